@@ -1,0 +1,63 @@
+"""Named places where a test can make the process die or an operation fail.
+
+`GEN_WORKER_FAILPOINTS="checkpoint.data_synced=kill@2,events.write=enospc"` kills the process the second time it
+passes the first place and raises ENOSPC at the second. Unset, as always outside tests, a failpoint is one
+falsy check. The crash harness walks `ALL` so that a new durable step cannot be forgotten.
+"""
+
+import errno
+import os
+import signal
+from collections import Counter
+
+ENV = "GEN_WORKER_FAILPOINTS"
+
+# Every durable step of the worker, in the order a save passes them.
+ALL: tuple[str, ...] = (
+    "events.write",
+    "events.written",
+    "events.synced",
+    "checkpoint.staged",
+    "checkpoint.data_written",
+    "checkpoint.data_synced",
+    "checkpoint.author_files",
+    "checkpoint.set_aside",
+    "checkpoint.data_renamed",
+    "checkpoint.meta_written",
+    "checkpoint.meta_synced",
+    "checkpoint.meta_renamed",
+    "checkpoint.reread",
+    "checkpoint.retention",
+)
+
+_armed: dict[str, tuple[str, int]] = {}
+_passed: Counter[str] = Counter()
+
+
+def arm(text: str) -> None:
+    """Replace what is armed with `text` (`name=action[@nth]`, comma separated)."""
+    _armed.clear()
+    _passed.clear()
+    for item in filter(None, text.split(",")):
+        name, _, action = item.partition("=")
+        action, _, nth = action.partition("@")
+        if action not in ("kill", "enospc"):
+            raise ValueError(f"failpoint {item!r}: the action is {action!r}, expected kill or enospc")
+        _armed[name] = (action, int(nth or 1))
+
+
+def failpoint(name: str) -> None:
+    if not _armed or name not in _armed:
+        return
+    action, nth = _armed[name]
+    _passed[name] += 1
+    if _passed[name] != nth:
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise OSError(errno.ENOSPC, f"failpoint {name}: no space left on device")
+
+
+def arm_from_env() -> None:
+    """Called once by each process that a worker is made of."""
+    arm(os.environ.get(ENV, ""))

@@ -1,0 +1,70 @@
+"""What authors import. Names load on first use: `import gen_worker.trainer` alone imports nothing heavy."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gen_worker.errors import TrainingCanceled as TrainingCanceled
+    from gen_worker.trainer.api import load_trainer_plugin as load_trainer_plugin
+    from gen_worker.trainer.arrow_feed import batch_to_torch as batch_to_torch
+    from gen_worker.trainer.artifacts import ArtifactWriter as ArtifactWriter
+    from gen_worker.trainer.authz import TrainerAuthContext as TrainerAuthContext
+    from gen_worker.trainer.contracts import SampleRequest as SampleRequest
+    from gen_worker.trainer.contracts import StepContext as StepContext
+    from gen_worker.trainer.contracts import StepControlHints as StepControlHints
+    from gen_worker.trainer.contracts import StepResult as StepResult
+    from gen_worker.trainer.contracts import TrainerPlugin as TrainerPlugin
+    from gen_worker.trainer.contracts import TrainingJobSpec as TrainingJobSpec
+    from gen_worker.trainer.loop import run_training_loop as run_training_loop
+    from gen_worker.trainer.optim import build_default_adamw_bundle as build_default_adamw_bundle
+    from gen_worker.trainer.optim import load_trainable_module_checkpoint as load_trainable_module_checkpoint
+    from gen_worker.trainer.optim import save_trainable_module_checkpoint as save_trainable_module_checkpoint
+    from gen_worker.trainer.reporting import TrainingReporter as TrainingReporter
+    from gen_worker.trainer.repro import seed_everything as seed_everything
+    from gen_worker.trainer.repro import to_float_scalar as to_float_scalar
+    from gen_worker.trainer.subprocess_contract import (
+        TrainerSubprocessContractV1 as TrainerSubprocessContractV1,
+    )
+    from gen_worker.trainer.subprocess_contract import read_subprocess_contract as read_subprocess_contract
+    from gen_worker.trainer.subprocess_contract import write_subprocess_contract as write_subprocess_contract
+    from gen_worker.trainer.uploader import ArtifactUploader as ArtifactUploader
+
+_HOME = {
+    "ArtifactUploader": "gen_worker.trainer.uploader",
+    "ArtifactWriter": "gen_worker.trainer.artifacts",
+    "SampleRequest": "gen_worker.trainer.contracts",
+    "StepContext": "gen_worker.trainer.contracts",
+    "StepControlHints": "gen_worker.trainer.contracts",
+    "StepResult": "gen_worker.trainer.contracts",
+    "TrainerAuthContext": "gen_worker.trainer.authz",
+    "TrainerPlugin": "gen_worker.trainer.contracts",
+    "TrainerSubprocessContractV1": "gen_worker.trainer.subprocess_contract",
+    "TrainingCanceled": "gen_worker.errors",
+    "TrainingJobSpec": "gen_worker.trainer.contracts",
+    "TrainingReporter": "gen_worker.trainer.reporting",
+    "batch_to_torch": "gen_worker.trainer.arrow_feed",
+    "build_default_adamw_bundle": "gen_worker.trainer.optim",
+    "load_trainable_module_checkpoint": "gen_worker.trainer.optim",
+    "load_trainer_plugin": "gen_worker.trainer.api",
+    "read_subprocess_contract": "gen_worker.trainer.subprocess_contract",
+    "run_training_loop": "gen_worker.trainer.loop",
+    "save_trainable_module_checkpoint": "gen_worker.trainer.optim",
+    "seed_everything": "gen_worker.trainer.repro",
+    "to_float_scalar": "gen_worker.trainer.repro",
+    "write_subprocess_contract": "gen_worker.trainer.subprocess_contract",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605  (a list of names, made from the table above)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,97 @@
+"""`module:symbol` -> a trainer class, built and checked before anything is spent on it."""
+
+from types import ModuleType
+from typing import Any, cast
+
+from gen_worker.errors import PluginError, TrainingCanceled, TrainingTimeout
+from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin
+
+# Where `module` alone is looked up, in this order.
+DEFAULT_SYMBOLS = ("TRAINER", "Trainer", "trainer")
+
+
+def load_trainer_plugin(ref: str) -> TrainerPlugin:
+    """Import `module:symbol`, build the class (without arguments) or take the instance, and check its hooks.
+
+    `module` alone means its `TRAINER`, `Trainer` or `trainer`, or the one trainer class defined in it.
+    The working folder and PYTHONPATH are searched first. Every refusal is a PluginError with the author's
+    file and line where there is one.
+    """
+    from gen_worker.trainer.hooks import check_hooks
+    from gen_worker.trainer.plugin_import import find_symbol, import_author_module, split_ref
+
+    module_name, symbol = split_ref(ref)
+    module = import_author_module(module_name)
+    if symbol is None:
+        symbol = _pick_symbol(module)
+        ref = f"{module_name}:{symbol}"
+    trainer = _build(find_symbol(module, symbol), ref)
+    check_hooks(trainer, ref)
+    return cast("TrainerPlugin", trainer)
+
+
+def _pick_symbol(module: ModuleType) -> str:
+    from gen_worker.trainer.hooks import missing_hooks
+
+    names = vars(module)
+    for name in DEFAULT_SYMBOLS:
+        found = names.get(name)
+        # `from gen_worker.trainer import Trainer` and `from gen_worker import trainer` are no choice of the author's.
+        is_imported = isinstance(found, type) and found.__module__ != module.__name__ and missing_hooks(found)
+        if found is not None and not isinstance(found, ModuleType) and not is_imported:
+            return name
+    own = {
+        cls: name
+        for name, cls in names.items()
+        if isinstance(cls, type) and cls.__module__ == module.__name__
+    }
+    candidates = sorted(
+        name for cls, name in own.items() if not name.startswith("_") and not missing_hooks(cls)
+    )
+    if len(candidates) == 1:
+        return candidates[0]
+    where = f"module {module.__name__!r} ({getattr(module, '__file__', None) or 'no file'})"
+    if candidates:
+        choices = ", ".join(f"{module.__name__}:{name}" for name in candidates)
+        raise PluginError(f"{where} defines several trainer classes, name one of them: {choices}")
+    incomplete = [f"{name} lacks {', '.join(missing_hooks(cls))}" for cls, name in own.items()]
+    found_instead = f"; its classes: {'; '.join(incomplete[:10])}" if incomplete else "; it defines no class"
+    raise PluginError(
+        f"{where} holds no {', '.join(f'`{name}`' for name in DEFAULT_SYMBOLS)} and no trainer class{found_instead}"
+    )
+
+
+def _build(found: Any, ref: str) -> object:
+    import functools
+    import inspect
+
+    from gen_worker.trainer.hooks import missing_hooks, source_line
+    from gen_worker.trainer.plugin_import import author_line, exception_text
+
+    if isinstance(found, ModuleType):
+        raise PluginError(f"{ref} is a module, expected a class in it: {found.__name__}:MyTrainer")
+    if not isinstance(found, type):
+        is_plain = inspect.isroutine(found) or isinstance(found, functools.partial)
+        if is_plain or (callable(found) and len(missing_hooks(found)) == len(REQUIRED_HOOKS)):
+            raise PluginError(
+                f"{source_line(found)}: {ref} is a {type(found).__name__}: plain callables are unsupported; "
+                f"write a class with the methods {', '.join(REQUIRED_HOOKS)}"
+            )
+        return cast("object", found)
+    where = source_line(found)
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise PluginError(
+            f"{where}: {ref} cannot be built: it is called without arguments, but {error}; "
+            "give its constructor defaults, or export an instance"
+        ) from error
+    except ValueError:
+        pass  # a constructor that does not tell its signature: calling it will
+    try:
+        return cast("object", found())
+    except (TrainingCanceled, TrainingTimeout):
+        raise  # a stop request that arrived meanwhile, not the author's doing
+    except (Exception, SystemExit) as error:
+        line = author_line(error.__traceback__) or where
+        raise PluginError(f"{line}: building {ref} raised {exception_text(error)}") from error

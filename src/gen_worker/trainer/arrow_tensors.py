@@ -1,0 +1,116 @@
+"""Record batches as torch tensors: views of the Arrow memory wherever the types allow it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from gen_worker.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+# Compared by id: a pyarrow type hashes by its printed form, which costs more than the view itself.
+_FIXED_SIZE_LIST = pa.list_(pa.int8(), 1).id
+_BOOL = pa.bool_().id
+_NUMBERS = frozenset(
+    make().id
+    for make in (
+        *(pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64),
+        *(pa.float16, pa.float32, pa.float64),
+    )
+)
+
+
+def batch_to_torch(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> "dict[str, torch.Tensor]":
+    """Tensors that share the batch's memory: numbers as (rows,), fixed-size lists as (rows, size, …).
+
+    Treat them as read-only: the memory belongs to the batch, and perhaps to a mapped file. Booleans are
+    copied (Arrow packs them in bits). Raises InputError for a column that has nulls or is not numeric.
+    """
+    tensors = {}
+    for name in batch.schema.names if columns is None else columns:
+        try:
+            column = batch.column(name)
+        except KeyError:
+            raise InputError(
+                f"no column {name!r} in the batch; it has {', '.join(batch.schema.names)}"
+            ) from None
+        tensors[name] = _view(column, name)
+    return tensors
+
+
+def _view(column: pa.Array, name: str) -> "torch.Tensor":
+    from torch.utils.dlpack import from_dlpack
+
+    data_type = column.type
+    type_id = data_type.id
+    if type_id in _NUMBERS:
+        if column.null_count:
+            raise _null_fault(column, name, "nulls")
+        return from_dlpack(column)
+    if type_id == _FIXED_SIZE_LIST:
+        return _list_view(column, name, column)
+    if type_id == _BOOL:
+        if column.null_count:
+            raise _null_fault(column, name, "nulls")
+        return _copy_bools(column)
+    if isinstance(data_type, pa.FixedShapeTensorType):
+        tensor = _list_view(column.storage, name, column).view(len(column), *data_type.shape)
+        axes = data_type.permutation
+        return tensor.permute(0, *(axis + 1 for axis in axes)) if axes else tensor
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _view(column.storage, name)
+    raise InputError(f"column {name!r} ({data_type}) cannot be a tensor: {_remedy(data_type)}")
+
+
+def _list_view(column: pa.Array, name: str, whole: pa.Array) -> "torch.Tensor":
+    from torch.utils.dlpack import from_dlpack
+
+    num_rows = len(column)
+    shape = []
+    start, stop = 0, num_rows
+    while column.type.id == _FIXED_SIZE_LIST:
+        if column.null_count:
+            raise _null_fault(whole, name, "nulls")
+        size, offset = column.type.list_size, column.offset
+        start, stop = (start + offset) * size, (stop + offset) * size
+        shape.append(size)
+        column = column.values  # ignores the slice, so it costs nothing; start and stop remember it
+    column = column.slice(start, stop - start)
+    if column.null_count:
+        raise _null_fault(whole, name, "nulls among its elements")
+    if column.type.id in _NUMBERS:
+        return from_dlpack(column).view(num_rows, *shape)
+    if column.type.id == _BOOL:
+        return _copy_bools(column).view(num_rows, *shape)
+    raise InputError(f"column {name!r} ({whole.type}) cannot be a tensor: {_remedy(column.type)}")
+
+
+def _copy_bools(column: pa.Array) -> "torch.Tensor":
+    import torch
+
+    return torch.from_numpy(column.to_numpy(zero_copy_only=False))
+
+
+def _null_fault(column: pa.Array, name: str, what: str) -> InputError:
+    return InputError(
+        f"column {name!r} ({column.type}) has {what} and cannot be a tensor: fill or drop them when the "
+        "dataset is written, or in prepare_batch with pyarrow.compute.fill_null"
+    )
+
+
+def _remedy(data_type: pa.DataType) -> str:
+    if pa.types.is_dictionary(data_type):
+        return "use column.indices in prepare_batch, or write the codes as an integer column"
+    if pa.types.is_temporal(data_type) or pa.types.is_decimal(data_type):
+        return "cast it to an integer or float column when the dataset is written"
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        return (
+            "its rows differ in length; pad them to a fixed-size list, or build the tensor in prepare_batch"
+        )
+    if pa.types.is_struct(data_type):
+        return "write its fields as columns of their own"
+    return (
+        "leave it out with columns=[…] and use it from the record batch, or write it as numbers (token ids)"
+    )

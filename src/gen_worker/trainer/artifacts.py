@@ -1,0 +1,319 @@
+"""What the loop writes to disk: checkpoints and samples. It blocks for one copy; a process does the rest."""
+
+import logging
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+
+from gen_worker.errors import CheckpointError
+from gen_worker.failpoints import failpoint
+from gen_worker.trainer.checkpoint_client import CheckpointWriterClient
+from gen_worker.trainer.checkpoint_commit import no_space_error
+from gen_worker.trainer.checkpoint_format import SUFFIXES, FileLayout, build_layout
+from gen_worker.trainer.checkpoint_image import make_folder
+from gen_worker.trainer.checkpoint_messages import Done, Durable, SaveRequest
+from gen_worker.trainer.checkpoint_meta import CheckpointMeta, FileEntry, Metric
+from gen_worker.trainer.checkpoint_store import META_SUFFIX, checkpoint_stem
+from gen_worker.trainer.checkpoint_tensors import TensorTable
+from gen_worker.trainer.samples import SampleFolder, SavedSample
+from gen_worker.trainer.state_tree import encode
+
+_log = logging.getLogger(__name__)
+
+_META_ROOM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointContent:
+    """Everything that belongs to one checkpoint, frozen at the step."""
+
+    step: int
+    epoch: int
+    final: bool
+    state: Mapping[str, object]
+    loop: Mapping[str, object]
+    cursor: Mapping[str, object] | None
+    rng: Mapping[str, object]
+    identity: Mapping[str, object]
+    metric: tuple[str, float, str] | None = None
+    author_files: Path | None = None
+    author_payload: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint that is durable and was read back."""
+
+    path: Path
+    meta_path: Path
+    step: int
+    final: bool
+    verified: bool
+    reason: str  # why it is not verified
+    size_bytes: int
+    duration_s: float  # from the call of save_checkpoint until durable
+    blocked_s: float  # of these, how long the loop waited for the copy
+    removed: list[str]  # what retention removed
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _InFlight:
+    content: CheckpointContent
+    started_s: float
+    blocked_s: float
+    durable_s: float | None = None
+
+
+class ArtifactWriter:
+    """Saves checkpoints in the background, samples in place. Used from the loop's thread only.
+
+    One save is in flight at a time; its failure is raised, once, by the next `poll`, `wait` or `save_checkpoint`.
+    """
+
+    def __init__(
+        self,
+        checkpoints_dir: Path,
+        samples_dir: Path,
+        *,
+        run_id: str,
+        attempt: int = 1,
+        format: Literal["pt", "safetensors"] = "pt",  # noqa: A002  (the job's own word)
+        keep_last: int = 3,
+        keep_best: int = 1,
+        inherit_fds: Sequence[int] = (),
+    ) -> None:
+        """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer: a lease outlives a killed worker with it."""
+        self.checkpoints_dir = Path(checkpoints_dir)
+        self._run_id = run_id
+        self._attempt = attempt
+        self._format: Literal["pt", "safetensors"] = format
+        self._token = secrets.token_hex(6)
+        self._num_author_dirs = 0
+        self._samples = SampleFolder(Path(samples_dir), self._token)
+        make_folder(self.checkpoints_dir)
+        self._client = CheckpointWriterClient(
+            self.checkpoints_dir,
+            token=self._token,
+            keep_last=keep_last,
+            keep_best=keep_best,
+            inherit_fds=inherit_fds,
+        )
+        self._layout: FileLayout | None = None
+        self._layout_key: object = None
+        self._staged_layout: FileLayout | None = None  # whose constant bytes the staging buffer has
+        self._in_flight: _InFlight | None = None
+        self._completed: list[SavedCheckpoint] = []
+
+    def start(self) -> None:
+        """Start the writer process early; also clears what crashed attempts left. Does not wait for it."""
+        self._samples.clean_up()
+        self._client.start()
+
+    @property
+    def is_saving(self) -> bool:
+        """True while a save is in flight: ask `poll` about it."""
+        return self._in_flight is not None
+
+    def save_checkpoint(self, content: CheckpointContent) -> None:
+        """Wait out a save in flight, copy the state once, and return; the rest happens in the writer.
+
+        Raises CheckpointError if the previous save failed, if the state holds something that a checkpoint cannot,
+        or if it does not fit on the disk.
+        """
+        while self._in_flight is not None:
+            self._take_reports(None)
+        started_s = time.monotonic()
+        stem = checkpoint_stem(content.step, final=content.final)
+        table = TensorTable()
+        trees = _encode_trees(content, table)
+        layout = self._find_layout(table)
+        if shutil.disk_usage(self.checkpoints_dir).free < layout.size_bytes + _META_ROOM_BYTES:
+            raise no_space_error(stem, layout.size_bytes + _META_ROOM_BYTES, self.checkpoints_dir)
+        try:
+            image = self._client.staging.view(layout.size_bytes)
+            if self._staged_layout is not layout:
+                for offset, constant in layout.constants:
+                    image[offset : offset + len(constant)] = np.frombuffer(constant, np.uint8)
+                self._staged_layout = layout
+            table.copy_into(image, layout.storage_offsets)
+            failpoint("checkpoint.staged")
+        except OSError as error:
+            raise CheckpointError(f"staging {stem} failed: {error.strerror or error}") from error
+        self._client.send(
+            SaveRequest(
+                stem=stem,
+                suffix=SUFFIXES[self._format],
+                size_bytes=layout.size_bytes,
+                crcs=layout.crcs,
+                floats=layout.floats,
+                meta=self._build_meta(content, trees, layout),
+                author_files=_filled_folder(content.author_files),
+            )
+        )
+        self._in_flight = _InFlight(
+            content=content, started_s=started_s, blocked_s=time.monotonic() - started_s
+        )
+
+    def author_dir(self, step: int, final: bool) -> Path:
+        """A fresh folder for the author's `save_checkpoint` hook; hand it on as `author_files`."""
+        self._num_author_dirs += 1
+        stem = checkpoint_stem(step, final=final)
+        path = self.checkpoints_dir / f"{stem}.files.tmp-{self._token}-{self._num_author_dirs}"
+        path.mkdir()
+        return path
+
+    def poll(self) -> list[SavedCheckpoint]:
+        """What was completed since the last call. Never blocks; costs nothing while no save is in flight."""
+        if self._in_flight is not None:
+            self._take_reports(0.0)
+        if not self._completed:
+            return []
+        completed, self._completed = self._completed, []
+        return completed
+
+    def wait(self, timeout_s: float | None = None) -> list[SavedCheckpoint]:
+        """`poll`, after waiting until the save in flight is durable and read back, or the time is over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._in_flight is not None:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                break
+            self._take_reports(remaining)
+        return self.poll()
+
+    def wait_durable(self, timeout_s: float | None = None) -> bool:
+        """Wait until the save in flight survives a power cut (it is read back after that). True if none is open."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._in_flight is not None and self._in_flight.durable_s is None:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return False
+            self._take_reports(remaining)
+        return True
+
+    def sample_dir(self, step: int) -> Path:
+        """A fresh folder for the author's `sample` hook."""
+        return self._samples.open(step)
+
+    def write_sample(self, step: int, produced: Path) -> list[SavedSample]:
+        """Commit what the hook wrote as `samples/step-%08d/`. An empty file is an error."""
+        return self._samples.commit(step, produced)
+
+    def close(self) -> None:
+        """Let the save in flight finish and end the writer. A failure that nobody asked for is logged."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            _log.error("%s", error)
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_reports(self, timeout_s: float | None) -> None:
+        save = self._in_flight
+        assert save is not None
+        try:
+            for report in self._client.receive(timeout_s):
+                if isinstance(report, Durable):
+                    save.durable_s = report.at_s
+                else:
+                    self._in_flight = None
+                    self._completed.append(self._saved(save, report))
+        except CheckpointError:
+            self._in_flight = None
+            raise
+
+    def _saved(self, save: _InFlight, done: Done) -> SavedCheckpoint:
+        for warning in done.warnings:
+            _log.warning("%s", warning)
+        content = save.content
+        assert save.durable_s is not None
+        return SavedCheckpoint(
+            path=self.checkpoints_dir / done.files[0].name,
+            meta_path=self.checkpoints_dir
+            / (checkpoint_stem(content.step, final=content.final) + META_SUFFIX),
+            step=content.step,
+            final=content.final,
+            verified=done.verified,
+            reason=done.reason,
+            size_bytes=sum(file.size_bytes for file in done.files),
+            duration_s=save.durable_s - save.started_s,
+            blocked_s=save.blocked_s,
+            removed=list(done.removed),
+            files=done.files,
+        )
+
+    def _find_layout(self, table: TensorTable) -> FileLayout:
+        """The layout of these tensors; a state of the same structure as the last one has it already."""
+        key = table.finish()
+        if self._layout is None or key != self._layout_key:
+            self._layout = build_layout(self._format, *key)
+            self._layout_key = key
+        return self._layout
+
+    def _build_meta(
+        self, content: CheckpointContent, trees: Mapping[str, msgspec.Raw], layout: FileLayout
+    ) -> CheckpointMeta:
+        return CheckpointMeta(
+            run_id=self._run_id,
+            attempt=self._attempt,
+            step=content.step,
+            epoch=content.epoch,
+            final=content.final,
+            format=self._format,
+            byteorder=sys.byteorder,
+            metric=_build_metric(content.metric),
+            storages=layout.storages,
+            tensors=layout.tensors,
+            state=trees["state"],
+            loop=trees["loop"],
+            cursor=trees["cursor"],
+            rng=trees["rng"],
+            identity=trees["identity"],
+            author_payload=trees["author_payload"],
+        )
+
+
+def _encode_trees(content: CheckpointContent, table: TensorTable) -> dict[str, msgspec.Raw]:
+    trees: dict[str, msgspec.Raw] = {}
+    for field in ("state", "loop", "cursor", "rng", "identity", "author_payload"):
+        value: Any = getattr(content, field)
+        table.is_state = field == "state"
+        prefix = "" if field == "state" else f"{field}."
+        tree = encode(None if value is None else dict(value), table, root=field, name_prefix=prefix)
+        trees[field] = msgspec.Raw(msgspec.json.encode(tree))
+    return trees
+
+
+def _build_metric(metric: tuple[str, float, str] | None) -> Metric | None:
+    if metric is None:
+        return None
+    name, value, mode = metric
+    if mode not in ("min", "max"):
+        raise CheckpointError(f"metric {name!r} has mode {mode!r}, expected min or max")
+    return Metric(
+        name=name, value=float(value) if np.isfinite(value) else None, mode="max" if mode == "max" else "min"
+    )
+
+
+def _filled_folder(path: Path | None) -> str | None:
+    """The author's folder, or None if the hook wrote nothing into it."""
+    if path is None:
+        return None
+    if not any(path.iterdir()):
+        path.rmdir()
+        return None
+    return str(path)

@@ -1,0 +1,186 @@
+"""The trainer's end of the checkpoint writer: starts it, hands it saves, hears how they went."""
+
+import contextlib
+import logging
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.errors import CheckpointError
+from gen_worker.trainer.checkpoint_messages import (
+    Done,
+    Durable,
+    Failed,
+    Inbox,
+    Report,
+    SaveRequest,
+    WriterConfig,
+    send,
+)
+from gen_worker.trainer.checkpoint_staging import StagingBuffer, open_anonymous_file
+
+_MODULE = "gen_worker.trainer.checkpoint_writer"
+_RECEIVE_BYTES = 1 << 16
+_log = logging.getLogger(__name__)
+_report_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+
+
+class CheckpointWriterClient:
+    """One writer process at a time, one save in flight at a time. Used from one thread."""
+
+    def __init__(
+        self,
+        checkpoints_dir: Path,
+        *,
+        token: str,
+        keep_last: int,
+        keep_best: int,
+        inherit_fds: Sequence[int] = (),
+    ) -> None:
+        self.staging = StagingBuffer(open_anonymous_file())
+        self._checkpoints_dir = checkpoints_dir
+        self._token = token
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self._inherit_fds = tuple(inherit_fds)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._inbox = Inbox()
+        self._stem = ""  # of the save in flight
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._stem)
+
+    def start(self) -> None:
+        """Start the process if none runs. Returns at once; the process needs about 0.1 s until it listens."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:  # it had nothing in hand: no harm was done
+            _log.warning(
+                "the checkpoint writer %s while idle; starting another", _describe_end(self._process)
+            )
+            self._forget()
+        ours, theirs = socket.socketpair()
+        config = WriterConfig(
+            checkpoints_dir=str(self._checkpoints_dir),
+            socket_fd=theirs.fileno(),
+            staging_fd=self.staging.fd,
+            token=self._token,
+            writer_token=secrets.token_hex(4),
+            keep_last=self._keep_last,
+            keep_best=self._keep_best,
+        )
+        # -P: a file beside the author's code must not stand in for a library of ours.
+        command = [sys.executable, "-P", "-m", _MODULE, msgspec.json.encode(config).decode()]
+        with theirs, _blocked_signals():
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self.staging.fd, *self._inherit_fds),
+            )
+        self._connection = ours
+        self._inbox = Inbox()
+
+    def send(self, request: SaveRequest) -> None:
+        assert not self._stem, "one save in flight"
+        self.start()
+        assert self._connection is not None
+        self._stem = request.stem
+        try:
+            send(self._connection, request)
+        except ConnectionError:
+            raise self._death() from None
+
+    def receive(self, timeout_s: float | None) -> Iterator[Durable | Done]:
+        """What the writer has reported. Waits up to `timeout_s` (None: for ever) for the first report.
+
+        Raises CheckpointError once if the save failed or the writer died.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._stem:
+            content = self._inbox.pop()
+            if content is not None:
+                report = _report_decoder.decode(content)
+                if not isinstance(report, Durable):
+                    self._stem = ""
+                if isinstance(report, Failed):
+                    raise CheckpointError(report.message)
+                yield report
+                deadline = 0.0  # one report ends the waiting; what else is there already is still taken
+                continue
+            if not self._read(deadline):
+                return
+
+    def close(self) -> None:
+        """Let the writer finish and end; blocks until it has."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+        if self._process is not None:
+            self._process.wait()
+        self._forget()
+        self.staging.close()
+
+    def _read(self, deadline: float | None) -> bool:
+        assert self._connection is not None
+        remaining = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if remaining != 0.0 and not select.select([self._connection], [], [], remaining)[0]:
+            return False
+        try:
+            data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise self._death()
+        self._inbox.feed(data)
+        return True
+
+    def _death(self) -> CheckpointError:
+        assert self._process is not None
+        stem, self._stem = self._stem, ""
+        self._process.wait()
+        end = _describe_end(self._process)
+        self._forget()
+        return CheckpointError(
+            f"the checkpoint writer {end} while saving {stem}; that save is lost, older checkpoints are untouched. "
+            "The next save starts another writer"
+        )
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._process = None
+        self._stem = ""
+
+
+def _describe_end(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """The child inherits the mask: a signal to the group cannot end it before it has learnt to ignore it."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -1,0 +1,149 @@
+"""The records of `.meta.json`, the commit marker of a checkpoint: schema `trainer_checkpoint.v1`.
+
+Fields may be added with a default; a field never changes its meaning. Needs neither torch nor numpy.
+"""
+
+from pathlib import PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from gen_worker.errors import CheckpointError
+
+SCHEMA_VERSION = "trainer_checkpoint.v1"
+
+Format = Literal["pt", "safetensors"]
+_EMPTY = msgspec.Raw(b"{}")
+_NULL = msgspec.Raw(b"null")
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that belongs to the checkpoint; `name` is relative to the folder of the meta."""
+
+    name: str
+    size_bytes: int
+    hash: str  # "sha256:<hex>"
+
+
+class StorageEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of bytes in the data file; tensors that shared memory name the same storage."""
+
+    offset: int
+    size_bytes: int
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor or array over a storage. Offsets and strides count bytes."""
+
+    name: str
+    kind: Literal["torch", "numpy"]
+    dtype: str  # torch: "bfloat16"; numpy: "<f4"
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: int
+    offset: int  # of the first element, in the data file
+    requires_grad: bool = False
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
+    """What `keep_best` ranks by."""
+
+    name: str
+    value: float | None  # None: it was not finite
+    mode: Literal["min", "max"]
+
+
+class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a checkpoint but its bytes. The trees stay JSON text until someone decodes them."""
+
+    schema_version: str = SCHEMA_VERSION
+    run_id: str
+    attempt: int
+    step: int
+    epoch: int
+    final: bool
+    verified: bool = False
+    reason: str = ""  # why it is not verified
+    created_ms: int = 0
+    format: Format = "pt"
+    byteorder: Literal["little", "big"] = "little"
+    state: msgspec.Raw = _EMPTY
+    loop: msgspec.Raw = _EMPTY
+    cursor: msgspec.Raw = _NULL
+    rng: msgspec.Raw = _EMPTY
+    identity: msgspec.Raw = _EMPTY
+    author_payload: msgspec.Raw = _NULL
+    author_dir: str | None = None
+    metric: Metric | None = None
+    files: tuple[FileEntry, ...] = ()  # the first one is the data file
+    storages: tuple[StorageEntry, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
+
+    @property
+    def data(self) -> FileEntry:
+        return self.files[0]
+
+
+class _Version(msgspec.Struct):
+    schema_version: str = ""
+
+
+_version_decoder = msgspec.json.Decoder(_Version)
+_meta_decoder = msgspec.json.Decoder(CheckpointMeta)
+
+
+def parse_meta(content: bytes, source: str) -> CheckpointMeta:
+    """Read strictly; CheckpointError says what is wrong and, for another version, which one it is."""
+    try:
+        version = _version_decoder.decode(content).schema_version
+        if version != SCHEMA_VERSION:
+            raise CheckpointError(
+                f"{source} has schema_version {version!r}; this program reads {SCHEMA_VERSION!r}. "
+                "Resume with the version that wrote it"
+            )
+        meta = _meta_decoder.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{source} cannot be read as a checkpoint's meta: {error}") from error
+    fault = _find_fault(meta)
+    if fault:
+        raise CheckpointError(f"{source} is not sound: {fault}")
+    return meta
+
+
+def encode_meta(meta: CheckpointMeta) -> bytes:
+    return msgspec.json.encode(meta) + b"\n"
+
+
+def _find_fault(meta: CheckpointMeta) -> str:
+    if not meta.files:
+        return "it names no data file"
+    for file in meta.files:
+        path = PurePosixPath(file.name)
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or "\\" in file.name
+            or "\0" in file.name
+            or not path.parts
+        ):
+            return f"file name {file.name!r} leaves the checkpoint's folder"
+        if file.size_bytes < 0 or not file.hash.startswith("sha256:"):
+            return f"file {file.name!r} has size {file.size_bytes} and hash {file.hash!r}"
+    if len(PurePosixPath(meta.data.name).parts) != 1:
+        return f"data file {meta.data.name!r} is in another folder"
+    if meta.author_dir is not None and len(PurePosixPath(meta.author_dir).parts) != 1:
+        return f"author_dir {meta.author_dir!r} is in another folder"
+    if meta.step < 0 or meta.epoch < 0:
+        return f"step {meta.step}, epoch {meta.epoch}"
+    for number, storage in enumerate(meta.storages):
+        if (
+            min(storage.offset, storage.size_bytes) < 0
+            or storage.offset + storage.size_bytes > meta.data.size_bytes
+        ):
+            return f"storage {number} lies outside the data file"
+    for tensor in meta.tensors:
+        if not 0 <= tensor.storage < len(meta.storages) or len(tensor.shape) != len(tensor.strides):
+            return f"tensor {tensor.name!r} names storage {tensor.storage}, shape {tensor.shape}, strides {tensor.strides}"
+        if min(tensor.shape, default=0) < 0:
+            return f"tensor {tensor.name!r} has shape {tensor.shape}"
+    return ""

@@ -1,0 +1,250 @@
+"""One attempt to bring a remote file into a partial download: over HTTP, or from an object store."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from gen_worker.trainer.authz import SCOPE_READ_INPUTS, TrainerAuthContext
+from gen_worker.trainer.input_cache import PartialDownload
+from gen_worker.trainer.object_store import ObjectStore, store_fault
+from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
+from gen_worker.trainer.resolve import ResolvedRef
+from gen_worker.trainer.transfer import (
+    CHUNK_BYTES,
+    FaultKind,
+    TransferFault,
+    TransferOptions,
+    bearer_headers,
+    has_same_origin,
+    http_fault,
+    status_fault,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+OBJECT_CHUNK_BYTES = 8 << 20
+MAX_REDIRECTS = 10
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+OnBytes = Callable[[int, int | None], None]
+
+
+class Outcome(Enum):
+    COMPLETE = auto()  # the partial download holds the whole file
+    NOT_MODIFIED = auto()  # the file is still what `known_validator` stood for
+
+
+class Source(Protocol):
+    def attempt(self, partial: PartialDownload, *, known_validator: str | None, on_bytes: OnBytes) -> Outcome:
+        """Go on where `partial` stands. TransferFault on failure; what arrived is kept."""
+
+    def close(self) -> None: ...
+
+
+def open_source(ref: ResolvedRef, auth: TrainerAuthContext | None, options: TransferOptions) -> Source:
+    if ref.scheme in ("http", "https"):
+        return HttpSource(ref, auth, options)
+    return ObjectSource(ref, options)
+
+
+class HttpSource:
+    """Range requests tied to one version of the file by If-Range, or by the digest it must end up with."""
+
+    def __init__(self, ref: ResolvedRef, auth: TrainerAuthContext | None, options: TransferOptions) -> None:
+        self._url = ref.location
+        self._has_digest = ref.digest is not None
+        self._auth = auth
+        self._options = options
+        self._redactor = SecretRedactor([auth.token] if auth else [])
+        self._client = options.http_client()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def attempt(self, partial: PartialDownload, *, known_validator: str | None, on_bytes: OnBytes) -> Outcome:
+        import httpx
+
+        if partial.size_bytes and not (self._has_digest or _can_resume(partial.validator)):
+            partial.restart()
+        # Ranges and lengths count the bytes as they are stored, so no coding on the way.
+        headers = {"Accept-Encoding": "identity"}
+        if partial.size_bytes:
+            headers["Range"] = f"bytes={partial.size_bytes}-"
+            if not self._has_digest:
+                headers["If-Range"] = partial.validator
+        elif known_validator:
+            is_etag = known_validator.endswith('"')
+            headers["If-None-Match" if is_etag else "If-Modified-Since"] = known_validator
+        try:
+            with self._request(headers) as response:
+                if response.status_code == 304 and known_validator and not partial.size_bytes:
+                    return Outcome.NOT_MODIFIED
+                self._receive(response, partial, on_bytes)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
+            raise http_fault(exc, self._redactor) from None
+        return Outcome.COMPLETE
+
+    @contextlib.contextmanager
+    def _request(self, headers: dict[str, str]) -> "Iterator[httpx.Response]":
+        """GET with redirects; the token goes to the origin that the ref names and to no other."""
+        url = self._url
+        for _ in range(MAX_REDIRECTS):
+            bearer: dict[str, str] = {}
+            if has_same_origin(self._url, url):
+                bearer = bearer_headers(url, self._auth, scope=SCOPE_READ_INPUTS, options=self._options)
+            with self._client.stream("GET", url, headers={**headers, **bearer}) as response:
+                target = response.headers.get("location")
+                if response.status_code not in _REDIRECTS or target is None:
+                    if response.status_code not in (200, 206, 304, 416):
+                        raise status_fault(
+                            response.status_code, response.headers.get("retry-after"), sent_token=bool(bearer)
+                        )
+                    yield response
+                    return
+            url = self._follow(url, target)
+        raise TransferFault(FaultKind.PERMANENT, f"more than {MAX_REDIRECTS} redirects")
+
+    def _follow(self, url: str, target: str) -> str:
+        try:
+            after = urljoin(url, target)
+            before_scheme, after_scheme = urlsplit(url).scheme, urlsplit(after).scheme
+            _ = urlsplit(after).port
+        except ValueError:
+            raise TransferFault(
+                FaultKind.PERMANENT, "the server redirects to something that is no URL"
+            ) from None
+        is_downgrade = before_scheme == "https" and after_scheme == "http"
+        if after_scheme not in ("http", "https") or is_downgrade:
+            raise TransferFault(
+                FaultKind.PERMANENT,
+                f"the server redirects from {before_scheme} to {strip_url_secrets(after)}, which is not followed",
+            )
+        return after
+
+    def _receive(self, response: "httpx.Response", partial: PartialDownload, on_bytes: OnBytes) -> None:
+        if response.status_code == 416:
+            partial.restart()
+            raise TransferFault(
+                FaultKind.TRANSIENT, "the file is shorter than what was downloaded of it before"
+            )
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            self._receive_decoded(response, partial, on_bytes)
+            return
+        if response.status_code == 206:
+            total_bytes = _accept_range(response, partial)
+        elif response.status_code == 200:
+            partial.restart(_validator_of(response.headers))
+            length = response.headers.get("content-length", "")
+            total_bytes = int(length) if length.isascii() and length.isdigit() else None
+        else:
+            raise status_fault(response.status_code, None, sent_token=False)
+        on_bytes(partial.size_bytes, total_bytes)
+        for chunk in response.iter_raw(CHUNK_BYTES):
+            partial.write(chunk)
+            on_bytes(partial.size_bytes, total_bytes)
+        if total_bytes is not None and partial.size_bytes != total_bytes:
+            missing = f"{partial.size_bytes} of {total_bytes} bytes arrived"
+            if partial.size_bytes > total_bytes:
+                partial.restart()
+            raise TransferFault(FaultKind.TRANSIENT, missing)
+
+    def _receive_decoded(
+        self, response: "httpx.Response", partial: PartialDownload, on_bytes: OnBytes
+    ) -> None:
+        """A server that compresses although asked not to: offsets mean nothing, so all or nothing."""
+        is_complete = False
+        partial.restart(_validator_of(response.headers))
+        try:
+            if response.status_code != 200:
+                raise TransferFault(FaultKind.TRANSIENT, "the server sent a compressed part of the file")
+            for chunk in response.iter_bytes(CHUNK_BYTES):
+                partial.write(chunk)
+                on_bytes(partial.size_bytes, None)
+            is_complete = True
+        finally:
+            if not is_complete:
+                partial.restart()
+
+
+class ObjectSource:
+    """Seeks to where the last attempt ended; the store's ETag tells whether it is still the same object."""
+
+    def __init__(self, ref: ResolvedRef, options: TransferOptions) -> None:
+        self._ref = ref
+        self._options = options
+        self._store: ObjectStore | None = None
+
+    def close(self) -> None:
+        self._store = None
+
+    def attempt(self, partial: PartialDownload, *, known_validator: str | None, on_bytes: OnBytes) -> Outcome:
+        if self._store is None:
+            bucket = self._ref.location.partition("/")[0]
+            self._store = ObjectStore(self._ref.scheme, bucket, self._options)
+        stream, found = self._store.open(self._ref.location)
+        with contextlib.closing(stream):
+            if known_validator == found.validator:
+                return Outcome.NOT_MODIFIED
+            if not partial.size_bytes or partial.validator != found.validator:
+                partial.restart(found.validator)
+            on_bytes(partial.size_bytes, found.size_bytes)
+            try:
+                stream.seek(partial.size_bytes)
+            except (OSError, ValueError) as exc:
+                raise store_fault(exc) from None
+            while partial.size_bytes < found.size_bytes:
+                try:
+                    chunk = stream.read(OBJECT_CHUNK_BYTES)
+                except (OSError, ValueError) as exc:
+                    raise store_fault(exc) from None
+                if not chunk:
+                    raise TransferFault(
+                        FaultKind.TRANSIENT, f"{partial.size_bytes} of {found.size_bytes} bytes arrived"
+                    )
+                partial.write(chunk)
+                on_bytes(partial.size_bytes, found.size_bytes)
+        # Reads of one stream are separate requests: only an unchanged object makes them one file.
+        if self._store.stat(self._ref.location).validator != found.validator:
+            partial.restart()
+            raise TransferFault(FaultKind.TRANSIENT, "the object was replaced while it was being read")
+        return Outcome.COMPLETE
+
+
+def _accept_range(response: "httpx.Response", partial: PartialDownload) -> int | None:
+    """Check that a 206 continues `partial`; the size of the whole file where the server says it."""
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+    validator = _validator_of(response.headers)
+    is_other = bool(validator and partial.validator and validator != partial.validator)
+    if found is None or int(found[1]) != partial.size_bytes or is_other:
+        partial.restart()
+        raise TransferFault(
+            FaultKind.TRANSIENT, "the server sent another part of the file than was asked for"
+        )
+    return None if found[3] == "*" else int(found[3])
+
+
+def _validator_of(headers: "httpx.Headers") -> str:
+    """A strong ETag, else a trustworthy date, else a weak ETag, else nothing."""
+    etag = headers.get("etag", "").strip()
+    if etag.startswith('"'):
+        return str(etag)
+    from email.utils import parsedate_to_datetime
+
+    modified = headers.get("last-modified", "").strip()
+    try:
+        # RFC 9110 §8.8.2.2: a date says "unchanged" only if the file was at rest when it was given.
+        age_s = (
+            parsedate_to_datetime(headers.get("date", "")) - parsedate_to_datetime(modified)
+        ).total_seconds()
+    except (ValueError, TypeError):
+        age_s = 0.0
+    return str(modified) if age_s >= 1 else str(etag)
+
+
+def _can_resume(validator: str) -> bool:
+    return bool(validator) and not validator.startswith("W/")

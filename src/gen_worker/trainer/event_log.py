@@ -1,0 +1,264 @@
+"""The run's one event file: recovered at start, appended in order, never holding up the caller.
+
+Invariants
+- `seq` is 1, 2, 3… over all attempts of the run, without a gap: it is given under the lock that also queues the
+  line, and a line that is dropped is dropped before it gets a number.
+- A reader never takes half a line for an event: a line counts once its newline is there, and what a crash left
+  after the last newline is cut off at the next start.
+- `append` does no I/O. One thread writes what is queued; memory is bounded by `max_pending_bytes`, and whatever
+  was left out because the disk did not keep up is counted and told in a `log` event.
+- `append_durable` returns after fsync, also on a full disk: a reserve file is given up for it.
+"""
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.errors import LeaseHeldError, StartupError
+from gen_worker.failpoints import failpoint
+
+logger = logging.getLogger("gen_worker.events")
+
+WRITE_EVERY_S = 0.05  # how stale the file may be; the loop pays nothing for waking the writer
+MAX_PENDING_BYTES = 32 << 20
+RESERVE_BYTES = 64 << 10
+
+
+class EventTail(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an event file stands: what the next attempt continues from."""
+
+    last_seq: int = 0
+    last_attempt: int = 0
+    run_id: str | None = None
+    good_bytes: int = 0
+    damaged_bytes: int = 0
+
+
+class _Head(msgspec.Struct):
+    seq: int
+    run_id: str
+    attempt: int
+
+
+def read_tail(path: Path) -> EventTail:
+    """Find the last whole event. Reads backwards, so a long file costs no more than a short one."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return EventTail()
+    with path.open("rb") as file:
+        block = b""
+        start = size
+        while start > 0:
+            step = min(64 << 10, start)
+            start -= step
+            file.seek(start)
+            block = file.read(step) + block
+            found = _last_event(block, is_whole_file=start == 0)
+            if found is not None:
+                head, end = found
+                good = start + end
+                return EventTail(
+                    last_seq=head.seq,
+                    last_attempt=head.attempt,
+                    run_id=head.run_id,
+                    good_bytes=good,
+                    damaged_bytes=size - good,
+                )
+    return EventTail(damaged_bytes=size)
+
+
+def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | None:
+    """The last line of `block` that is an event, and the offset just after its newline."""
+    end = block.rfind(b"\n")
+    while end >= 0:
+        begin = block.rfind(b"\n", 0, end)
+        if begin < 0 and not is_whole_file:
+            return None
+        try:
+            return msgspec.json.decode(block[begin + 1 : end], type=_Head), end + 1
+        except msgspec.MsgspecError:
+            end = begin
+    return None
+
+
+class EventLog:
+    """Appends event lines. Any thread may append; one thread of its own writes."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        write_every_s: float = WRITE_EVERY_S,
+    ) -> None:
+        self.path = path
+        self.run_id = run_id
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._take_over()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._max_pending_bytes = max_pending_bytes
+        self._write_every_s = write_every_s
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._unwritten = b""
+        self._needs_sync = False
+        self._after_sync: list[Callable[[], None]] = []
+        self._num_dropped = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._write_fault: OSError | None = None
+        self._thread = threading.Thread(target=self._write_forever, name="event-writer", daemon=True)
+        self._thread.start()
+
+    def _take_over(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LeaseHeldError(
+                f"{self.path} is being written by another worker; wait for it to end or give this run its own folder"
+            ) from None
+        tail = read_tail(self.path)
+        if tail.run_id not in (None, self.run_id):
+            raise StartupError(
+                f"{self.path} holds the events of run {tail.run_id!r}, not of {self.run_id!r};"
+                " set TRAINER_ARTIFACTS_DIR (or TRAINER_EVENTS_PATH) to a folder of its own"
+            )
+        if tail.damaged_bytes:
+            self._set_aside(tail)
+        self.damaged_bytes = tail.damaged_bytes
+        self.attempt = tail.last_attempt + 1
+        self._seq = tail.last_seq
+        self._reserve = self.path.with_name(f".{self.path.name}.reserve")
+        try:
+            self._reserve.write_bytes(b"\0" * RESERVE_BYTES)
+        except OSError as fault:
+            logger.warning("no room for the %d byte reserve of %s: %s", RESERVE_BYTES, self.path, fault)
+
+    def _set_aside(self, tail: EventTail) -> None:
+        damaged = os.pread(self._fd, tail.damaged_bytes, tail.good_bytes)
+        if b"\n" in damaged:  # more than the half line a crash leaves: keep it for whoever wants to look
+            aside = self.path.with_name(f"{self.path.name}.damaged-after-{tail.last_seq}")
+            aside.write_bytes(damaged)
+            logger.warning("%s: %d bytes are not events; moved to %s", self.path, len(damaged), aside.name)
+        os.ftruncate(self._fd, tail.good_bytes)
+        os.fsync(self._fd)
+
+    def append(self, encode: Callable[[int], bytes], *, may_drop: bool = False) -> int | None:
+        """Queue the line that `encode(seq)` makes; its `seq`, or None where it was dropped (and counted)."""
+        with self._lock:
+            if self._pending_bytes > self._max_pending_bytes and may_drop:
+                self._num_dropped += 1
+                return None
+            self._seq += 1
+            line = encode(self._seq)
+            self._pending.append(line)
+            self._pending_bytes += len(line)
+            return self._seq
+
+    def append_synced(self, encode: Callable[[int], bytes], then: Callable[[], None] | None = None) -> None:
+        """Queue a line that must be on disk before anyone is told; `then` runs on the writer's thread after fsync."""
+        with self._lock:
+            self._seq += 1
+            line = encode(self._seq)
+            self._pending.append(line)
+            self._pending_bytes += len(line)
+            self._needs_sync = True
+            if then is not None:
+                self._after_sync.append(then)
+        self._wake.set()
+
+    def append_durable(self, encode: Callable[[int], bytes]) -> None:
+        """Append and return when the line is on disk. Gives up the reserve rather than fail on a full disk."""
+        with self._lock:
+            self._seq += 1
+            self._pending.append(encode(self._seq))
+            self._needs_sync = True
+        try:
+            self.flush()
+        except OSError as fault:
+            logger.warning("%s: %s; using the reserve", self.path, fault)
+            self._reserve.unlink(missing_ok=True)
+            self.flush()
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_dropped
+
+    def take_num_dropped(self) -> int:
+        with self._lock:
+            count, self._num_dropped = self._num_dropped, 0
+            return count
+
+    @property
+    def is_behind(self) -> bool:
+        return self._pending_bytes > self._max_pending_bytes
+
+    def flush(self) -> None:
+        """Write (and where asked for, sync) everything that is queued; raises OSError where the disk refuses."""
+        with self._write_lock:
+            with self._lock:
+                queued = self._pending
+                self._pending = []
+                needs_sync, self._needs_sync = self._needs_sync, False
+                after_sync, self._after_sync = self._after_sync, []
+            self._unwritten += b"".join(queued)
+            try:
+                while self._unwritten:
+                    failpoint("events.write")
+                    written = os.write(self._fd, self._unwritten)
+                    self._unwritten = self._unwritten[written:]
+                if needs_sync:
+                    failpoint("events.written")
+                    os.fsync(self._fd)
+                    failpoint("events.synced")
+            except OSError:
+                with self._lock:
+                    self._needs_sync = self._needs_sync or needs_sync
+                    self._after_sync = after_sync + self._after_sync
+                raise
+            finally:
+                with self._lock:
+                    self._pending_bytes = len(self._unwritten) + sum(map(len, self._pending))
+        for then in after_sync:
+            then()
+
+    def _write_forever(self) -> None:
+        while not self._closing:
+            self._wake.wait(self._write_every_s)
+            self._wake.clear()
+            if self._pending or self._unwritten:
+                self._flush_and_note()
+
+    def _flush_and_note(self) -> None:
+        try:
+            self.flush()
+        except OSError as fault:
+            if self._write_fault is None:
+                logger.warning("%s cannot be written: %s; will try again", self.path, fault)
+            self._write_fault = fault
+        else:
+            self._write_fault = None
+
+    def close(self) -> None:
+        """Write what is left and let go of the file. Safe to call twice."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._flush_and_note()
+        self._reserve.unlink(missing_ok=True)
+        os.close(self._fd)

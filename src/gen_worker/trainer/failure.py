@@ -1,0 +1,31 @@
+"""An exception in the words of a `failed` event: its category, and one text a person can read."""
+
+import traceback
+from pathlib import Path
+
+from gen_worker.errors import Category, WorkerError
+
+_OURS = str(Path(__file__).resolve().parent.parent)
+
+
+def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_STEP) -> tuple[Category, str]:
+    """(category, text). What is not one of our errors came out of the author's code in `phase`; it is named with its place."""
+    if isinstance(cause, WorkerError):
+        category, text = cause.category, str(cause)
+    elif isinstance(cause, KeyboardInterrupt):
+        category, text = Category.CANCELLED, "interrupted"
+    else:
+        category = phase
+        text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        place = author_place(cause)
+        if place is not None:
+            text = f"{text} (at {place})"
+    return category, "\n".join([text, *getattr(cause, "__notes__", ())])
+
+
+def author_place(cause: BaseException) -> str | None:
+    """`file:line` of the innermost frame that is the author's: not ours, not an installed package's."""
+    for frame in reversed(traceback.extract_tb(cause.__traceback__)):
+        if not frame.filename.startswith((_OURS, "<")) and "site-packages" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    return None

@@ -1,0 +1,33 @@
+"""What a checkpoint says about where it came from: the job, the author's code, the data."""
+
+import hashlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.trainer.batch_source import BatchSource
+from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
+from gen_worker.trainer.job_spec import spec_digest
+
+
+def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: BatchSource) -> dict[str, Any]:
+    """Plain JSON; equal runs have equal identities."""
+    manifest = getattr(source, "manifest", None)
+    return {
+        "config_digest": spec_digest(job),
+        "code": _code_identity(type(trainer)),
+        "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
+    }
+
+
+def _code_identity(trainer_class: type) -> dict[str, Any]:
+    identity: dict[str, Any] = {"trainer": f"{trainer_class.__module__}:{trainer_class.__qualname__}"}
+    try:
+        path = Path(inspect.getfile(trainer_class))
+        identity["file"] = path.name
+        identity["digest"] = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        identity["file"] = None  # made in memory: a notebook, a test
+    return identity

@@ -1,0 +1,261 @@
+"""A content-addressed store of downloads that any number of workers share.
+
+<root>/sha256/ab/<hex>         the bytes; read-only, in place by rename, never changed
+<root>/index/<key>.json        where a ref pointed when last seen: validator -> digest
+<root>/partial/<key>[.json]    a download under way, and how much of it is on disk for certain
+<root>/locks/<key>             one flock per key: one worker downloads, the others wait
+<root>/folders/<key>/...       files that belong together, under their own names (links)
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gen_worker.failpoints import failpoint
+
+HASH_CHUNK_BYTES = 1 << 20
+LOCK_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """What a ref led to: the validator the server gave, and the bytes it stood for."""
+
+    validator: str
+    digest: str
+    size_bytes: int
+
+
+def key_of(text: str) -> str:
+    """A file name for a ref; refs may hold secrets, so names are hashes."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class InputCache:
+    """Safe for threads and processes; files are only ever added whole."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        sync_every_bytes: int = 32 << 20,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.root = root.absolute()
+        self.sync_every_bytes = sync_every_bytes
+        self._sleep = sleep
+
+    def blob_path(self, digest: str) -> Path:
+        digits = digest.removeprefix("sha256:")
+        return self.root / "sha256" / digits[:2] / digits
+
+    def find(self, digest: str, *, size_bytes: int | None, rehash: bool) -> Path | None:
+        """The blob of `digest` if it is here and sound.
+
+        A damaged one is left where it is: someone may be reading it, and the next commit replaces it.
+        """
+        path = self.blob_path(digest)
+        try:
+            if size_bytes is not None and path.stat().st_size != size_bytes:
+                return None
+            is_sound = hash_file(path) == digest if rehash else path.is_file()
+        except FileNotFoundError:
+            return None
+        return path if is_sound else None
+
+    @contextlib.contextmanager
+    def locked(self, key: str, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+        """Hold the lock of `key`. `on_wait` is called while another worker has it, and may raise to give up."""
+        path = self._in("locks", key)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if on_wait is not None:
+                        on_wait()
+                    self._sleep(LOCK_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def recall(self, key: str) -> IndexEntry | None:
+        record = _read_json(self._in("index", f"{key}.json"))
+        try:
+            return IndexEntry(
+                validator=str(record["validator"]),
+                digest=str(record["digest"]),
+                size_bytes=int(record["size_bytes"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def remember(self, key: str, entry: IndexEntry, *, display: str) -> None:
+        record = {
+            "version": 1,
+            "ref": display,
+            "validator": entry.validator,
+            "digest": entry.digest,
+            "size_bytes": entry.size_bytes,
+        }
+        _write_json(self._in("index", f"{key}.json"), record)
+
+    def partial(self, key: str) -> "PartialDownload":
+        """The unfinished download of `key`; hold its lock."""
+        return PartialDownload(self, self._in("partial", key))
+
+    def place(self, files: Mapping[str, str]) -> Path:
+        """A folder that holds blobs under names: relative name -> digest. Equal content, equal folder."""
+        listing = json.dumps(sorted(files.items()))
+        folder = self.root / "folders" / key_of(listing)[:32]
+        for name, digest in files.items():
+            link = folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            target = os.path.relpath(self.blob_path(digest), link.parent)
+            # A relative link, renamed into place: the cache may be moved, and two workers may do this at once.
+            temporary = link.with_name(f".{link.name}.{os.getpid()}.{time.monotonic_ns()}")
+            temporary.symlink_to(target)
+            temporary.replace(link)
+        return folder
+
+    def _in(self, room: str, name: str) -> Path:
+        folder = self.root / room
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+
+class PartialDownload:
+    """Bytes on their way to the cache; survives the process that wrote them.
+
+    After a power cut a file may have its length without its bytes. So only what was synced and then written
+    down in the sidecar counts as there; the rest is fetched again.
+    """
+
+    def __init__(self, cache: InputCache, path: Path) -> None:
+        self._cache = cache
+        self._path = path
+        self._sidecar = path.with_name(path.name + ".json")
+        self._stream: BinaryIO | None = None
+        self._hasher = hashlib.sha256()
+        self._unsynced_bytes = 0
+        self.size_bytes = 0
+        self.validator = ""
+
+    def open(self) -> None:
+        """Take up what an earlier attempt or process left."""
+        record = _read_json(self._sidecar)
+        try:
+            synced_bytes, validator = int(record["synced_bytes"]), str(record["validator"])
+        except (KeyError, TypeError, ValueError):
+            synced_bytes, validator = 0, ""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._stream = os.fdopen(descriptor, "r+b", buffering=0)
+        if self._path.stat().st_size < synced_bytes:
+            synced_bytes, validator = 0, ""
+        self._stream.truncate(synced_bytes)
+        while chunk := self._stream.read(HASH_CHUNK_BYTES):
+            self._hasher.update(chunk)
+        self.size_bytes, self.validator = synced_bytes, validator
+
+    def restart(self, validator: str = "") -> None:
+        """Forget all bytes; what comes next belongs to `validator`."""
+        stream = self._opened()
+        stream.seek(0)
+        stream.truncate(0)
+        self._hasher = hashlib.sha256()
+        self.size_bytes, self._unsynced_bytes, self.validator = 0, 0, validator
+        self._note()
+
+    def write(self, chunk: bytes) -> None:
+        stream = self._opened()
+        view = memoryview(chunk)
+        while view:
+            view = view[stream.write(view) :]
+        self._hasher.update(chunk)
+        self.size_bytes += len(chunk)
+        self._unsynced_bytes += len(chunk)
+        if self._unsynced_bytes >= self._cache.sync_every_bytes:
+            self.sync()
+
+    def sync(self) -> None:
+        if self._unsynced_bytes:
+            os.fsync(self._opened().fileno())
+            self._unsynced_bytes = 0
+            self._note()
+            failpoint("inputs.partial_synced")
+
+    def digest(self) -> str:
+        return "sha256:" + self._hasher.hexdigest()
+
+    def commit(self) -> Path:
+        """Make the bytes a blob: synced, renamed, read-only, the folder synced."""
+        digest = self.digest()
+        stream = self._opened()
+        os.fsync(stream.fileno())
+        failpoint("inputs.blob_synced")
+        blob = self._cache.blob_path(digest)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        self._path.replace(blob)
+        failpoint("inputs.blob_renamed")
+        # Only now: a read-only partial left by a crash could not be taken up again.
+        os.fchmod(stream.fileno(), 0o444)
+        _sync_folder(blob.parent)
+        self._sidecar.unlink(missing_ok=True)
+        self.close()
+        return blob
+
+    def discard(self) -> None:
+        self.close()
+        self._path.unlink(missing_ok=True)
+        self._sidecar.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Leave the bytes for the next attempt."""
+        self._unsynced_bytes = 0
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _note(self) -> None:
+        _write_json(self._sidecar, {"synced_bytes": self.size_bytes, "validator": self.validator})
+
+    def _opened(self) -> BinaryIO:
+        assert self._stream is not None
+        return self._stream
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The record at `path`; a missing or torn one reads as empty, for then the bytes are fetched again."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write_json(path: Path, record: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    temporary.write_text(json.dumps(record))
+    temporary.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

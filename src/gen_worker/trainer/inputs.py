@@ -1,0 +1,384 @@
+"""Refs -> local files: fetch, verify, place. Base weights, parquet files, a checkpoint to resume from."""
+
+import contextlib
+import glob
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from gen_worker.errors import AuthError, InputError
+from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.download import Outcome, Source, open_source
+from gen_worker.trainer.input_cache import IndexEntry, InputCache, PartialDownload, hash_file, key_of
+from gen_worker.trainer.object_store import ObjectStore
+from gen_worker.trainer.resolve import RefKind, ResolvedRef, resolve
+from gen_worker.trainer.transfer import Backoff, FaultKind, TransferFault, TransferOptions
+
+# (ref for people, bytes so far, bytes in all or None). It may raise to stop the transfer: what arrived is kept.
+OnProgress = Callable[[str, int, int | None], None]
+
+# A connection that is cut again and again still gets there, as long as each attempt brings this much.
+PROGRESS_BYTES = 1 << 20
+_META_SUFFIX = ".meta.json"
+_SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalInput:
+    """A file (or local folder) to read. `digest` is None for local refs that name none: nobody hashed them."""
+
+    path: Path
+    size_bytes: int
+    digest: str | None
+    from_cache: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializedInputs:
+    base_model_path: Path | None
+    parquet_paths: tuple[Path, ...]
+    resume_checkpoint_path: Path | None
+
+
+def fetch(
+    ref: str | ResolvedRef,
+    *,
+    cache: InputCache,
+    auth: TrainerAuthContext | None = None,
+    base_dir: Path | None = None,
+    on_progress: OnProgress | None = None,
+    options: TransferOptions | None = None,
+) -> LocalInput:
+    """Bring one file here. Blocks; local files are used in place, remote ones land in `cache`.
+
+    InputError when it cannot be had or does not match its digest, AuthError when the credential was refused.
+    """
+    found = resolve(ref, base_dir=base_dir or Path.cwd()) if isinstance(ref, str) else ref
+    if found.is_local:
+        return _use_in_place(found)
+    if found.kind is not RefKind.FILE:
+        raise InputError(f"the input {found.display} is a {found.kind}; here one file is needed")
+    download = _Download(found, cache, auth, on_progress, options or TransferOptions())
+    with _reported(found):
+        return download.run()
+
+
+class _Download:
+    """One remote file on its way into the cache."""
+
+    def __init__(
+        self,
+        ref: ResolvedRef,
+        cache: InputCache,
+        auth: TrainerAuthContext | None,
+        on_progress: OnProgress | None,
+        options: TransferOptions,
+    ) -> None:
+        self._ref = ref
+        self._cache = cache
+        self._auth = auth
+        self._on_progress = on_progress
+        self._options = options
+        self._key = key_of(ref.digest or f"{ref.scheme}:{ref.location}")
+
+    def run(self) -> LocalInput:
+        # Asked before the lock too: many ranks that start on a warm cache hash it side by side.
+        if (hit := self._find_by_digest()) is not None:
+            return hit
+        with self._cache.locked(self._key, on_wait=lambda: self._tell(0, None)):
+            if (hit := self._find_by_digest()) is not None:
+                return hit
+            known = None if self._ref.digest else self._cache.recall(self._key)
+            if known and not self._cache.find(known.digest, size_bytes=known.size_bytes, rehash=False):
+                known = None
+            source = open_source(self._ref, self._auth, self._options)
+            partial = self._cache.partial(self._key)
+            try:
+                partial.open()
+                return self._try_until_done(source, partial, known)
+            finally:
+                if partial.size_bytes:
+                    partial.close()
+                else:
+                    partial.discard()
+                source.close()
+
+    def _find_by_digest(self) -> LocalInput | None:
+        if self._ref.digest is None:
+            return None
+        path = self._cache.find(self._ref.digest, size_bytes=None, rehash=True)
+        return None if path is None else self._placed(self._ref.digest, path.stat().st_size, from_cache=True)
+
+    def _try_until_done(
+        self, source: Source, partial: PartialDownload, known: IndexEntry | None
+    ) -> LocalInput:
+        backoff = Backoff(self._options.retry, draw=self._options.draw)
+        furthest = partial.size_bytes
+        while True:
+            began_at = partial.size_bytes
+            try:
+                outcome = source.attempt(
+                    partial, known_validator=known.validator if known else None, on_bytes=self._tell
+                )
+                if outcome is Outcome.NOT_MODIFIED:
+                    assert known is not None
+                    partial.discard()
+                    return self._placed(known.digest, known.size_bytes, from_cache=True)
+                self._check_digest(partial, was_resumed=began_at > 0)
+                return self._commit(partial)
+            except TransferFault as fault:
+                if partial.size_bytes - furthest >= PROGRESS_BYTES:
+                    backoff.reset()
+                furthest = max(furthest, partial.size_bytes)
+                delay_s = None
+                if fault.kind is FaultKind.TRANSIENT:
+                    delay_s = backoff.next_delay_s(fault.retry_after_s)
+                if delay_s is None:
+                    _refuse(self._ref, fault, attempts=max(1, backoff.failures))
+            finally:
+                # Also when a cancel is raised through here: the next attempt goes on from these bytes.
+                partial.sync()
+            self._options.sleep(delay_s)
+
+    def _check_digest(self, partial: PartialDownload, *, was_resumed: bool) -> None:
+        found = partial.digest()
+        if self._ref.digest is None or found == self._ref.digest:
+            return
+        size_bytes = partial.size_bytes
+        partial.restart()
+        if was_resumed:
+            raise TransferFault(FaultKind.TRANSIENT, "what was left of an earlier download does not fit")
+        raise InputError(
+            f"the input {self._ref.display} has the digest {found} ({size_bytes} bytes), expected "
+            f"{self._ref.digest}; the file has changed or the ref is wrong"
+        )
+
+    def _commit(self, partial: PartialDownload) -> LocalInput:
+        size_bytes, validator, digest = partial.size_bytes, partial.validator, partial.digest()
+        partial.commit()
+        if self._ref.digest is None and validator:
+            entry = IndexEntry(validator=validator, digest=digest, size_bytes=size_bytes)
+            self._cache.remember(self._key, entry, display=self._ref.display)
+        return self._placed(digest, size_bytes, from_cache=False)
+
+    def _placed(self, digest: str, size_bytes: int, *, from_cache: bool) -> LocalInput:
+        """Under its own name: readers tell formats apart by the suffix, which a hash has not."""
+        path = self._cache.place({self._ref.name: digest}) / self._ref.name
+        return LocalInput(path=path, size_bytes=size_bytes, digest=digest, from_cache=from_cache)
+
+    def _tell(self, done_bytes: int, total_bytes: int | None) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._ref.display, done_bytes, total_bytes)
+
+
+def materialize_inputs(
+    *,
+    base_model_ref: str | None,
+    dataset_parquet_refs: Sequence[str],
+    resume_checkpoint_ref: str | None,
+    cache: InputCache,
+    auth: TrainerAuthContext | None = None,
+    base_dir: Path,
+    on_progress: OnProgress | None = None,
+    options: TransferOptions | None = None,
+) -> MaterializedInputs:
+    """Bring everything a job names here, before anything is spent on training. Blocks."""
+    settings = options or TransferOptions()
+    # Every ref is read before the first byte is fetched: a typo in the last one costs nothing.
+    base_model = resolve(base_model_ref, base_dir=base_dir) if base_model_ref else None
+    datasets = [resolve(ref, base_dir=base_dir) for ref in dataset_parquet_refs]
+    checkpoint = resolve(resume_checkpoint_ref, base_dir=base_dir) if resume_checkpoint_ref else None
+
+    def bring(ref: ResolvedRef) -> LocalInput:
+        return fetch(ref, cache=cache, auth=auth, on_progress=on_progress, options=settings)
+
+    return MaterializedInputs(
+        base_model_path=_bring_model(base_model, bring, cache, settings) if base_model else None,
+        parquet_paths=tuple(
+            bring(file).path for dataset in datasets for file in expand(dataset, options=settings)
+        ),
+        resume_checkpoint_path=_bring_checkpoint(checkpoint, bring, cache) if checkpoint else None,
+    )
+
+
+def expand(ref: ResolvedRef, *, options: TransferOptions | None = None) -> list[ResolvedRef]:
+    """The parquet files a dataset ref stands for, sorted: of a folder all below it, hidden ones left out."""
+    if ref.kind is RefKind.FILE:
+        return [ref]
+    if ref.is_local:
+        if ref.kind is RefKind.GLOB:
+            names = glob.glob(ref.location, recursive=True)  # noqa: PTH207  (an absolute pattern)
+            paths = [name for name in names if Path(name).is_file()]
+        else:
+            paths = [str(path) for path in Path(ref.location).rglob("*.parquet") if path.is_file()]
+            paths = [path for path in paths if not _is_hidden(path[len(ref.location) :])]
+    else:
+        paths = _list_objects(ref, options or TransferOptions())
+        if ref.kind is RefKind.FOLDER:
+            paths = [p for p in paths if p.endswith(".parquet") and not _is_hidden(p[len(ref.location) :])]
+    if not paths:
+        wanted = "parquet file below it" if ref.kind is RefKind.FOLDER else "file that matches it"
+        raise InputError(f"the dataset {ref.display} has no {wanted}; check the ref")
+    return [_file_ref(ref, path) for path in sorted(paths)]
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith((".", "_")) for part in relative.split("/"))
+
+
+def _file_ref(ref: ResolvedRef, location: str) -> ResolvedRef:
+    display = location if ref.is_local else f"{ref.scheme}://{location}"
+    return ResolvedRef(scheme=ref.scheme, location=location, kind=RefKind.FILE, digest=None, display=display)
+
+
+def _list_objects(ref: ResolvedRef, options: TransferOptions) -> list[str]:
+    backoff = Backoff(options.retry, draw=options.draw)
+    while True:
+        try:
+            store = ObjectStore(ref.scheme, ref.location.partition("/")[0], options)
+            if ref.kind is RefKind.FOLDER:
+                return store.list_files(ref.location)
+            # A key may hold what looks like a pattern; if it is there, it is meant.
+            return [ref.location] if store.exists(ref.location) else store.match(ref.location)
+        except TransferFault as fault:
+            delay_s = backoff.next_delay_s() if fault.kind is FaultKind.TRANSIENT else None
+            if delay_s is None:
+                _refuse(ref, fault, attempts=max(1, backoff.failures))
+        options.sleep(delay_s)
+
+
+def _bring_model(
+    ref: ResolvedRef, bring: Callable[[ResolvedRef], LocalInput], cache: InputCache, options: TransferOptions
+) -> Path:
+    """One file, or all files of a folder, with their names."""
+    if ref.is_local or ref.kind is RefKind.FILE:
+        return bring(ref).path
+    keys = [key for key in _list_objects(ref, options) if not key.endswith("/")]
+    if not keys:
+        raise InputError(f"the base model {ref.display} has no files; check the ref")
+    base = ref.location if ref.kind is RefKind.FOLDER else ref.location.rpartition("/")[0] + "/"
+    names = {key[len(base) :].lstrip("/"): key for key in keys}
+    files = {_checked_name(name, ref): _digest_of(bring(_file_ref(ref, key))) for name, key in names.items()}
+    with _reported(ref):
+        return cache.place(files)
+
+
+def _bring_checkpoint(
+    ref: ResolvedRef, bring: Callable[[ResolvedRef], LocalInput], cache: InputCache
+) -> Path:
+    """The named file, with its meta file and all that this lists beside it when it is remote."""
+    if ref.is_local or not ref.name.endswith((_META_SUFFIX, ".pt", ".safetensors")):
+        return bring(ref).path
+    meta_ref = ref
+    if not ref.name.endswith(_META_SUFFIX):
+        meta_ref = ref.sibling(ref.name.rpartition(".")[0] + _META_SUFFIX, None)
+    meta = bring(meta_ref)
+    files = {meta_ref.name: _digest_of(meta)}
+    for name, size_bytes, digest in _listed_files(meta.path, meta_ref):
+        is_named = name == ref.name
+        if is_named and ref.digest and digest and ref.digest != digest:
+            raise InputError(
+                f"the checkpoint {ref.display} is asked for as {ref.digest}, but its meta file says {digest}; "
+                "one of them is wrong"
+            )
+        part_ref = ref.sibling(name, ref.digest if is_named and ref.digest else digest)
+        part = bring(part_ref)
+        if part.size_bytes != size_bytes:
+            raise InputError(
+                f"the checkpoint file {part_ref.display} has {part.size_bytes} bytes, its meta file says "
+                f"{size_bytes}; the upload was cut short or the file was replaced"
+            )
+        files[name] = _digest_of(part)
+    if ref.name not in files:
+        raise InputError(f"the checkpoint {ref.display} is not listed in {meta_ref.display}; check the ref")
+    with _reported(ref):
+        return cache.place(files) / ref.name
+
+
+def _listed_files(path: Path, ref: ResolvedRef) -> Iterator[tuple[str, int, str | None]]:
+    try:
+        meta = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise InputError(
+            f"the checkpoint's meta file {ref.display} is not JSON; the upload was cut short"
+        ) from None
+    listed = meta.get("files", []) if isinstance(meta, dict) else None
+    if not isinstance(listed, list):
+        raise InputError(
+            f"the checkpoint's meta file {ref.display} has no list of files; it is not a meta file"
+        )
+    for item in listed:
+        match item:
+            case {"name": str(name), "size_bytes": int(size_bytes)}:
+                known = _SHA256.fullmatch(str(item.get("hash", "")))
+                # A hash of another kind is the checkpoint reader's to check; here the size is.
+                yield _checked_name(name, ref), size_bytes, f"sha256:{known[1]}" if known else None
+            case _:
+                raise InputError(
+                    f"the checkpoint's meta file {ref.display} lists {item!r}, expected name, size_bytes, hash"
+                )
+
+
+def _checked_name(name: str, ref: ResolvedRef) -> str:
+    """`name` if it stays inside its folder."""
+    path = PurePosixPath(name)
+    is_plain = name == str(path) and not path.is_absolute() and ".." not in path.parts and name != "."
+    if not name or not is_plain or "\\" in name or any(ord(mark) < 32 for mark in name):
+        raise InputError(
+            f"{ref.display} names the file {name!r}, which is not a plain name inside its folder; refused"
+        )
+    return name
+
+
+def _digest_of(local: LocalInput) -> str:
+    assert local.digest is not None
+    return local.digest
+
+
+def _use_in_place(ref: ResolvedRef) -> LocalInput:
+    path = Path(ref.location)
+    with _reported(ref):
+        if ref.kind is RefKind.FOLDER:
+            size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            return LocalInput(path=path, size_bytes=size_bytes, digest=None, from_cache=False)
+        if not path.is_file():
+            raise InputError(f"the input {ref.display} does not exist (looked at {path}); check the path")
+        found = hash_file(path) if ref.digest else None
+        if found != ref.digest:
+            raise InputError(
+                f"the input {ref.display} has the digest {found}, expected {ref.digest}; "
+                "the file has changed or the ref is wrong"
+            )
+        return LocalInput(path=path, size_bytes=path.stat().st_size, digest=found, from_cache=False)
+
+
+@contextlib.contextmanager
+def _reported(ref: ResolvedRef) -> Iterator[None]:
+    """Errors of this machine's files as InputError."""
+    try:
+        yield
+    except OSError as exc:
+        place = f" at {exc.filename}" if exc.filename else ""
+        raise InputError(
+            f"the input {ref.display} could not be read or stored{place}: {exc.strerror or exc}; "
+            "check the free space and the permissions"
+        ) from exc
+
+
+_ADVICE: Mapping[FaultKind, str] = {
+    FaultKind.TRANSIENT: "check the network and the server, then start the run again: it goes on where it stopped",
+    FaultKind.PERMANENT: "check the ref",
+    FaultKind.MISSING: "check the ref: there is nothing at this place",
+    FaultKind.AUTH: "check that the credential is valid for this place and may read inputs",
+}
+
+
+def _refuse(ref: ResolvedRef, fault: TransferFault, *, attempts: int) -> NoReturn:
+    tries = "" if attempts == 1 else f" after {attempts} attempts"
+    error = AuthError if fault.kind is FaultKind.AUTH else InputError
+    raise error(
+        f"the input {ref.display} could not be fetched{tries}: {fault.reason}; {_ADVICE[fault.kind]}"
+    ) from None

@@ -1,0 +1,141 @@
+"""From the first signal handler to the one terminal event.
+
+    STARTING ──> RUNNING ──> COMPLETED
+        │           │
+        └───────────┴──────> FAILED(category)
+
+The terminal event is written by whoever reaches `complete` or `fail` first: the runtime, or the watcher when the
+grace after a stop request is over and a step still hangs. The reporter lets only one through.
+
+The loop looks at `stop.reason`, an attribute. Everything that needs a system call to find out, the cancel file,
+the clock, the next heartbeat, is done by the watcher thread, which also beats through a step of any length.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, TrainingCanceled, TrainingTimeout
+from gen_worker.trainer.contracts import Progress, StopSignal
+from gen_worker.trainer.reporting import TrainingReporter
+
+logger = logging.getLogger("gen_worker.lifecycle")
+
+WATCH_EVERY_S = 0.2
+
+
+class JobLifecycle:
+    """Signals, heartbeat, cancel, time limit and grace of one attempt. Enter it in the main thread."""
+
+    def __init__(
+        self,
+        *,
+        reporter: TrainingReporter,
+        stop: StopSignal,
+        progress: Progress,
+        heartbeat_s: float,
+        grace_s: float,
+        time_limit_s: float | None = None,
+        cancel_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        exit_process: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self._reporter = reporter
+        self._stop = stop
+        self._progress = progress
+        self._heartbeat_s = heartbeat_s
+        self._grace_s = grace_s
+        self._time_limit_s = time_limit_s
+        self._cancel_file = cancel_file
+        self._clock = clock
+        self._exit_process = exit_process
+        self._started = clock()
+        self._next_beat = self._started + heartbeat_s
+        self._stop_seen: float | None = None
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="lifecycle-watcher", daemon=True)
+        self._old_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "JobLifecycle":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._old_handlers[number] = signal.signal(number, self._on_signal)
+        self.look()
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watcher.join()
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+
+    def complete(self, final_checkpoint: Path | str | None, **fields: Any) -> bool:
+        """Write `completed`, unless a terminal event is out already."""
+        return self._reporter.completed(self._progress.step, final_checkpoint, **fields)
+
+    def fail(self, category: Category, error: str, **fields: Any) -> bool:
+        """Write `failed`, unless a terminal event is out already."""
+        return self._reporter.failed(self._progress.step, category, error, **fields)
+
+    def look(self) -> None:
+        """One round of the watcher: beat, look for the cancel file, at the clock, at the grace."""
+        now = self._clock()
+        if self._stop.reason is None:
+            if self._cancel_file is not None and self._cancel_file.exists():
+                self._stop.request(f"cancelled: the file {self._cancel_file} was found")
+            elif self._time_limit_s is not None and now - self._started >= self._time_limit_s:
+                self._stop.request(f"the time limit of {self._time_limit_s:g} s was reached", "timeout")
+        elif self._stop_seen is None:
+            self._stop_seen = now
+        elif now - self._stop_seen >= self._grace_s:
+            self._overrun()
+        if now >= self._next_beat:
+            self._next_beat = now + self._heartbeat_s
+            self._reporter.heartbeat(self._progress.step, self._progress.epoch)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(WATCH_EVERY_S):
+            self.look()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._stop.reason is not None and number == signal.SIGINT:
+            raise TrainingCanceled(
+                f"{name} a second time: stopped at once, the step in progress is not saved"
+            )
+        self._stop.request(f"cancelled by {name}")
+
+    def _overrun(self) -> None:
+        """The step did not end within the grace: report, and leave without it. What was saved before is safe."""
+        category = Category(self._stop.category)
+        self._ended.set()
+        try:
+            self.fail(
+                category,
+                f"{self._stop.reason}; the step in progress did not end within the grace of {self._grace_s:g} s,"
+                " so its work is lost: the newest checkpoint stands",
+            )
+        except OSError:
+            logger.exception("the terminal event could not be written")
+        sys.stderr.flush()
+        self._exit_process(int(EXIT_CODE_BY_CATEGORY[category]))
+
+
+def raise_stop(stop: StopSignal) -> NoReturn:
+    """Turn a stop request into the exception that ends the loop."""
+    reason = stop.reason or "cancelled"
+    if stop.category == "timeout":
+        raise TrainingTimeout(reason)
+    raise TrainingCanceled(reason)
+
+
+def exit_code_of(category: Category) -> ExitCode:
+    return EXIT_CODE_BY_CATEGORY[category]

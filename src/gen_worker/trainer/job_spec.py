@@ -1,0 +1,156 @@
+"""Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.document_schema import convert_document, nearest_name, with_intended_names
+from gen_worker.documents import read_document, render_value, require_plain
+from gen_worker.errors import SpecError
+from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
+
+
+def read_job_spec(path: str | Path, *, profile: str | None = None) -> TrainingJobSpec:
+    """The job in a JSON, YAML or TOML file, with one of its profiles applied if asked; else a SpecError."""
+    data = read_document(path)
+    if profile is not None:
+        data = apply_profile(data, profile, source=str(path))
+    return parse_job_spec(data, source=str(path))
+
+
+def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
+    """The job in plain data, or one SpecError with every fault in it."""
+    require_plain(data, source=source)
+    document = _require_object(data, source)
+    version = document.get("trainer_api_version", API_VERSION)
+    if version != API_VERSION:
+        # Another version may mean anything by its fields: judging them by ours would only mislead.
+        raise SpecError(
+            source,
+            [
+                f"trainer_api_version: found {render_value(version)}, but this worker reads only "
+                f'"{API_VERSION}": use a worker of that version or rewrite the document as {API_VERSION}'
+            ],
+        )
+    rule_faults = list(_rule_faults(with_intended_names(document, TrainingJobSpec)))
+    return convert_document(document, TrainingJobSpec, source=source, more_faults=rule_faults)
+
+
+def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, Any]:
+    """The document with `profiles[name]` laid over it, objects merged key by key; `profiles` itself is spent."""
+    require_plain(data, source=source)
+    document = _require_object(data, source)
+    profiles = document.get("profiles") or {}
+    if not isinstance(profiles, dict):
+        raise SpecError(source, [f"profiles: found {render_value(profiles)}, expected an object of profiles"])
+    if name not in profiles:
+        nearest = nearest_name(name, list(profiles))
+        known = ", ".join(profiles) if profiles else "none"
+        hint = f"did you mean `{nearest}`?" if nearest else f"the document has {known}"
+        raise SpecError(source, [f"profiles: unknown profile `{name}`: {hint}"])
+    overlay = profiles[name]
+    if not isinstance(overlay, dict):
+        raise SpecError(source, [f"profiles.{name}: found {render_value(overlay)}, expected an object"])
+    if "profiles" in overlay:
+        raise SpecError(source, [f"profiles.{name}.profiles: a profile cannot hold profiles"])
+    base = {key: value for key, value in document.items() if key != "profiles"}
+    return _merge(base, overlay)
+
+
+def spec_digest(spec: TrainingJobSpec) -> str:
+    """`sha256:…` over the canonical JSON of the spec.
+
+    Fields at their default are left out, so that a default written out or not, and a release that adds a
+    field, give the same digest. `profiles` are left out too: one was applied before, or none.
+    """
+    import hashlib
+    import json
+
+    asked_for = _without_defaults(spec)
+    asked_for.pop("profiles", None)
+    require_plain(asked_for, source=f"job {spec.run_id}")
+    canonical = json.dumps(
+        asked_for, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+
+
+def _require_object(data: object, source: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise SpecError(
+            source, [f"the document is {render_value(data)}, expected an object with the fields of a job"]
+        )
+    return data
+
+
+def _merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overlay.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if default is msgspec.NODEFAULT or value != default:
+            kept[field.encode_name] = _without_defaults(value) if isinstance(value, msgspec.Struct) else value
+    return kept
+
+
+def _rule_faults(document: dict[str, Any]) -> Iterator[str]:
+    """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
+
+    def given(*path: str) -> Any:
+        value: Any = document
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
+        yield "max_steps: neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)"
+    yield from _data_source_faults(
+        given("dataset", "parquet_paths"), given("inputs", "dataset_parquet_refs"), given("mock_batches")
+    )
+    if given("validate_every") not in (None, 0) and given("validation", "dataset") is None:
+        yield (
+            f"validate_every: found {render_value(given('validate_every'))}, but there is nothing to validate on: "
+            "give `validation.dataset` or set it to 0"
+        )
+    stopping = given("early_stopping")
+    if stopping is not None and given("validate_every") in (None, 0):
+        metric = given("early_stopping", "metric")
+        if not (isinstance(metric, str) and metric.startswith("train/")):
+            shown = "the default `val/loss`" if metric is None else render_value(metric)
+            yield (
+                f"early_stopping.metric: found {shown}, but nothing is validated: "
+                'set `validate_every`, or watch a metric that starts with "train/"'
+            )
+    for one, other in (
+        (("resources", "devices"), ("resources", "gpus")),
+        (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
+    ):
+        if given(*one) is not None and given(*other) is not None:
+            yield f"{'.'.join(one)}: given together with `{'.'.join(other)}`, expected at most one of the two"
+    run_id = given("run_id")
+    if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
+        yield f'run_id: found {render_value(run_id)}, expected one without ".." and line ends: it names a folder'
+
+
+def _data_source_faults(paths: Any, refs: Any, mock_batches: Any) -> Iterator[str]:
+    sources = {"dataset.parquet_paths": paths, "inputs.dataset_parquet_refs": refs}
+    found = [name for name, value in sources.items() if value]
+    if mock_batches is not None:
+        found.append("mock_batches")
+    choices = "`dataset.parquet_paths`, `inputs.dataset_parquet_refs` or `mock_batches`"
+    if not found:
+        yield f"dataset: there is no data, expected one of {choices}"
+    elif len(found) > 1:
+        yield f"{found[0]}: given together with {' and '.join(f'`{name}`' for name in found[1:])}, expected only one of {choices}"

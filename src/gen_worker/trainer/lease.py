@@ -1,0 +1,125 @@
+"""The lease on a run's folder: two workers can never train one run at once.
+
+It is a kernel lock on `.lease` in the checkpoints folder, so it goes with its holder, however that ends. The
+checkpoint writer inherits the lock: after `kill -9` of the worker the folder stays leased until the save in
+flight is finished, and the next worker waits for it instead of racing it.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.errors import LeaseHeldError, StartupError
+
+FILE_NAME = ".lease"
+POLL_S = 0.05
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds, or held last, the folder."""
+
+    run_id: str
+    pid: int
+    host: str
+    started_ticks: int | None = None
+
+    def is_alive(self) -> bool:
+        """False only when the process is known to be gone: same host, and that pid is free or was reused."""
+        if self.host != socket.gethostname():
+            return True
+        ticks = start_ticks(self.pid)
+        if ticks is None:
+            return Path(f"/proc/{self.pid}").exists() or not Path("/proc/self").exists()
+        return self.started_ticks in (None, ticks)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; with the pid it names a process for good. Linux only."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+class RunLease:
+    """Held from `acquire` to `release` or to the end of the last process that has `fd` open."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+
+    @classmethod
+    def acquire(
+        cls,
+        folder: Path,
+        *,
+        run_id: str,
+        wait_s: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> "RunLease":
+        """Take the folder for `run_id`. A living worker is refused at once; a finishing writer is waited for."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(fd, path, wait_s=wait_s, sleep=sleep)
+            previous = _read_holder(fd)
+            if previous is not None and previous.run_id != run_id and _has_checkpoints(folder):
+                raise StartupError(
+                    f"{folder} holds the checkpoints of run {previous.run_id!r}, not of {run_id!r};"
+                    " set TRAINER_ARTIFACTS_DIR (or TRAINER_CHECKPOINTS_DIR) to a folder of its own"
+                )
+            holder = Holder(
+                run_id=run_id,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                started_ticks=start_ticks(os.getpid()),
+            )
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, msgspec.json.encode(holder), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, path)
+
+    def release(self) -> None:
+        os.close(self.fd)
+
+
+def _lock(fd: int, path: Path, *, wait_s: float, sleep: Callable[[float], None]) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read_holder(fd)
+            if holder is not None and holder.is_alive():
+                raise LeaseHeldError(
+                    f"run {holder.run_id!r} is being trained by pid {holder.pid} on {holder.host} ({path});"
+                    " wait for it to end, or stop it first"
+                ) from None
+            if time.monotonic() > deadline:
+                raise LeaseHeldError(
+                    f"{path} is still locked {wait_s:.0f} s after its worker ended;"
+                    " a checkpoint writer may hang on a slow disk: see `fuser` on that file"
+                ) from None
+            sleep(POLL_S)
+        else:
+            return
+
+
+def _read_holder(fd: int) -> Holder | None:
+    try:
+        return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return any(folder.glob("*.meta.json"))

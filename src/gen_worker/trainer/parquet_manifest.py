@@ -1,0 +1,312 @@
+"""What a dataset consists of, learnt from parquet footers alone, with every fault found before step 1."""
+
+import base64
+import difflib
+import glob
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gen_worker.errors import InputError
+
+MANIFEST_VERSION = 1
+PARQUET_MAGIC = b"PAR1"
+FOOTER_THREADS = 8  # footers are small reads; on network disks they are all latency
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One file as it was when the manifest was made."""
+
+    path: str
+    size_bytes: int
+    footer_digest: str  # the footer holds offsets, sizes and statistics, so a rewrite shows here
+    group_rows: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.group_rows)
+
+    @property
+    def identity(self) -> tuple[str, int, str, tuple[int, ...]]:
+        """What must not change. The folder is left out: a dataset may be moved."""
+        return self.name, self.size_bytes, self.footer_digest, self.group_rows
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The files in their order and the schema of the columns that are read. Serialises to JSON."""
+
+    version: int
+    files: tuple[FileRecord, ...]
+    arrow_schema: str  # an Arrow IPC schema message, base64
+    row_bytes: dict[str, int]  # estimate of a decoded row, by column
+
+    @classmethod
+    def build(cls, files: Sequence[FileRecord], schema: pa.Schema, row_bytes: dict[str, int]) -> "Manifest":
+        message = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        return cls(version=MANIFEST_VERSION, files=tuple(files), arrow_schema=message, row_bytes=row_bytes)
+
+    @classmethod
+    def from_json(cls, document: bytes | str | Mapping[str, Any]) -> "Manifest":
+        """From JSON text, or from the object that a JSON document held."""
+        try:
+            if isinstance(document, bytes | str):
+                manifest = msgspec.json.decode(document, type=cls)
+            else:
+                manifest = msgspec.convert(document, cls)
+        except msgspec.MsgspecError as error:
+            raise InputError(f"the saved manifest of the dataset is not valid: {error}") from error
+        if manifest.version != MANIFEST_VERSION:
+            raise InputError(
+                f"manifest version {manifest.version} is unknown; this release reads {MANIFEST_VERSION}"
+            )
+        return manifest
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    def to_builtins(self) -> dict[str, Any]:
+        """The same as an object to embed in a larger JSON document."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
+
+    @cached_property
+    def digest(self) -> str:
+        columns = [(field.name, str(field.type), field.nullable) for field in self.schema]
+        facts = msgspec.json.encode([self.version, [file.identity for file in self.files], columns])
+        return "blake2b:" + hashlib.blake2b(facts, digest_size=32).hexdigest()
+
+    @cached_property
+    def group_rows(self) -> tuple[int, ...]:
+        return tuple(rows for file in self.files for rows in file.group_rows)
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(self.group_rows)
+
+    @property
+    def bytes_per_row(self) -> int:
+        return max(sum(self.row_bytes.values()), 1)
+
+    def select(self, columns: Sequence[str], source: str) -> "Manifest":
+        """The manifest of the same files read with fewer columns, or with another order of them."""
+        faults = column_faults(self.schema, columns, source)
+        raise_faults(faults)
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return Manifest.build(self.files, schema, {name: self.row_bytes[name] for name in columns})
+
+    def changes_since(self, saved: "Manifest") -> list[str]:
+        """What differs from `saved`, one line each, the files by name."""
+        lines = []
+        then = {file.name: file for file in saved.files}
+        now = {file.name: file for file in self.files}
+        for name in [*then, *(name for name in now if name not in then)]:
+            was, is_ = then.get(name), now.get(name)
+            if was is None and is_ is not None:
+                lines.append(f"{is_.path}: is new")
+            elif is_ is None and was is not None:
+                lines.append(f"{was.path}: is gone")
+            elif was is not None and is_ is not None and was.identity != is_.identity:
+                lines.append(
+                    f"{is_.path}: changed (was {was.size_bytes} bytes, {was.num_rows} rows; "
+                    f"is {is_.size_bytes} bytes, {is_.num_rows} rows)"
+                )
+        if not lines and [f.identity for f in saved.files] != [f.identity for f in self.files]:
+            lines.append("the same files are listed in another order, or another number of times")
+        if not saved.schema.equals(self.schema):
+            lines.append(f"the columns were {_describe(saved.schema)}, are now {_describe(self.schema)}")
+        return lines
+
+
+def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) -> Manifest:
+    """Read the footers of every file below `paths`. Raises one InputError that lists every fault."""
+    faults: list[str] = []
+    files = _expand(paths, faults)
+    with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
+        outcomes = list(pool.map(_read_footer, files))
+    faults.extend(outcome for outcome in outcomes if isinstance(outcome, str))
+    footers = [outcome for outcome in outcomes if isinstance(outcome, _Footer)]
+    if not footers:
+        raise_faults(faults or ["no files were given: set dataset.parquet_paths"])
+
+    # The first file that has all columns sets the types; the others are compared with it.
+    names = list(columns) if columns is not None else list(footers[0].schema.names)
+    reference: _Footer | None = None
+    for footer in footers:
+        source = footer.record.path
+        found = column_faults(footer.schema, names, source)
+        if columns is None:
+            extra = [name for name in footer.schema.names if name not in names]
+            found += [
+                f"{source}: column {name!r} is not in {footers[0].record.path}; name the columns to read"
+                for name in extra
+            ]
+        if not found and reference is None:
+            reference = footer
+        elif not found and reference is not None:
+            found = _type_faults(footer, reference, names)
+        faults.extend(found)
+    if not faults and not any(footer.record.num_rows for footer in footers):
+        faults.append(f"the dataset has no rows: {', '.join(footer.record.path for footer in footers)}")
+    raise_faults(faults)
+    assert reference is not None
+    schema = pa.schema([reference.schema.field(name).remove_metadata() for name in names])
+    sized = next(footer for footer in footers if footer.record.num_rows)
+    row_bytes = {name: sized.row_bytes(name) for name in names}
+    return Manifest.build([footer.record for footer in footers], schema, row_bytes)
+
+
+def raise_faults(faults: list[str]) -> None:
+    if faults:
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        raise InputError("\n".join([f"dataset: {count}", *(f"  - {fault}" for fault in faults)]))
+
+
+def column_faults(schema: pa.Schema, columns: Sequence[str], source: str) -> list[str]:
+    faults = []
+    if not columns:
+        faults.append(f"{source}: the list of columns is empty; leave it out to read all")
+    for name in dict.fromkeys(columns):
+        count = len(schema.get_all_field_indices(name))
+        if count > 1:
+            faults.append(f"{source}: {count} columns are named {name!r}; a name must be unique")
+        elif count == 0:
+            close = difflib.get_close_matches(name, schema.names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(schema.names) or 'none'}"
+            faults.append(f"{source}: no column {name!r}; {hint}")
+        if list(columns).count(name) > 1:
+            faults.append(f"{source}: column {name!r} is asked for more than once")
+    return faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Footer:
+    record: FileRecord
+    schema: pa.Schema
+    metadata: pq.FileMetaData
+
+    def row_bytes(self, name: str) -> int:
+        """Decoded bytes of one row of a column: by type where the type tells, else from the encoded size."""
+        group = self.metadata.row_group(next(i for i, rows in enumerate(self.record.group_rows) if rows))
+        encoded = 0
+        for index in range(group.num_columns):
+            chunk = group.column(index)
+            if chunk.path_in_schema == name or chunk.path_in_schema.startswith(name + "."):
+                encoded += chunk.total_uncompressed_size
+        return max(_fixed_bytes(self.schema.field(name).type), -(-encoded // int(group.num_rows)), 1)
+
+
+def _fixed_bytes(data_type: pa.DataType) -> int:
+    if pa.types.is_fixed_size_list(data_type):
+        return int(data_type.list_size) * _fixed_bytes(data_type.value_type)
+    try:
+        return -(-int(data_type.bit_width) // 8)
+    except ValueError:  # a type of variable width
+        return 0
+
+
+def _expand(paths: Sequence[str], faults: list[str]) -> list[str]:
+    files: list[str] = []
+    for text in paths:
+        path = Path(text)
+        if path.is_file():
+            files.append(text)
+        elif path.is_dir():
+            found = sorted(
+                file.relative_to(path).as_posix()
+                for file in path.rglob("*.parquet")
+                if file.is_file() and not any(p.startswith((".", "_")) for p in file.relative_to(path).parts)
+            )
+            if not found:
+                faults.append(f"{text}: the folder holds no *.parquet file")
+            files.extend(str(path / name) for name in found)
+        elif glob.has_magic(text):
+            found = sorted(match for match in glob.glob(text, recursive=True) if Path(match).is_file())  # noqa: PTH207  (absolute patterns)
+            if not found:
+                faults.append(f"{text}: the pattern matches no file")
+            files.extend(found)
+        else:
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            close = difflib.get_close_matches(path.name, siblings, n=1)
+            hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+            faults.append(f"{text}: no such file or folder{hint}")
+    return files
+
+
+def _read_footer(path: str) -> _Footer | str:
+    """The footer, or the fault that keeps it from being read."""
+    try:
+        with Path(path).open("rb") as file:
+            size_bytes = file.seek(0, 2)
+            file.seek(max(size_bytes - 8, 0))
+            tail = file.read(8)
+            if size_bytes < 12 or tail[4:] != PARQUET_MAGIC:
+                file.seek(0)
+                cause = "it is cut short" if file.read(4) == PARQUET_MAGIC else "it does not begin as one"
+                return f"{path}: not a complete parquet file ({size_bytes} bytes): {cause}"
+            footer_bytes = int.from_bytes(tail[:4], "little")
+            if footer_bytes > size_bytes - 12:
+                return f"{path}: corrupt footer: it claims {footer_bytes} of {size_bytes} bytes"
+            file.seek(size_bytes - 8 - footer_bytes)
+            footer = file.read(footer_bytes)
+        # The footer alone is a readable file: its schema can be had without a second read.
+        with pq.ParquetFile(pa.BufferReader(PARQUET_MAGIC + footer + tail)) as reader:
+            metadata, schema = reader.metadata, reader.schema_arrow
+        data_end = _data_end(metadata)
+        if data_end > size_bytes - 8 - footer_bytes:
+            return f"{path}: its row groups end at byte {data_end}, the file has {size_bytes}: damaged"
+        record = FileRecord(
+            path=path,
+            size_bytes=size_bytes,
+            footer_digest=hashlib.blake2b(footer, digest_size=16).hexdigest(),
+            group_rows=tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)),
+        )
+    except (OSError, pa.ArrowException) as error:
+        return f"{path}: cannot be read as parquet: {error}"
+    return _Footer(record=record, schema=schema, metadata=metadata)
+
+
+def _data_end(metadata: pq.FileMetaData) -> int:
+    end = 0
+    for index in range(max(metadata.num_row_groups - 1, 0), metadata.num_row_groups):
+        group = metadata.row_group(index)
+        for column in range(group.num_columns):
+            chunk = group.column(column)
+            start = (chunk.has_dictionary_page and chunk.dictionary_page_offset) or chunk.data_page_offset
+            end = max(end, start + chunk.total_compressed_size)
+    return end
+
+
+def _type_faults(footer: _Footer, reference: _Footer, names: Sequence[str]) -> list[str]:
+    faults = []
+    for name in names:
+        is_, was = footer.schema.field(name), reference.schema.field(name)
+        if not is_.equals(was):
+            faults.append(
+                f"{footer.record.path}: column {name!r} is {_describe_field(is_)}, "
+                f"but {_describe_field(was)} in {reference.record.path}"
+            )
+    return faults
+
+
+def _describe_field(field: pa.Field) -> str:
+    return f"{field.type}" if field.nullable else f"{field.type} not null"
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {_describe_field(field)}" for field in schema)

@@ -1,0 +1,113 @@
+"""Secrets that cannot be printed by accident, and text from which they are removed."""
+
+import hmac
+import logging
+import re
+import traceback
+from collections.abc import Iterable
+from typing import NoReturn, Self
+from urllib.parse import quote
+
+MASK = "***"
+
+# Everything from `?` or `#` on and `user:password@` may be a credential (presigned URLs, SAS tokens).
+_URL = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.\-]*://)(?P<rest>[^\s'\"<>]+)")
+
+
+class Secret:
+    """A string that only `reveal()` shows: not repr, str, format, vars, copies or pickle."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({MASK})"
+
+    def __str__(self) -> str:
+        return MASK
+
+    def __format__(self, spec: str) -> str:
+        return format(MASK, spec)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._value.encode(), other._value.encode())
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is never pickled: hand the token over through the environment")
+
+
+def strip_url_secrets(text: str) -> str:
+    """`text` with the user info, query and fragment of every URL in it replaced by `***`."""
+    return _URL.sub(_strip_one_url, text)
+
+
+def _strip_one_url(match: re.Match[str]) -> str:
+    rest = match["rest"]
+    path_end = min((rest.find(mark) for mark in "?#" if mark in rest), default=len(rest))
+    head, tail = rest[:path_end], rest[path_end:]
+    # `?` and `#` may stand in a password that nobody encoded: then the host is behind them.
+    authority, slash, path = head.partition("/")
+    if "@" in authority:
+        authority = f"{MASK}@{authority.rpartition('@')[2]}"
+    elif not slash and "@" in tail:
+        return f"{match['scheme']}{MASK}"
+    return f"{match['scheme']}{authority}{slash}{path}{tail[0] + MASK if tail else ''}"
+
+
+class SecretRedactor(logging.Filter):
+    """Removes known secrets and URL credentials from text.
+
+    As a logging filter it belongs on handlers: a filter on a logger does not see the records of its children.
+    """
+
+    def __init__(self, secrets: Iterable[Secret | str | None] = ()) -> None:
+        super().__init__()
+        self._needles: tuple[Secret, ...] = ()
+        for secret in secrets:
+            self.add(secret)
+
+    def add(self, secret: Secret | str | None) -> None:
+        value = secret.reveal() if isinstance(secret, Secret) else secret
+        if not value:
+            return
+        needles = {needle.reveal() for needle in self._needles} | {value, quote(value, safe="")}
+        # Longest first, so that a secret which contains another one leaves no rest of itself.
+        self._needles = tuple(Secret(needle) for needle in sorted(needles, key=len, reverse=True))
+
+    def redact(self, text: str) -> str:
+        for needle in self._needles:
+            text = text.replace(needle.reveal(), MASK)
+        return strip_url_secrets(text)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        redacted = self.redact(message)
+        if redacted != message:
+            record.msg, record.args = redacted, None
+        if record.exc_info and record.exc_info[1] is not None:
+            lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+            clean = self.redact(lines)
+            if clean != lines:
+                # A formatter prefers `exc_text`; `exc_info` goes, lest another handler formats it anew.
+                record.exc_text, record.exc_info = clean, None
+        if record.exc_text:
+            record.exc_text = self.redact(record.exc_text)
+        if record.stack_info:
+            record.stack_info = self.redact(record.stack_info)
+        return True

@@ -1,0 +1,216 @@
+"""What a run tells the world: events v1, in order, off the step path.
+
+`TrainingReporter` has one method per event of the contract. Methods that a step may call only encode a line and
+queue it; the file is written by `EventLog`. Exactly one terminal event leaves a reporter, whoever asks first.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gen_worker.errors import Category
+from gen_worker.trainer.event_log import EventLog
+
+logger = logging.getLogger("gen_worker.events")
+
+SCHEMA_VERSION = "trainer_event.v1"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """The fields that every event starts with."""
+
+    schema_version: str = SCHEMA_VERSION
+    event: str
+    seq: int
+    run_id: str
+    attempt: int
+    timestamp_ms: int
+
+
+class MetricEvent(Event, frozen=True, kw_only=True):
+    name: str
+    value: float | str
+    step: int
+
+
+class MetricsEvent(Event, frozen=True, kw_only=True):
+    step: int
+    values: Mapping[str, float | str]
+
+
+class TrainingReporter:
+    """Writes the events of one attempt. Any thread may call any method."""
+
+    def __init__(
+        self,
+        events_path: Path | str,
+        *,
+        run_id: str,
+        log: EventLog | None = None,
+        redact: Callable[[str], str] = str,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._log = log or EventLog(Path(events_path), run_id=run_id)
+        self.run_id = run_id
+        self.attempt = self._log.attempt
+        self._redact = redact
+        self._clock_ms = clock_ms
+        self._terminal_lock = threading.Lock()
+        self._terminal: str | None = None
+        if self._log.damaged_bytes:
+            self.log(f"dropped {self._log.damaged_bytes} bytes after the last whole event", level="warning")
+
+    @property
+    def events_path(self) -> Path:
+        return self._log.path
+
+    @property
+    def terminal_event(self) -> str | None:
+        """`completed` or `failed` once one was written."""
+        return self._terminal
+
+    def started(self, **fields: Any) -> None:
+        self._log.append_synced(self._line("started", fields))
+
+    def heartbeat(self, step: int, epoch: int = 0) -> None:
+        with self._terminal_lock:  # nothing follows the terminal event
+            if self._terminal is None:
+                self._log.append(self._line("heartbeat", {"step": step, "epoch": epoch}), may_drop=True)
+
+    def metric(self, name: str, value: float, step: int) -> None:
+        self.metrics(step, {name: value})
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Queue one `metric` event, or `metrics` where there are several values. Never blocks on the disk."""
+        timestamp_ms = self._clock_ms()
+        for value in values.values():
+            if not math.isfinite(value):
+                values = {name: _json_number(value) for name, value in values.items()}  # type: ignore[misc]
+                break
+        run_id, attempt = self.run_id, self.attempt
+        if len(values) == 1:
+            ((name, value),) = values.items()
+
+            def encode(seq: int) -> bytes:
+                event = MetricEvent(
+                    event="metric",
+                    seq=seq,
+                    run_id=run_id,
+                    attempt=attempt,
+                    timestamp_ms=timestamp_ms,
+                    name=name,
+                    value=value,
+                    step=step,
+                )
+                return _encode(event) + b"\n"
+        else:
+
+            def encode(seq: int) -> bytes:
+                event = MetricsEvent(
+                    event="metrics",
+                    seq=seq,
+                    run_id=run_id,
+                    attempt=attempt,
+                    timestamp_ms=timestamp_ms,
+                    step=step,
+                    values=values,
+                )
+                return _encode(event) + b"\n"
+
+        log = self._log
+        if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
+            self._tell_dropped()
+
+    def validation(self, step: int, values: Mapping[str, float], *, rows: int) -> None:
+        shown = {name: _json_number(value) for name, value in values.items()}
+        self._log.append(self._line("validation", {"step": step, "rows": rows, "values": shown}))
+
+    def checkpoint(
+        self, path: Path | str, step: int, then: Callable[[], None] | None = None, **fields: Any
+    ) -> None:
+        """Queue a `checkpoint` event; it is synced, and only then is `then` called (on the writer's thread)."""
+        self._log.append_synced(self._line("checkpoint", {"path": str(path), "step": step, **fields}), then)
+
+    def sample(self, path: Path | str, step: int, **fields: Any) -> None:
+        self._log.append(self._line("sample", {"path": str(path), "step": step, **fields}))
+
+    def video(self, path: Path | str, step: int, **fields: Any) -> None:
+        self._log.append(self._line("video", {"path": str(path), "step": step, **fields}))
+
+    def log(
+        self, message: str, *, level: Literal["info", "warning", "error"] = "info", **fields: Any
+    ) -> None:
+        """A sentence for people. After the terminal event it goes to the process's log instead."""
+        with self._terminal_lock:
+            if self._terminal is None:
+                self._append_log(message, level, fields)
+                return
+        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", self._redact(message))
+
+    def _append_log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:
+        self._log.append(self._line("log", {"level": level, "message": self._redact(message), **fields}))
+
+    def completed(self, step: int, final_checkpoint: Path | str | None = None, **fields: Any) -> bool:
+        """The terminal event of a run that reached its end; False where a terminal event is out already."""
+        path = None if final_checkpoint is None else str(final_checkpoint)
+        return self._finish("completed", {"step": step, "final_checkpoint": path, **fields})
+
+    def failed(self, step: int, category: Category | str, error: str, **fields: Any) -> bool:
+        """The terminal event of every other attempt; False where a terminal event is out already."""
+        return self._finish(
+            "failed", {"step": step, "category": str(category), "error": self._redact(error), **fields}
+        )
+
+    def _finish(self, event: str, fields: dict[str, Any]) -> bool:
+        with self._terminal_lock:
+            if self._terminal is not None:
+                return False
+            self._tell_dropped()
+            self._log.append_durable(self._line(event, fields))
+            self._terminal = event
+            return True
+
+    def _tell_dropped(self) -> None:
+        count = self._log.take_num_dropped()
+        if count:
+            message = f"{count} metric events were not written: the disk did not keep up with the loop"
+            self._append_log(message, "warning", {"num_dropped": count})
+
+    def _line(self, event: str, fields: Mapping[str, Any]) -> Callable[[int], bytes]:
+        timestamp_ms = self._clock_ms()
+
+        def encode(seq: int) -> bytes:
+            head = {
+                "schema_version": SCHEMA_VERSION,
+                "event": event,
+                "seq": seq,
+                "run_id": self.run_id,
+                "attempt": self.attempt,
+                "timestamp_ms": timestamp_ms,
+            }
+            return _encode({**head, **fields}) + b"\n"
+
+        return encode
+
+    def flush(self) -> None:
+        """Hand everything queued to the system; raises OSError where the disk refuses."""
+        self._log.flush()
+
+    def close(self) -> None:
+        """Write everything and release the file. No event can follow."""
+        self._log.close()
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no word for these three; a string keeps what null would lose."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

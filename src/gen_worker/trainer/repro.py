@@ -1,0 +1,72 @@
+"""Seeding, and scalars from whatever a training step computes."""
+
+import sys
+from typing import Any
+
+
+def seed_everything(seed: int, *, torch: bool | None = None) -> int:
+    """Seed the global generators of python, numpy and torch (all devices); return the seed.
+
+    "Everything" is meant: torch is imported and seeded where it is installed, because a generator left
+    unseeded without a word is worse than a slow import. Say `torch=False` in a trainer that does not use
+    torch (the import costs seconds), `torch=True` to fail where torch is missing. Generators that you made
+    yourself are yours to seed. The runtime calls this before `setup`.
+    """
+    import operator
+    import random
+
+    number = operator.index(seed)
+    if isinstance(seed, bool) or not 0 <= number < 2**64:
+        raise ValueError(f"the seed is {seed!r}, expected a whole number from 0 to 2**64 - 1")
+    random.seed(number)
+    _seed_numpy(number)
+    if torch is None:
+        torch = _is_installed("torch")
+    if torch:
+        from torch import manual_seed
+
+        # All devices, also those initialised later. On a CPU torch reads only the low 32 bits: fold the rest in.
+        manual_seed(number ^ (number >> 32))
+    return number
+
+
+def _seed_numpy(seed: int) -> None:
+    if not _is_installed("numpy"):
+        return
+    import numpy as np
+
+    # The legacy generator takes 32 bits; a wider seed goes in as words so that none of its bits is lost.
+    np.random.seed(seed if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32])
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def to_float_scalar(value: Any) -> float:
+    """The one number in `value`: a python number, a numpy or torch value of one element, or anything with `.item()`.
+
+    Reading a tensor waits for its device. TypeError: not a number. ValueError: not exactly one.
+    """
+    if type(value) is float:
+        return value
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        dims = tuple(shape)
+        if any(dim != 1 for dim in dims):
+            raise ValueError(
+                f"a {type(value).__name__} of shape {dims} is not one number: reduce it first, with .mean() for example"
+            )
+    found = value
+    if callable(getattr(value, "item", None)):
+        try:
+            found = value.item()
+        except (RuntimeError, ValueError) as error:  # a meta tensor, or an array type that hides its shape
+            raise ValueError(f"a {type(value).__name__} did not give one number: {error}") from error
+    if isinstance(found, (str, bytes, bytearray, complex)) or not hasattr(found, "__float__"):
+        raise TypeError(f"expected one number, found {found!r:.80} ({type(value).__name__})")
+    return float(found)

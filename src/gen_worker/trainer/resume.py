@@ -1,0 +1,39 @@
+"""Where an attempt begins: at the run's newest verified checkpoint, at a given one, or at step 0."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gen_worker.errors import InputError, StartupError
+from gen_worker.trainer.checkpoint_store import Checkpoint, CheckpointStore, PassedOver
+from gen_worker.trainer.contracts import TrainingJobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """What to restore (None: start fresh), and what was passed over on the way to it."""
+
+    checkpoint: Checkpoint | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path | None) -> ResumePoint:
+    """The run's own checkpoints come first: a second attempt goes on from them, not from what the first was given."""
+    store = CheckpointStore(checkpoints_dir)
+    existing = store.list()
+    if existing and not job.resume_from_latest:
+        raise StartupError(
+            f"{checkpoints_dir} already holds checkpoints of this run up to step {existing[0].step}, and"
+            " resume_from_latest is false: set it to true to go on, or use another folder to start anew"
+        )
+    checkpoint, passed_over = store.newest_verified()
+    if checkpoint is not None:
+        return ResumePoint(checkpoint=checkpoint, passed_over=tuple(passed_over))
+    if existing:
+        reasons = "\n".join(f"  - {item.path.name}: {item.reason}" for item in passed_over)
+        raise InputError(
+            f"none of the {len(existing)} checkpoints in {checkpoints_dir} can be resumed:\n{reasons}\n"
+            "nothing was deleted; move them away to start anew, or resume from a copy with resume_checkpoint_path"
+        )
+    if given is not None:
+        return ResumePoint(checkpoint=store.load(given), passed_over=tuple(passed_over))
+    return ResumePoint(passed_over=tuple(passed_over))

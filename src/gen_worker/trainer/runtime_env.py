@@ -1,0 +1,128 @@
+"""The environment of a trainer-mode worker, read once, here and nowhere else."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.errors import SpecError
+from gen_worker.trainer.contracts import UploadsSpec
+from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1, read_subprocess_contract
+
+JOB_SPEC_PATH = "/app/.cozy/trainer_job.json"
+ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (the contract's default)
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("", "0", "false", "no", "off")
+
+
+class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the outside tells a worker besides its job."""
+
+    job_spec_path: Path
+    plugin: str | None = None
+    checkpoints_dir: Path
+    samples_dir: Path
+    events_path: Path
+    arrow_ipc_path: Path | None = None
+    extra_env: dict[str, str] = {}
+    cancel_file: Path | None = None
+    is_cancelled: bool = False
+    max_runtime_s: float | None = None
+    is_orchestrated: bool = False
+    is_isolated: bool = False
+    uploads: UploadsSpec = UploadsSpec()
+    cache_dir: Path
+    s3_endpoint: str | None = None
+    s3_region: str | None = None
+    gcs_endpoint: str | None = None
+    capability_public_key: str | None = None
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
+    """Every fault at once. The capability token is not in the record: `take_capability_token` hands it over."""
+    faults: list[str] = []
+    contract = _contract(environ)
+    root = Path(environ.get("TRAINER_ARTIFACTS_DIR") or ARTIFACTS_DIR)
+
+    def place(name: str, default: Path) -> Path:
+        return Path(environ.get(name) or default).absolute()
+
+    environment = WorkerEnvironment(
+        job_spec_path=place("TRAINER_JOB_SPEC_PATH", Path(JOB_SPEC_PATH)),
+        plugin=environ.get("TRAINER_PLUGIN") or None,
+        checkpoints_dir=place("TRAINER_CHECKPOINTS_DIR", root / "checkpoints"),
+        samples_dir=place("TRAINER_SAMPLES_DIR", root / "samples"),
+        events_path=place("TRAINER_EVENTS_PATH", root / "metrics" / "events.jsonl"),
+        cancel_file=Path(environ["TRAINER_CANCEL_FILE"]) if environ.get("TRAINER_CANCEL_FILE") else None,
+        is_cancelled=_flag(environ, "TRAINER_CANCELLED", faults),
+        max_runtime_s=_positive(environ, "TRAINER_MAX_RUNTIME_SECONDS", faults),
+        is_orchestrated=_flag(environ, "TRAINER_ORCHESTRATED", faults),
+        is_isolated=_flag(environ, "TRAINER_ISOLATED", faults),
+        uploads=UploadsSpec(
+            metrics_url=environ.get("TRAINER_UPLOAD_METRICS_URL") or None,
+            checkpoint_url=environ.get("TRAINER_UPLOAD_CHECKPOINT_URL") or None,
+            sample_url=environ.get("TRAINER_UPLOAD_SAMPLE_URL") or None,
+            terminal_url=environ.get("TRAINER_UPLOAD_TERMINAL_URL") or None,
+        ),
+        cache_dir=_cache_dir(environ),
+        s3_endpoint=environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None,
+        s3_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
+        gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
+        capability_public_key=environ.get("TRAINER_CAPABILITY_PUBLIC_KEY") or None,
+    )
+    if faults:
+        raise SpecError("the worker's environment", faults)
+    if contract is None:
+        return environment
+    return msgspec.structs.replace(
+        environment,
+        job_spec_path=Path(contract.job_spec_path),
+        plugin=contract.trainer_plugin,
+        checkpoints_dir=Path(contract.checkpoints_dir),
+        samples_dir=Path(contract.samples_dir),
+        events_path=Path(contract.events_path),
+        arrow_ipc_path=Path(contract.arrow_ipc_path) if contract.arrow_ipc_path else None,
+        extra_env=contract.extra_env,
+        is_isolated=False,  # the contract is how an isolated worker is started
+    )
+
+
+def take_capability_token(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The secret, once; it is removed from the process's environment so that no child or dump carries it on."""
+    if environ is os.environ:
+        return os.environ.pop("TRAINER_CAPABILITY_TOKEN", None) or None
+    return environ.get("TRAINER_CAPABILITY_TOKEN") or None
+
+
+def _contract(environ: Mapping[str, str]) -> TrainerSubprocessContractV1 | None:
+    path = environ.get("TRAINER_CONTRACT_PATH")
+    return read_subprocess_contract(path) if path else None
+
+
+def _flag(environ: Mapping[str, str], name: str, faults: list[str]) -> bool:
+    word = environ.get(name, "").strip().lower()
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        faults.append(f"{name}: found {word!r}, expected 1 or 0")
+    return word in TRUE_WORDS
+
+
+def _positive(environ: Mapping[str, str], name: str, faults: list[str]) -> float | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        faults.append(f"{name}: found {text!r}, expected a number of seconds above 0")
+        return None
+    return value
+
+
+def _cache_dir(environ: Mapping[str, str]) -> Path:
+    if environ.get("TRN_CACHE_DIR"):
+        return Path(environ["TRN_CACHE_DIR"]).expanduser()
+    home = environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "trn"

@@ -1,0 +1,75 @@
+"""Samples on disk: written by the author's hook into a temporary folder, checked, synced, renamed at once."""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from gen_worker.errors import TrainStepError
+
+_TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(?P<token>[0-9a-f]+)-\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSample:
+    path: Path
+    step: int
+    size_bytes: int
+
+
+class SampleFolder:
+    def __init__(self, path: Path, token: str) -> None:
+        self._path = path
+        self._token = token
+        self._num_opened = 0
+
+    def clean_up(self) -> None:
+        """Remove what crashed attempts left half written."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        for path in list(self._path.iterdir()):
+            match = _TEMPORARY.fullmatch(path.name)
+            if match and match["token"] != self._token:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def open(self, step: int) -> Path:
+        self._num_opened += 1
+        path = self._path / f"step-{step:08d}.tmp-{self._token}-{self._num_opened}"
+        path.mkdir(parents=True)
+        return path
+
+    def commit(self, step: int, produced: Path) -> list[SavedSample]:
+        """Move `produced` to its lasting name; the samples in it, by name. No file at all gives an empty list."""
+        files = sorted(path for path in produced.rglob("*") if path.is_file())
+        empty = [path.relative_to(produced).as_posix() for path in files if path.stat().st_size == 0]
+        if empty:
+            shutil.rmtree(produced, ignore_errors=True)
+            raise TrainStepError(
+                f"the sample hook wrote an empty file at step {step}: {', '.join(empty)}; "
+                "close or flush every file before the hook returns"
+            )
+        if not files:
+            shutil.rmtree(produced, ignore_errors=True)
+            return []
+        for path in [*files, *(path for path in produced.rglob("*") if path.is_dir()), produced]:
+            _sync(path)
+        target = self._path / f"step-{step:08d}"
+        if target.exists():  # an earlier attempt passed this step too; its samples are the older ones
+            self._num_opened += 1
+            old = self._path / f"{target.name}.tmp-{self._token}-{self._num_opened}"
+            target.rename(old)
+            produced.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            produced.rename(target)
+        _sync(self._path)
+        moved = [target / path.relative_to(produced) for path in files]
+        return [SavedSample(path=path, step=step, size_bytes=path.stat().st_size) for path in moved]
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,212 @@
+"""What downloads and uploads share: when to try again, how long to wait, who may see the token."""
+
+import functools
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.redaction import SecretRedactor
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+CHUNK_BYTES = 1 << 20
+RETRYABLE_STATUS = frozenset({408, 425, 429})
+_URL_STRIPPER = SecretRedactor()
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class FaultKind(Enum):
+    TRANSIENT = auto()  # worth another attempt
+    PERMANENT = auto()  # the same request would fail again
+    MISSING = auto()  # the object is not there
+    AUTH = auto()  # the credential was refused
+
+
+class TransferFault(Exception):  # noqa: N818  (internal; callers turn it into a WorkerError or an UploadFailure)
+    """One failed attempt. `reason` is free of secrets."""
+
+    def __init__(self, kind: FaultKind, reason: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Exponential backoff with full jitter, bounded by count and by time.
+
+    `max_elapsed_s` bounds when another attempt may begin, not the attempt itself (timeouts bound that).
+    """
+
+    max_attempts: int = 6
+    base_s: float = 0.5
+    cap_s: float = 30.0
+    max_elapsed_s: float = 600.0
+
+    def jittered_s(self, failures: int, draw: float) -> float:
+        """The wait after `failures` failures (from 1) for a uniform `draw` from [0, 1)."""
+        # The exponent is bounded: 2**1100 is no float, and the cap has won long before.
+        return draw * min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 60))
+
+
+class Backoff:
+    """Counts the failures of one transfer against its policy. Not shared between threads."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        draw: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._draw = draw
+        self._clock = clock
+        self._began_at = clock()
+        self.failures = 0
+
+    def next_delay_s(self, retry_after_s: float | None = None) -> float | None:
+        """Count a failure; how long to wait before the next attempt, or None to give up."""
+        self.failures += 1
+        if self.failures >= self._policy.max_attempts:
+            return None
+        delay_s = self._policy.jittered_s(self.failures, self._draw())
+        if retry_after_s is not None:
+            delay_s = max(delay_s, retry_after_s)
+        if self._clock() - self._began_at + delay_s > self._policy.max_elapsed_s:
+            return None
+        return delay_s
+
+    def reset(self) -> None:
+        """The transfer has moved on: count and time begin anew."""
+        self.failures = 0
+        self._began_at = self._clock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStoreOptions:
+    """How s3:// and gs:// are reached; credentials are found by the library itself.
+
+    `s3_endpoint` is the value of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, `gcs_endpoint` of
+    STORAGE_EMULATOR_HOST: `http://host:port`, or `host:port` for https.
+    """
+
+    s3_endpoint: str | None = None
+    s3_region: str | None = None
+    gcs_endpoint: str | None = None
+    gcs_anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferOptions:
+    """Everything a transfer may be told; the defaults suit a worker.
+
+    `token_hosts` names the only hosts that may see the token (`host` or `host:port`); None: every https host.
+    Plain http gets it on loopback only, unless `allow_insecure_token`.
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    connect_timeout_s: float = 10.0
+    stall_timeout_s: float = 60.0
+    allow_insecure_token: bool = False
+    token_hosts: frozenset[str] | None = None
+    object_store: ObjectStoreOptions = field(default_factory=ObjectStoreOptions)
+    sleep: Callable[[float], None] = time.sleep
+    draw: Callable[[], float] = random.random
+
+    def http_client(self) -> "httpx.Client":
+        import httpx
+
+        # It logs each URL at INFO, query and all.
+        logging.getLogger("httpx").addFilter(_URL_STRIPPER)
+        timeout = httpx.Timeout(self.stall_timeout_s, connect=self.connect_timeout_s)
+        # Redirects are followed by hand: the token must not travel with them.
+        return httpx.Client(timeout=timeout, follow_redirects=False, verify=_tls_context())
+
+
+@functools.cache
+def _tls_context() -> "ssl.SSLContext":
+    """Made once: reading the certificate store takes longer than many a transfer."""
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+def bearer_headers(
+    url: str, auth: TrainerAuthContext | None, *, scope: str, options: TransferOptions
+) -> dict[str, str]:
+    """The Authorization header for `url`, or nothing where the token must not go."""
+    if auth is None or not auth.allows(scope):
+        return {}
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if parts.username is not None:
+        return {}  # the URL brings a credential of its own
+    if options.token_hosts is not None and not {host, _host_port(parts)} & options.token_hosts:
+        return {}
+    if parts.scheme != "https" and host not in _LOOPBACK and not options.allow_insecure_token:
+        return {}
+    return {"Authorization": auth.authorization_header()}
+
+
+def has_same_origin(one: str, other: str) -> bool:
+    """May a credential for `one` be sent to `other`? Equal scheme, host and port."""
+    first, second = urlsplit(one), urlsplit(other)
+    return first.scheme == second.scheme and _host_port(first) == _host_port(second)
+
+
+def _host_port(parts: SplitResult) -> str:
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return f"{(parts.hostname or '').lower()}:{port}"
+
+
+def parse_retry_after_s(value: str | None, *, now: float) -> float | None:
+    """Seconds from a Retry-After header (a number or a date); None where absent or unreadable."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text) if len(text) < 10 else None
+    from email.utils import parsedate_to_datetime
+
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return max(0.0, moment.timestamp() - now)
+
+
+def status_fault(
+    status: int, retry_after: str | None, *, sent_token: bool, detail: str = ""
+) -> TransferFault:
+    """What an HTTP status that is no success means for the next attempt."""
+    reason = f"the server answered {status}" + (f" ({detail})" if detail else "")
+    if status in (401, 403):
+        credential = "the capability token was refused" if sent_token else "no capability token was sent"
+        return TransferFault(FaultKind.AUTH, f"{reason}: {credential}")
+    if status in (404, 410):
+        return TransferFault(FaultKind.MISSING, reason)
+    if status >= 500 or status in RETRYABLE_STATUS:
+        wait_s = parse_retry_after_s(retry_after, now=time.time())
+        return TransferFault(FaultKind.TRANSIENT, reason, retry_after_s=wait_s)
+    return TransferFault(FaultKind.PERMANENT, reason)
+
+
+def http_fault(exc: Exception, redactor: SecretRedactor) -> TransferFault:
+    """An exception of httpx as a fault. Raise it `from None`: the original may quote headers and URLs."""
+    import httpx
+
+    text = redactor.redact(str(exc)) or "no further detail"
+    lasting = (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+    kind = FaultKind.PERMANENT if isinstance(exc, lasting) else FaultKind.TRANSIENT
+    return TransferFault(kind, f"{type(exc).__name__}: {text}")

@@ -1,0 +1,177 @@
+"""Where parcels go: an HTTP endpoint, or a prefix in an object store."""
+
+import base64
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote, urlsplit
+
+from gen_worker.errors import StartupError
+from gen_worker.trainer.authz import SCOPE_UPLOAD, TrainerAuthContext
+from gen_worker.trainer.object_store import ObjectStore, store_fault
+from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
+from gen_worker.trainer.transfer import (
+    FaultKind,
+    TransferFault,
+    TransferOptions,
+    bearer_headers,
+    http_fault,
+    status_fault,
+)
+from gen_worker.trainer.upload_parcels import Parcel, Sender
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_ANSWER_BYTES = 64 << 10
+
+
+class Endpoint(Protocol):
+    def send(self, parcel: Parcel, *, check: Callable[[], None]) -> None:
+        """Deliver all of it or raise TransferFault. `check` is called per chunk and may raise to stop."""
+
+    def close(self) -> None: ...
+
+
+def check_target(name: str, target: str) -> None:
+    """StartupError for a target that can never work: found at the start, not at the first checkpoint."""
+    try:
+        parts = urlsplit(target)
+        is_sound = parts.scheme in ("http", "https", "s3", "gs") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        is_sound = False
+    if not is_sound:
+        raise StartupError(
+            f"the {name} is {strip_url_secrets(target)!r}; expected http(s)://host/path, s3://bucket/prefix or "
+            "gs://bucket/prefix"
+        )
+
+
+def open_endpoint(
+    target: str, sender: Sender, auth: TrainerAuthContext | None, options: TransferOptions
+) -> Endpoint:
+    if urlsplit(target).scheme in ("http", "https"):
+        return HttpEndpoint(target, sender, auth, options)
+    return ObjectEndpoint(target, options)
+
+
+class HttpEndpoint:
+    def __init__(
+        self, url: str, sender: Sender, auth: TrainerAuthContext | None, options: TransferOptions
+    ) -> None:
+        self._url = url
+        self._sender = sender
+        self._auth = auth
+        self._options = options
+        self._redactor = SecretRedactor([auth.token] if auth else [])
+        self._client = options.http_client()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def headers(self, parcel: Parcel) -> dict[str, str]:
+        """Everything but the credential."""
+        digest = base64.b64encode(bytes.fromhex(parcel.digest)).decode()
+        headers = {
+            "Content-Type": parcel.content_type,
+            "Content-Length": str(parcel.size_bytes),
+            "Content-Digest": f"sha-256=:{digest}:",
+            "Idempotency-Key": parcel.idempotency_key(self._sender),
+            "X-Trn-Run-Id": quote(self._sender.run_id),
+            "X-Trn-Attempt": str(self._sender.attempt),
+            "X-Trn-File-Name": quote(parcel.file_name),
+        }
+        if self._sender.owner is not None:
+            headers["X-Trn-Owner"] = quote(self._sender.owner)
+        if parcel.step is not None:
+            headers["X-Trn-Step"] = str(parcel.step)
+        if parcel.is_final:
+            headers["X-Trn-Final"] = "1"
+        return headers
+
+    def send(self, parcel: Parcel, *, check: Callable[[], None]) -> None:
+        import httpx
+
+        bearer = bearer_headers(self._url, self._auth, scope=SCOPE_UPLOAD, options=self._options)
+        try:
+            with self._client.stream(
+                "POST",
+                self._url,
+                headers={**self.headers(parcel), **bearer},
+                content=_checked(parcel.body(), check),
+            ) as response:
+                self._judge(response, sent_token=bool(bearer))
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
+            raise http_fault(exc, self._redactor) from None
+
+    def _judge(self, response: "httpx.Response", *, sent_token: bool) -> None:
+        status = response.status_code
+        length = response.headers.get("content-length", "")
+        is_short = length.isdigit() and int(length) <= MAX_ANSWER_BYTES
+        if 200 <= status < 300:
+            if is_short:
+                response.read()  # an answer read to its end leaves the connection for the next parcel
+            return
+        if 300 <= status < 400:
+            place = self._redactor.redact(response.headers.get("location", "nowhere"))
+            raise TransferFault(
+                FaultKind.PERMANENT, f"the server redirects ({status}) to {place}; set the target to that URL"
+            )
+        if status == 409:
+            # Draft Idempotency-Key: the first request with this key is still being worked on.
+            raise TransferFault(FaultKind.TRANSIENT, "the server answered 409")
+        detail = ""
+        if is_short:
+            detail = self._redactor.redact(" ".join(response.read().decode(errors="replace").split()))[:200]
+        raise status_fault(status, response.headers.get("retry-after"), sent_token=sent_token, detail=detail)
+
+
+class ObjectEndpoint:
+    """Puts objects below a prefix. An object that was cut short is removed again, or never becomes visible."""
+
+    def __init__(self, target: str, options: TransferOptions) -> None:
+        parts = urlsplit(target)
+        self._scheme = parts.scheme
+        self._bucket = parts.netloc
+        self._prefix = f"{parts.netloc}{parts.path}".rstrip("/")
+        self._options = options
+        self._store: ObjectStore | None = None
+
+    def close(self) -> None:
+        self._store = None
+
+    def send(self, parcel: Parcel, *, check: Callable[[], None]) -> None:
+        if self._store is None:
+            self._store = ObjectStore(self._scheme, self._bucket, self._options)
+        store = self._store
+        key = f"{self._prefix}/{parcel.object_name}"
+        stream = store.create(key, parcel.content_type)
+        is_whole = False
+        try:
+            for chunk in _checked(parcel.body(), check):
+                stream.write(chunk)
+            is_whole = True
+        except (OSError, ValueError) as exc:
+            raise store_fault(exc) from None
+        finally:
+            if not is_whole:
+                # Closing stores what was written, and there is no way to abort.
+                with contextlib.suppress(OSError, ValueError, TransferFault):
+                    stream.close()
+                    store.delete(key)
+        try:
+            stream.close()
+        except (OSError, ValueError) as exc:
+            raise store_fault(exc) from None
+        stored_bytes = store.size_bytes(key)
+        if stored_bytes != parcel.size_bytes:
+            raise TransferFault(
+                FaultKind.TRANSIENT, f"{stored_bytes} of {parcel.size_bytes} bytes were stored as {key}"
+            )
+
+
+def _checked(chunks: Iterator[bytes], check: Callable[[], None]) -> Iterator[bytes]:
+    for chunk in chunks:
+        check()
+        yield chunk

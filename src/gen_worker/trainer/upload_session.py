@@ -1,0 +1,100 @@
+"""An attempt's uploads as the runtime sees them: opened if asked for, settled before the end, told the end."""
+
+from pathlib import Path
+
+from gen_worker.errors import Category, UploadError
+from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.contracts import TrainingJobSpec, UploadsSpec
+from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.transfer import ObjectStoreOptions, TransferOptions
+from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
+
+DRAIN_S = 60.0
+NUM_LISTED = 3
+
+
+class UploadSession:
+    """`uploader` is None where nothing is to be uploaded; every method is then free."""
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        job: TrainingJobSpec,
+        auth: TrainerAuthContext | None,
+        reporter: TrainingReporter,
+    ) -> None:
+        self._reporter = reporter
+        self._failures: list[UploadFailure] = []
+        self.uploader: ArtifactUploader | None = None
+        wanted = _merge(job.uploads, environment.uploads)
+        if wanted != UploadsSpec():
+            self.uploader = ArtifactUploader(
+                targets=UploadTargets(
+                    metrics_url=wanted.metrics_url,
+                    checkpoint_url=wanted.checkpoint_url,
+                    sample_url=wanted.sample_url,
+                    terminal_url=wanted.terminal_url,
+                ),
+                run_id=job.run_id,
+                owner=job.owner,
+                attempt=reporter.attempt,
+                auth=auth,
+                on_failure=self._on_failure,
+                options=transfer_options(environment),
+            )
+
+    def _on_failure(self, failure: UploadFailure) -> None:
+        if not failure.is_skipped:  # thinned or overtaken by something newer: told, but no reason to fail
+            self._failures.append(failure)
+        self._reporter.log(
+            f"upload of {failure.kind} at step {failure.step} failed: {failure.reason}", level="warning"
+        )
+
+    def settle(self) -> None:
+        """Wait for what is under way; raise UploadError for what was finally not delivered."""
+        if self.uploader is None:
+            return
+        self.uploader.drain(DRAIN_S)
+        if self._failures:
+            listed = [
+                f"{item.kind} of step {item.step}: {item.reason}" for item in self._failures[:NUM_LISTED]
+            ]
+            if len(self._failures) > NUM_LISTED:
+                listed.append(f"and {len(self._failures) - NUM_LISTED} more")
+            raise UploadError(
+                f"{len(self._failures)} uploads failed ({'; '.join(listed)});"
+                " the training is complete and everything is safe in the run's folder"
+            )
+
+    def tell_completed(self, step: int, final_checkpoint: Path | None) -> None:
+        if self.uploader is not None:
+            self.uploader.terminal("completed", step, final_checkpoint=final_checkpoint)
+            self.uploader.drain(DRAIN_S)
+
+    def tell_failed(self, step: int, category: Category, error: str) -> None:
+        if self.uploader is not None:
+            self.uploader.terminal("failed", step, category=category.value, error=error)
+            self.uploader.drain(DRAIN_S)
+
+    def close(self) -> None:
+        if self.uploader is not None:
+            self.uploader.close()
+
+
+def transfer_options(environment: WorkerEnvironment) -> TransferOptions:
+    """How this worker reaches other machines; downloads and uploads share it."""
+    return TransferOptions(
+        object_store=ObjectStoreOptions(
+            s3_endpoint=environment.s3_endpoint,
+            s3_region=environment.s3_region,
+            gcs_endpoint=environment.gcs_endpoint,
+        )
+    )
+
+
+def _merge(job: UploadsSpec, environment: UploadsSpec) -> UploadsSpec:
+    """The environment is the operator's word and wins, target by target."""
+    return UploadsSpec(
+        **{name: getattr(environment, name) or getattr(job, name) for name in UploadsSpec.__struct_fields__}
+    )

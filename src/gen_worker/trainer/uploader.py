@@ -1,0 +1,251 @@
+"""Sends metrics, checkpoints, samples and the end of a run elsewhere, in the background.
+
+No call here waits for the network: a slow or dead endpoint delays no step, and what it costs is reported.
+"""
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gen_worker.errors import UploadError
+from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.redaction import SecretRedactor
+from gen_worker.trainer.transfer import TransferOptions
+from gen_worker.trainer.upload_endpoints import check_target, open_endpoint
+from gen_worker.trainer.upload_lane import FileBacklog, Lane, PointBacklog, UploadLimits
+from gen_worker.trainer.upload_parcels import (
+    CHECKPOINT,
+    METRICS,
+    SAMPLE,
+    TERMINAL,
+    FilesJob,
+    Job,
+    RecordJob,
+    Sender,
+    UploadFailure,
+)
+
+__all__ = ["ArtifactUploader", "UploadFailure", "UploadLimits", "UploadTargets"]
+
+log = logging.getLogger(__name__)
+
+# The part of a drain that is kept for the terminal record when the artifacts before it do not get through.
+TERMINAL_SHARE = 0.25
+MAX_KEPT_FAILURES = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadTargets:
+    """An http(s) URL or an s3:// or gs:// prefix per kind; None: that kind is not uploaded."""
+
+    metrics_url: str | None = None
+    checkpoint_url: str | None = None
+    sample_url: str | None = None
+    terminal_url: str | None = None
+
+
+class ArtifactUploader:
+    """Belongs to the process that made it; its methods may be called from any thread there.
+
+    `metrics`, `checkpoint`, `sample` and `terminal` only queue (a file is opened, so that it may be deleted
+    meanwhile). `on_failure` is called for all that will not be delivered, from a background thread or from
+    `drain` and `close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        targets: UploadTargets,
+        run_id: str,
+        owner: str | None = None,
+        attempt: int = 1,
+        auth: TrainerAuthContext | None = None,
+        limits: UploadLimits | None = None,
+        options: TransferOptions | None = None,
+        on_failure: Callable[[UploadFailure], None] | None = None,
+    ) -> None:
+        self._sender = Sender(run_id=run_id, owner=owner, attempt=attempt)
+        self._on_failure = on_failure
+        self._redactor = SecretRedactor([auth.token] if auth else [])
+        self._process_id = os.getpid()
+        self._lock = threading.RLock()
+        self._idle = threading.Condition(self._lock)
+        self._failures: deque[UploadFailure] = deque(maxlen=MAX_KEPT_FAILURES)
+        self._is_closed = False
+        self._is_terminal_released = False
+        self._lanes: dict[str, Lane] = {}
+        bounds = limits or UploadLimits()
+        settings = options or TransferOptions()
+        self._points = PointBacklog(bounds, self._sender)
+        self._files = {kind: FileBacklog(bounds) for kind in (CHECKPOINT, SAMPLE, TERMINAL)}
+        for kind, target in (
+            (METRICS, targets.metrics_url),
+            (CHECKPOINT, targets.checkpoint_url),
+            (SAMPLE, targets.sample_url),
+            (TERMINAL, targets.terminal_url),
+        ):
+            if target is None:
+                continue
+            check_target(f"upload target {kind}_url", target)
+            self._lanes[kind] = Lane(
+                kind,
+                self._points if kind == METRICS else self._files[kind],
+                open_endpoint=lambda target=target: open_endpoint(target, self._sender, auth, settings),  # type: ignore[misc]
+                options=settings,
+                linger_s=bounds.linger_s if kind == METRICS else 0.0,
+                lock=self._lock,
+                on_idle=self._lane_became_idle,
+                report=self._record,
+                may_start=self._may_send_terminal if kind == TERMINAL else lambda: True,
+            )
+
+    def metrics(self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None) -> None:
+        """Queue one point. Values are read later, so they must be plain numbers."""
+        lane = self._lane(METRICS)
+        if lane is not None:
+            moment_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+            copied = dict(values)
+            with self._lock:
+                self._points.add(step, moment_ms, copied)
+                lane.notify()
+
+    def checkpoint(
+        self,
+        path: Path | str,
+        meta_path: Path | str,
+        step: int,
+        final: bool = False,
+        digest: str | None = None,
+    ) -> None:
+        """Queue a committed checkpoint: its data, then its meta file, which tells the receiver it is whole.
+
+        `digest` is the data's (`sha256:<hex>`), if the caller knows it; else it is computed in the background.
+        """
+        lane = self._lane(CHECKPOINT)
+        if lane is not None:
+            job = FilesJob(CHECKPOINT, step, is_final=final)
+            job.add(Path(path), digest)
+            job.add(Path(meta_path))
+            self._queue(lane, job)
+
+    def sample(self, path: Path | str, step: int) -> None:
+        lane = self._lane(SAMPLE)
+        if lane is not None:
+            job = FilesJob(SAMPLE, step)
+            job.add(Path(path))
+            self._queue(lane, job)
+
+    def terminal(
+        self,
+        status: str,
+        step: int | None = None,
+        category: str | None = None,
+        error: str | None = None,
+        final_checkpoint: Path | str | None = None,
+    ) -> None:
+        """Queue how the attempt ended (`completed` or `failed`). It is sent when all else has been, or given up."""
+        lane = self._lane(TERMINAL)
+        if lane is not None:
+            record = {
+                "run_id": self._sender.run_id,
+                "attempt": self._sender.attempt,
+                "status": status,
+                "step": step,
+                "category": None if category is None else str(category),
+                "error": None if error is None else self._redactor.redact(error),
+                "final_checkpoint": None if final_checkpoint is None else str(final_checkpoint),
+            }
+            name = f"terminal-{self._sender.attempt:04d}.json"
+            self._queue(lane, RecordJob(TERMINAL, step, lambda: record, file_name=name, num_points=1))
+
+    def drain(self, timeout_s: float) -> list[UploadFailure]:
+        """Wait until all is sent, at most `timeout_s`; what is not is given up. All failures of this uploader."""
+        if self._is_foreign():
+            return []
+        deadline = time.monotonic() + timeout_s
+        release_at = deadline - timeout_s * TERMINAL_SHARE
+        with self._lock:
+            self._hurry(is_hurried=True)
+            while not self._is_idle() and (now := time.monotonic()) < deadline:
+                if now >= release_at and not self._is_terminal_released:
+                    self._is_terminal_released = True
+                    self._hurry(is_hurried=True)
+                self._idle.wait((release_at if now < release_at else deadline) - now)
+            self._hurry(is_hurried=False)
+            self._is_terminal_released = False
+        self._give_up(f"not delivered within the {timeout_s:g} s that were left for it")
+        with self._lock:
+            return list(self._failures)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Give up what is left and end the threads. Waits `timeout_s` for them at most; safe to call again."""
+        if self._is_foreign():
+            return
+        with self._lock:
+            self._is_closed = True
+        self._give_up("the uploader was closed before it could be sent", stop=True)
+        deadline = time.monotonic() + timeout_s
+        for lane in self._lanes.values():
+            lane.join(max(0.0, deadline - time.monotonic()))
+
+    def _lane(self, kind: str) -> Lane | None:
+        if self._is_foreign():
+            raise UploadError(
+                f"this uploader was made in process {self._process_id} and has no threads in {os.getpid()}; "
+                "make one in the process that uploads"
+            )
+        if self._is_closed:
+            raise UploadError(f"a {kind} upload was asked for after close(); close the uploader last")
+        return self._lanes.get(kind)
+
+    def _queue(self, lane: Lane, job: Job) -> None:
+        with self._lock:
+            self._files[lane.kind].add(job)
+            lane.notify()
+
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._process_id
+
+    def _is_idle(self) -> bool:
+        return all(lane.is_idle() for lane in self._lanes.values())
+
+    def _may_send_terminal(self) -> bool:
+        others = (lane for kind, lane in self._lanes.items() if kind != TERMINAL)
+        return self._is_terminal_released or all(lane.is_idle() for lane in others)
+
+    def _hurry(self, *, is_hurried: bool) -> None:
+        for lane in self._lanes.values():
+            lane.hurry(is_hurried=is_hurried)
+
+    def _lane_became_idle(self) -> None:
+        self._idle.notify_all()
+        if TERMINAL in self._lanes:
+            self._lanes[TERMINAL].wake()
+
+    def _give_up(self, reason: str, *, stop: bool = False) -> None:
+        with self._lock:
+            failures = [failure for lane in self._lanes.values() for failure in lane.give_up(reason)]
+            if stop:
+                for lane in self._lanes.values():
+                    lane.stop()
+        for failure in failures:
+            self._record(failure)
+
+    def _record(self, failure: UploadFailure) -> None:
+        """Keep and pass on a failure; never under the lock, for `on_failure` may take its time."""
+        clean = dataclasses.replace(failure, reason=self._redactor.redact(failure.reason))
+        with self._lock:
+            self._failures.append(clean)
+        log.warning("upload of %s (step %s): %s", clean.kind, clean.step, clean.reason)
+        if self._on_failure is None:
+            return
+        try:
+            self._on_failure(clean)
+        except Exception:
+            log.exception("on_failure raised for an upload of %s", clean.kind)

@@ -1,0 +1,99 @@
+"""Decoded windows, and the gather of whole blocks of shuffled batches out of them."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from gen_worker.trainer.data_order import EpochOrder, Rows, Share, Window
+
+# Shuffled batches are gathered many at once, so that a batch of 32 rows costs one slice and not one gather.
+BLOCK_ROWS = 16384
+
+Fetch = Callable[[int], pa.RecordBatch]  # a decoded row group, asked for in the order of the schedule
+Held = dict[int, "deque[HeldWindow]"]  # by lane
+
+
+class HeldWindow:
+    """A window whose pieces are decoded, and its permutation."""
+
+    def __init__(self, plan: EpochOrder, window: Window, fetch: Fetch) -> None:
+        self.start = window.start
+        self.stop = window.start + window.rows
+        self._permutation = plan.permutation(window)
+        # Large pieces stay as they are; small ones are joined, for a gather from each of many would be slow.
+        self._pieces: list[pa.RecordBatch] = []
+        small: list[pa.RecordBatch] = []
+        small_rows = 0
+        for piece in window.pieces:
+            num_rows = piece.stop - piece.start
+            if small and max(num_rows, small_rows) >= BLOCK_ROWS:
+                self._pieces.append(join_batches(small))
+                small, small_rows = [], 0
+            small.append(fetch(piece.group).slice(piece.start, num_rows))
+            small_rows += num_rows
+        self._pieces.append(join_batches(small))
+        ends = np.cumsum([piece.num_rows for piece in self._pieces])
+        self._edges = np.concatenate([[0], ends])
+        self._piece_of = np.searchsorted(ends, self._permutation, side="right").astype(np.uint16)
+
+    def take(self, chosen: Rows, places: Rows) -> list[tuple[pa.RecordBatch, Rows]]:
+        """The rows at `chosen` of the window's order, piece by piece, each with its part of `places`."""
+        if not len(chosen):
+            return []
+        rows = self._permutation[chosen]
+        if len(self._pieces) == 1:
+            return [(self._pieces[0].take(pa.array(rows)), places)]
+        piece_of = self._piece_of[chosen]
+        by_piece = np.argsort(piece_of, kind="stable")
+        bounds = np.searchsorted(piece_of[by_piece], np.arange(len(self._pieces) + 1))
+        parts = []
+        for number, piece in enumerate(self._pieces):
+            mine = by_piece[bounds[number] : bounds[number + 1]]
+            if len(mine):
+                parts.append((piece.take(pa.array(rows[mine] - self._edges[number])), places[mine]))
+        return parts
+
+
+def gather(
+    held: Held, shares: Sequence[Share], per_lane: int, batch: int, stop: int
+) -> pa.RecordBatch | None:
+    """Batches [batch, stop) one after the other, each with the rows of the shares in their order.
+
+    None where the shares are empty.
+    """
+    width = sum(share.stop - share.start for share in shares)
+    parts: list[tuple[pa.RecordBatch, Rows]] = []  # rows, and their places in the block
+    base = 0
+    for share in shares:
+        for window in held[share.lane]:
+            first, last = max(batch * per_lane, window.start), min(stop * per_lane, window.stop)
+            if first >= last:
+                continue
+            number, slot = np.divmod(np.arange(first, last), per_lane)
+            places = (number - batch) * width + base + slot - share.start
+            chosen = np.arange(first - window.start, last - window.start)
+            if share.stop - share.start < per_lane:
+                is_mine = (slot >= share.start) & (slot < share.stop)
+                places, chosen = places[is_mine], chosen[is_mine]
+            parts += window.take(chosen, places)
+        base += share.stop - share.start
+    if not parts:
+        return None
+    block = join_batches([rows for rows, _ in parts])
+    if len(parts) == 1:
+        return block  # one window, one piece: its rows came in their places
+    # The rows are in the processor's cache; bringing them in order costs little beside the gather.
+    index = np.empty(block.num_rows, dtype=np.int64)
+    index[np.concatenate([places for _, places in parts])] = np.arange(block.num_rows)
+    return block.take(pa.array(index))
+
+
+def join_batches(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all, without a copy if it is one already."""
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -1,0 +1,1 @@
+"""The operator side of trn: client, command line and daemon."""

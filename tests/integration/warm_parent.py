@@ -1,0 +1,53 @@
+"""A process that has torch and pyarrow imported and forks real workers from there: seconds saved per worker.
+
+Reads one JSON request a line: {"argv", "env", "cwd", "stdout", "stderr"}; answers {"pid"}, then {"code"} when it ended.
+"""
+
+import json
+import os
+import runpy
+import sys
+from typing import Any, NoReturn
+
+import pyarrow.parquet  # noqa: F401
+import torch  # noqa: F401
+
+import gen_worker.trainer.runtime  # noqa: F401
+
+
+def become_worker(request: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        sys.path[:0] = [request["cwd"], *filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))]
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            fd = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(fd, number)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        runpy.run_module("gen_worker.entrypoint", run_name="__main__")
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become_worker(request)
+        print(json.dumps({"pid": pid}), flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The house rules as tests: who may import whom, what an import may cost, which names are public."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src"
+TRAINER = "gen_worker.trainer"
+
+# room -> what it may import of our own packages; the longest matching prefix decides
+ROOMS: dict[str, tuple[str, ...]] = {
+    "gen_worker": ("gen_worker",),
+    "trn.core": ("trn.core",),
+    "trn.proto": ("trn.core", "trn.proto"),
+    "trn.registry": ("trn.core", "trn.registry"),
+    "trn.executors": ("trn.core", "trn.executors", f"{TRAINER}.subprocess_contract"),
+    "trn.daemon": ("trn.core", "trn.proto", "trn.registry", "trn.executors", "trn.daemon"),
+    "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client"),
+    "trn": ("trn",),
+}
+
+# modules that stand on their own, so that both sides of a process line can import them
+IMPORTS_NO_SIBLING = (f"{TRAINER}.contracts", f"{TRAINER}.subprocess_contract")
+ASSEMBLERS = (f"{TRAINER}.runtime", f"{TRAINER}.assembly")
+MAY_IMPORT_ASSEMBLERS = ("gen_worker.entrypoint",)
+
+PUBLIC_NAMES = {
+    "ArtifactUploader",
+    "ArtifactWriter",
+    "SampleRequest",
+    "StepContext",
+    "StepControlHints",
+    "StepResult",
+    "TrainerAuthContext",
+    "TrainerPlugin",
+    "TrainerSubprocessContractV1",
+    "TrainingCanceled",
+    "TrainingJobSpec",
+    "TrainingReporter",
+    "batch_to_torch",
+    "build_default_adamw_bundle",
+    "load_trainable_module_checkpoint",
+    "load_trainer_plugin",
+    "read_subprocess_contract",
+    "run_training_loop",
+    "save_trainable_module_checkpoint",
+    "seed_everything",
+    "to_float_scalar",
+    "write_subprocess_contract",
+}
+SEED_MODULES = (
+    "job_lifecycle",
+    "authz",
+    "resolve",
+    "inputs",
+    "arrow_feed",
+    "model_runtime",
+    "loop",
+    "artifacts",
+    "uploader",
+    "reporting",
+    "runtime",
+    "api",
+    "subprocess_contract",
+)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Every module of ours that the file names in an import, wherever the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            names |= {node.module}
+            names |= {
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if is_module(f"{node.module}.{alias.name}")
+            }
+    return {name for name in names if name.split(".")[0] in ("gen_worker", "trn")}
+
+
+def is_module(name: str) -> bool:
+    path = SRC.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def is_below(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
+MODULES = {module_name(path): path for path in sorted(SRC.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_its_room_may(name: str) -> None:
+    room = max((room for room in ROOMS if is_below(name, room)), key=len)
+    strangers = {
+        other for other in imported(MODULES[name]) if not any(is_below(other, may) for may in ROOMS[room])
+    }
+    assert strangers == set()
+
+
+@pytest.mark.parametrize("name", IMPORTS_NO_SIBLING)
+def test_what_both_sides_share_imports_no_sibling(name: str) -> None:
+    assert {other for other in imported(MODULES[name]) if is_below(other, TRAINER)} == set()
+
+
+def test_only_the_entry_point_imports_the_assembler() -> None:
+    importers = {
+        name for name, path in MODULES.items() if any(other in ASSEMBLERS for other in imported(path))
+    }
+    assert importers <= {*MAY_IMPORT_ASSEMBLERS, *ASSEMBLERS}
+
+
+def test_the_environment_is_read_in_few_known_places() -> None:
+    readers = {name for name, path in MODULES.items() if "os.environ" in path.read_text(encoding="utf-8")}
+    assert readers == {
+        "gen_worker.entrypoint",  # WORKER_MODE
+        "gen_worker.failpoints",  # for tests
+        f"{TRAINER}.assembly",  # sets the job's `env`
+        f"{TRAINER}.isolation",  # hands it on to the child
+        f"{TRAINER}.model_runtime",  # sets what CUDA's deterministic mode asks for
+        f"{TRAINER}.plugin_import",  # PYTHONPATH, to say where it looked
+        f"{TRAINER}.runtime",  # the default of `environ`
+        f"{TRAINER}.runtime_env",  # everything else
+    }
+
+
+def test_the_seeds_module_map_is_there() -> None:
+    assert [name for name in SEED_MODULES if not is_module(f"{TRAINER}.{name}")] == []
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}; import sys, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_importing_the_sdk_loads_nothing_heavy() -> None:
+    heavy = {"torch", "pyarrow", "grpc", "numpy", "httpx", "jwt", "yaml", "rich"}
+    assert loaded_after(f"import {TRAINER}") & heavy == set()
+    assert loaded_after(f"from {TRAINER} import StepContext, StepResult") & heavy == set()
+
+
+def test_the_public_names_are_the_published_ones_and_all_of_them_load() -> None:
+    import gen_worker.trainer
+
+    assert set(gen_worker.trainer.__all__) == PUBLIC_NAMES
+    assert all(getattr(gen_worker.trainer, name) is not None for name in PUBLIC_NAMES)
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = gen_worker.trainer.Nonsense
+
+
+def test_no_module_grows_beyond_what_a_reader_holds() -> None:
+    long = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: lines for name, lines in long.items() if lines > 450} == {}

@@ -1,0 +1,31 @@
+"""A failed event names what a person can act on."""
+
+import pytest
+
+from gen_worker.errors import AuthError, Category, SpecError
+from gen_worker.trainer.failure import describe_failure
+
+
+def fail_here() -> None:
+    raise ValueError("bad shape")
+
+
+def test_a_fault_of_the_author_names_the_authors_line() -> None:
+    with pytest.raises(ValueError, match="bad shape") as caught:
+        fail_here()
+    category, text = describe_failure(caught.value, phase=Category.MODEL_LOAD)
+    assert category == Category.MODEL_LOAD
+    assert text.startswith("ValueError: bad shape (at ")
+    assert "test_failure.py:" in text
+    assert text.endswith("in fail_here)")
+
+
+def test_our_own_errors_keep_their_category_and_words() -> None:
+    assert describe_failure(AuthError("no token"), phase=Category.TRAIN_STEP) == (Category.AUTH, "no token")
+    assert describe_failure(SpecError("job.json", ["a", "b"]))[1] == "job.json: 2 faults\n  - a\n  - b"
+
+
+def test_notes_are_part_of_the_text() -> None:
+    cause = AuthError("no token")
+    cause.add_note("and this")
+    assert describe_failure(cause)[1] == "no token\nand this"

@@ -1,0 +1,372 @@
+"""The sides of the feed benchmark, each sample in a fresh interpreter. All sides deliver all three columns.
+
+A rate counts rows from the first batch of a pass on, over as many passes as the time takes; opening a pass (and
+re-opening it) is not counted, for anyone. Page cache warm. Memory is the growth of the peak resident set over the
+level after imports.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import feed_data
+import feed_readers
+from harness import Prepare, Round, Sample, serve
+
+SEEK_SHARE = 0.9
+Pass = Iterator[Any]
+
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+def measure_rate(
+    open_pass: Callable[[int], Pass],
+    *,
+    seconds: float,
+    num_rows: int,
+    take: Callable[[Any], int] = lambda batch: batch.num_rows,
+) -> Sample:
+    """Rows per second over passes; `take` uses a batch and says how many rows it had."""
+    clock = time.perf_counter
+    rows, busy_s, first_batch_s, passes = 0, 0.0, 0.0, 0
+    base_mb = feed_readers.resident_mb(reset_peak=True)
+    while busy_s < seconds:
+        opened = clock()
+        batches = open_pass(passes)
+        seen = take(next(batches))
+        started = clock()
+        if not passes:
+            first_batch_s = started - opened
+        deadline = started + seconds - busy_s
+        uncounted = seen
+        for batch in batches:
+            seen += take(batch)
+            if clock() > deadline:
+                break
+        else:
+            assert seen == num_rows, f"a pass gave {seen} rows of {num_rows}"
+        busy_s += clock() - started
+        rows += seen - uncounted
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+        passes += 1
+    return {
+        "rows_per_s": rows / busy_s,
+        "first_batch_ms": 1e3 * first_batch_s,
+        "memory_mb": feed_readers.peak_mb() - base_mb,
+        "passes": passes,
+    }
+
+
+def rate_side(make: Callable[[Mapping[str, Any]], Any]) -> Prepare:
+    """A side that is `make(options) -> open_pass`, or `(open_pass, take)`."""
+
+    def prepare(options: Mapping[str, Any]) -> Round:
+        made = make(options)
+        open_pass, *take = made if isinstance(made, tuple) else (made,)
+
+        def run_round() -> Sample:
+            return measure_rate(
+                open_pass,
+                seconds=options["seconds"],
+                num_rows=feed_data.num_rows(quick=options["quick"]),
+                **({"take": take[0]} if take else {}),
+            )
+
+        return run_round
+
+    return prepare
+
+
+def _files(options: Mapping[str, Any]) -> list[str]:
+    return feed_data.parquet_files(quick=options["quick"])
+
+
+# --- ours ----------------------------------------------------------------------------------------------------------
+
+
+def _open_feed(options: Mapping[str, Any]) -> Any:
+    from gen_worker.trainer.arrow_feed import ArrowFeed
+
+    return ArrowFeed.open(
+        _files(options),
+        batch_size=options["batch_size"],
+        shuffle=options.get("shuffle", False),
+        seed=1,
+        cache_dir=feed_data.own_cache_dir(quick=options["quick"]) if options.get("cached") else None,
+    )
+
+
+def _one_epoch(feed: Any, epoch: int) -> Pass:
+    """The feed goes on into the next epoch; a pass of ours ends where the others' do."""
+    batches = feed.batches(epoch=epoch)
+    try:
+        for _ in range(feed.batches_per_epoch):
+            yield next(batches)
+    finally:
+        batches.close()
+
+
+def ours(options: Mapping[str, Any]) -> Any:
+    """ArrowFeed over parquet: record batches, shuffled or not. Every epoch has its own order."""
+    feed = _open_feed(options)
+    return lambda epoch: _one_epoch(feed, epoch)
+
+
+def ours_cached(options: Mapping[str, Any]) -> Any:
+    """ArrowFeed over the decode-once cache, every value of every batch read. The cache was made before."""
+    feed = _open_feed({**options, "cached": True})
+    assert feed.wait_cached(120), "the cache could not be made"
+    return (lambda epoch: _one_epoch(feed, epoch)), feed_readers.read_record_batch
+
+
+def ours_torch(options: Mapping[str, Any]) -> Any:
+    """x and label as tensors of each batch; with `captions`, the captions as Python strings, as HF gives them."""
+    from gen_worker.trainer.arrow_feed import batch_to_torch
+
+    feed = _open_feed(options)
+    with_captions = options["captions"]
+
+    def take(batch: Any) -> int:
+        tensors = batch_to_torch(batch, ("x", "label"))
+        if with_captions:
+            batch.column("caption").to_pylist()
+        return int(tensors["label"].shape[0])
+
+    return (lambda epoch: _one_epoch(feed, epoch)), take
+
+
+def ours_first_batch(options: Mapping[str, Any]) -> Round:
+    """From asking for an iterator at a position to its first batch; the feed is open already."""
+    feed = _open_feed(options)
+
+    def run_round() -> Sample:
+        position = int(options["position"] * feed.batches_per_epoch)
+        started = time.perf_counter()
+        batches = feed.batches(epoch=0, batch=position)
+        next(batches)
+        taken_ms = 1e3 * (time.perf_counter() - started)
+        batches.close()
+        return {"first_batch_ms": taken_ms}
+
+    return run_round
+
+
+def ours_epochs(options: Mapping[str, Any]) -> Round:
+    """Peak resident set of the whole process after one epoch, and after five of them in one iterator."""
+    feed = _open_feed(options)
+
+    def run_round() -> Sample:
+        base_mb = feed_readers.resident_mb(reset_peak=True)
+        batches = feed.batches(epoch=0)
+        sample: Sample = {}
+        for epoch in range(1, 6):
+            for _ in range(feed.batches_per_epoch):
+                next(batches)
+            if epoch in (1, 5):
+                sample[f"peak_mb_after_{epoch}"] = feed_readers.peak_mb()
+        batches.close()
+        sample["ratio"] = sample["peak_mb_after_5"] / sample["peak_mb_after_1"]
+        sample["growth_ratio"] = (sample["peak_mb_after_5"] - base_mb) / (sample["peak_mb_after_1"] - base_mb)
+        return sample
+
+    return run_round
+
+
+# --- by hand -------------------------------------------------------------------------------------------------------
+
+
+def hand_pool(options: Mapping[str, Any]) -> Any:
+    """The fastest we can write: `decoders` threads decode row groups ahead, in order; batches are slices. It can do
+    nothing else: no shuffle, no position, and row groups must be multiples of the batch size."""
+    import pyarrow.parquet as pq
+
+    files, batch_size, num_decoders = _files(options), options["batch_size"], options["decoders"]
+    groups = [(file, n) for file in files for n in range(pq.ParquetFile(file).num_row_groups)]
+    readers = threading.local()
+
+    def decode(place: tuple[str, int]) -> Any:
+        file, number = place
+        known = readers.__dict__.setdefault("by_file", {})
+        if file not in known:
+            known[file] = pq.ParquetFile(file)  # one per thread: a reader is not safe to share
+        table = known[file].read_row_group(number, use_threads=num_decoders == 1)
+        return table.combine_chunks().to_batches()[0]
+
+    def open_pass(_: int) -> Pass:
+        with ThreadPoolExecutor(num_decoders) as pool:
+            places = iter(groups)
+            ahead = deque(pool.submit(decode, place) for place in itertools.islice(places, num_decoders + 1))
+            while ahead:
+                batch = ahead.popleft().result()
+                place = next(places, None)
+                if place is not None:
+                    ahead.append(pool.submit(decode, place))
+                for start in range(0, batch.num_rows, batch_size):
+                    yield batch.slice(start, batch_size)
+
+    return open_pass
+
+
+# --- peers ---------------------------------------------------------------------------------------------------------
+
+
+def scanner(options: Mapping[str, Any]) -> Any:
+    """pyarrow's dataset scanner, its defaults."""
+    import pyarrow.dataset as ds
+
+    dataset = ds.dataset(_files(options))
+    return lambda _: iter(dataset.to_batches(batch_size=options["batch_size"]))
+
+
+def iter_batches(options: Mapping[str, Any]) -> Any:
+    """pyarrow ParquetFile.iter_batches, file after file."""
+    import pyarrow.parquet as pq
+
+    files = _files(options)
+
+    def open_pass(_: int) -> Pass:
+        for file in files:
+            yield from pq.ParquetFile(file).iter_batches(batch_size=options["batch_size"])
+
+    return open_pass
+
+
+def _hf_streaming(options: Mapping[str, Any]) -> Any:
+    import datasets
+
+    dataset = datasets.load_dataset("parquet", data_files=_files(options), split="train", streaming=True)
+    return dataset.with_format(options.get("format", "arrow"))
+
+
+def _hf_mapped(options: Mapping[str, Any]) -> Any:
+    """Its Arrow copy is made by the first call and mapped by the later ones."""
+    import datasets
+
+    dataset = datasets.load_dataset(
+        "parquet",
+        data_files=_files(options),
+        split="train",
+        cache_dir=str(feed_data.hf_cache_dir(quick=options["quick"])),
+    )
+    return dataset.with_format(options.get("format", "arrow"))
+
+
+def hf_streaming(options: Mapping[str, Any]) -> Any:
+    """HF datasets, streaming from parquet, Arrow tables; with `shuffle`, its shuffle(10000)."""
+    dataset = _hf_streaming(options)
+    if options.get("shuffle"):
+        dataset = dataset.shuffle(seed=1, buffer_size=10_000)
+
+    def open_pass(epoch: int) -> Pass:
+        dataset.set_epoch(epoch)
+        return iter(dataset.iter(batch_size=options["batch_size"]))
+
+    return open_pass
+
+
+def hf_mapped(options: Mapping[str, Any]) -> Any:
+    """HF datasets, memory-mapped, Arrow tables, every value of every batch read."""
+    dataset = _hf_mapped(options)
+    return (lambda _: iter(dataset.iter(batch_size=options["batch_size"]))), feed_readers.read_table
+
+
+def hf_torch(options: Mapping[str, Any]) -> Any:
+    """HF datasets with_format("torch"): dicts of tensors, and captions as strings unless they are left out."""
+    opened = (_hf_mapped if options["mapped"] else _hf_streaming)({**options, "format": "torch"})
+    dataset = opened if options["captions"] else opened.select_columns(["x", "label"])
+    return (lambda _: iter(dataset.iter(batch_size=options["batch_size"]))), lambda batch: int(
+        batch["label"].shape[0]
+    )
+
+
+def hf_first_batch(options: Mapping[str, Any]) -> Round:
+    """HF streaming: skip() to a position, first batch. The dataset is open already."""
+    dataset = _hf_streaming(options)
+    skipped = int(options["position"] * feed_data.num_rows(quick=options["quick"]))
+
+    def run_round() -> Sample:
+        started = time.perf_counter()
+        next(iter((dataset.skip(skipped) if skipped else dataset).iter(batch_size=options["batch_size"])))
+        return {"first_batch_ms": 1e3 * (time.perf_counter() - started)}
+
+    return run_round
+
+
+def dataloader_first_batch(options: Mapping[str, Any]) -> Round:
+    """torchdata StatefulDataLoader over our hand-written reader, resumed from its state_dict: it replays."""
+    from torch.utils.data import IterableDataset
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    open_pass = hand_pool({**options, "decoders": 2})
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Pass:
+            return open_pass(0)
+
+    num_batches = feed_data.num_rows(quick=options["quick"]) // options["batch_size"]
+    position = int(options["position"] * num_batches)
+    state = None
+    if position:
+        loader = StatefulDataLoader(Stream(), batch_size=None)
+        batches = iter(loader)
+        for _ in range(position):
+            next(batches)
+        state = loader.state_dict()
+
+    def run_round() -> Sample:
+        loader = StatefulDataLoader(Stream(), batch_size=None)
+        started = time.perf_counter()
+        if state is not None:
+            loader.load_state_dict(state)
+        next(iter(loader))
+        return {"first_batch_ms": 1e3 * (time.perf_counter() - started)}
+
+    return run_round
+
+
+def make_caches(options: Mapping[str, Any]) -> Round:
+    """Untimed for the rows: both decode-once copies, made before any cached side runs."""
+
+    def run_round() -> Sample:
+        sample: Sample = {}
+        started = time.perf_counter()
+        with _open_feed({**options, "batch_size": 1024, "cached": True}) as feed:
+            assert feed.wait_cached(300), "the cache could not be made"
+        sample["own_cache_s"] = time.perf_counter() - started
+        try:
+            started = time.perf_counter()
+            _hf_mapped(options)
+            sample["hf_cache_s"] = time.perf_counter() - started
+        except ImportError:
+            pass
+        return sample
+
+    return run_round
+
+
+SIDES: dict[str, Prepare] = {
+    "ours": rate_side(ours),
+    "ours_cached": rate_side(ours_cached),
+    "ours_torch": rate_side(ours_torch),
+    "ours_first_batch": ours_first_batch,
+    "ours_epochs": ours_epochs,
+    "hand_pool": rate_side(hand_pool),
+    "scanner": rate_side(scanner),
+    "iter_batches": rate_side(iter_batches),
+    "hf_streaming": rate_side(hf_streaming),
+    "hf_mapped": rate_side(hf_mapped),
+    "hf_torch": rate_side(hf_torch),
+    "hf_first_batch": hf_first_batch,
+    "dataloader_first_batch": dataloader_first_batch,
+    "make_caches": make_caches,
+}
+
+if __name__ == "__main__":
+    serve(SIDES)

@@ -1,0 +1,149 @@
+"""`make bench`: the worker beside its named peers, in one run.
+
+    python3 benchmarks/run.py                      everything, about a quarter of an hour
+    python3 benchmarks/run.py --only loop --quick  a part of it, fewer rounds, smaller data
+    python3 benchmarks/run.py --resume             go on with today's run, leaving out the topics it already has
+
+Makes an environment of its own (.venv-bench) with the peers in it. Each topic's result is written when the topic is
+done: to benchmarks/results/<date>.json and latest.md, or with --quick to benchmarks/.data/quick/.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+ENVIRONMENT = ROOT / ".venv-bench"
+TOPICS = ("loop", "feed", "checkpoint", "import")
+FORMAT_VERSION = 1
+
+
+def main() -> int:
+    options = parse_arguments()
+    if not options.here and Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
+        python = make_environment()
+        os.execv(python, [str(python), str(Path(__file__).resolve()), *sys.argv[1:]])
+    return run_topics(options)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Benchmarks of the worker against the named peers.")
+    parser.add_argument("--only", action="append", choices=TOPICS, help="this topic only (may be repeated)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller data; for development")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out topics that today's result already has"
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="use this interpreter; peers it lacks are not measured"
+    )
+    return parser.parse_args()
+
+
+def make_environment() -> Path:
+    """.venv-bench with torch, the worker and the peers; installed again when a pin changes."""
+    pins = [HERE / "requirements.txt", ROOT / "constraints.txt", ROOT / "pyproject.toml"]
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in pins)).hexdigest()
+    stamp = ENVIRONMENT / ".bench-ready"
+    python = ENVIRONMENT / "bin" / "python"
+    if stamp.exists() and stamp.read_text() == digest:
+        return python
+    print(f"Setting up {ENVIRONMENT.name} (once; some minutes)…", flush=True)
+    if not python.exists():
+        venv.create(ENVIRONMENT, with_pip=True)
+    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", "constraints.txt"]
+    ours = ["-e", ".[torch]"]
+    everything = subprocess.run([*pip, "-r", "benchmarks/requirements.txt", *ours], cwd=ROOT, check=False)
+    if everything.returncode == 0:
+        stamp.write_text(digest)
+        return python
+    # One peer that cannot be had must not cost the others: it will be shown as not measured.
+    lines = (line.split("#")[0].strip() for line in (HERE / "requirements.txt").read_text().splitlines())
+    wanted = [line for line in lines if line]
+    torch = next(line for line in wanted if line.startswith("torch=="))
+    subprocess.run([*pip, torch, *ours], cwd=ROOT, check=True)
+    for peer in wanted:
+        if peer != torch and subprocess.run([*pip, torch, peer], cwd=ROOT, check=False).returncode != 0:
+            print(f"{peer} could not be installed: it will be shown as not measured", flush=True)
+    return python
+
+
+def run_topics(options: argparse.Namespace) -> int:
+    sys.path.insert(0, str(HERE))
+    from harness import row_as_json, row_from_json
+    from report import describe_machine, render_markdown, table_lines, write_json
+
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    mode = "quick" if options.quick else "full"
+    folder = HERE / ".data" / "quick" if options.quick else HERE / "results"
+    result_path = folder / f"{date}.json"
+    document: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "date": date,
+        "mode": mode,
+        "machine": describe_machine(),
+        "topics": {},
+    }
+    wanted = options.only or TOPICS
+    if (options.only or options.resume) and result_path.exists():
+        before = json.loads(result_path.read_text(encoding="utf-8"))
+        if before["format_version"] == FORMAT_VERSION:
+            document["topics"] = before["topics"]
+    for name in wanted:
+        if options.resume and name in document["topics"]:
+            print(f"[{name}] done before", flush=True)
+            continue
+        started = time.monotonic()
+        say = Ticker(name)
+        topic_rows, measured = import_module(f"{name}_bench").run(quick=options.quick, say=say)
+        document["topics"][name] = {
+            "seconds": round(time.monotonic() - started, 1),
+            "rows": [row_as_json(row) for row in topic_rows],
+            "samples": measured.samples,
+            "failures": measured.failures,
+        }
+        document["topics"] = {key: document["topics"][key] for key in TOPICS if key in document["topics"]}
+        write_json(result_path, document)
+        rows = [row_from_json(row) for topic in document["topics"].values() for row in topic["rows"]]
+        markdown = render_markdown(
+            date=date, mode=mode, machine=document["machine"], rows=rows, topics=document["topics"]
+        )
+        (folder / "latest.md").write_text(markdown, encoding="utf-8")
+        say.end(f"{document['topics'][name]['seconds']:.0f} s")
+    shown = [name for name in document["topics"] if name in wanted]
+    rows = [row_from_json(row) for name in shown for row in document["topics"][name]["rows"]]
+    print("\n" + "\n".join(table_lines(rows)))
+    missed = [row.what for row in rows if row.bar is not None and row.verdict != "pass"]
+    print(f"\nwritten to {folder.relative_to(ROOT)}/{date}.json and latest.md")
+    if missed:
+        print(f"{len(missed)} bars not met: {'; '.join(missed)}")
+    return 0
+
+
+class Ticker:
+    """Says what is being measured, on one line at a terminal; in a pipe only when a topic is done."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._is_shown = sys.stdout.isatty()
+
+    def __call__(self, text: str) -> None:
+        if self._is_shown:
+            print(f"\r[{self._topic}] {text}\033[K", end="", flush=True)
+
+    def end(self, text: str) -> None:
+        start, clear = ("\r", "\033[K") if self._is_shown else ("", "")
+        print(f"{start}[{self._topic}] {text}{clear}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Writes docs/job-reference.md from the code: names, types and defaults are the code's, the meanings are here.
+
+`python docs/generate_job_reference.py` rewrites the page; with `--check` it only says whether the page is fresh.
+A field without a meaning, or a meaning without a field, is an error.
+"""
+
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.trainer.contracts import TrainingJobSpec
+
+PAGE = Path(__file__).with_name("job-reference.md")
+
+HEAD = """# The job, field by field
+
+<!-- Made by docs/generate_job_reference.py; change the meanings there. A test fails when this page is stale. -->
+
+A job is a JSON, YAML or TOML file (`.yaml`, `.yml` and `.toml` by their suffix, anything else is read as JSON).
+A job that is not valid is refused before anything is spent, with every fault at once: the path in the document,
+the value found, what was expected, and the nearest valid name for a misspelt field.
+
+- Paths are relative to the folder of the job file, except `weights` and `resume_checkpoint_path`, which are relative
+  to the worker's working folder.
+- A cadence of 0 is off. Steps are optimizer steps.
+- `max_steps` or `epochs` (or both: whichever ends first) is needed, unless `mock_batches` is given.
+- Exactly one source of data is needed: `dataset.parquet_paths`, `inputs.dataset_parquet_refs` or `mock_batches`.
+
+The last column says who reads a field: **worker** (this release acts on it), **refused** (a value other than the
+default is refused by this release's worker), **later** (valid and kept, but nothing reads it yet).
+"""
+
+REFUSED = {"validate_every", "early_stopping", "callbacks", "resources.processes", "resources.nodes"}
+LATER = {
+    "profiles",
+    "release_ref",
+    "resources.cpus",
+    "resources.gpus",
+    "resources.memory_mb",
+    "retry",
+    "tags",
+    "test",
+    "validation",
+}
+
+MEANINGS = {
+    "trainer_api_version": "Version of this document. Another one is refused.",
+    "run_id": "Name of the run: letters, digits, `.`, `_` and `-`, at most 128. A run's folder belongs to one `run_id`.",
+    "name": "A title for people; it is in the `started` event.",
+    "trainer": "`module:symbol` of the trainer class. `TRAINER_PLUGIN` wins over it.",
+    "owner": "Whose run it is. A capability token must name the same owner.",
+    "release_ref": "What release of the author's code this is.",
+    "max_steps": "Stop after this many steps, over as many epochs as it takes.",
+    "epochs": "Stop after this many passes over the data.",
+    "metric_every": "Report metrics at every so many steps.",
+    "checkpoint_every": "Save a checkpoint at every so many steps. One is always saved at the end.",
+    "sample_every": "Call the `sample` hook at every so many steps.",
+    "validate_every": 'Validate at every so many steps, or `"epoch"`.',
+    "early_stopping": "Stop when a metric no longer improves.",
+    "early_stopping.metric": "The metric to watch.",
+    "early_stopping.mode": "Whether smaller or larger is better.",
+    "early_stopping.patience": "Validations without improvement before stopping.",
+    "early_stopping.min_delta": "What counts as an improvement.",
+    "hyperparams": "The author's own settings: `ctx.job.hyperparams`.",
+    "seed": "Seeds python, numpy and torch, and the order of the data.",
+    "precision": "Becomes `ctx.dtype`; checked against the device. The trainer class applies it.",
+    "deterministic": "Ask torch for deterministic algorithms; an operation that has none then fails.",
+    "callbacks": "`module:symbol` of callbacks.",
+    "dataset": "The training data.",
+    "dataset.parquet_paths": "Files, folders (their `*.parquet`, recursively, sorted) and globs.",
+    "dataset.batch_size": "Rows of one step.",
+    "dataset.readahead": "Row groups to decode ahead, per reader.",
+    "dataset.columns": "Columns to read; all where it is not given.",
+    "dataset.shuffle": "A new order each epoch, as a function of `seed` and epoch: see [data order](data-order.md).",
+    "dataset.drop_last": "Leave out the last batch of an epoch when it is shorter.",
+    "dataset.decode_cache": "Decode once into an Arrow file in the cache folder and map it from then on.",
+    "mock_batches": "Batches in the job itself, one pass; for smoke runs.",
+    "validation": "Data to validate on.",
+    "validation.dataset": "As `dataset`.",
+    "test": "Data to test on.",
+    "test.dataset": "As `dataset`.",
+    "inputs": "Refs to fetch before training: see [inputs and uploads](inputs-and-uploads.md).",
+    "inputs.base_model_ref": 'Base weights; the local path is `ctx.model_handles["base_model"]`.',
+    "inputs.dataset_parquet_refs": "Parquet files of the training data.",
+    "inputs.resume_checkpoint_ref": "A checkpoint to start from when the run has none of its own.",
+    "uploads": "Where artifacts go besides the run's folder. The environment wins, target by target.",
+    "uploads.metrics_url": "Endpoint or object-store prefix for metrics.",
+    "uploads.checkpoint_url": "For checkpoints.",
+    "uploads.sample_url": "For samples.",
+    "uploads.terminal_url": "For the end of the attempt.",
+    "resume_from_latest": "Go on from the run's newest verified checkpoint. `false` refuses a folder that has one.",
+    "resume_checkpoint_path": "A checkpoint to start from when the run has none of its own.",
+    "weights": 'A local file for the trainer class: `ctx.model_handles["weights"]`.',
+    "checkpoints": "Format and retention.",
+    "checkpoints.keep_last": "Keep this many of the newest; 0 keeps all.",
+    "checkpoints.keep_best": "Keep this many of those with the lowest `train/loss`, too.",
+    "checkpoints.format": "The data file: see [checkpoint format](checkpoint-format.md).",
+    "sample_prompts": "Handed to the `sample` hook as `request.prompts`.",
+    "sample_seed": "Handed to the `sample` hook as `request.seed`.",
+    "resources": "What the run needs.",
+    "resources.devices": "Devices by name, such as `cpu` or `cuda:1`; the worker computes on the first.",
+    "resources.gpus": "A number of GPUs, instead of names.",
+    "resources.cpus": "CPU cores.",
+    "resources.memory_mb": "Memory.",
+    "resources.processes": "Processes per node.",
+    "resources.nodes": "Machines.",
+    "retry": "What to do when an attempt fails.",
+    "retry.max_attempts": "Attempts in all.",
+    "retry.backoff_s": "Seconds between two attempts.",
+    "time_limit_s": "Seconds an attempt may take; then it saves and ends as `timeout`. "
+    "`TRAINER_MAX_RUNTIME_SECONDS` can only shorten it.",
+    "grace_s": "Seconds from a stop request until the worker leaves without the step in progress.",
+    "heartbeat_s": "Seconds between two heartbeats.",
+    "env": "Environment variables to set before the trainer class is imported.",
+    "tags": "For whoever looks for runs.",
+    "profiles": "Named overlays for this document.",
+}
+
+
+def fields_of(record: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, type, default) of every field, depth first. A default that is not JSON is shown as `{}`."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    for field in msgspec.structs.fields(record):
+        path = prefix + field.name
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        yield path, hints[field.name], default
+        inner = next((item for item in _union(hints[field.name]) if _is_record(item)), None)
+        is_repeated = path in ("validation.dataset", "test.dataset")
+        if inner is not None and not is_repeated:
+            yield from fields_of(inner, f"{path}.")
+
+
+def type_in_words(hint: Any) -> str:
+    """A type as an author would say it."""
+    words = []
+    for item in _union(hint):
+        origin, arguments = typing.get_origin(item), typing.get_args(item)
+        if item is type(None):
+            words.append("null")
+        elif origin is typing.Annotated:
+            words.append(_bounded(arguments[0], arguments[1:]))
+        elif origin is typing.Literal:
+            words += [f"`{json.dumps(value)}`" for value in arguments]
+        elif origin is list:
+            words.append("list" if arguments[0] is Any else f"list of {type_in_words(arguments[0])}")
+        elif origin is dict or _is_record(item):
+            words.append("object")
+        else:
+            words.append(_PLAIN[item])
+    return " or ".join(dict.fromkeys(words))
+
+
+_PLAIN = {int: "int", float: "number", str: "text", bool: "bool", Any: "any", list: "list", dict: "object"}
+
+
+def _bounded(hint: Any, annotations: tuple[Any, ...]) -> str:
+    word = _PLAIN[hint]
+    for meta in annotations:
+        if meta.ge is not None:
+            word += f" ≥ {meta.ge}"
+        if meta.gt is not None:
+            word += f" > {meta.gt}"
+    return word
+
+
+def _union(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _is_record(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+
+
+def _reader(path: str) -> str:
+    for names, word in ((REFUSED, "refused"), (LATER, "later")):
+        if any(path == name or path.startswith(f"{name}.") for name in names):
+            return word
+    return "worker"
+
+
+def build_page() -> str:
+    fields = list(fields_of(TrainingJobSpec))
+    paths = {path for path, _, _ in fields}
+    if paths != MEANINGS.keys():
+        raise SystemExit(
+            f"meanings missing for {sorted(paths - MEANINGS.keys())}, meanings of no field {sorted(MEANINGS.keys() - paths)}"
+        )
+    lines = ["", "| field | type | default | meaning | read by |", "|---|---|---|---|---|"]
+    for path, hint, default in fields:
+        if default is msgspec.NODEFAULT:
+            shown = "required"
+        elif isinstance(default, msgspec.Struct):
+            shown = ""
+        else:
+            shown = f"`{json.dumps(default)}`"
+        words = type_in_words(hint).replace("|", "\\|")
+        lines.append(f"| `{path}` | {words} | {shown} | {MEANINGS[path]} | {_reader(path)} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    page = build_page()
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.exists() and PAGE.read_text() == page else 1
+    PAGE.write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,7 @@ re-opening it) is not counted, for anyone. Page cache warm. Memory is the growth
 level after imports.
 """
 
+import contextlib
 import itertools
 import threading
 import time
@@ -17,7 +18,6 @@ import feed_data
 import feed_readers
 from harness import Prepare, Round, Sample, serve
 
-SEEK_SHARE = 0.9
 Pass = Iterator[Any]
 
 
@@ -33,7 +33,7 @@ def measure_rate(
 ) -> Sample:
     """Rows per second over passes; `take` uses a batch and says how many rows it had."""
     clock = time.perf_counter
-    rows, busy_s, first_batch_s, passes = 0, 0.0, 0.0, 0
+    rows, busy_s, cpu_s, first_batch_s, passes = 0, 0.0, 0.0, 0.0, 0
     base_mb = feed_readers.resident_mb(reset_peak=True)
     while busy_s < seconds:
         opened = clock()
@@ -43,6 +43,7 @@ def measure_rate(
         if not passes:
             first_batch_s = started - opened
         deadline = started + seconds - busy_s
+        cpu_started = time.process_time()
         uncounted = seen
         for batch in batches:
             seen += take(batch)
@@ -51,14 +52,16 @@ def measure_rate(
         else:
             assert seen == num_rows, f"a pass gave {seen} rows of {num_rows}"
         busy_s += clock() - started
+        cpu_s += time.process_time() - cpu_started
         rows += seen - uncounted
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
+        _close(batches)
         passes += 1
     return {
         "rows_per_s": rows / busy_s,
         "first_batch_ms": 1e3 * first_batch_s,
+        "cpu_us_per_krow": 1e9
+        * cpu_s
+        / rows,  # all threads; steadier than the rate where the machine is shared
         "memory_mb": feed_readers.peak_mb() - base_mb,
         "passes": passes,
     }
@@ -82,6 +85,41 @@ def rate_side(make: Callable[[Mapping[str, Any]], Any]) -> Prepare:
         return run_round
 
     return prepare
+
+
+def first_batch_side(prepare: Callable[[Mapping[str, Any]], Callable[[float], Pass]]) -> Prepare:
+    """A side that is `prepare(options) -> open_at(share of the epoch)`: the time from there to the first batch.
+
+    A first batch at the start is taken beforehand, untimed: what only the very first one pays (imports, opening
+    files, starting threads) would make two positions look alike.
+    """
+
+    def make(options: Mapping[str, Any]) -> Round:
+        open_at = prepare(options)
+        _take_first(open_at(0.0))
+
+        def run_round() -> Sample:
+            started = time.perf_counter()
+            batches = open_at(options["position"])
+            next(batches)
+            taken_ms = 1e3 * (time.perf_counter() - started)
+            _close(batches)
+            return {"first_batch_ms": taken_ms}
+
+        return run_round
+
+    return make
+
+
+def _take_first(batches: Pass) -> None:
+    next(batches)
+    _close(batches)
+
+
+def _close(batches: Pass) -> None:
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()
 
 
 def _files(options: Mapping[str, Any]) -> list[str]:
@@ -142,20 +180,10 @@ def ours_torch(options: Mapping[str, Any]) -> Any:
     return (lambda epoch: _one_epoch(feed, epoch)), take
 
 
-def ours_first_batch(options: Mapping[str, Any]) -> Round:
-    """From asking for an iterator at a position to its first batch; the feed is open already."""
+def ours_first_batch(options: Mapping[str, Any]) -> Callable[[float], Pass]:
+    """An open feed is asked for an iterator at a position."""
     feed = _open_feed(options)
-
-    def run_round() -> Sample:
-        position = int(options["position"] * feed.batches_per_epoch)
-        started = time.perf_counter()
-        batches = feed.batches(epoch=0, batch=position)
-        next(batches)
-        taken_ms = 1e3 * (time.perf_counter() - started)
-        batches.close()
-        return {"first_batch_ms": taken_ms}
-
-    return run_round
+    return lambda share: feed.batches(epoch=0, batch=int(share * feed.batches_per_epoch))
 
 
 def ours_epochs(options: Mapping[str, Any]) -> Round:
@@ -286,49 +314,46 @@ def hf_torch(options: Mapping[str, Any]) -> Any:
     )
 
 
-def hf_first_batch(options: Mapping[str, Any]) -> Round:
-    """HF streaming: skip() to a position, first batch. The dataset is open already."""
+def hf_first_batch(options: Mapping[str, Any]) -> Callable[[float], Pass]:
+    """HF streaming: skip() to a position."""
     dataset = _hf_streaming(options)
-    skipped = int(options["position"] * feed_data.num_rows(quick=options["quick"]))
 
-    def run_round() -> Sample:
-        started = time.perf_counter()
-        next(iter((dataset.skip(skipped) if skipped else dataset).iter(batch_size=options["batch_size"])))
-        return {"first_batch_ms": 1e3 * (time.perf_counter() - started)}
+    def open_at(share: float) -> Pass:
+        skipped = int(share * feed_data.num_rows(quick=options["quick"]))
+        return iter((dataset.skip(skipped) if skipped else dataset).iter(batch_size=options["batch_size"]))
 
-    return run_round
+    return open_at
 
 
-def dataloader_first_batch(options: Mapping[str, Any]) -> Round:
-    """torchdata StatefulDataLoader over our hand-written reader, resumed from its state_dict: it replays."""
+def dataloader_first_batch(options: Mapping[str, Any]) -> Callable[[float], Pass]:
+    """torchdata StatefulDataLoader over the hand-written reader, resumed from its own state_dict: it replays."""
     from torch.utils.data import IterableDataset
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     open_pass = hand_pool({**options, "decoders": 2})
+    num_batches = feed_data.num_rows(quick=options["quick"]) // options["batch_size"]
 
     class Stream(IterableDataset):
         def __iter__(self) -> Pass:
             return open_pass(0)
 
-    num_batches = feed_data.num_rows(quick=options["quick"]) // options["batch_size"]
-    position = int(options["position"] * num_batches)
-    state = None
-    if position:
+    def state_at(position: int) -> dict[str, Any]:
         loader = StatefulDataLoader(Stream(), batch_size=None)
         batches = iter(loader)
         for _ in range(position):
             next(batches)
-        state = loader.state_dict()
+        state: dict[str, Any] = loader.state_dict()
+        return state
 
-    def run_round() -> Sample:
+    state = state_at(int(options["position"] * num_batches))
+
+    def open_at(share: float) -> Pass:
         loader = StatefulDataLoader(Stream(), batch_size=None)
-        started = time.perf_counter()
-        if state is not None:
+        if share:
             loader.load_state_dict(state)
-        next(iter(loader))
-        return {"first_batch_ms": 1e3 * (time.perf_counter() - started)}
+        return iter(loader)
 
-    return run_round
+    return open_at
 
 
 def make_caches(options: Mapping[str, Any]) -> Round:
@@ -355,7 +380,7 @@ SIDES: dict[str, Prepare] = {
     "ours": rate_side(ours),
     "ours_cached": rate_side(ours_cached),
     "ours_torch": rate_side(ours_torch),
-    "ours_first_batch": ours_first_batch,
+    "ours_first_batch": first_batch_side(ours_first_batch),
     "ours_epochs": ours_epochs,
     "hand_pool": rate_side(hand_pool),
     "scanner": rate_side(scanner),
@@ -363,10 +388,13 @@ SIDES: dict[str, Prepare] = {
     "hf_streaming": rate_side(hf_streaming),
     "hf_mapped": rate_side(hf_mapped),
     "hf_torch": rate_side(hf_torch),
-    "hf_first_batch": hf_first_batch,
-    "dataloader_first_batch": dataloader_first_batch,
+    "hf_first_batch": first_batch_side(hf_first_batch),
+    "dataloader_first_batch": first_batch_side(dataloader_first_batch),
     "make_caches": make_caches,
 }
 
 if __name__ == "__main__":
+    # pyarrow loads pandas, where it is installed, at the first conversion: an import, on every side, before any clock.
+    with contextlib.suppress(ImportError):
+        import pandas  # noqa: F401
     serve(SIDES)

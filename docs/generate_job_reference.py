@@ -26,8 +26,7 @@ A job is a JSON, YAML or TOML file (`.yaml`, `.yml` and `.toml` by their suffix,
 A job that is not valid is refused before anything is spent, with every fault at once: the path in the document,
 the value found, what was expected, and the nearest valid name for a misspelt field.
 
-- Paths are relative to the folder of the job file, except `weights` and `resume_checkpoint_path`, which are relative
-  to the worker's working folder.
+- Paths are relative to the folder of the job file.
 - A cadence of 0 is off. Steps are optimizer steps.
 - `max_steps` or `epochs` (or both: whichever ends first) is needed, unless `mock_batches` is given.
 - Exactly one source of data is needed: `dataset.parquet_paths`, `inputs.dataset_parquet_refs` or `mock_batches`.

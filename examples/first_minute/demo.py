@@ -28,10 +28,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE.parent.parent / "demo-runs", help="where to write")
     options = parser.parse_args()
     screen = Screen()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(
-            number, signal.default_int_handler
-        )  # however we are asked to stop, workers are stopped first
+    for number in (signal.SIGTERM, signal.SIGHUP):  # however we are asked to stop, workers are stopped first
+        signal.signal(number, signal.default_int_handler)
     try:
         return tell_the_story(screen, options.out.resolve(), is_quick=options.quick)
     except KeyboardInterrupt:
@@ -97,15 +95,19 @@ def train(run: Run, number: int, bar: Bar, environ: dict[str, str], kill_at: int
     """One worker, followed through its events; killed once it has reported step `kill_at`."""
     was_killed = False
     with Worker(run, number, environ) as worker:
-        for event in worker.follow():
-            if event["event"] == "metrics":
-                bar.advance(event["step"], event["values"]["train/loss"])
-            elif event["event"] == "log" and event["message"].startswith("resumed at"):
-                bar.step = event["step"]
-                bar.note(f"resumed at step {event['step']}", "green")
-            if kill_at is not None and not was_killed and bar.step >= kill_at:
-                worker.kill()
-                was_killed = True
+        try:
+            for event in worker.follow():
+                if event["event"] == "metrics":
+                    bar.advance(event["step"], event["values"]["train/loss"])
+                elif event["event"] == "log" and event["message"].startswith("resumed at"):
+                    bar.step = event["step"]
+                    bar.note(f"resumed at step {event['step']}", "green")
+                if kill_at is not None and not was_killed and bar.step >= kill_at:
+                    worker.kill()
+                    was_killed = True
+        except KeyboardInterrupt:
+            bar.note("stopping", "yellow")
+            raise
         worker.check(killed=was_killed)
     if was_killed:
         bar.note(f"killed with -9 at step {bar.step}", "bold red")

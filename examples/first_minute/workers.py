@@ -12,7 +12,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LOOK_EVERY_S = 0.02
-STOP_WITHIN_S = 10.0
+STOP_WITHIN_S = 3.0
+SAVE_WITHIN_S = 30.0
 
 
 class WorkerFailedError(Exception):
@@ -57,7 +58,8 @@ class Worker:
                 [sys.executable, "-m", "gen_worker.entrypoint"],
                 cwd=HERE,  # where `trainer:DigitTrainer` is found
                 env={
-                    **os.environ,
+                    # What a shell was told for another worker is not meant for this one.
+                    **{name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")},
                     **environ,
                     "WORKER_MODE": "trainer",
                     "TRAINER_JOB_SPEC_PATH": str(run.job_path),
@@ -72,14 +74,14 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
                 self._process.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._wait_for_group()
+            self._wait_for_group()
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # it is too slow, or the user is in a hurry
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """This worker's events as they come, until it has ended."""
@@ -125,11 +127,10 @@ class Worker:
 
     def _wait_for_group(self) -> None:
         """A killed worker's checkpoint writer finishes its save and ends by itself; give it that time."""
-        deadline = time.monotonic() + STOP_WITHIN_S
+        deadline = time.monotonic() + SAVE_WITHIN_S
         while self._group_lives():
             if time.monotonic() > deadline:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                return
+                raise subprocess.TimeoutExpired(self._process.args, SAVE_WITHIN_S)
             time.sleep(LOOK_EVERY_S)
 
     def _group_lives(self) -> bool:

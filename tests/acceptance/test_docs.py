@@ -156,6 +156,12 @@ def test_repository_paths_in_prose_exist(page: Path) -> None:
     assert [word for word in named if not (ROOT / word).exists()] == []
 
 
+def test_the_index_leads_to_every_page() -> None:
+    index = DOCS / "index.md"
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(index)}
+    assert [name_of(page) for page in DOCS.rglob("*.md") if page not in linked and page != index] == []
+
+
 def test_the_tree_of_the_readme_names_only_what_exists() -> None:
     (tree,) = [block for block in read_blocks(ROOT / "README.md") if block.language == "tree"]
     folders: list[tuple[int, Path]] = []
@@ -187,6 +193,24 @@ def test_the_environment_table_is_what_the_worker_reads() -> None:
     code = "".join((ROOT / "src" / "gen_worker" / name).read_text() for name in sources)
     pattern = r"\"((?:TRAINER|TRN|WORKER|AWS|GEN_WORKER|STORAGE)_[A-Z0-9_]+)\""
     assert documented == set(re.findall(pattern, code))
+
+
+def test_every_module_has_its_room_in_the_architecture() -> None:
+    from fnmatch import fnmatch
+
+    patterns = [
+        word
+        for row in table_rows(DOCS / "architecture.md", "Rooms of gen_worker")
+        for word in code_words(row[1])
+    ]
+    package = ROOT / "src" / "gen_worker"
+    modules = [
+        ".".join(path.relative_to(package).with_suffix("").parts)
+        for path in package.rglob("*.py")
+        if path.name != "__init__.py"
+    ]
+    assert [name for name in modules if not any(fnmatch(name, pattern) for pattern in patterns)] == []
+    assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in modules)] == []
 
 
 def test_the_exit_code_table_is_the_codes() -> None:

@@ -212,7 +212,11 @@ junk = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150,
+    deadline=None,
+)
 @given(data=st.data())
 def test_no_meta_however_mangled_gives_anything_but_a_checkpoint_or_a_checkpoint_error(
     template, tmp_path, data
@@ -236,7 +240,11 @@ def test_no_meta_however_mangled_gives_anything_but_a_checkpoint_or_a_checkpoint
         store.load(tmp_path / "step-00000001.meta.json")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+    deadline=None,
+)
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_of_the_data_is_noticed(template, tmp_path, position, bit):
     data = bytearray((template / "step-00000001.pt").read_bytes())

@@ -3,7 +3,7 @@
 import pytest
 
 from gen_worker.errors import AuthError, Category, SpecError
-from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.failure import describe_failure, is_our_fault
 
 
 def fail_here() -> None:
@@ -29,3 +29,13 @@ def test_notes_are_part_of_the_text() -> None:
     cause = AuthError("no token")
     cause.add_note("and this")
     assert describe_failure(cause)[1] == "no token\nand this"
+
+
+def test_a_bug_of_the_worker_is_not_blamed_on_the_author() -> None:
+    with pytest.raises(AttributeError) as caught:
+        describe_failure(None, phase=Category.AUTH)  # type: ignore[arg-type]
+    assert is_our_fault(caught.value)
+    assert "please report it" in describe_failure(caught.value)[1]
+    with pytest.raises(ValueError, match="bad shape") as of_author:
+        fail_here()
+    assert not is_our_fault(of_author.value)

@@ -10,11 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.state_tree import decode, encode
+
+# A busy machine is slow; that is no fault of the code.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Sink:
@@ -79,6 +82,7 @@ trees = st.recursive(
 )
 
 
+@unhurried
 @given(trees)
 def test_every_tree_comes_back_exactly_through_json_text(tree):
     assert identical(through_json(tree), tree)
@@ -205,6 +209,7 @@ json_values = st.recursive(
 )
 
 
+@unhurried
 @given(json_values)
 def test_a_malformed_tree_is_a_checkpoint_error_and_nothing_else(node):
     with contextlib.suppress(CheckpointError):

@@ -22,11 +22,11 @@ from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, Trai
 from gen_worker.trainer.identity import describe_identity
 from gen_worker.trainer.input_cache import InputCache
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
+from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.lease import RunLease
 from gen_worker.trainer.loop import Start, TrainingLoop, prepare_state
 from gen_worker.trainer.model_runtime import prepare_model_runtime, restore_rng
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.repro import seed_everything
 from gen_worker.trainer.resume import choose_resume_point
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.upload_session import transfer_options
@@ -54,7 +54,7 @@ class Assembly:
     def build(self) -> TrainingLoop:
         """A loop that is ready to run, or finished already (`is_finished`)."""
         job, reporter = self.job, self.reporter
-        self.phase = Category.STARTUP
+        self._enter(Category.STARTUP)
         os.environ.update({**job.env, **self.environment.extra_env})
         trainer = _load_plugin(self.plugin)
         if job.sample_every and not hasattr(trainer, "sample"):
@@ -62,14 +62,14 @@ class Assembly:
                 f"sample_every is {job.sample_every}, but {self.plugin} has no `sample` hook", level="warning"
             )
 
-        self.phase = Category.INPUT
+        self._enter(Category.INPUT)
         inputs = self._fetch_inputs()
         source = _open_source(self.environment, job, inputs)
         self.stack.callback(source.close)
         checkpoint = self._choose_checkpoint(inputs)
         start = _start_of(checkpoint, source)
 
-        self.phase = Category.MODEL_LOAD
+        self._enter(Category.MODEL_LOAD)
         loop = TrainingLoop(
             job=job,
             ctx=self._make_context(source, inputs),
@@ -113,6 +113,12 @@ class Assembly:
             end_step=end,
         )
         return loop
+
+    def _enter(self, phase: Category) -> None:
+        """Begin a phase, unless the run was asked to stop meanwhile: imports and downloads can take minutes."""
+        if self.stop.reason is not None:
+            raise_stop(self.stop)
+        self.phase = phase
 
     def _fetch_inputs(self) -> MaterializedInputs:
         wanted = self.job.inputs
@@ -172,7 +178,6 @@ class Assembly:
         )
 
     def _restore(self, trainer: TrainerPlugin, ctx: StepContext, checkpoint: Checkpoint | None) -> Any:
-        seed_everything(self.job.seed)
         if checkpoint is None:
             return prepare_state(trainer, ctx)
         state = prepare_state(

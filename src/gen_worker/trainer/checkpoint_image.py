@@ -57,7 +57,7 @@ class ImageWriter:
                 stop = min(start + _PIECE, end)
                 crc = zlib.crc32(self._view[start:stop], crc)
                 advance(stop)
-            # Both slots lie behind `position`'s end: after the data, and in the directory at the file's end.
+            # Both slots are still ahead: right after the data, and in the directory at the file's end.
             for slot in (record.descriptor_slot, record.directory_slot):
                 self._view[slot : slot + 4] = crc.to_bytes(4, "little")
             if self._error is not None:
@@ -106,6 +106,10 @@ class ImageWriter:
             os.close(self._fd)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             written = os.pwrite(self._fd, padded, start)
+        if written < len(
+            padded
+        ):  # a full disk takes what fits; the next call says so, if it begins at a whole page
+            written -= written % PAGE
         return min(written, end - start)
 
 

@@ -253,8 +253,8 @@ class StepContext:
         set_(self, "rank", rank)
         set_(self, "world_size", world_size)
         set_(self, "seed", job.seed if seed is None else seed)
-        set_(self, "_stop", stop or StopSignal())
-        set_(self, "_progress", progress or Progress())
+        set_(self, "_stop", StopSignal() if stop is None else stop)
+        set_(self, "_progress", Progress() if progress is None else progress)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(

@@ -169,7 +169,7 @@ class EventLog:
             return self._seq
 
     def append_synced(self, encode: Callable[[int], bytes], then: Callable[[], None] | None = None) -> None:
-        """Queue a line that must be on disk before anyone is told; `then` runs on the writer's thread after fsync."""
+        """Queue a line that must be on disk before anyone is told; `then` runs after its fsync, in the thread that did it."""
         with self._lock:
             self._seq += 1
             line = encode(self._seq)
@@ -232,8 +232,8 @@ class EventLog:
             finally:
                 with self._lock:
                     self._pending_bytes = len(self._unwritten) + sum(map(len, self._pending))
-        for then in after_sync:
-            then()
+            for then in after_sync:  # under the lock: whoever flushes next finds them done
+                then()
 
     def _write_forever(self) -> None:
         while not self._closing:

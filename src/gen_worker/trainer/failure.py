@@ -20,7 +20,17 @@ def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_S
         place = author_place(cause)
         if place is not None:
             text = f"{text} (at {place})"
+        if is_our_fault(cause):
+            text = f"a fault of the worker itself, please report it: {text}"
     return category, "\n".join([text, *getattr(cause, "__notes__", ())])
+
+
+def is_our_fault(cause: BaseException) -> bool:
+    """True where an error that is not one of ours was raised by our own code: a bug, not the author's doing."""
+    if isinstance(cause, WorkerError | KeyboardInterrupt):
+        return False
+    frames = traceback.extract_tb(cause.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_OURS)
 
 
 def author_place(cause: BaseException) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.errors import CheckpointError, InputError, TrainStepError
+from gen_worker.errors import CheckpointError, InputError, TrainingCanceled, TrainingTimeout, TrainStepError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.batch_source import BatchSource, IterableSource
 from gen_worker.trainer.contracts import (
@@ -292,7 +292,12 @@ class TrainingLoop:
         if uploader is None:
             return None
         return lambda: uploader.checkpoint(
-            checkpoint.path, checkpoint.meta_path, checkpoint.step, checkpoint.final, checkpoint.files[0].hash
+            checkpoint.path,
+            checkpoint.meta_path,
+            checkpoint.step,
+            checkpoint.final,
+            checkpoint.files[0].hash,
+            author_files=[entry.name for entry in checkpoint.files[1:]],
         )
 
     def _sample(self, step: int) -> None:
@@ -317,6 +322,8 @@ class TrainingLoop:
             if self._is_sound and self.progress.step > self._saved_step:
                 self._save(final=False)
             self._take_saved(self.artifacts.wait())
+            if isinstance(cause, TrainingCanceled | TrainingTimeout) and self._saved_step > 0:
+                cause.add_note(f"saved at step {self._saved_step}: run the job again to go on from there")
         except Exception as second:  # the cause is on its way up and must arrive
             logger.exception("no checkpoint could be saved on the way out")
             cause.add_note(f"and no checkpoint could be saved on the way out: {second}")

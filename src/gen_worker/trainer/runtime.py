@@ -19,7 +19,7 @@ from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, Startup
 from gen_worker.trainer.assembly import Assembly, is_finished
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
-from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.failure import describe_failure, is_our_fault
 from gen_worker.trainer.isolation import run_isolated
 from gen_worker.trainer.job_lifecycle import JobLifecycle
 from gen_worker.trainer.job_spec import read_job_spec
@@ -170,6 +170,8 @@ def _refuse_what_is_not_here_yet(job: TrainingJobSpec) -> None:
         "validate_every": bool(job.validate_every),
         "early_stopping": job.early_stopping is not None,
         "callbacks": bool(job.callbacks),
+        "validation": job.validation is not None,
+        "test": job.test is not None,
         "resources.processes": job.resources.processes > 1,
         "resources.nodes": job.resources.nodes > 1,
     }
@@ -196,6 +198,9 @@ def run_worker() -> ExitCode:
             logger.exception("the attempt failed")
         category = runtime.category or Category.STARTUP
         _, text = describe_failure(cause, phase=category)
+        if is_our_fault(cause):
+            print(f"gen_worker: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
+            return ExitCode.BUG
         print(f"gen_worker: {category}: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BY_CATEGORY[category]
     return ExitCode.COMPLETED

@@ -59,14 +59,16 @@ class Parcel:
     def idempotency_key(self, sender: Sender) -> str:
         """Equal for every retry, different for everything else."""
         step = "-" if self.step is None else self.step
-        return f"{quote(sender.run_id, safe='')}/{sender.attempt}/{self.kind}/{step}/{self.digest}"
+        name = quote(self.file_name, safe="")
+        return f"{quote(sender.run_id, safe='')}/{sender.attempt}/{self.kind}/{step}/{name}/{self.digest}"
 
 
 class OpenFile:
     """A file held open from the moment it is queued, so that retention may unlink it meanwhile."""
 
-    def __init__(self, path: Path, digest: str | None = None) -> None:
+    def __init__(self, path: Path, digest: str | None = None, name: str | None = None) -> None:
         self.path = path
+        self.name = name or path.name
         self.digest = digest
         # Not blocking: a FIFO must not stop the caller, it is refused below.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -123,11 +125,11 @@ class FilesJob:
         self._files: list[OpenFile] = []
         self.path: str | None = None
 
-    def add(self, path: Path, digest: str | None = None) -> None:
-        """Open `path`. A failure is kept for the thread that reports: the caller is never stopped."""
+    def add(self, path: Path, digest: str | None = None, name: str | None = None) -> None:
+        """Open `path`; it is sent as `name` (else its own). A failure is kept for the thread that reports: the caller is never stopped."""
         self.path = self.path or str(path)
         try:
-            self._files.append(OpenFile(path, digest))
+            self._files.append(OpenFile(path, digest, name))
         except FileNotFoundError:
             self.is_skipped = True
             self.problem = f"skipped: {path} was removed before it could be sent"
@@ -140,7 +142,7 @@ class FilesJob:
 
     def parcels(self) -> Iterator[Parcel]:
         for file in self._files:
-            name = file.path.name
+            name = file.name
             is_json = name.endswith(".json")
             yield Parcel(
                 kind=self.kind,

@@ -55,6 +55,7 @@ class UploadSession:
         """Wait for what is under way; raise UploadError for what was finally not delivered."""
         if self.uploader is None:
             return
+        self._reporter.flush()  # a checkpoint is handed over once its event is on disk
         self.uploader.drain(DRAIN_S)
         if self._failures:
             listed = [

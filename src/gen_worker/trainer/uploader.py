@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,15 +122,19 @@ class ArtifactUploader:
         step: int,
         final: bool = False,
         digest: str | None = None,
+        author_files: Sequence[str] = (),
     ) -> None:
-        """Queue a committed checkpoint: its data, then its meta file, which tells the receiver it is whole.
+        """Queue a committed checkpoint: its data, the author's own files, then its meta file, which tells the receiver it is whole.
 
         `digest` is the data's (`sha256:<hex>`), if the caller knows it; else it is computed in the background.
+        `author_files` are names relative to the meta's folder, as the meta lists them.
         """
         lane = self._lane(CHECKPOINT)
         if lane is not None:
             job = FilesJob(CHECKPOINT, step, is_final=final)
             job.add(Path(path), digest)
+            for name in author_files:
+                job.add(Path(meta_path).parent / name, name=name)
             job.add(Path(meta_path))
             self._queue(lane, job)
 

@@ -2,9 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gen_worker.trainer.data_order import EpochOrder, Rows, Share, Window
 
@@ -13,6 +16,7 @@ BLOCK_ROWS = 16384
 
 Fetch = Callable[[int], pa.RecordBatch]  # a decoded row group, asked for in the order of the schedule
 Held = dict[int, "deque[HeldWindow]"]  # by lane
+Mask = npt.NDArray[np.bool_]
 
 
 class HeldWindow:
@@ -38,21 +42,20 @@ class HeldWindow:
         self._edges = np.concatenate([[0], ends])
         self._piece_of = np.searchsorted(ends, self._permutation, side="right").astype(np.uint16)
 
-    def take(self, chosen: Rows, places: Rows) -> list[tuple[pa.RecordBatch, Rows]]:
-        """The rows at `chosen` of the window's order, piece by piece, each with its part of `places`."""
-        if not len(chosen):
-            return []
-        rows = self._permutation[chosen]
+    def take(self, chosen: slice, is_mine: Mask | None, places: Rows) -> list[tuple[pa.RecordBatch, Rows]]:
+        """The `chosen` rows of the window's order, piece by piece, each with its part of `places`."""
+        rows, piece_of = self._permutation[chosen], self._piece_of[chosen]
+        if is_mine is not None:
+            rows, piece_of, places = rows[is_mine], piece_of[is_mine], places[is_mine]
         if len(self._pieces) == 1:
-            return [(self._pieces[0].take(pa.array(rows)), places)]
-        piece_of = self._piece_of[chosen]
+            return [(take_rows(self._pieces[0], rows), places)] if len(rows) else []
         by_piece = np.argsort(piece_of, kind="stable")
         bounds = np.searchsorted(piece_of[by_piece], np.arange(len(self._pieces) + 1))
         parts = []
         for number, piece in enumerate(self._pieces):
             mine = by_piece[bounds[number] : bounds[number + 1]]
             if len(mine):
-                parts.append((piece.take(pa.array(rows[mine] - self._edges[number])), places[mine]))
+                parts.append((take_rows(piece, rows[mine] - self._edges[number]), places[mine]))
         return parts
 
 
@@ -65,19 +68,15 @@ def gather(
     """
     width = sum(share.stop - share.start for share in shares)
     parts: list[tuple[pa.RecordBatch, Rows]] = []  # rows, and their places in the block
-    base = 0
+    base, origin = 0, batch * per_lane
     for share in shares:
+        places, is_mine = _places(stop - batch, per_lane, width, base - share.start, share.start, share.stop)
         for window in held[share.lane]:
-            first, last = max(batch * per_lane, window.start), min(stop * per_lane, window.stop)
-            if first >= last:
-                continue
-            number, slot = np.divmod(np.arange(first, last), per_lane)
-            places = (number - batch) * width + base + slot - share.start
-            chosen = np.arange(first - window.start, last - window.start)
-            if share.stop - share.start < per_lane:
-                is_mine = (slot >= share.start) & (slot < share.stop)
-                places, chosen = places[is_mine], chosen[is_mine]
-            parts += window.take(chosen, places)
+            first, last = max(origin, window.start), min(stop * per_lane, window.stop)
+            if first < last:
+                here = slice(first - origin, last - origin)
+                mask = None if is_mine is None else is_mine[here]
+                parts += window.take(slice(first - window.start, last - window.start), mask, places[here])
         base += share.stop - share.start
     if not parts:
         return None
@@ -87,7 +86,24 @@ def gather(
     # The rows are in the processor's cache; bringing them in order costs little beside the gather.
     index = np.empty(block.num_rows, dtype=np.int64)
     index[np.concatenate([places for _, places in parts])] = np.arange(block.num_rows)
-    return block.take(pa.array(index))
+    return take_rows(block, index)
+
+
+@lru_cache(maxsize=32)
+def _places(
+    num_batches: int, per_lane: int, width: int, base: int, start: int, stop: int
+) -> tuple[Rows, Mask | None]:
+    """For each row that a lane gives to a block: its place there, and whether it is in [start, stop)."""
+    number, slot = np.divmod(np.arange(num_batches * per_lane), per_lane)
+    is_mine = (slot >= start) & (slot < stop) if stop - start < per_lane else None
+    return number * width + slot + base, is_mine
+
+
+def take_rows(batch: pa.RecordBatch, index: Rows) -> pa.RecordBatch:
+    """`batch.take` without its checks: our permutations are within bounds."""
+    rows = pa.array(index)
+    columns = [pc.take(column, rows, boundscheck=False) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def join_batches(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -28,7 +28,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurem
         Side(name=LIGHTNING, function="lightning_async"),
         Side(name=CONTROL, function="no_save", options={"seconds": 0.6}),
     ]
-    measured = measure("checkpoint_sides.py", sides, num_rounds=3 if quick else 9, fresh=False, say=say)
+    measured = measure("checkpoint_sides.py", sides, num_rounds=2 if quick else 9, fresh=False, say=say)
     saves = [SAFETENSORS, TORCH_SAVE, DCP, LIGHTNING]
     return [
         build_row(

@@ -29,7 +29,8 @@ def make_state() -> dict[str, Any]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return {f"tensor_{number:02d}": torch.randn(*SHAPE) for number in range(NUM_TENSORS)}
+    noise = torch.randn(*SHAPE)
+    return {f"tensor_{number:02d}": noise + number for number in range(NUM_TENSORS)}
 
 
 def touch(state: Mapping[str, Any]) -> None:

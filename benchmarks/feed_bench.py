@@ -38,7 +38,7 @@ class Effort:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"quick": self.quick, "seconds": 0.5 if self.quick else 2.0}
+        return {"quick": self.quick, "seconds": 0.4 if self.quick else 2.0}
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurements]:

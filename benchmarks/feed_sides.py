@@ -6,15 +6,12 @@ level after imports.
 """
 
 import contextlib
-import itertools
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import feed_data
+import feed_peers
 import feed_readers
 from harness import Prepare, Round, Sample, serve
 
@@ -122,10 +119,6 @@ def _close(batches: Pass) -> None:
         close()
 
 
-def _files(options: Mapping[str, Any]) -> list[str]:
-    return feed_data.parquet_files(quick=options["quick"])
-
-
 # --- ours ----------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +126,7 @@ def _open_feed(options: Mapping[str, Any]) -> Any:
     from gen_worker.trainer.arrow_feed import ArrowFeed
 
     return ArrowFeed.open(
-        _files(options),
+        feed_data.parquet_files(quick=options["quick"]),
         batch_size=options["batch_size"],
         shuffle=options.get("shuffle", False),
         seed=1,
@@ -207,153 +200,7 @@ def ours_epochs(options: Mapping[str, Any]) -> Round:
     return run_round
 
 
-# --- by hand -------------------------------------------------------------------------------------------------------
-
-
-def hand_pool(options: Mapping[str, Any]) -> Any:
-    """The fastest we can write: `decoders` threads decode row groups ahead, in order; batches are slices. It can do
-    nothing else: no shuffle, no position, and row groups must be multiples of the batch size."""
-    import pyarrow.parquet as pq
-
-    files, batch_size, num_decoders = _files(options), options["batch_size"], options["decoders"]
-    groups = [(file, n) for file in files for n in range(pq.ParquetFile(file).num_row_groups)]
-    readers = threading.local()
-
-    def decode(place: tuple[str, int]) -> Any:
-        file, number = place
-        known = readers.__dict__.setdefault("by_file", {})
-        if file not in known:
-            known[file] = pq.ParquetFile(file)  # one per thread: a reader is not safe to share
-        table = known[file].read_row_group(number, use_threads=num_decoders == 1)
-        return table.combine_chunks().to_batches()[0]
-
-    def open_pass(_: int) -> Pass:
-        with ThreadPoolExecutor(num_decoders) as pool:
-            places = iter(groups)
-            ahead = deque(pool.submit(decode, place) for place in itertools.islice(places, num_decoders + 1))
-            while ahead:
-                batch = ahead.popleft().result()
-                place = next(places, None)
-                if place is not None:
-                    ahead.append(pool.submit(decode, place))
-                for start in range(0, batch.num_rows, batch_size):
-                    yield batch.slice(start, batch_size)
-
-    return open_pass
-
-
-# --- peers ---------------------------------------------------------------------------------------------------------
-
-
-def scanner(options: Mapping[str, Any]) -> Any:
-    """pyarrow's dataset scanner, its defaults."""
-    import pyarrow.dataset as ds
-
-    dataset = ds.dataset(_files(options))
-    return lambda _: iter(dataset.to_batches(batch_size=options["batch_size"]))
-
-
-def iter_batches(options: Mapping[str, Any]) -> Any:
-    """pyarrow ParquetFile.iter_batches, file after file."""
-    import pyarrow.parquet as pq
-
-    files = _files(options)
-
-    def open_pass(_: int) -> Pass:
-        for file in files:
-            yield from pq.ParquetFile(file).iter_batches(batch_size=options["batch_size"])
-
-    return open_pass
-
-
-def _hf_streaming(options: Mapping[str, Any]) -> Any:
-    import datasets
-
-    dataset = datasets.load_dataset("parquet", data_files=_files(options), split="train", streaming=True)
-    return dataset.with_format(options.get("format", "arrow"))
-
-
-def _hf_mapped(options: Mapping[str, Any]) -> Any:
-    """Its Arrow copy is made by the first call and mapped by the later ones."""
-    import datasets
-
-    dataset = datasets.load_dataset(
-        "parquet",
-        data_files=_files(options),
-        split="train",
-        cache_dir=str(feed_data.hf_cache_dir(quick=options["quick"])),
-    )
-    return dataset.with_format(options.get("format", "arrow"))
-
-
-def hf_streaming(options: Mapping[str, Any]) -> Any:
-    """HF datasets, streaming from parquet, Arrow tables; with `shuffle`, its shuffle(10000)."""
-    dataset = _hf_streaming(options)
-    if options.get("shuffle"):
-        dataset = dataset.shuffle(seed=1, buffer_size=10_000)
-
-    def open_pass(epoch: int) -> Pass:
-        dataset.set_epoch(epoch)
-        return iter(dataset.iter(batch_size=options["batch_size"]))
-
-    return open_pass
-
-
-def hf_mapped(options: Mapping[str, Any]) -> Any:
-    """HF datasets, memory-mapped, Arrow tables, every value of every batch read."""
-    dataset = _hf_mapped(options)
-    return (lambda _: iter(dataset.iter(batch_size=options["batch_size"]))), feed_readers.read_table
-
-
-def hf_torch(options: Mapping[str, Any]) -> Any:
-    """HF datasets with_format("torch"): dicts of tensors, and captions as strings unless they are left out."""
-    opened = (_hf_mapped if options["mapped"] else _hf_streaming)({**options, "format": "torch"})
-    dataset = opened if options["captions"] else opened.select_columns(["x", "label"])
-    return (lambda _: iter(dataset.iter(batch_size=options["batch_size"]))), lambda batch: int(
-        batch["label"].shape[0]
-    )
-
-
-def hf_first_batch(options: Mapping[str, Any]) -> Callable[[float], Pass]:
-    """HF streaming: skip() to a position."""
-    dataset = _hf_streaming(options)
-
-    def open_at(share: float) -> Pass:
-        skipped = int(share * feed_data.num_rows(quick=options["quick"]))
-        return iter((dataset.skip(skipped) if skipped else dataset).iter(batch_size=options["batch_size"]))
-
-    return open_at
-
-
-def dataloader_first_batch(options: Mapping[str, Any]) -> Callable[[float], Pass]:
-    """torchdata StatefulDataLoader over the hand-written reader, resumed from its own state_dict: it replays."""
-    from torch.utils.data import IterableDataset
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    open_pass = hand_pool({**options, "decoders": 2})
-    num_batches = feed_data.num_rows(quick=options["quick"]) // options["batch_size"]
-
-    class Stream(IterableDataset):
-        def __iter__(self) -> Pass:
-            return open_pass(0)
-
-    def state_at(position: int) -> dict[str, Any]:
-        loader = StatefulDataLoader(Stream(), batch_size=None)
-        batches = iter(loader)
-        for _ in range(position):
-            next(batches)
-        state: dict[str, Any] = loader.state_dict()
-        return state
-
-    state = state_at(int(options["position"] * num_batches))
-
-    def open_at(share: float) -> Pass:
-        loader = StatefulDataLoader(Stream(), batch_size=None)
-        if share:
-            loader.load_state_dict(state)
-        return iter(loader)
-
-    return open_at
+# --- all together --------------------------------------------------------------------------------------------------
 
 
 def make_caches(options: Mapping[str, Any]) -> Round:
@@ -367,7 +214,7 @@ def make_caches(options: Mapping[str, Any]) -> Round:
         sample["own_cache_s"] = time.perf_counter() - started
         try:
             started = time.perf_counter()
-            _hf_mapped(options)
+            feed_peers.open_hf_mapped(options)
             sample["hf_cache_s"] = time.perf_counter() - started
         except ImportError:
             pass
@@ -382,14 +229,14 @@ SIDES: dict[str, Prepare] = {
     "ours_torch": rate_side(ours_torch),
     "ours_first_batch": first_batch_side(ours_first_batch),
     "ours_epochs": ours_epochs,
-    "hand_pool": rate_side(hand_pool),
-    "scanner": rate_side(scanner),
-    "iter_batches": rate_side(iter_batches),
-    "hf_streaming": rate_side(hf_streaming),
-    "hf_mapped": rate_side(hf_mapped),
-    "hf_torch": rate_side(hf_torch),
-    "hf_first_batch": first_batch_side(hf_first_batch),
-    "dataloader_first_batch": first_batch_side(dataloader_first_batch),
+    "hand_pool": rate_side(feed_peers.hand_pool),
+    "scanner": rate_side(feed_peers.scanner),
+    "iter_batches": rate_side(feed_peers.iter_batches),
+    "hf_streaming": rate_side(feed_peers.hf_streaming),
+    "hf_mapped": rate_side(feed_peers.hf_mapped),
+    "hf_torch": rate_side(feed_peers.hf_torch),
+    "hf_first_batch": first_batch_side(feed_peers.hf_first_batch),
+    "dataloader_first_batch": first_batch_side(feed_peers.dataloader_first_batch),
     "make_caches": make_caches,
 }
 

@@ -38,7 +38,7 @@ class Side:
     name: str
     function: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    max_rounds: int | None = None  # a slow side may sit out the later rounds
+    max_rounds: int | None = None  # a slow side may sit some rounds out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,11 @@ def interleave(names: Sequence[str], num_rounds: int, *, seed: int) -> Iterator[
         rng.shuffle(order)
         for name in order:
             yield number, name
+
+
+def takes_part(number: int, num_rounds: int, max_rounds: int | None) -> bool:
+    """Whether a side with at most `max_rounds` is in this round: the first, and evenly spread from there."""
+    return max_rounds is None or max_rounds >= num_rounds or number * max_rounds % num_rounds < max_rounds
 
 
 # --- bars and rows -------------------------------------------------------------------------------------------------
@@ -370,8 +375,7 @@ def measure(
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=DATA, ignore_cleanup_errors=True))
         for number, name in interleave(list(by_name), num_rounds, seed=seed):
-            most = by_name[name].max_rounds
-            if name in measured.failures or (most is not None and number >= most):
+            if name in measured.failures or not takes_part(number, num_rounds, by_name[name].max_rounds):
                 continue
             say(f"round {number + 1}/{num_rounds}: {name}")
             try:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gen_worker.trainer.checkpoint_store import CheckpointStore
+from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 FOLDER = Path(__file__).parent / "checkpoint_v1"
 

@@ -11,7 +11,7 @@ import pytest
 from worker_process import Run
 
 from gen_worker import failpoints
-from gen_worker.trainer.checkpoint_store import CheckpointStore
+from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 STEPS = 24
 

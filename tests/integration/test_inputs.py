@@ -14,10 +14,10 @@ from object_servers import Reply, closed_port, http_server, s3_endpoint, s3_serv
 
 from gen_worker.errors import AuthError, InputError, TrainingCanceled
 from gen_worker.trainer.authz import authorize_start
-from gen_worker.trainer.input_cache import InputCache
 from gen_worker.trainer.inputs import fetch, materialize_inputs
 from gen_worker.trainer.redaction import SecretRedactor
-from gen_worker.trainer.transfer import ObjectStoreOptions, RetryPolicy, TransferOptions
+from gen_worker.trainer.transfer.input_cache import InputCache
+from gen_worker.trainer.transfer.policy import ObjectStoreOptions, RetryPolicy, TransferOptions
 
 TOKEN = "opaque-capability-0123456789abcdef"
 DATA = bytes(range(256)) * 20_000  # about 5 MB
@@ -425,7 +425,7 @@ DOWNLOADER = """
 import sys
 from pathlib import Path
 from gen_worker import failpoints
-from gen_worker.trainer.input_cache import InputCache
+from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.inputs import fetch
 failpoints.arm(sys.argv[3])
 fetch(sys.argv[1], cache=InputCache(Path(sys.argv[2]), sync_every_bytes=1 << 20))

@@ -22,11 +22,11 @@ from object_servers import (  # noqa: F401
 
 from gen_worker.errors import InputError, StartupError, UploadError
 from gen_worker.trainer.authz import authorize_start
-from gen_worker.trainer.input_cache import InputCache
 from gen_worker.trainer.inputs import fetch, materialize_inputs
-from gen_worker.trainer.transfer import ObjectStoreOptions, RetryPolicy, TransferOptions
-from gen_worker.trainer.upload_lane import PointBacklog
-from gen_worker.trainer.upload_parcels import Sender
+from gen_worker.trainer.transfer.input_cache import InputCache
+from gen_worker.trainer.transfer.policy import ObjectStoreOptions, RetryPolicy, TransferOptions
+from gen_worker.trainer.transfer.upload_lane import PointBacklog
+from gen_worker.trainer.transfer.upload_parcels import Sender
 from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadLimits, UploadTargets
 
 TOKEN = "opaque-capability-0123456789abcdef"
@@ -487,8 +487,8 @@ def test_a_dead_endpoint_does_not_keep_the_process_from_ending(http_server):
     hold = threading.Event()
     http_server.always["/metrics"] = Reply(hold=hold)
     code = f"""
-from gen_worker.trainer.upload_lane import PointBacklog
-from gen_worker.trainer.upload_parcels import Sender
+from gen_worker.trainer.transfer.upload_lane import PointBacklog
+from gen_worker.trainer.transfer.upload_parcels import Sender
 from gen_worker.trainer.uploader import *
 u = ArtifactUploader(targets=UploadTargets(metrics_url="{http_server.url}/metrics"), run_id="r")
 u.metrics(1, {{"loss": 1.0}})

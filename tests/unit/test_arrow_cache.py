@@ -12,8 +12,8 @@ import pytest
 
 from gen_worker import failpoints
 from gen_worker.errors import InputError
-from gen_worker.trainer import arrow_cache
 from gen_worker.trainer.arrow_feed import ArrowFeed
+from gen_worker.trainer.feed import cache as arrow_cache
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_second_feed_reads_the_cache_and_no_parquet(dataset, tmp_path, monkeyp
         assert rows(feed) == expected
         assert feed.wait_cached(60)
         assert rows(feed) == expected, "after the switch"
-    monkeypatch.setattr("gen_worker.trainer.group_source.ParquetGroups.read", None)
+    monkeypatch.setattr("gen_worker.trainer.feed.groups.ParquetGroups.read", None)
     with ArrowFeed.open([str(dataset)], batch_size=16, cache_dir=tmp_path / "cache") as feed:
         assert feed.wait_cached(0)
         assert rows(feed) == expected

@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import InputError
-from gen_worker.trainer import batch_stream, window_gather
 from gen_worker.trainer.arrow_feed import ArrowFeed, batch_to_torch
-from gen_worker.trainer.data_order import DataOrder
+from gen_worker.trainer.feed import gather as window_gather
+from gen_worker.trainer.feed import stream as batch_stream
+from gen_worker.trainer.feed.order import DataOrder
 
 WIDTH = 3
 

@@ -11,7 +11,7 @@ import torch
 from gen_worker.errors import CheckpointError, TrainStepError
 from gen_worker.trainer import artifacts
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoint_store import CheckpointStore
+from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 DEADLINE_S = 60.0
 
@@ -238,7 +238,7 @@ import sys; sys.modules["torch"] = None
 from pathlib import Path
 import numpy as np
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoint_store import CheckpointStore
+from gen_worker.trainer.checkpoints.store import CheckpointStore
 folder = Path({str(tmp_path)!r})
 with ArtifactWriter(folder, folder / "samples", run_id="run") as writer:
     writer.save_checkpoint(CheckpointContent(step=1, epoch=0, final=True, state={{"w": np.arange(3)}},

@@ -24,7 +24,7 @@ from gen_worker.trainer.authz import (
     verify_capability_token,
 )
 from gen_worker.trainer.redaction import Secret, SecretRedactor, strip_url_secrets
-from gen_worker.trainer.transfer import TransferOptions, bearer_headers, has_same_origin
+from gen_worker.trainer.transfer.policy import TransferOptions, bearer_headers, has_same_origin
 
 NOW = 1_800_000_000.0
 

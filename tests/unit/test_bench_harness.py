@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic: order, medians, bars, table. No timings."""
 
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -108,6 +109,17 @@ def test_the_order_is_new_in_each_round() -> None:
     order = [name for _, name in harness.interleave(names, 5, seed=1)]
     rounds = {tuple(order[start : start + 8]) for start in range(0, 40, 8)}
     assert len(rounds) == 5
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_a_slow_side_takes_part_in_the_first_round_and_in_as_many_as_it_may(
+    num_rounds: int, most: int
+) -> None:
+    taken = [number for number in range(num_rounds) if harness.takes_part(number, num_rounds, most)]
+    assert taken[0] == 0
+    assert len(taken) == min(most, num_rounds)
+    gaps = {later - earlier for earlier, later in itertools.pairwise(taken)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer import checkpoint_archive
-from gen_worker.trainer.checkpoint_archive import CrcRecord
-from gen_worker.trainer.checkpoint_format import FloatRange, build_layout
-from gen_worker.trainer.checkpoint_image import ImageWriter, hash_file
-from gen_worker.trainer.checkpoint_meta import CheckpointMeta, FileEntry
-from gen_worker.trainer.checkpoint_staging import StagingBuffer, open_anonymous_file
-from gen_worker.trainer.checkpoint_tensors import StorageBuffers, TensorTable
-from gen_worker.trainer.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
-from gen_worker.trainer.finite_scan import find_non_finite
+from gen_worker.trainer.checkpoints import archive as checkpoint_archive
+from gen_worker.trainer.checkpoints.archive import CrcRecord
+from gen_worker.trainer.checkpoints.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
+from gen_worker.trainer.checkpoints.finite_scan import find_non_finite
+from gen_worker.trainer.checkpoints.format import FloatRange, build_layout
+from gen_worker.trainer.checkpoints.image import ImageWriter, hash_file
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry
+from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
+from gen_worker.trainer.checkpoints.tensors import StorageBuffers, TensorTable
 
 # A busy machine is slow; that is no fault of the code.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -370,7 +370,7 @@ def test_float_ranges_cross_the_process_line_unchanged():
 def test_the_formats_need_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import gen_worker.trainer.checkpoint_writer, gen_worker.trainer.artifacts\n"
+        "import gen_worker.trainer.checkpoints.writer, gen_worker.trainer.artifacts\n"
         "assert 'pyarrow' not in sys.modules and 'httpx' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

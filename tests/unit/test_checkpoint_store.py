@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoint_store import CheckpointStore
+from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 DEADLINE_S = 60.0
 

@@ -14,12 +14,13 @@ import pytest
 
 from gen_worker import failpoints
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer import checkpoint_client, checkpoint_commit
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoint_messages import WriterConfig
-from gen_worker.trainer.checkpoint_staging import StagingBuffer
-from gen_worker.trainer.checkpoint_store import CheckpointStore
-from gen_worker.trainer.checkpoint_writer import CheckpointWriter
+from gen_worker.trainer.checkpoints import client as checkpoint_client
+from gen_worker.trainer.checkpoints import commit as checkpoint_commit
+from gen_worker.trainer.checkpoints.messages import WriterConfig
+from gen_worker.trainer.checkpoints.staging import StagingBuffer
+from gen_worker.trainer.checkpoints.store import CheckpointStore
+from gen_worker.trainer.checkpoints.writer import CheckpointWriter
 
 DEADLINE_S = 60.0
 IN_WRITER = [
@@ -240,7 +241,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_writer_never_imports_torch(tmp_path):
-    code = "import sys, gen_worker.trainer.checkpoint_writer; print('torch' in sys.modules or 'pyarrow' in sys.modules)"
+    code = "import sys, gen_worker.trainer.checkpoints.writer; print('torch' in sys.modules or 'pyarrow' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
 

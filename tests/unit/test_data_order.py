@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.data_order import DataOrder, default_lanes, default_window, permutation
+from gen_worker.trainer.feed.order import DataOrder, default_lanes, default_window, permutation
 
 group_sizes = st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) > 0)
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.parquet_manifest import Manifest, read_manifest
+from gen_worker.trainer.feed.manifest import Manifest, read_manifest
 
 
 def write(path: Path, num: int = 10, **columns: pa.Array) -> Path:

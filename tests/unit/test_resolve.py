@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.object_store import matches_glob
 from gen_worker.trainer.resolve import RefKind, resolve
-from gen_worker.trainer.transfer import Backoff, RetryPolicy, parse_retry_after_s
+from gen_worker.trainer.transfer.object_store import matches_glob
+from gen_worker.trainer.transfer.policy import Backoff, RetryPolicy, parse_retry_after_s
 
 HEX = "0123456789abcdef" * 4
 

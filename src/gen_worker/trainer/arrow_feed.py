@@ -16,12 +16,12 @@ import msgspec
 import pyarrow as pa
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.arrow_cache import CachedGroups, write_groups
-from gen_worker.trainer.arrow_tensors import batch_to_torch
-from gen_worker.trainer.batch_stream import BatchStream
-from gen_worker.trainer.data_order import ORDER_VERSION, Cursor, DataOrder, cursor_differences
-from gen_worker.trainer.group_source import GroupSource, IpcGroups, ParquetGroups
-from gen_worker.trainer.parquet_manifest import Manifest, read_manifest
+from gen_worker.trainer.feed.cache import CachedGroups, write_groups
+from gen_worker.trainer.feed.groups import GroupSource, IpcGroups, ParquetGroups
+from gen_worker.trainer.feed.manifest import Manifest, read_manifest
+from gen_worker.trainer.feed.order import ORDER_VERSION, Cursor, DataOrder, cursor_differences
+from gen_worker.trainer.feed.stream import BatchStream
+from gen_worker.trainer.feed.tensors import batch_to_torch
 
 __all__ = ["ArrowFeed", "batch_to_torch"]
 

@@ -17,10 +17,9 @@ from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.batch_source import BatchSource, ListSource
-from gen_worker.trainer.checkpoint_store import Checkpoint
+from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.identity import describe_identity
-from gen_worker.trainer.input_cache import InputCache
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
 from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.lease import RunLease
@@ -29,6 +28,7 @@ from gen_worker.trainer.model_runtime import prepare_model_runtime, restore_rng
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.resume import choose_resume_point
 from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.upload_session import transfer_options
 from gen_worker.trainer.uploader import ArtifactUploader
 
@@ -98,7 +98,14 @@ class Assembly:
                 self.uploader is not None and checkpoint is not None
             ):  # an attempt may have failed on just this
                 meta_path = checkpoint.path.with_name(f"{checkpoint.path.stem}.meta.json")
-                self.uploader.checkpoint(checkpoint.path, meta_path, checkpoint.step, checkpoint.final)
+                files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
+                self.uploader.checkpoint(
+                    checkpoint.path,
+                    meta_path,
+                    checkpoint.step,
+                    checkpoint.final,
+                    author_files=[entry.name for entry in files],
+                )
             return loop
         loop.state = self._restore(trainer, loop.ctx, checkpoint)
         if checkpoint is not None:

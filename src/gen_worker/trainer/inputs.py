@@ -11,11 +11,11 @@ from typing import NoReturn
 
 from gen_worker.errors import AuthError, InputError
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.download import Outcome, Source, open_source
-from gen_worker.trainer.input_cache import IndexEntry, InputCache, PartialDownload, hash_file, key_of
-from gen_worker.trainer.object_store import ObjectStore
 from gen_worker.trainer.resolve import RefKind, ResolvedRef, resolve
-from gen_worker.trainer.transfer import Backoff, FaultKind, TransferFault, TransferOptions
+from gen_worker.trainer.transfer.download import Outcome, Source, open_source
+from gen_worker.trainer.transfer.input_cache import IndexEntry, InputCache, PartialDownload, hash_file, key_of
+from gen_worker.trainer.transfer.object_store import ObjectStore
+from gen_worker.trainer.transfer.policy import Backoff, FaultKind, TransferFault, TransferOptions
 
 # (ref for people, bytes so far, bytes in all or None). It may raise to stop the transfer: what arrived is kept.
 OnProgress = Callable[[str, int, int | None], None]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gen_worker.errors import InputError, StartupError
-from gen_worker.trainer.checkpoint_store import Checkpoint, CheckpointStore, PassedOver
+from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore, PassedOver
 from gen_worker.trainer.contracts import TrainingJobSpec
 
 

@@ -7,7 +7,7 @@ from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.contracts import TrainingJobSpec, UploadsSpec
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
-from gen_worker.trainer.transfer import ObjectStoreOptions, TransferOptions
+from gen_worker.trainer.transfer.policy import ObjectStoreOptions, TransferOptions
 from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
 
 DRAIN_S = 60.0

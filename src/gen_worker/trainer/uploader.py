@@ -16,10 +16,10 @@ from pathlib import Path
 from gen_worker.errors import UploadError
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.redaction import SecretRedactor
-from gen_worker.trainer.transfer import TransferOptions
-from gen_worker.trainer.upload_endpoints import check_target, open_endpoint
-from gen_worker.trainer.upload_lane import FileBacklog, Lane, PointBacklog, UploadLimits
-from gen_worker.trainer.upload_parcels import (
+from gen_worker.trainer.transfer.policy import TransferOptions
+from gen_worker.trainer.transfer.upload_endpoints import check_target, open_endpoint
+from gen_worker.trainer.transfer.upload_lane import FileBacklog, Lane, PointBacklog, UploadLimits
+from gen_worker.trainer.transfer.upload_parcels import (
     CHECKPOINT,
     METRICS,
     SAMPLE,

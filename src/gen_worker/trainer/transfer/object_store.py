@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from gen_worker.trainer.redaction import strip_url_secrets
-from gen_worker.trainer.transfer import FaultKind, TransferFault, TransferOptions
+from gen_worker.trainer.transfer.policy import FaultKind, TransferFault, TransferOptions
 
 # The stores' libraries raise OSError for everything; the code is a word in its text.
 _AUTH_WORDS = re.compile(

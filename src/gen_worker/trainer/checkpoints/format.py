@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gen_worker.trainer.checkpoint_archive import CrcRecord, build_archive
-from gen_worker.trainer.checkpoint_meta import Format, StorageEntry, TensorEntry
-from gen_worker.trainer.checkpoint_tensors import TensorSpec
-from gen_worker.trainer.dtypes import FLOAT_DTYPES, SAFETENSORS_NAMES, torch_name
+from gen_worker.trainer.checkpoints.archive import CrcRecord, build_archive
+from gen_worker.trainer.checkpoints.dtypes import FLOAT_DTYPES, SAFETENSORS_NAMES, torch_name
+from gen_worker.trainer.checkpoints.meta import Format, StorageEntry, TensorEntry
+from gen_worker.trainer.checkpoints.tensors import TensorSpec
 
 SUFFIXES: dict[Format, str] = {"pt": ".pt", "safetensors": ".safetensors"}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoint_messages import (
+from gen_worker.trainer.checkpoints.messages import (
     Done,
     Durable,
     Failed,
@@ -25,9 +25,9 @@ from gen_worker.trainer.checkpoint_messages import (
     WriterConfig,
     send,
 )
-from gen_worker.trainer.checkpoint_staging import StagingBuffer, open_anonymous_file
+from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
 
-_MODULE = "gen_worker.trainer.checkpoint_writer"
+_MODULE = "gen_worker.trainer.checkpoints.writer"
 _RECEIVE_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
 _report_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)

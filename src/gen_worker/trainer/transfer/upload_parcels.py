@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gen_worker.trainer.transfer import CHUNK_BYTES, FaultKind, TransferFault
+from gen_worker.trainer.transfer.policy import CHUNK_BYTES, FaultKind, TransferFault
 
 METRICS, CHECKPOINT, SAMPLE, TERMINAL = KINDS = ("metrics", "checkpoint", "sample", "terminal")
 

@@ -17,9 +17,9 @@ import msgspec
 
 from gen_worker import failpoints
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoint_commit import Save
-from gen_worker.trainer.checkpoint_folder import CheckpointFolder
-from gen_worker.trainer.checkpoint_messages import (
+from gen_worker.trainer.checkpoints.commit import Save
+from gen_worker.trainer.checkpoints.folder import CheckpointFolder
+from gen_worker.trainer.checkpoints.messages import (
     Done,
     Durable,
     Failed,
@@ -28,7 +28,7 @@ from gen_worker.trainer.checkpoint_messages import (
     WriterConfig,
     send,
 )
-from gen_worker.trainer.checkpoint_staging import StagingBuffer
+from gen_worker.trainer.checkpoints.staging import StagingBuffer
 
 NICENESS = 3  # training steps come first; much more, and a busy machine would never let a save finish
 _RECEIVE_BYTES = 1 << 20

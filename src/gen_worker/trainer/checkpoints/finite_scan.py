@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gen_worker.trainer.checkpoint_format import FloatRange
-from gen_worker.trainer.dtypes import FLOAT_NANS, FLOAT_PATTERNS, NUMPY_FLOATS
+from gen_worker.trainer.checkpoints.dtypes import FLOAT_NANS, FLOAT_PATTERNS, NUMPY_FLOATS
+from gen_worker.trainer.checkpoints.format import FloatRange
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -8,9 +8,9 @@ from urllib.parse import quote, urlsplit
 
 from gen_worker.errors import StartupError
 from gen_worker.trainer.authz import SCOPE_UPLOAD, TrainerAuthContext
-from gen_worker.trainer.object_store import ObjectStore, store_fault
 from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
-from gen_worker.trainer.transfer import (
+from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
+from gen_worker.trainer.transfer.policy import (
     FaultKind,
     TransferFault,
     TransferOptions,
@@ -18,7 +18,7 @@ from gen_worker.trainer.transfer import (
     http_fault,
     status_fault,
 )
-from gen_worker.trainer.upload_parcels import Parcel, Sender
+from gen_worker.trainer.transfer.upload_parcels import Parcel, Sender
 
 if TYPE_CHECKING:
     import httpx

@@ -22,12 +22,12 @@ import numpy as np
 
 from gen_worker.errors import CheckpointError
 from gen_worker.failpoints import failpoint
-from gen_worker.trainer.checkpoint_folder import CheckpointFolder
-from gen_worker.trainer.checkpoint_image import ImageWriter, hash_file, sync_folder
-from gen_worker.trainer.checkpoint_messages import Done, SaveRequest
-from gen_worker.trainer.checkpoint_meta import CheckpointMeta, FileEntry, encode_meta
-from gen_worker.trainer.checkpoint_store import META_SUFFIX, CheckpointInfo, check_file
-from gen_worker.trainer.finite_scan import find_non_finite
+from gen_worker.trainer.checkpoints.finite_scan import find_non_finite
+from gen_worker.trainer.checkpoints.folder import CheckpointFolder
+from gen_worker.trainer.checkpoints.image import ImageWriter, hash_file, sync_folder
+from gen_worker.trainer.checkpoints.messages import Done, SaveRequest
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, encode_meta
+from gen_worker.trainer.checkpoints.store import META_SUFFIX, CheckpointInfo, check_file
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

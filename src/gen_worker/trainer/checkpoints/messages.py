@@ -4,9 +4,9 @@ import socket
 
 import msgspec
 
-from gen_worker.trainer.checkpoint_archive import CrcRecord
-from gen_worker.trainer.checkpoint_format import FloatRange
-from gen_worker.trainer.checkpoint_meta import CheckpointMeta, FileEntry
+from gen_worker.trainer.checkpoints.archive import CrcRecord
+from gen_worker.trainer.checkpoints.format import FloatRange
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry
 
 _PREFIX = 8
 

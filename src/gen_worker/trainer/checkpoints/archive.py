@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gen_worker.trainer.checkpoint_tensors import TensorSpec
-from gen_worker.trainer.dtypes import STORAGE_CLASSES, UNTYPED, torch_name
+from gen_worker.trainer.checkpoints.dtypes import STORAGE_CLASSES, UNTYPED, torch_name
+from gen_worker.trainer.checkpoints.tensors import TensorSpec
 
 ALIGNMENT = 64
 ROOT = "archive"

@@ -8,10 +8,7 @@ from itertools import count, repeat
 import numpy as np
 import pyarrow as pa
 
-from gen_worker.trainer.data_order import DataOrder, EpochOrder, Share, Window
-from gen_worker.trainer.group_source import GroupSource
-from gen_worker.trainer.readahead import Readahead
-from gen_worker.trainer.window_gather import (
+from gen_worker.trainer.feed.gather import (
     BLOCK_ROWS,
     Fetch,
     Held,
@@ -20,6 +17,9 @@ from gen_worker.trainer.window_gather import (
     gather,
     join_batches,
 )
+from gen_worker.trainer.feed.groups import GroupSource
+from gen_worker.trainer.feed.order import DataOrder, EpochOrder, Share, Window
+from gen_worker.trainer.feed.readahead import Readahead
 
 DECODE_THREADS = 2
 BLOCK_BYTES = 8 << 20

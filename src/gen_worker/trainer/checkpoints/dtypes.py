@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gen_worker.trainer.checkpoint_tensors import TensorSpec
+    from gen_worker.trainer.checkpoints.tensors import TensorSpec
 
 TORCH_BY_NUMPY = {
     "|b1": "bool",

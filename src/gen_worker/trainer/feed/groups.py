@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.parquet_manifest import FileRecord, Manifest
+from gen_worker.trainer.feed.manifest import FileRecord, Manifest
 
 MANIFEST_KEY = b"gen_worker.manifest"
 MAX_IDLE_FILES = 8  # open parquet files kept between reads

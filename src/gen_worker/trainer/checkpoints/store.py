@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoint_image import hash_file
-from gen_worker.trainer.checkpoint_meta import CheckpointMeta, FileEntry, parse_meta
+from gen_worker.trainer.checkpoints.image import hash_file
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, parse_meta
 
 META_SUFFIX = ".meta.json"
 # `step-00000010`, `final`, and `….previous`: what a save of the same name sets aside while it replaces it.
@@ -162,8 +162,8 @@ class CheckpointStore:
         return infos, passed_over
 
     def _load(self, meta_path: Path, meta: CheckpointMeta) -> Checkpoint:
-        from gen_worker.trainer.checkpoint_tensors import StorageBuffers
-        from gen_worker.trainer.state_tree import decode
+        from gen_worker.trainer.checkpoints.state_tree import decode
+        from gen_worker.trainer.checkpoints.tensors import StorageBuffers
 
         if meta.byteorder != sys.byteorder:
             raise CheckpointError(

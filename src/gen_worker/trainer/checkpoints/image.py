@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gen_worker.trainer.checkpoint_archive import CrcRecord
-from gen_worker.trainer.checkpoint_staging import PAGE
+from gen_worker.trainer.checkpoints.archive import CrcRecord
+from gen_worker.trainer.checkpoints.staging import PAGE
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

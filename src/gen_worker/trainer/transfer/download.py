@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin, urlsplit
 
 from gen_worker.trainer.authz import SCOPE_READ_INPUTS, TrainerAuthContext
-from gen_worker.trainer.input_cache import PartialDownload
-from gen_worker.trainer.object_store import ObjectStore, store_fault
 from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.trainer.resolve import ResolvedRef
-from gen_worker.trainer.transfer import (
+from gen_worker.trainer.transfer.input_cache import PartialDownload
+from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
+from gen_worker.trainer.transfer.policy import (
     CHUNK_BYTES,
     FaultKind,
     TransferFault,

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoint_meta import CheckpointMeta, TensorEntry
-from gen_worker.trainer.state_tree import NUMPY_KINDS
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta, TensorEntry
+from gen_worker.trainer.checkpoints.state_tree import NUMPY_KINDS
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gen_worker.trainer.data_order import EpochOrder, Rows, Share, Window
+from gen_worker.trainer.feed.order import EpochOrder, Rows, Share, Window
 
 # Shuffled batches are gathered many at once, so that a batch of 32 rows costs one slice and not one gather.
 BLOCK_ROWS = 16384

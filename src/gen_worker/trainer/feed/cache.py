@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from gen_worker.errors import InputError
 from gen_worker.failpoints import failpoint
-from gen_worker.trainer.group_source import MANIFEST_KEY, GroupSource, IpcGroups
-from gen_worker.trainer.parquet_manifest import Manifest
+from gen_worker.trainer.feed.groups import MANIFEST_KEY, GroupSource, IpcGroups
+from gen_worker.trainer.feed.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 

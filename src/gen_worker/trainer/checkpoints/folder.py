@@ -12,9 +12,10 @@ import msgspec
 
 from gen_worker.errors import CheckpointError
 from gen_worker.failpoints import failpoint
-from gen_worker.trainer.checkpoint_image import sync_folder
-from gen_worker.trainer.checkpoint_meta import encode_meta
-from gen_worker.trainer.checkpoint_store import (
+from gen_worker.trainer.checkpoints.image import sync_folder
+from gen_worker.trainer.checkpoints.meta import encode_meta
+from gen_worker.trainer.checkpoints.retention import Candidate, select_removals
+from gen_worker.trainer.checkpoints.store import (
     DATA_SUFFIXES,
     META_SUFFIX,
     STEM,
@@ -23,7 +24,6 @@ from gen_worker.trainer.checkpoint_store import (
     is_intact,
     read_info,
 )
-from gen_worker.trainer.retention import Candidate, select_removals
 
 PREVIOUS = ".previous"
 _TEMPORARY = re.compile(r"(?:step-\d{8,}|final)\..*tmp-(?P<token>[0-9a-f]+)(?:-\d+)?")

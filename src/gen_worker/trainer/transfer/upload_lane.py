@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gen_worker.trainer.transfer import Backoff, FaultKind, TransferFault, TransferOptions
-from gen_worker.trainer.upload_endpoints import Endpoint
-from gen_worker.trainer.upload_parcels import METRICS, Job, Parcel, RecordJob, Sender, UploadFailure
+from gen_worker.trainer.transfer.policy import Backoff, FaultKind, TransferFault, TransferOptions
+from gen_worker.trainer.transfer.upload_endpoints import Endpoint
+from gen_worker.trainer.transfer.upload_parcels import METRICS, Job, Parcel, RecordJob, Sender, UploadFailure
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Parquet files as batches: the order of the rows, the footers, reading ahead, the decode-once cache."""

@@ -6,6 +6,7 @@ written below `demo-runs/` (`--out`), which is emptied at each start.
 
 import argparse
 import hashlib
+import os
 import shutil
 import signal
 import sys
@@ -63,6 +64,8 @@ def tell_the_story(screen: Screen, out: Path, *, is_quick: bool) -> int:
     run_a, run_b = Run(out / "a"), Run(out / "b")
     for run in (run_a, run_b):
         run.write_job(job)
+    # torch has a cache of its own, which it would leave in the temporary folder
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(out / "cache" / "torch")
     environ = {"TRN_CACHE_DIR": str(out / "cache")}
     # Half way, and half way between two checkpoints: the steps since the last one have to be computed again.
     half_way = job["max_steps"] // (4 if is_quick else 2)

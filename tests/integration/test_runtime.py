@@ -231,6 +231,24 @@ def test_the_authors_own_files_travel_with_the_checkpoint(tmp_path: Path) -> Non
     assert any(entry["name"].endswith("own.txt") for entry in meta["files"])
 
 
+def test_a_hook_that_draws_random_numbers_while_saving_does_not_move_the_training_stream(
+    tmp_path: Path,
+) -> None:
+    job: dict[str, Any] = {
+        "trainer": "counting:OwnFiles",
+        "mock_batches": [1, 2, 3, 4, 5],
+        "checkpoint_every": 0,
+    }
+    straight, stopped = Run(tmp_path / "straight", **job), Run(tmp_path / "stopped", **job)
+    assert straight.work().returncode == 0
+    stopped.job["hyperparams"] = {"do": "sigterm", "at_step": 2}
+    assert stopped.work().returncode == 75
+    stopped.job["hyperparams"] = {}
+    assert stopped.work().returncode == 0
+    finals = [(run.checkpoints / "final.pt").read_bytes() for run in (straight, stopped)]
+    assert finals[0] == finals[1]
+
+
 def test_quiet_steps_emit_nothing(run: Run) -> None:
     run.job["hyperparams"] = {"quiet": True}
     assert run.work().returncode == 0

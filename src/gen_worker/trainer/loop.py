@@ -229,10 +229,12 @@ class TrainingLoop:
         with contextlib.suppress(OSError):  # a full disk is the save's to report
             self.reporter.flush()  # what a resume will not repeat is in the file before the checkpoint is
         sound, self._is_sound = self._is_sound, False
+        rng = capture_rng()
         payload = self.trainer.state_dict(self.state)
         if not isinstance(payload, Mapping):
             raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
         author_files, author_payload = self._author_files(step, final=final)
+        restore_rng(rng)  # a save that only an interrupted run makes must not move the training stream
         content = CheckpointContent(
             step=step,
             epoch=epoch,
@@ -240,7 +242,7 @@ class TrainingLoop:
             state=payload,
             loop={"version": 1},
             cursor=self.source.state(epoch=epoch, batch=batch),
-            rng=capture_rng(),
+            rng=rng,
             identity=self.identity,
             metric=self._metric,
             author_files=author_files,

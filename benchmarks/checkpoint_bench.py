@@ -5,7 +5,8 @@ The sides are in `checkpoint_sides`; blocking saves have no steps beside them, b
 
 from collections.abc import Callable
 
-from harness import Bar, Measurements, Row, Side, build_row, measure
+from bars import Bar, Row, build_row
+from harness import Measurements, Side, measure
 
 OURS = "ours"
 MEMCPY = "limit: memcpy into kept buffers"

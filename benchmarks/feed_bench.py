@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness import Bar, Measurements, Row, Side, build_row, measure
+from bars import Bar, Row, build_row
+from harness import Measurements, Side, measure
 
 OURS = "ours"
 SIZES = (32, 1024)
@@ -28,17 +29,17 @@ class Effort:
     quick: bool
 
     @property
-    def num_rounds(self) -> int:
+    def num_close_rounds(self) -> int:
+        """Where the bar is close to the reference."""
         return 2 if self.quick else 5
 
     @property
-    def num_peer_rounds(self) -> int:
-        """For sides that no bar is laid against, and for slow ones."""
+    def num_rounds(self) -> int:
         return 1 if self.quick else 3
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"quick": self.quick, "seconds": 0.4 if self.quick else 2.0}
+        return {"quick": self.quick, "seconds": 0.4 if self.quick else 1.5}
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurements]:
@@ -58,7 +59,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurem
     take("preparation", [caches], num_rounds=1)
     for batch_size in SIZES:
         sides = _first_pass_sides(effort, batch_size)
-        measured = take(f"first pass {batch_size}", sides, num_rounds=effort.num_rounds)
+        measured = take(f"first pass {batch_size}", sides, num_rounds=effort.num_close_rounds)
         rows.append(
             build_row(
                 measured,
@@ -110,7 +111,7 @@ def _first_pass_sides(effort: Effort, batch_size: int) -> list[Side]:
         Side(name=OURS, function="ours", options=options),
         *(Side(name=name, function="hand_pool", options={**options, **how}) for name, how in HAND.items()),
         *(
-            Side(name=name, function=function, options=options, max_rounds=effort.num_peer_rounds)
+            Side(name=name, function=function, options=options, max_rounds=effort.num_rounds)
             for name, function in beside.items()
         ),
     ]
@@ -157,7 +158,7 @@ def _tensor_rows(effort: Effort, take: Take) -> list[Row]:
                     name=name,
                     function="hf_torch",
                     options={**options, "mapped": mapped},
-                    max_rounds=effort.num_peer_rounds,
+                    max_rounds=effort.num_rounds,
                 )
                 for name, mapped in IN_TENSORS.items()
             ),
@@ -167,7 +168,7 @@ def _tensor_rows(effort: Effort, take: Take) -> list[Row]:
             what += ", without captions"
         rows.append(
             build_row(
-                take(what, sides, num_rounds=effort.num_peer_rounds),
+                take(what, sides, num_rounds=effort.num_rounds),
                 what=what,
                 unit="rows/s",
                 key="rows_per_s",
@@ -200,7 +201,7 @@ def _seek_rows(effort: Effort, take: Take) -> list[Row]:
                     name=f"{name}, first batch at {where}",
                     function=function,
                     options={**options, "position": position},
-                    max_rounds=effort.num_peer_rounds,
+                    max_rounds=effort.num_rounds,
                 )
                 for name, function in peers.items()
                 for where, position in (("90 %", 0.9), ("0", 0.0))
@@ -228,7 +229,7 @@ def _memory_rows(effort: Effort, take: Take) -> list[Row]:
         order = "shuffled" if shuffle else "no shuffle"
         options = {**effort.options, "batch_size": 1024, "shuffle": shuffle}
         side = Side(name=OURS, function="ours_epochs", options=options)
-        measured = take(f"memory, {order}", [side], num_rounds=effort.num_peer_rounds)
+        measured = take(f"memory, {order}", [side], num_rounds=effort.num_rounds)
         rows.append(
             build_row(
                 measured,

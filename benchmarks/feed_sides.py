@@ -68,6 +68,10 @@ def rate_side(make: Callable[[Mapping[str, Any]], Any]) -> Prepare:
     """A side that is `make(options) -> open_pass`, or `(open_pass, take)`."""
 
     def prepare(options: Mapping[str, Any]) -> Round:
+        if options.get("shuffle"):  # where memory is judged
+            # pyarrow loads pandas, if it is there, at the first conversion: an import, on every side.
+            with contextlib.suppress(ImportError):
+                import pandas  # noqa: F401
         made = make(options)
         open_pass, *take = made if isinstance(made, tuple) else (made,)
 
@@ -241,7 +245,4 @@ SIDES: dict[str, Prepare] = {
 }
 
 if __name__ == "__main__":
-    # pyarrow loads pandas, where it is installed, at the first conversion: an import, on every side, before any clock.
-    with contextlib.suppress(ImportError):
-        import pandas  # noqa: F401
     serve(SIDES)

@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from harness import Bar, Measurements, Row, build_row, child_environment, interleave, takes_part
+from bars import Bar, Row, build_row
+from harness import Measurements, child_environment, interleave, takes_part
 
 PASS = "python -c pass"
 OURS = "import gen_worker.trainer"

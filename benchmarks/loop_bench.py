@@ -5,7 +5,8 @@ One interpreter per side, kept for all rounds; in each round it times bare, fram
 
 from collections.abc import Callable
 
-from harness import Bar, Measurements, Row, Side, build_row, measure
+from bars import Bar, Row, build_row
+from harness import Measurements, Side, measure
 
 OURS = "ours"
 # How many steps make a stretch long enough to time: about 0.3 to 3 s each.

@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harness import Row, Spread
+from bars import Row
+from harness import Spread
 
 LIBRARIES = (
     "torch",

@@ -79,7 +79,7 @@ def make_environment() -> Path:
 
 def run_topics(options: argparse.Namespace) -> int:
     sys.path.insert(0, str(HERE))
-    from harness import row_as_json, row_from_json
+    from bars import row_as_json, row_from_json
     from report import describe_machine, render_markdown, table_lines, write_json
 
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
@@ -98,13 +98,14 @@ def run_topics(options: argparse.Namespace) -> int:
         before = json.loads(result_path.read_text(encoding="utf-8"))
         if before["format_version"] == FORMAT_VERSION:
             document["topics"] = before["topics"]
+    topics = {name: import_module(f"{name}_bench") for name in wanted}
     for name in wanted:
         if options.resume and name in document["topics"]:
             print(f"[{name}] done before", flush=True)
             continue
         started = time.monotonic()
         say = Ticker(name)
-        topic_rows, measured = import_module(f"{name}_bench").run(quick=options.quick, say=say)
+        topic_rows, measured = topics[name].run(quick=options.quick, say=say)
         document["topics"][name] = {
             "seconds": round(time.monotonic() - started, 1),
             "rows": [row_as_json(row) for row in topic_rows],

@@ -35,7 +35,15 @@ The last column says who reads a field: **worker** (this release acts on it), **
 default is refused by this release's worker), **later** (valid and kept, but nothing reads it yet).
 """
 
-REFUSED = {"validate_every", "early_stopping", "callbacks", "resources.processes", "resources.nodes"}
+REFUSED = {
+    "callbacks",
+    "early_stopping",
+    "resources.nodes",
+    "resources.processes",
+    "test",
+    "validate_every",
+    "validation",
+}
 LATER = {
     "profiles",
     "release_ref",
@@ -44,8 +52,6 @@ LATER = {
     "resources.memory_mb",
     "retry",
     "tags",
-    "test",
-    "validation",
 }
 
 MEANINGS = {

@@ -1,19 +1,34 @@
 """`python -m gen_worker.entrypoint`: WORKER_MODE says what this process is; it is never guessed."""
 
 import os
+import signal
 import sys
+from collections.abc import Sequence
 
 from gen_worker.errors import ExitCode
 
 MODES = ("trainer", "inference")
 
 
-def main() -> int:
+USAGE = """usage: WORKER_MODE=trainer TRAINER_JOB_SPEC_PATH=job.json python -m gen_worker.entrypoint
+
+Runs one worker. It takes no arguments: everything is in its environment and in the job. The variables, the exit codes
+and the files it leaves are in docs/operating.md; watch a run with `tail -f` on its events.jsonl."""
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    if arguments:
+        print(USAGE)  # noqa: T201
+        return 0 if arguments[0] in ("-h", "--help") else int(ExitCode.STARTUP)
     mode = os.environ.get("WORKER_MODE", "")
     if mode == "trainer":
+        # A stop that comes while we still import is kept for the attempt, which answers it with its terminal event.
+        early: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: early.append(number))
         from gen_worker.trainer.runtime import run_worker
 
-        return int(run_worker())
+        return int(run_worker(early))
     if mode == "inference":
         print("gen_worker: this release has no inference runtime; set WORKER_MODE=trainer", file=sys.stderr)  # noqa: T201
         return int(ExitCode.STARTUP)
@@ -23,4 +38,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -259,6 +259,7 @@ def test_closing_the_iterator_stops_its_threads_and_frees_what_it_read(dataset, 
     assert feed_threads()
     iterator.close()
     assert feed_threads() == []
+    gc.collect()
     assert pa.total_allocated_bytes() == before
     feed.close()
 
@@ -273,6 +274,7 @@ def test_closing_the_feed_ends_every_iterator(dataset, shuffle):
         next(iterator)
     feed.close()
     assert feed_threads() == []
+    gc.collect()
     assert pa.total_allocated_bytes() == before
     with pytest.raises(RuntimeError, match="closed"):
         feed.batches()
@@ -510,3 +512,20 @@ def test_a_column_that_cannot_be_a_tensor_is_named_with_a_remedy(column, message
 def test_an_unknown_column_names_those_there_are():
     with pytest.raises(InputError, match=r"no column 'labels' in the batch; it has label, half"):
         batch_to_torch(torch_batch(), ["labels"])
+
+
+def test_batches_that_share_a_buffer_in_different_ways_are_not_mixed_up():
+    """The tensor of a whole buffer is kept between calls; every way to look at that buffer must stay right."""
+    values = pa.array(np.arange(24, dtype="float32"))
+    for offset in (0, 4, 5):
+        for size in (2, 4):
+            child = values.slice(offset, 16)
+            lists = pa.FixedSizeListArray.from_arrays(child, size)
+            for start, length in ((0, 3), (1, 2), (2, 0)):
+                batch = pa.record_batch({"v": lists}).slice(start, length)
+                expected = np.array(batch.column("v").to_pylist(), dtype="float32").reshape(length, size)
+                assert batch_to_torch(batch)["v"].numpy().tolist() == expected.tolist()
+        flat = pa.record_batch({"v": values.slice(offset, 7)})
+        assert batch_to_torch(flat)["v"].tolist() == flat.column("v").to_pylist()
+    as_int = pa.Array.from_buffers(pa.int32(), 24, values.buffers())
+    assert batch_to_torch(pa.record_batch({"v": as_int}))["v"].tolist() == as_int.to_pylist()

@@ -299,3 +299,20 @@ def test_half_written_samples_of_a_crashed_attempt_go_at_start(writer, tmp_path)
     assert not left.exists()
     assert mine.exists()
     assert (tmp_path / "samples" / "mine").exists()
+
+
+def test_what_a_resume_passed_over_neither_counts_nor_pushes_out_what_is_saved_now(tmp_path):
+    """A newer checkpoint that says it is verified, but is torn: saves of earlier steps must stay all the same."""
+    with ArtifactWriter(tmp_path / "c", tmp_path / "s", run_id="r", keep_last=1, keep_best=0) as writer:
+        for step in (10, 20):
+            writer.save_checkpoint(content(step=step))
+            writer.wait()
+    torn = tmp_path / "c" / "step-00000020.pt"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    with ArtifactWriter(tmp_path / "c", tmp_path / "s", run_id="r", keep_last=1, keep_best=0) as writer:
+        writer.save_checkpoint(content(step=15))
+        (saved,) = writer.wait()
+    assert "step-00000015" not in saved.removed
+    newest, _ = CheckpointStore(tmp_path / "c").newest_verified()
+    assert newest is not None
+    assert newest.step == 15

@@ -30,6 +30,7 @@ def _load(name: str) -> ModuleType:
 
 
 harness = _load("harness")
+bars = _load("bars")
 report = _load("report")
 
 SCRIPT = """
@@ -69,14 +70,14 @@ def _spread(median: float) -> object:
 
 
 def _row(ours: float | None, bar: object, **beside: float | None) -> object:
-    return harness.Row(
+    return bars.Row(
         what="work",
         unit="ms",
         ours=None if ours is None else _spread(ours),
         reason="" if ours is not None else "broken",
         bar=bar,
         beside=tuple(
-            harness.Beside(
+            bars.Beside(
                 name=name,
                 spread=None if value is None else _spread(value),
                 reason="" if value is not None else "No module named 'peer'",
@@ -146,32 +147,32 @@ def test_a_slow_side_takes_part_in_the_first_round_and_in_as_many_as_it_may(
 def test_a_bar_is_held_against_the_strongest_side_that_was_measured(
     ours: float | None, bar: dict, beside: dict, judged: float | None, verdict: str
 ) -> None:
-    row = _row(ours, harness.Bar(**bar), **beside)
+    row = _row(ours, bars.Bar(**bar), **beside)
     assert row.judged == judged
     assert row.verdict == verdict
 
 
 def test_a_row_survives_its_json() -> None:
-    row = _row(3.0, harness.Bar(limit=2, against=("a",), text="a thing"), a=2.0, b=None)
-    assert harness.row_from_json(json.loads(json.dumps(harness.row_as_json(row)))) == row
+    row = _row(3.0, bars.Bar(limit=2, against=("a",), text="a thing"), a=2.0, b=None)
+    assert bars.row_from_json(json.loads(json.dumps(bars.row_as_json(row)))) == row
 
 
 def test_a_peer_that_was_not_measured_is_in_the_table_with_its_reason() -> None:
-    text = "\n".join(report.table_lines([_row(3.0, harness.Bar(limit=5), peer=None)]))
+    text = "\n".join(report.table_lines([_row(3.0, bars.Bar(limit=5), peer=None)]))
     assert "not measured: No module named 'peer'" in text
     assert "pass" in text
 
 
 def test_the_tables_lines_have_equal_widths_and_columns() -> None:
     lines = report.table_lines(
-        [_row(3.0, harness.Bar(limit=5, against=("a",)), a=2.0, b=None), _row(None, None)]
+        [_row(3.0, bars.Bar(limit=5, against=("a",)), a=2.0, b=None), _row(None, None)]
     )
     assert len({len(line) for line in lines}) == 1
     assert {line.count("|") for line in lines} == {len(report.HEADS) + 1}
 
 
 def test_the_markdown_says_how_many_bars_were_met() -> None:
-    rows = [_row(1.0, harness.Bar(limit=5)), _row(9.0, harness.Bar(limit=5)), _row(9.0, None)]
+    rows = [_row(1.0, bars.Bar(limit=5)), _row(9.0, bars.Bar(limit=5)), _row(9.0, None)]
     text = report.render_markdown(
         date="2026-01-01", mode="full", machine=report.describe_machine(), rows=rows, topics={}
     )

@@ -134,7 +134,7 @@ def test_a_full_disk_gives_up_the_reserve_for_the_terminal_event(
 
     monkeypatch.setattr(os, "write", write)
     log.append(line)
-    log.append_durable(line)
+    log.append_last(line)
     monkeypatch.undo()
     log.close()
     assert seqs(path) == [1, 2]
@@ -150,3 +150,36 @@ def test_after_sync_runs_only_once_the_line_is_on_disk(path: Path) -> None:
     finally:
         failpoints.arm("")
     assert told == [len(line(1))]
+
+
+def test_a_backlog_larger_than_the_reserve_gives_way_to_the_terminal_event(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(path, run_id="r", write_every_s=3600)
+    log.append(line)
+    log.flush()
+    reserve = path.with_name(".events.jsonl.reserve")
+    real_write = os.write
+    room = {"bytes": 250}  # what the disk still takes once the reserve is gone
+    for _ in range(50):
+        log.append(lambda seq: line(seq, text="m" * 60), may_drop=True)
+
+    def write(fd: int, data: bytes) -> int:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if len(data) > 2000:
+            if room["bytes"] > 0:
+                taken, room["bytes"] = room["bytes"], 0
+                return real_write(fd, data[:taken])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    log.append_last(lambda seq: line(seq, last=True))
+    assert log.append(line) is None, "nothing follows the terminal event"
+    monkeypatch.undo()
+    log.close()
+    events = [json.loads(text) for text in path.read_bytes().splitlines()]
+    assert events[-1]["last"] is True
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert len(events) < 52

@@ -1,8 +1,11 @@
 """A failed event names what a person can act on."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from gen_worker.errors import AuthError, Category, SpecError
+from gen_worker.trainer import failure
 from gen_worker.trainer.failure import describe_failure, is_our_fault
 
 
@@ -32,10 +35,19 @@ def test_notes_are_part_of_the_text() -> None:
 
 
 def test_a_bug_of_the_worker_is_not_blamed_on_the_author() -> None:
-    with pytest.raises(AttributeError) as caught:
-        describe_failure(None, phase=Category.AUTH)  # type: ignore[arg-type]
-    assert is_our_fault(caught.value)
-    assert "please report it" in describe_failure(caught.value)[1]
-    with pytest.raises(ValueError, match="bad shape") as of_author:
-        fail_here()
-    assert not is_our_fault(of_author.value)
+    cause = AttributeError("our own doing")
+    frames = [FakeFrame(f"{failure._OURS}/trainer/loop.py", 1, "run")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failure.traceback, "extract_tb", lambda _: frames)
+        assert is_our_fault(cause)
+        assert "please report it" in describe_failure(cause)[1]
+        frames.insert(0, FakeFrame("/home/ada/trainer.py", 7, "setup"))
+        assert not is_our_fault(cause), "the author called us wrongly"
+        assert "/home/ada/trainer.py:7, in setup" in describe_failure(cause)[1]
+
+
+@dataclass
+class FakeFrame:
+    filename: str
+    lineno: int
+    name: str

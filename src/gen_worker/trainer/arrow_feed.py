@@ -227,7 +227,7 @@ class ArrowFeed:
                     [
                         "the data cursor does not fit this dataset: its position would name other rows",
                         *(f"  - {change}" for change in changes),
-                        "  put back what changed, or start without the checkpoint's data position",
+                        "  put back what changed; for other data, start a new run",
                     ]
                 )
             )

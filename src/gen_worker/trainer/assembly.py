@@ -8,18 +8,26 @@ import logging
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gen_worker.errors import Category, InputError, PluginError
+from gen_worker.errors import Category, InputError, PluginError, StartupError
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.batch_source import BatchSource, ListSource
 from gen_worker.trainer.checkpoints.store import Checkpoint
-from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
-from gen_worker.trainer.identity import describe_identity
+from gen_worker.trainer.contracts import (
+    DatasetSpec,
+    Progress,
+    StepContext,
+    StopSignal,
+    TrainerPlugin,
+    TrainingJobSpec,
+)
+from gen_worker.trainer.identity import changes_since, describe_identity
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
 from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.lease import RunLease
@@ -56,7 +64,7 @@ class Assembly:
         job, reporter = self.job, self.reporter
         self._enter(Category.STARTUP)
         os.environ.update({**job.env, **self.environment.extra_env})
-        trainer = _load_plugin(self.plugin)
+        trainer = _load_plugin(self.plugin, job_dir=self.environment.job_spec_path.parent)
         if job.sample_every and not hasattr(trainer, "sample"):
             reporter.log(
                 f"sample_every is {job.sample_every}, but {self.plugin} has no `sample` hook", level="warning"
@@ -68,6 +76,8 @@ class Assembly:
         self.stack.callback(source.close)
         checkpoint = self._choose_checkpoint(inputs)
         start = _start_of(checkpoint, source)
+        identity = describe_identity(job, trainer, source)
+        artifacts = self._open_artifacts()
 
         self._enter(Category.MODEL_LOAD)
         loop = TrainingLoop(
@@ -77,22 +87,25 @@ class Assembly:
             state=None,
             source=source,
             reporter=reporter,
-            artifacts=self._open_artifacts(),
+            artifacts=artifacts,
             progress=self.progress,
             stop=self.stop,
             uploader=self.uploader,
             start=start,
             num_epochs=1 if job.mock_batches is not None else job.epochs,
-            identity=describe_identity(job, trainer, source),
+            identity=identity,
         )
         self.progress.step, self.progress.epoch = start.step, start.epoch
-        if checkpoint is not None and checkpoint.final:
+        if (
+            checkpoint is not None
+            and checkpoint.final
+            and checkpoint.path.parent == self.environment.checkpoints_dir
+        ):
             loop.final_checkpoint = checkpoint.path
         if is_finished(loop):
             message = (
                 f"the run is finished at step {start.step}: nothing to do; raise max_steps or epochs to go on"
             )
-            logger.info(message)
             reporter.log(message)
             if (
                 self.uploader is not None and checkpoint is not None
@@ -109,6 +122,8 @@ class Assembly:
             return loop
         loop.state = self._restore(trainer, loop.ctx, checkpoint)
         if checkpoint is not None:
+            for change in changes_since(checkpoint.identity, identity):
+                reporter.log(f"since the checkpoint {change}", level="warning")
             reporter.log(
                 f"resumed at step {start.step}, epoch {start.epoch}, batch {start.batch} from {checkpoint.path.name}",
                 step=start.step,
@@ -136,7 +151,7 @@ class Assembly:
             cache=InputCache(self.environment.cache_dir / "inputs"),
             auth=self.auth,
             base_dir=self.environment.job_spec_path.parent,
-            on_progress=_DownloadProgress(self.reporter),
+            on_progress=_DownloadProgress(self.reporter, self.stop),
             options=transfer_options(self.environment),
         )
 
@@ -151,6 +166,12 @@ class Assembly:
 
     def _open_artifacts(self) -> ArtifactWriter:
         wanted = self.job.checkpoints
+        folders = self.environment.checkpoints_dir, self.environment.samples_dir
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise StartupError(f"the folder {folder} cannot be made: {fault.strerror}") from fault
         artifacts = ArtifactWriter(
             self.environment.checkpoints_dir,
             self.environment.samples_dir,
@@ -191,12 +212,19 @@ class Assembly:
             trainer,
             ctx,
             payload=checkpoint.state,
-            checkpoint_dir=checkpoint.author_files,
+            checkpoint_dir=_author_dir(checkpoint),
             author_payload=checkpoint.author_payload,
         )
         if checkpoint.rng:
             restore_rng(checkpoint.rng)  # last, so that nothing in the author's hooks can move it
         return state
+
+
+def _author_dir(checkpoint: Checkpoint) -> Path | None:
+    """Where `load_checkpoint` looks: the author's files; the checkpoint's folder where there was only a payload."""
+    if checkpoint.author_files is None and checkpoint.author_payload is not None:
+        return checkpoint.path.parent
+    return checkpoint.author_files
 
 
 def is_finished(loop: TrainingLoop) -> bool:
@@ -206,13 +234,16 @@ def is_finished(loop: TrainingLoop) -> bool:
 
 
 class _DownloadProgress:
-    """Turns bytes received into a `log` event for every tenth of a file."""
+    """Turns bytes received into a `log` event for every tenth of a file; ends the download on a stop request."""
 
-    def __init__(self, reporter: TrainingReporter) -> None:
+    def __init__(self, reporter: TrainingReporter, stop: StopSignal) -> None:
         self._reporter = reporter
+        self._stop = stop
         self._told: dict[str, int] = {}
 
     def __call__(self, name: str, received_bytes: int, total_bytes: int | None) -> None:
+        if self._stop:
+            raise_stop(self._stop)
         tenth = 10 * received_bytes // total_bytes if total_bytes else received_bytes >> 28
         if tenth > self._told.get(name, 0):
             self._told[name] = tenth
@@ -223,12 +254,18 @@ class _DownloadProgress:
             )
 
 
-def _load_plugin(ref: str | None) -> TrainerPlugin:
+def _load_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
     if ref is None:
         raise PluginError(
             "no trainer class is named: set `trainer` in the job or TRAINER_PLUGIN to module:symbol"
         )
-    return load_trainer_plugin(ref)
+    try:
+        return load_trainer_plugin(ref)
+    except PluginError as fault:
+        name = ref.partition(":")[0].partition(".")[0]
+        if "is not found" in str(fault) and (job_dir / f"{name}.py").exists():
+            fault.add_note(f"{name}.py is in {job_dir}: start the worker there, or set PYTHONPATH={job_dir}")
+        raise
 
 
 def _open_source(
@@ -240,8 +277,7 @@ def _open_source(
         return ListSource(job.mock_batches)
     from gen_worker.trainer.arrow_feed import ArrowFeed
 
-    assert job.dataset is not None, "the job spec's rules demand a source of data"
-    dataset = job.dataset
+    dataset = job.dataset or DatasetSpec()  # a job may name its data by ref alone
     options: dict[str, Any] = {
         "batch_size": dataset.batch_size,
         "columns": dataset.columns,
@@ -280,4 +316,6 @@ def _model_handles(
         handles["base_model"] = inputs.base_model_path
     if job.weights is not None:
         handles["weights"] = environment.job_spec_path.parent / job.weights
+        if not handles["weights"].exists():
+            raise InputError(f"weights: {handles['weights']} does not exist")
     return handles

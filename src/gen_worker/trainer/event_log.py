@@ -7,7 +7,7 @@ Invariants
   after the last newline is cut off at the next start.
 - `append` does no I/O. One thread writes what is queued; memory is bounded by `max_pending_bytes`, and whatever
   was left out because the disk did not keep up is counted and told in a `log` event.
-- `append_durable` returns after fsync, also on a full disk: a reserve file is given up for it.
+- `append_last` returns after fsync, also on a full disk: a reserve file is given up for it. Nothing follows it.
 """
 
 import fcntl
@@ -34,6 +34,8 @@ class EventTail(msgspec.Struct, frozen=True, kw_only=True):
 
     last_seq: int = 0
     last_attempt: int = 0
+    last_event: str | None = None
+    last_step: int = 0
     run_id: str | None = None
     good_bytes: int = 0
     damaged_bytes: int = 0
@@ -43,6 +45,8 @@ class _Head(msgspec.Struct):
     seq: int
     run_id: str
     attempt: int
+    event: str = ""
+    step: int | None = None
 
 
 def read_tail(path: Path) -> EventTail:
@@ -66,6 +70,8 @@ def read_tail(path: Path) -> EventTail:
                 return EventTail(
                     last_seq=head.seq,
                     last_attempt=head.attempt,
+                    last_event=head.event,
+                    last_step=head.step or 0,
                     run_id=head.run_id,
                     good_bytes=good,
                     damaged_bytes=size - good,
@@ -88,20 +94,28 @@ def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | Non
 
 
 class EventLog:
-    """Appends event lines. Any thread may append; one thread of its own writes."""
+    """Appends event lines. Any thread may append; one thread of its own writes.
+
+    `is_continued` goes on with the last attempt instead of a new one: for whoever reports on a worker that died.
+    """
 
     def __init__(
         self,
         path: Path,
         *,
         run_id: str,
+        is_continued: bool = False,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         write_every_s: float = WRITE_EVERY_S,
     ) -> None:
         self.path = path
         self.run_id = run_id
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._is_continued = is_continued
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as fault:
+            raise StartupError(f"the events file {path} cannot be written: {fault.strerror}") from fault
         try:
             self._take_over()
         except BaseException:
@@ -114,6 +128,8 @@ class EventLog:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._unwritten = b""
+        self._is_at_line_start = True
+        self._is_sealed = False
         self._needs_sync = False
         self._after_sync: list[Callable[[], None]] = []
         self._num_dropped = 0
@@ -139,7 +155,9 @@ class EventLog:
         if tail.damaged_bytes:
             self._set_aside(tail)
         self.damaged_bytes = tail.damaged_bytes
-        self.attempt = tail.last_attempt + 1
+        self.attempt = tail.last_attempt if self._is_continued else tail.last_attempt + 1
+        self.last_event = tail.last_event
+        self.last_step = tail.last_step
         self._seq = tail.last_seq
         self._reserve = self.path.with_name(f".{self.path.name}.reserve")
         try:
@@ -159,39 +177,64 @@ class EventLog:
     def append(self, encode: Callable[[int], bytes], *, may_drop: bool = False) -> int | None:
         """Queue the line that `encode(seq)` makes; its `seq`, or None where it was dropped (and counted)."""
         with self._lock:
-            if self._pending_bytes > self._max_pending_bytes and may_drop:
+            if may_drop and self._pending_bytes > self._max_pending_bytes:
                 self._num_dropped += 1
                 return None
-            self._seq += 1
-            line = encode(self._seq)
-            self._pending.append(line)
-            self._pending_bytes += len(line)
-            return self._seq
+            return self._queue(encode)
 
     def append_synced(self, encode: Callable[[int], bytes], then: Callable[[], None] | None = None) -> None:
         """Queue a line that must be on disk before anyone is told; `then` runs after its fsync, in the thread that did it."""
         with self._lock:
-            self._seq += 1
-            line = encode(self._seq)
-            self._pending.append(line)
-            self._pending_bytes += len(line)
+            if self._queue(encode) is None:
+                return
             self._needs_sync = True
             if then is not None:
                 self._after_sync.append(then)
         self._wake.set()
 
-    def append_durable(self, encode: Callable[[int], bytes]) -> None:
-        """Append and return when the line is on disk. Gives up the reserve rather than fail on a full disk."""
+    def append_last(self, encode: Callable[[int], bytes]) -> None:
+        """Append the terminal line; returns when it is on disk, and nothing can follow it.
+
+        On a full disk the reserve is given up for it, and if that is not enough, what is queued before it.
+        """
         with self._lock:
-            self._seq += 1
-            self._pending.append(encode(self._seq))
+            self._queue(encode)
+            self._is_sealed = True
             self._needs_sync = True
         try:
             self.flush()
         except OSError as fault:
             logger.warning("%s: %s; using the reserve", self.path, fault)
             self._reserve.unlink(missing_ok=True)
-            self.flush()
+            try:
+                self.flush()
+            except OSError:
+                self._give_up_backlog(encode)
+                self.flush()
+
+    def _queue(self, encode: Callable[[int], bytes]) -> int | None:
+        """Under the lock. A number is given only once its line exists."""
+        if self._is_sealed:
+            return None
+        line = encode(self._seq + 1)
+        self._seq += 1
+        self._pending.append(line)
+        self._pending_bytes += len(line)
+        return self._seq
+
+    def _give_up_backlog(self, encode: Callable[[int], bytes]) -> None:
+        """Leave out every line that has not begun to be written, and queue the last one anew with the free number."""
+        with self._write_lock, self._lock:
+            unwritten = self._unwritten + b"".join(self._pending)
+            begun_bytes = 0 if self._is_at_line_start else unwritten.find(b"\n") + 1
+            lost = unwritten[begun_bytes:].splitlines()
+            if lost:
+                self._seq = msgspec.json.decode(lost[0], type=_Head).seq - 1
+                logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
+            self._unwritten = unwritten[:begun_bytes]
+            self._seq += 1
+            self._pending = [encode(self._seq)]
+            self._after_sync.clear()
 
     @property
     def num_dropped(self) -> int:
@@ -219,6 +262,7 @@ class EventLog:
                 while self._unwritten:
                     failpoint("events.write")
                     written = os.write(self._fd, self._unwritten)
+                    self._is_at_line_start = self._unwritten[written - 1 : written] == b"\n"
                     self._unwritten = self._unwritten[written:]
                 if needs_sync:
                     failpoint("events.written")

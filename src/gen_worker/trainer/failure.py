@@ -6,6 +6,7 @@ from pathlib import Path
 from gen_worker.errors import Category, WorkerError
 
 _OURS = str(Path(__file__).resolve().parent.parent)
+_PYTHONS = str(Path(traceback.__file__).resolve().parent)
 
 
 def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_STEP) -> tuple[Category, str]:
@@ -26,16 +27,17 @@ def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_S
 
 
 def is_our_fault(cause: BaseException) -> bool:
-    """True where an error that is not one of ours was raised by our own code: a bug, not the author's doing."""
-    if isinstance(cause, WorkerError | KeyboardInterrupt):
+    """True where an error that is not one of ours was raised by our own code on its own: a bug of the worker."""
+    if isinstance(cause, WorkerError | KeyboardInterrupt | OSError) or author_place(cause) is not None:
         return False
     frames = traceback.extract_tb(cause.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_OURS)
 
 
 def author_place(cause: BaseException) -> str | None:
-    """`file:line` of the innermost frame that is the author's: not ours, not an installed package's."""
+    """`file:line` of the innermost frame that is the author's: not ours, not Python's, not an installed package's."""
     for frame in reversed(traceback.extract_tb(cause.__traceback__)):
-        if not frame.filename.startswith((_OURS, "<")) and "site-packages" not in frame.filename:
+        path = frame.filename
+        if path.startswith("/") and not path.startswith((_OURS, _PYTHONS)) and "site-packages" not in path:
             return f"{frame.filename}:{frame.lineno}, in {frame.name}"
     return None

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
         "code": _code_identity(type(trainer)),
         "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
     }
+
+
+def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a resumed run does differently, in words; allowed, but never without a word."""
+    changes = []
+    if saved.get("config_digest") not in (None, now["config_digest"]):
+        changes.append("the job changed")
+    if saved.get("code") not in (None, now["code"]):
+        changes.append(f"the code of {now['code']['trainer']} changed")
+    return changes
 
 
 def _code_identity(trainer_class: type) -> dict[str, Any]:

@@ -2,26 +2,40 @@
 
 This process decodes the parquet files once into an Arrow IPC file and writes the contract; the child maps the batches
 without a copy and does everything else: lease, events, checkpoints, terminal event. A crash in the author's native
-code then takes the child, and this process lives to tell how it ended.
+code then takes the child, and this process lives to write the terminal event that the child could not.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, TrainStepError, WorkerError
+from gen_worker.errors import (
+    EXIT_CODE_BY_CATEGORY,
+    Category,
+    ExitCode,
+    TrainingCanceled,
+    TrainStepError,
+    WorkerError,
+)
 from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.event_log import EventLog
+from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.lease import RunLease
+from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1, write_subprocess_contract
 
 logger = logging.getLogger("gen_worker.isolation")
+
+Redact = Callable[[str], str]
 
 
 class IsolatedTrainerError(WorkerError):
@@ -32,30 +46,41 @@ class IsolatedTrainerError(WorkerError):
         self.category = category
 
 
-def run_isolated(environment: WorkerEnvironment, job: TrainingJobSpec, *, token: str | None) -> int:
+def run_isolated(
+    environment: WorkerEnvironment, job: TrainingJobSpec, *, token: str | None, redact: Redact
+) -> int:
     """Hand over, wait, and end as the child ended: 0, or an error of the child's category."""
     folder = environment.events_path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        arrow_path = _hand_over_batches(environment, job, folder, stack)
-        contract_path = folder / f"contract-{os.getpid()}.json"
-        stack.callback(contract_path.unlink, missing_ok=True)
-        write_subprocess_contract(
-            TrainerSubprocessContractV1(
-                trainer_plugin=environment.plugin or job.trainer or "",
-                job_spec_path=str(environment.job_spec_path),
-                arrow_ipc_path=None if arrow_path is None else str(arrow_path),
-                checkpoints_dir=str(environment.checkpoints_dir),
-                samples_dir=str(environment.samples_dir),
-                events_path=str(environment.events_path),
-            ),
-            contract_path,
-        )
-        code = _run_child(contract_path, token)
-    return _judge(code)
+    _remove_leftovers(folder)
+    signals = _SignalRelay()
+    with ExitStack() as stack, signals:
+        try:
+            contract_path = _hand_over(environment, job, folder, stack)
+            signals.raise_if_asked()
+        except WorkerError as cause:  # no child was started: this process is the attempt
+            _report(environment, job, cause, redact, is_continued=False)
+            raise
+        code = _run_child(contract_path, token, signals)
+    return _judge(code, environment, job, redact)
 
 
-def _hand_over_batches(
+def _hand_over(environment: WorkerEnvironment, job: TrainingJobSpec, folder: Path, stack: ExitStack) -> Path:
+    arrow_path = _decode_batches(environment, job, folder, stack)
+    contract_path = folder / f"contract-{os.getpid()}.json"
+    stack.callback(contract_path.unlink, missing_ok=True)
+    contract = TrainerSubprocessContractV1(
+        trainer_plugin=environment.plugin or job.trainer or "",
+        job_spec_path=str(environment.job_spec_path),
+        arrow_ipc_path=None if arrow_path is None else str(arrow_path),
+        checkpoints_dir=str(environment.checkpoints_dir),
+        samples_dir=str(environment.samples_dir),
+        events_path=str(environment.events_path),
+    )
+    return write_subprocess_contract(contract, contract_path)
+
+
+def _decode_batches(
     environment: WorkerEnvironment, job: TrainingJobSpec, folder: Path, stack: ExitStack
 ) -> Path | None:
     if job.dataset is None or not job.dataset.parquet_paths:
@@ -71,7 +96,46 @@ def _hand_over_batches(
     return path
 
 
-def _run_child(contract_path: Path, token: str | None) -> int:
+def _remove_leftovers(folder: Path) -> None:
+    """What a parent that was killed could not remove: a whole data set, perhaps."""
+    for path in [*folder.glob("batches-*.arrow"), *folder.glob("contract-*.json")]:
+        pid = path.stem.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)
+
+
+class _SignalRelay:
+    """From its start, SIGTERM and SIGINT reach the child, or are kept until there is one."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self._asked: int | None = None
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._old[number] = signal.signal(number, self._relay)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _relay(self, number: int, _frame: FrameType | None) -> None:
+        self._asked = number
+        if self.child is not None:
+            self.child.send_signal(number)
+
+    def raise_if_asked(self) -> None:
+        if self._asked is not None:
+            raise TrainingCanceled(f"cancelled by {signal.Signals(self._asked).name}")
+
+    def attach(self, child: "subprocess.Popen[bytes]") -> None:
+        self.child = child
+        if self._asked is not None:
+            child.send_signal(self._asked)
+
+
+def _run_child(contract_path: Path, token: str | None, signals: _SignalRelay) -> int:
     environ = {**os.environ, "WORKER_MODE": "trainer", "TRAINER_CONTRACT_PATH": str(contract_path)}
     environ.pop("TRAINER_ISOLATED", None)
     if token is not None:
@@ -80,36 +144,55 @@ def _run_child(contract_path: Path, token: str | None) -> int:
     child = subprocess.Popen(
         [sys.executable, "-m", "gen_worker.entrypoint"], env=environ, start_new_session=True
     )
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        child.send_signal(number)
-
-    with _signals_to(forward):
-        return child.wait()
+    signals.attach(child)
+    return child.wait()
 
 
-class _signals_to:  # noqa: N801  (reads as a verb at its one place of use)
-    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        self._handler = handler
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._old[number] = signal.signal(number, self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-
-def _judge(code: int) -> int:
-    if code == 0:
+def _judge(code: int, environment: WorkerEnvironment, job: TrainingJobSpec, redact: Redact) -> int:
+    if code == ExitCode.COMPLETED:
         return 0
     for category, known in EXIT_CODE_BY_CATEGORY.items():
         if code == known:
             raise IsolatedTrainerError(
                 category, f"the trainer's process ended with exit code {code} ({category})"
             )
-    if code < 0:
-        raise TrainStepError(f"the trainer's process was killed by {signal.Signals(-code).name}")
-    raise TrainStepError(f"the trainer's process ended with exit code {code}")
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    cause = TrainStepError(
+        f"the trainer's process {how}; the newest checkpoint stands: run the job again to go on"
+    )
+    _report(environment, job, cause, redact, is_continued=True)
+    raise cause
+
+
+def _report(
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    cause: WorkerError,
+    redact: Redact,
+    *,
+    is_continued: bool,
+) -> None:
+    """Write the terminal event that is missing: of the child's attempt, or of one that never got to a child."""
+    with _reporter(environment, job, redact, is_continued=is_continued) as (reporter, log):
+        if is_continued and log.last_event in (None, "completed", "failed"):
+            return  # it told the end itself, or never began
+        if not is_continued:
+            reporter.started(trainer=environment.plugin or job.trainer, pid=os.getpid())
+        category, error = describe_failure(cause)
+        reporter.failed(log.last_step if is_continued else 0, category, error)
+
+
+@contextlib.contextmanager
+def _reporter(
+    environment: WorkerEnvironment, job: TrainingJobSpec, redact: Redact, *, is_continued: bool
+) -> Iterator[tuple[TrainingReporter, EventLog]]:
+    lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)  # waits for the child's writer
+    try:
+        log = EventLog(environment.events_path, run_id=job.run_id, is_continued=is_continued)
+        reporter = TrainingReporter(environment.events_path, run_id=job.run_id, log=log, redact=redact)
+        try:
+            yield reporter, log
+        finally:
+            reporter.close()
+    finally:
+        lease.release()

@@ -22,13 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, TrainingCanceled, TrainingTimeout
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.contracts import Progress, StopSignal
 from gen_worker.trainer.reporting import TrainingReporter
 
 logger = logging.getLogger("gen_worker.lifecycle")
 
 WATCH_EVERY_S = 0.2
+_OURS = str(Path(__file__).resolve().parent.parent)
+_CALLS_THE_AUTHOR = ("loop.py", "plugin_import.py", "api.py")
 
 
 class JobLifecycle:
@@ -56,6 +58,7 @@ class JobLifecycle:
         self._cancel_file = cancel_file
         self._clock = clock
         self._exit_process = exit_process
+        self._pid = os.getpid()
         self._started = clock()
         self._next_beat = self._started + heartbeat_s
         self._stop_seen: float | None = None
@@ -87,9 +90,11 @@ class JobLifecycle:
 
     def look(self) -> None:
         """One round of the watcher: beat, look for the cancel file, at the clock, at the grace."""
+        if self._reporter.terminal_event is not None:
+            return  # how the attempt ended is decided
         now = self._clock()
         if self._stop.reason is None:
-            if self._cancel_file is not None and self._cancel_file.exists():
+            if self._has_cancel_file():
                 self._stop.request(f"cancelled: the file {self._cancel_file} was found")
             elif self._time_limit_s is not None and now - self._started >= self._time_limit_s:
                 self._stop.request(f"the time limit of {self._time_limit_s:g} s was reached", "timeout")
@@ -101,32 +106,65 @@ class JobLifecycle:
             self._next_beat = now + self._heartbeat_s
             self._reporter.heartbeat(self._progress.step, self._progress.epoch)
 
+    def _has_cancel_file(self) -> bool:
+        try:
+            return self._cancel_file is not None and self._cancel_file.exists()
+        except OSError as fault:  # a path that cannot even be looked at must not end the watcher
+            logger.warning("the cancel file %s cannot be looked for any more: %s", self._cancel_file, fault)
+            self._cancel_file = None
+            return False
+
     def _watch(self) -> None:
         while not self._ended.wait(WATCH_EVERY_S):
             self.look()
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if (
+            os.getpid() != self._pid
+        ):  # a child that the author's code forked: to it the signal means what it always does
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         name = signal.Signals(number).name
-        if self._stop.reason is not None and number == signal.SIGINT:
+        if self._reporter.terminal_event is not None:
+            return
+        if self._stop.reason is not None and number == signal.SIGINT and _is_in_authors_code(frame):
             raise TrainingCanceled(
                 f"{name} a second time: stopped at once, the step in progress is not saved"
             )
-        self._stop.request(f"cancelled by {name}")
+        if self._stop.reason is None:
+            self._stop.request(f"cancelled by {name}")
+            again = "; Ctrl-C again gives up what is not saved" if number == signal.SIGINT else ""
+            # Not through logging: its lock may be held by the very code that was interrupted.
+            os.write(
+                2, f"gen_worker: stopping after this step, at most {self._grace_s:g} s{again}\n".encode()
+            )
 
     def _overrun(self) -> None:
         """The step did not end within the grace: report, and leave without it. What was saved before is safe."""
         category = Category(self._stop.category)
         self._ended.set()
+        error = (
+            f"{self._stop.reason}; what was in progress at step {self._progress.step} did not end within the grace of"
+            f" {self._grace_s:g} s and is lost: the newest checkpoint stands"
+        )
         try:
-            self.fail(
-                category,
-                f"{self._stop.reason}; the step in progress did not end within the grace of {self._grace_s:g} s,"
-                " so its work is lost: the newest checkpoint stands",
-            )
-        except OSError:
+            self.fail(category, error)
+            print(f"gen_worker: {category}: {error}", file=sys.stderr)  # noqa: T201
+        except Exception:  # leaving matters more than saying so
             logger.exception("the terminal event could not be written")
         sys.stderr.flush()
         self._exit_process(int(EXIT_CODE_BY_CATEGORY[category]))
+
+
+def _is_in_authors_code(frame: FrameType | None) -> bool:
+    """True where the nearest frame of ours is one that calls the author: there an exception breaks nothing of ours."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_OURS):
+            return Path(path).name in _CALLS_THE_AUTHOR
+        frame = frame.f_back
+    return False
 
 
 def raise_stop(stop: StopSignal) -> NoReturn:
@@ -135,7 +173,3 @@ def raise_stop(stop: StopSignal) -> NoReturn:
     if stop.category == "timeout":
         raise TrainingTimeout(reason)
     raise TrainingCanceled(reason)
-
-
-def exit_code_of(category: Category) -> ExitCode:
-    return EXIT_CODE_BY_CATEGORY[category]

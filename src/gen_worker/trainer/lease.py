@@ -64,9 +64,14 @@ class RunLease:
         sleep: Callable[[float], None] = time.sleep,
     ) -> "RunLease":
         """Take the folder for `run_id`. A living worker is refused at once; a finishing writer is waited for."""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as fault:
+            raise StartupError(
+                f"the checkpoints folder {folder} cannot be written: {fault.strerror}"
+            ) from fault
         try:
             _lock(fd, path, wait_s=wait_s, sleep=sleep)
             previous = _read_holder(fd)
@@ -83,6 +88,9 @@ class RunLease:
             )
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(holder), 0)
+        except OSError as fault:
+            os.close(fd)
+            raise StartupError(f"{path} cannot be written: {fault.strerror}") from fault
         except BaseException:
             os.close(fd)
             raise

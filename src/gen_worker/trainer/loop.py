@@ -11,12 +11,19 @@ cancel check and the author's two calls (`_advance`).
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.errors import CheckpointError, InputError, TrainingCanceled, TrainingTimeout, TrainStepError
+from gen_worker.errors import (
+    Category,
+    CheckpointError,
+    InputError,
+    TrainingCanceled,
+    TrainingTimeout,
+    TrainStepError,
+)
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.batch_source import BatchSource, IterableSource
 from gen_worker.trainer.contracts import (
@@ -89,7 +96,7 @@ class TrainingLoop:
         try:
             self._train()
             self._save(final=True)
-            self._take_saved(self.artifacts.wait())
+            self._take_saved(self.artifacts.wait)
         except BaseException as cause:
             self._rescue(cause)
             raise
@@ -192,7 +199,7 @@ class TrainingLoop:
         """What is due once `step` is committed, in the published order."""
         job = self.job
         if self.artifacts.is_saving:
-            self._take_saved(self._poll())
+            self._take_saved(self.artifacts.poll)
         if job.metric_every and step % job.metric_every == 0:
             self._emit_metrics(step)
         self.progress.epoch, _ = self._position(step)
@@ -205,6 +212,10 @@ class TrainingLoop:
         result = self._last
         if result.control is not None and result.control.skip_cadence_emit:
             return
+        if not isinstance(result.metrics, Mapping):
+            raise TrainStepError(
+                f"StepResult.metrics is {type(result.metrics).__name__}, expected a dict: StepResult(metrics={{'loss': loss}})"
+            )
         values: dict[str, float] = {}
         for name, value in result.metrics.items():
             try:
@@ -213,8 +224,9 @@ class TrainingLoop:
                 )
             except (TypeError, ValueError) as fault:
                 raise TrainStepError(f"metric {name!r} of train_step is not a number: {fault}") from fault
-        if "train/lr" not in values and self.ctx.optimizer is not None:
-            values["train/lr"] = float(self.ctx.optimizer.param_groups[0]["lr"])
+        groups = getattr(self.ctx.optimizer, "param_groups", None)
+        if groups and "train/lr" not in values:
+            values["train/lr"] = float(groups[0]["lr"])
         if not values:
             return
         if "train/loss" in values:
@@ -235,6 +247,7 @@ class TrainingLoop:
             raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
         author_files, author_payload = self._author_files(step, final=final)
         restore_rng(rng)  # a save that only an interrupted run makes must not move the training stream
+        self._is_sound = sound
         content = CheckpointContent(
             step=step,
             epoch=epoch,
@@ -252,7 +265,6 @@ class TrainingLoop:
             self.artifacts.save_checkpoint(content)
         except CheckpointError as fault:
             raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
-        self._is_sound = sound
         self._saved_step = step
 
     def _author_files(self, step: int, *, final: bool) -> tuple[Path | None, Mapping[str, Any] | None]:
@@ -261,15 +273,18 @@ class TrainingLoop:
             return None, None
         folder = self.artifacts.author_dir(step, final)
         payload = hook(state=self.state, step=step, output_dir=str(folder), final=final, ctx=self.ctx)
+        if payload is not None and not isinstance(payload, Mapping):
+            raise TrainStepError(
+                f"save_checkpoint returned {type(payload).__name__}, expected a dict or None"
+            )
         return folder, payload
 
-    def _poll(self) -> list[SavedCheckpoint]:
+    def _take_saved(self, ask: Callable[[], list[SavedCheckpoint]]) -> None:
+        """Report what `ask` (poll or wait) says was saved; its failure is one of training, not of an input."""
         try:
-            return self.artifacts.poll()
+            saved = ask()
         except CheckpointError as fault:
             raise TrainStepError(str(fault)) from fault
-
-    def _take_saved(self, saved: list[SavedCheckpoint]) -> None:
         for checkpoint in saved:
             if checkpoint.final:
                 self.final_checkpoint = checkpoint.path
@@ -309,10 +324,15 @@ class TrainingLoop:
         request = SampleRequest(prompts=tuple(self.job.sample_prompts), seed=self.job.sample_seed)
         folder = self.artifacts.sample_dir(step)
         rng = capture_rng()  # sampling must not move the training stream
+        sound, self._is_sound = (
+            self._is_sound,
+            False,
+        )  # a hook may swap weights in, fail, and leave them there
         try:
             hook(state=self.state, step=step, request=request, output_dir=str(folder), ctx=self.ctx)
         finally:
             restore_rng(rng)
+        self._is_sound = sound
         for sample in self.artifacts.write_sample(step, folder):
             self.reporter.sample(sample.path, step, size_bytes=sample.size_bytes)
             if self.uploader is not None:
@@ -323,7 +343,7 @@ class TrainingLoop:
         try:
             if self._is_sound and self.progress.step > self._saved_step:
                 self._save(final=False)
-            self._take_saved(self.artifacts.wait())
+            self._take_saved(self.artifacts.wait)
             if isinstance(cause, TrainingCanceled | TrainingTimeout) and self._saved_step > 0:
                 cause.add_note(f"saved at step {self._saved_step}: run the job again to go on from there")
         except Exception as second:  # the cause is on its way up and must arrive
@@ -346,7 +366,7 @@ def prepare_state(
     if payload is not None:
         trainer.load_state_dict(state, dict(payload), ctx)
     hook = getattr(trainer, "load_checkpoint", None)
-    if hook is not None and checkpoint_dir is not None:
+    if hook is not None and checkpoint_dir is not None:  # where its `save_checkpoint` left something
         hook(state=state, checkpoint_dir=str(checkpoint_dir), payload=dict(author_payload or {}), ctx=ctx)
     return state
 
@@ -391,14 +411,19 @@ def run_training_loop(
         start=Start(step=start_step),
     )
     reporter.started(step=start_step, trainer=type(trainer).__qualname__)
+    phase = Category.MODEL_LOAD
     try:
         loop.state = prepare_state(
             trainer, ctx, payload=resume_state_payload, checkpoint_dir=resume_checkpoint_path
         )
+        phase = Category.TRAIN_STEP
         step = loop.run()
     except BaseException as cause:
-        category, error = describe_failure(cause)
-        reporter.failed(ctx.step, category, error)
+        category, error = describe_failure(cause, phase=phase)
+        try:
+            reporter.failed(ctx.step, category, error)
+        except Exception:  # the cause is the thing to tell
+            logger.exception("the terminal event could not be written")
         raise
     reporter.completed(step, loop.final_checkpoint)
     return step

@@ -56,12 +56,15 @@ class TrainingReporter:
         run_id: str,
         log: EventLog | None = None,
         redact: Callable[[str], str] = str,
+        echo_every_s: float | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._log = log or EventLog(Path(events_path), run_id=run_id)
         self.run_id = run_id
         self.attempt = self._log.attempt
         self._redact = redact
+        self._echo_every_s = echo_every_s
+        self._echo_at = 0.0
         self._clock_ms = clock_ms
         self._terminal_lock = threading.Lock()
         self._terminal: str | None = None
@@ -90,6 +93,8 @@ class TrainingReporter:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Queue one `metric` event, or `metrics` where there are several values. Never blocks on the disk."""
+        if self._echo_every_s is not None:
+            self._echo(step, values)
         timestamp_ms = self._clock_ms()
         for value in values.values():
             if not math.isfinite(value):
@@ -129,6 +134,15 @@ class TrainingReporter:
         if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
             self._tell_dropped()
 
+    def _echo(self, step: int, values: Mapping[str, float]) -> None:
+        """For a person at a terminal: now and then, what the metrics are."""
+        now = time.monotonic()
+        if now >= self._echo_at:
+            self._echo_at = now + (self._echo_every_s or 0.0)
+            logger.info(
+                "step %d  %s", step, "  ".join(f"{name} {value:.6g}" for name, value in values.items())
+            )
+
     def validation(self, step: int, values: Mapping[str, float], *, rows: int) -> None:
         shown = {name: _json_number(value) for name, value in values.items()}
         self._log.append(self._line("validation", {"step": step, "rows": rows, "values": shown}))
@@ -148,11 +162,10 @@ class TrainingReporter:
     def log(
         self, message: str, *, level: Literal["info", "warning", "error"] = "info", **fields: Any
     ) -> None:
-        """A sentence for people. After the terminal event it goes to the process's log instead."""
+        """A sentence for people: an event, and a line of the process's log. No event follows the terminal one."""
         with self._terminal_lock:
             if self._terminal is None:
                 self._append_log(message, level, fields)
-                return
         logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", self._redact(message))
 
     def _append_log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:
@@ -174,8 +187,8 @@ class TrainingReporter:
             if self._terminal is not None:
                 return False
             self._tell_dropped()
-            self._log.append_durable(self._line(event, fields))
-            self._terminal = event
+            self._terminal = event  # before the line is written: from here on it is the only one
+            self._log.append_last(self._line(event, fields))
             return True
 
     def _tell_dropped(self) -> None:
@@ -196,7 +209,10 @@ class TrainingReporter:
                 "attempt": self.attempt,
                 "timestamp_ms": timestamp_ms,
             }
-            return _encode({**head, **fields}) + b"\n"
+            try:
+                return _encode({**head, **fields}) + b"\n"
+            except UnicodeEncodeError:  # a file name that is not UTF-8, say, in an error's text
+                return _encode({**head, **{name: _writable(value) for name, value in fields.items()}}) + b"\n"
 
         return encode
 
@@ -207,6 +223,11 @@ class TrainingReporter:
     def close(self) -> None:
         """Write everything and release the file. No event can follow."""
         self._log.close()
+
+
+def _writable(value: Any) -> Any:
+    """The same, with what UTF-8 cannot say written out."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _json_number(value: float) -> float | str:

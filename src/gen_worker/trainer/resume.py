@@ -19,10 +19,11 @@ class ResumePoint:
 def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path | None) -> ResumePoint:
     """The run's own checkpoints come first: a second attempt goes on from them, not from what the first was given."""
     store = CheckpointStore(checkpoints_dir)
-    existing = store.list()
+    # A meta that cannot be read is a committed checkpoint all the same; data without a meta never was one.
+    existing = sorted(path.name for path in checkpoints_dir.glob("*.meta.json"))
     if existing and not job.resume_from_latest:
         raise StartupError(
-            f"{checkpoints_dir} already holds checkpoints of this run up to step {existing[0].step}, and"
+            f"{checkpoints_dir} already holds checkpoints of this run ({', '.join(existing[-3:])}), and"
             " resume_from_latest is false: set it to true to go on, or use another folder to start anew"
         )
     checkpoint, passed_over = store.newest_verified()

@@ -8,14 +8,15 @@ holds) the reason goes to stderr alone, since the file is not ours to write.
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from gen_worker import failpoints
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, StartupError, WorkerError
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, SpecError, WorkerError
 from gen_worker.trainer.assembly import Assembly, is_finished
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
@@ -31,12 +32,16 @@ from gen_worker.trainer.upload_session import UploadSession
 
 logger = logging.getLogger("gen_worker.runtime")
 
+ECHO_EVERY_S = 2.0
+
 
 class TrainingRuntime:
     """One attempt of one run, in this process. `category` is set when it failed."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, early_signals: Sequence[int] = ()) -> None:
         self._environ = environ
+        self._early_signals = early_signals
+        self._echo_every_s = ECHO_EVERY_S if sys.stderr.isatty() else None
         self._redactor = SecretRedactor()
         self.category: Category | None = None
         self._phase = Category.STARTUP
@@ -47,27 +52,28 @@ class TrainingRuntime:
     def run(self) -> int:
         """Train; 0 when the run is complete. The root cause of anything else is raised, after its terminal event."""
         failpoints.arm_from_env()
-        with self._redacted_logs():
-            try:
-                environment = read_environment(self._environ)
-                token = take_capability_token(self._environ)
-                self._redactor.add(token)
-                job = read_job_spec(environment.job_spec_path)
-                _refuse_what_is_not_here_yet(job)
-                if environment.is_isolated:
-                    return run_isolated(environment, job, token=token)
-                with ExitStack() as stack:
-                    return self._attempt(environment, job, token, stack)
-            except BaseException as cause:
-                self.category, _ = describe_failure(cause, phase=self._phase)
-                raise
+        try:
+            environment = read_environment(self._environ)
+            token = take_capability_token(self._environ)
+            self._redactor.add(token)
+            job = read_job_spec(environment.job_spec_path)
+            _refuse_what_is_not_here_yet(job, source=str(environment.job_spec_path))
+            if environment.is_isolated:
+                return run_isolated(environment, job, token=token, redact=self.redact)
+            with ExitStack() as stack:
+                return self._attempt(environment, job, token, stack)
+        except BaseException as cause:
+            self.category, _ = describe_failure(cause, phase=self._phase)
+            raise
 
     def _attempt(
         self, environment: WorkerEnvironment, job: TrainingJobSpec, token: str | None, stack: ExitStack
     ) -> int:
         lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)
         stack.callback(lease.release)
-        reporter = TrainingReporter(environment.events_path, run_id=job.run_id, redact=self.redact)
+        reporter = TrainingReporter(
+            environment.events_path, run_id=job.run_id, redact=self.redact, echo_every_s=self._echo_every_s
+        )
         stack.callback(reporter.close)
         stop, progress = StopSignal(), Progress()
         lifecycle = stack.enter_context(
@@ -83,13 +89,15 @@ class TrainingRuntime:
         )
         uploads: UploadSession | None = None
         try:
+            if self._early_signals:
+                stop.request(f"cancelled by {signal.Signals(self._early_signals[0]).name}")
             if environment.is_cancelled:
                 stop.request("cancelled: TRAINER_CANCELLED is set")
             plugin = environment.plugin or job.trainer
             reporter.started(**_started_fields(job, plugin))
             self._phase = Category.AUTH
             auth = _authorize(environment, job, token)
-            uploads = UploadSession(environment, job, auth, reporter)
+            uploads = UploadSession(environment, job, auth, reporter, stop)
             stack.callback(uploads.close)
             assembly = Assembly(
                 environment=environment,
@@ -116,17 +124,19 @@ class TrainingRuntime:
             category, error = describe_failure(cause, phase=self._phase)
             try:
                 lifecycle.fail(category, error)
-            except OSError:  # not even the reserve could be used: the cause is still the thing to tell
+            except Exception:  # the cause is still the thing to tell
                 logger.exception("the terminal event could not be written")
             if uploads is not None:
                 uploads.tell_failed(progress.step, category, error)
             raise
         lifecycle.complete(loop.final_checkpoint)
+        logger.info("completed at step %d: %s", progress.step, loop.final_checkpoint)
         uploads.tell_completed(progress.step, loop.final_checkpoint)
         return 0
 
     @contextlib.contextmanager
-    def _redacted_logs(self) -> Any:
+    def redacted_logs(self) -> Iterator[None]:
+        """While it is entered, no log line of this process shows a secret."""
         # On the handlers: a logger's own filter would not see its children's records.
         handlers = list(logging.getLogger().handlers)
         for handler in handlers:
@@ -165,7 +175,7 @@ def _shortest(*limits_s: float | None) -> float | None:
     return min((limit for limit in limits_s if limit is not None), default=None)
 
 
-def _refuse_what_is_not_here_yet(job: TrainingJobSpec) -> None:
+def _refuse_what_is_not_here_yet(job: TrainingJobSpec, *, source: str) -> None:
     asked = {
         "validate_every": bool(job.validate_every),
         "early_stopping": job.early_stopping is not None,
@@ -175,32 +185,42 @@ def _refuse_what_is_not_here_yet(job: TrainingJobSpec) -> None:
         "resources.processes": job.resources.processes > 1,
         "resources.nodes": job.resources.nodes > 1,
     }
-    names = [name for name, is_asked in asked.items() if is_asked]
-    if names:
-        raise StartupError(f"this release does not act on {', '.join(names)}: leave them out of the job")
+    faults = [
+        f"{name}: this release does not act on it yet: leave it out"
+        for name, is_asked in asked.items()
+        if is_asked
+    ]
+    if faults:
+        raise SpecError(source, faults)
 
 
 def run_training_runtime_from_env() -> int:
     """Run the job that the environment names; 0 on success. The root cause of a failure is raised."""
-    return TrainingRuntime().run()
-
-
-def run_worker() -> ExitCode:
-    """As a process: errors become exit codes, a person reads one message, the traceback is in the log."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     runtime = TrainingRuntime()
-    try:
-        runtime.run()
-    except BaseException as cause:
-        if isinstance(cause, WorkerError):
-            logger.debug("the attempt failed", exc_info=True)
-        else:
-            logger.exception("the attempt failed")
-        category = runtime.category or Category.STARTUP
-        _, text = describe_failure(cause, phase=category)
-        if is_our_fault(cause):
-            print(f"gen_worker: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
-            return ExitCode.BUG
-        print(f"gen_worker: {category}: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE_BY_CATEGORY[category]
+    with runtime.redacted_logs():
+        return runtime.run()
+
+
+def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
+    """As a process: errors become exit codes, a person reads one message, the traceback is in the log.
+
+    `early_signals` grows while nobody else handles SIGTERM: until the attempt's own lifecycle does.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    runtime = TrainingRuntime(early_signals=early_signals)
+    with runtime.redacted_logs():
+        try:
+            runtime.run()
+        except BaseException as cause:
+            if isinstance(cause, WorkerError):
+                logger.debug("the attempt failed", exc_info=True)
+            else:
+                logger.exception("the attempt failed")
+            category = runtime.category or Category.STARTUP
+            _, text = describe_failure(cause, phase=category)
+            if is_our_fault(cause):
+                print(f"gen_worker: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
+                return ExitCode.BUG
+            print(f"gen_worker: {category}: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
+            return EXIT_CODE_BY_CATEGORY[category]
     return ExitCode.COMPLETED

@@ -43,6 +43,10 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
     """Every fault at once. The capability token is not in the record: `take_capability_token` hands it over."""
     faults: list[str] = []
     contract = _contract(environ)
+    if contract is None and not environ.get("TRAINER_JOB_SPEC_PATH") and not Path(JOB_SPEC_PATH).exists():
+        faults.append(
+            f"TRAINER_JOB_SPEC_PATH is not set, and its default {JOB_SPEC_PATH} does not exist: name your job file"
+        )
     root = Path(environ.get("TRAINER_ARTIFACTS_DIR") or ARTIFACTS_DIR)
 
     def place(name: str, default: Path) -> Path:
@@ -54,7 +58,9 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         checkpoints_dir=place("TRAINER_CHECKPOINTS_DIR", root / "checkpoints"),
         samples_dir=place("TRAINER_SAMPLES_DIR", root / "samples"),
         events_path=place("TRAINER_EVENTS_PATH", root / "metrics" / "events.jsonl"),
-        cancel_file=Path(environ["TRAINER_CANCEL_FILE"]) if environ.get("TRAINER_CANCEL_FILE") else None,
+        cancel_file=Path(environ["TRAINER_CANCEL_FILE"]).absolute()
+        if environ.get("TRAINER_CANCEL_FILE")
+        else None,
         is_cancelled=_flag(environ, "TRAINER_CANCELLED", faults),
         max_runtime_s=_positive(environ, "TRAINER_MAX_RUNTIME_SECONDS", faults),
         is_orchestrated=_flag(environ, "TRAINER_ORCHESTRATED", faults),
@@ -77,12 +83,12 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         return environment
     return msgspec.structs.replace(
         environment,
-        job_spec_path=Path(contract.job_spec_path),
+        job_spec_path=Path(contract.job_spec_path).absolute(),
         plugin=contract.trainer_plugin,
-        checkpoints_dir=Path(contract.checkpoints_dir),
-        samples_dir=Path(contract.samples_dir),
-        events_path=Path(contract.events_path),
-        arrow_ipc_path=Path(contract.arrow_ipc_path) if contract.arrow_ipc_path else None,
+        checkpoints_dir=Path(contract.checkpoints_dir).absolute(),
+        samples_dir=Path(contract.samples_dir).absolute(),
+        events_path=Path(contract.events_path).absolute(),
+        arrow_ipc_path=Path(contract.arrow_ipc_path).absolute() if contract.arrow_ipc_path else None,
         extra_env=contract.extra_env,
         is_isolated=False,  # the contract is how an isolated worker is started
     )

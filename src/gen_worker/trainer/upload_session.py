@@ -4,13 +4,14 @@ from pathlib import Path
 
 from gen_worker.errors import Category, UploadError
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.contracts import TrainingJobSpec, UploadsSpec
+from gen_worker.trainer.contracts import StopSignal, TrainingJobSpec, UploadsSpec
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.transfer.policy import ObjectStoreOptions, TransferOptions
 from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
 
 DRAIN_S = 60.0
+STOPPED_DRAIN_S = 5.0  # whoever asked for a stop waits for it
 NUM_LISTED = 3
 
 
@@ -23,8 +24,10 @@ class UploadSession:
         job: TrainingJobSpec,
         auth: TrainerAuthContext | None,
         reporter: TrainingReporter,
+        stop: StopSignal,
     ) -> None:
         self._reporter = reporter
+        self._stop = stop
         self._failures: list[UploadFailure] = []
         self.uploader: ArtifactUploader | None = None
         wanted = _merge(job.uploads, environment.uploads)
@@ -52,11 +55,11 @@ class UploadSession:
         )
 
     def settle(self) -> None:
-        """Wait for what is under way; raise UploadError for what was finally not delivered."""
+        """Wait for what is under way, unless asked to stop; raise UploadError for what was finally not delivered."""
         if self.uploader is None:
             return
         self._reporter.flush()  # a checkpoint is handed over once its event is on disk
-        self.uploader.drain(DRAIN_S)
+        self.uploader.drain(DRAIN_S, give_up=self._stop)
         if self._failures:
             listed = [
                 f"{item.kind} of step {item.step}: {item.reason}" for item in self._failures[:NUM_LISTED]
@@ -64,8 +67,8 @@ class UploadSession:
             if len(self._failures) > NUM_LISTED:
                 listed.append(f"and {len(self._failures) - NUM_LISTED} more")
             raise UploadError(
-                f"{len(self._failures)} uploads failed ({'; '.join(listed)});"
-                " the training is complete and everything is safe in the run's folder"
+                f"{_count(len(self._failures))} ({'; '.join(listed)}); the training is complete and everything is safe in"
+                " the run's folder: run the job again to send the final checkpoint"
             )
 
     def tell_completed(self, step: int, final_checkpoint: Path | None) -> None:
@@ -76,11 +79,15 @@ class UploadSession:
     def tell_failed(self, step: int, category: Category, error: str) -> None:
         if self.uploader is not None:
             self.uploader.terminal("failed", step, category=category.value, error=error)
-            self.uploader.drain(DRAIN_S)
+            self.uploader.drain(STOPPED_DRAIN_S if self._stop else DRAIN_S)
 
     def close(self) -> None:
         if self.uploader is not None:
             self.uploader.close()
+
+
+def _count(number: int) -> str:
+    return "1 upload failed" if number == 1 else f"{number} uploads failed"
 
 
 def transfer_options(environment: WorkerEnvironment) -> TransferOptions:

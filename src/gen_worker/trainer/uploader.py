@@ -36,6 +36,7 @@ __all__ = ["ArtifactUploader", "UploadFailure", "UploadLimits", "UploadTargets"]
 log = logging.getLogger(__name__)
 
 # The part of a drain that is kept for the terminal record when the artifacts before it do not get through.
+ASK_EVERY_S = 0.2
 TERMINAL_SHARE = 0.25
 MAX_KEPT_FAILURES = 1_000
 
@@ -168,22 +169,30 @@ class ArtifactUploader:
             name = f"terminal-{self._sender.attempt:04d}.json"
             self._queue(lane, RecordJob(TERMINAL, step, lambda: record, file_name=name, num_points=1))
 
-    def drain(self, timeout_s: float) -> list[UploadFailure]:
-        """Wait until all is sent, at most `timeout_s`; what is not is given up. All failures of this uploader."""
+    def drain(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> list[UploadFailure]:
+        """Wait until all is sent, at most `timeout_s`; what is not is given up. All failures of this uploader.
+
+        `give_up` is asked a few times a second: true ends the wait at once.
+        """
         if self._is_foreign():
             return []
         deadline = time.monotonic() + timeout_s
         release_at = deadline - timeout_s * TERMINAL_SHARE
         with self._lock:
             self._hurry(is_hurried=True)
-            while not self._is_idle() and (now := time.monotonic()) < deadline:
+            while not self._is_idle() and (now := time.monotonic()) < deadline and not give_up():
                 if now >= release_at and not self._is_terminal_released:
                     self._is_terminal_released = True
                     self._hurry(is_hurried=True)
-                self._idle.wait((release_at if now < release_at else deadline) - now)
+                self._idle.wait(min((release_at if now < release_at else deadline) - now, ASK_EVERY_S))
             self._hurry(is_hurried=False)
             self._is_terminal_released = False
-        self._give_up(f"not delivered within the {timeout_s:g} s that were left for it")
+        was_asked = give_up()
+        self._give_up(
+            "given up: asked to stop"
+            if was_asked
+            else f"not delivered within the {timeout_s:g} s that were left for it"
+        )
         with self._lock:
             return list(self._failures)
 
@@ -246,8 +255,8 @@ class ArtifactUploader:
         clean = dataclasses.replace(failure, reason=self._redactor.redact(failure.reason))
         with self._lock:
             self._failures.append(clean)
-        log.warning("upload of %s (step %s): %s", clean.kind, clean.step, clean.reason)
         if self._on_failure is None:
+            log.warning("upload of %s (step %s) failed: %s", clean.kind, clean.step, clean.reason)
             return
         try:
             self._on_failure(clean)

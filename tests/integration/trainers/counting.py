@@ -83,3 +83,54 @@ class OwnFiles(Counting):
     ) -> None:
         written = (Path(checkpoint_dir) / "own.txt").read_text()
         assert written == f"{payload['own_step']} {state['sum']}", written
+
+
+class EmaSampling(Counting):
+    """Swaps other weights in to sample, fails, and leaves them there."""
+
+    def sample(
+        self, *, state: Any, step: int, request: SampleRequest, output_dir: str, ctx: StepContext
+    ) -> None:
+        state["weights"] = np.full(4, -999.0)
+        raise RuntimeError("sampling went wrong")
+
+
+class PayloadOnly(Counting):
+    """Its `save_checkpoint` writes no file: only what it returns must come back."""
+
+    def save_checkpoint(
+        self, *, state: Any, step: int, output_dir: str, final: bool, ctx: StepContext
+    ) -> dict[str, Any]:
+        return {"own_step": step}
+
+    def load_checkpoint(
+        self, *, state: Any, checkpoint_dir: str, payload: dict[str, Any], ctx: StepContext
+    ) -> None:
+        state["sum"] += 1000.0 * payload["own_step"]
+
+
+class Forking(Counting):
+    """Has a child process of its own that only SIGTERM ends."""
+
+    def setup(self, ctx: StepContext) -> None:
+        import multiprocessing
+
+        super().setup(ctx)
+        self.child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+        self.child.start()
+
+
+class Speaking(Counting):
+    """Fails with a text of the test's choice."""
+
+    def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+        raise ValueError(self.options["text"].encode("ascii").decode("unicode_escape"))
+
+
+class Careless(Counting):
+    """Mistakes that are the author's, not the worker's."""
+
+    def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+        if self.options["mistake"] == "sets the context":
+            ctx.step = 3  # type: ignore[misc]
+        return StepResult(0.5)  # type: ignore[arg-type]

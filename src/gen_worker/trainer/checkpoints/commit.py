@@ -69,7 +69,7 @@ class Save:
         try:
             failpoint("checkpoint.reread")
             self._drop_replaced(meta)
-            removed = tuple(self._folder.apply_retention())
+            removed = tuple(self._folder.apply_retention(self._request.stem))
         except (
             OSError
         ) as error:  # the save itself is sound: a file that will not go is no reason to stop training

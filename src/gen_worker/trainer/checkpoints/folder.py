@@ -95,9 +95,15 @@ class CheckpointFolder:
         for suffix in DATA_SUFFIXES:
             (self.path / (stem + PREVIOUS + suffix)).unlink(missing_ok=True)
 
-    def apply_retention(self) -> list[str]:
-        """Remove what `select_removals` names: the meta first, so that half a removal is no checkpoint."""
-        infos = {info.stem: info for info in CheckpointStore(self.path).list()}
+    def apply_retention(self, just_saved: str) -> list[str]:
+        """Remove what `select_removals` names: the meta first, so that half a removal is no checkpoint.
+
+        What lies beyond the step just saved is what a resume has passed over: it is not counted, and it stays, for
+        its own word that it is verified has been found wrong.
+        """
+        found = CheckpointStore(self.path).list()
+        reached = next((info.step for info in found if info.stem == just_saved), -1)
+        infos = {info.stem: info for info in found if info.step <= reached}
         candidates = [_candidate(info) for info in infos.values()]
         removed = select_removals(candidates, keep_last=self._keep_last, keep_best=self._keep_best)
         for stem in removed:

@@ -23,7 +23,8 @@ def select_removals(candidates: Sequence[Candidate], *, keep_last: int, keep_bes
     """Names to remove, oldest first.
 
     Kept: the `keep_last` newest (0: all), the `keep_best` best by the newest metric, the newest verified one,
-    every final one, and everything that is not verified: what we cannot vouch for is not ours to delete.
+    every final one, and the `keep_last` newest of those that are not verified: enough to look at, while a run that
+    diverged cannot fill the disk with them.
     """
     if keep_last <= 0:
         return []
@@ -33,7 +34,9 @@ def select_removals(candidates: Sequence[Candidate], *, keep_last: int, keep_bes
     removable = [item for item in verified if not item.is_final]
     kept.update(item.name for item in removable[-keep_last:])
     kept.update(item.name for item in _best(verified, keep_best))
-    return [item.name for item in removable if item.name not in kept]
+    unverified = [item for item in by_age if not item.verified and not item.is_final]
+    kept.update(item.name for item in unverified[-keep_last:])
+    return [item.name for item in by_age if not item.is_final and item.name not in kept]
 
 
 def _best(verified: Sequence[Candidate], keep_best: int) -> list[Candidate]:

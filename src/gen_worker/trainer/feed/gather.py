@@ -101,7 +101,9 @@ def _places(
 
 def take_rows(batch: pa.RecordBatch, index: Rows) -> pa.RecordBatch:
     """`batch.take` without its checks: our permutations are within bounds."""
-    rows = pa.array(index)
+    rows = pa.Array.from_buffers(
+        pa.int64(), len(index), [None, pa.py_buffer(index)]
+    )  # pa.array() imports pandas
     columns = [pc.take(column, rows, boundscheck=False) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
@@ -112,4 +114,4 @@ def join_batches(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

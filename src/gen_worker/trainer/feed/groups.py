@@ -165,7 +165,7 @@ def _single_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         chunked = table.column(field.name)
         chunks = chunked.chunks
-        column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [pa.array([], field.type)])
+        column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [pa.nulls(0, field.type)])
         if column.type != field.type:
             raise ValueError(f"column {field.name!r} is {column.type}, expected {field.type}")
         columns.append(column)

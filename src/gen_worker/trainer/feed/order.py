@@ -52,7 +52,7 @@ def default_lanes(batch_size: int, num_groups: int, group_bytes: int = 0) -> int
     """Never looks at the world size, so a run keeps its order on more or fewer ranks."""
     limit = min(MAX_DEFAULT_LANES, max(num_groups // GROUPS_PER_DEFAULT_LANE, 1))
     if group_bytes:
-        limit = min(limit, max(MIXED_BYTES * 2 // group_bytes, 1))
+        limit = min(limit, max(MIXED_BYTES // group_bytes, 1))
     return max(lanes for lanes in range(1, limit + 1) if batch_size % lanes == 0)
 
 

@@ -1,5 +1,6 @@
 """Record batches as torch tensors: views of the Arrow memory wherever the types allow it."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -41,14 +42,10 @@ def batch_to_torch(batch: pa.RecordBatch, columns: Sequence[str] | None = None) 
 
 
 def _view(column: pa.Array, name: str) -> "torch.Tensor":
-    from torch.utils.dlpack import from_dlpack
-
     data_type = column.type
     type_id = data_type.id
     if type_id in _NUMBERS:
-        if column.null_count:
-            raise _null_fault(column, name, "nulls")
-        return from_dlpack(column)
+        return _rows(column, column.offset, len(column), (), name, column)
     if type_id == _FIXED_SIZE_LIST:
         return _list_view(column, name, column)
     if type_id == _BOOL:
@@ -65,26 +62,58 @@ def _view(column: pa.Array, name: str) -> "torch.Tensor":
 
 
 def _list_view(column: pa.Array, name: str, whole: pa.Array) -> "torch.Tensor":
-    from torch.utils.dlpack import from_dlpack
-
     num_rows = len(column)
-    shape = []
+    shape: list[int] = []
     start, stop = 0, num_rows
-    while column.type.id == _FIXED_SIZE_LIST:
+    while (data_type := column.type).id == _FIXED_SIZE_LIST:
         if column.null_count:
             raise _null_fault(whole, name, "nulls")
-        size, offset = column.type.list_size, column.offset
+        size, offset = data_type.list_size, column.offset
         start, stop = (start + offset) * size, (stop + offset) * size
         shape.append(size)
         column = column.values  # ignores the slice, so it costs nothing; start and stop remember it
-    column = column.slice(start, stop - start)
-    if column.null_count:
-        raise _null_fault(whole, name, "nulls among its elements")
-    if column.type.id in _NUMBERS:
-        return from_dlpack(column).view(num_rows, *shape)
-    if column.type.id == _BOOL:
+    if data_type.id in _NUMBERS:
+        return _rows(column, column.offset + start, num_rows, tuple(shape), name, whole)
+    if data_type.id == _BOOL:
+        column = column.slice(start, stop - start)
+        if column.null_count:
+            raise _null_fault(whole, name, "nulls among its elements")
         return _copy_bools(column).view(num_rows, *shape)
-    raise InputError(f"column {name!r} ({whole.type}) cannot be a tensor: {_remedy(column.type)}")
+    raise InputError(f"column {name!r} ({whole.type}) cannot be a tensor: {_remedy(data_type)}")
+
+
+# The batches of a row group share its buffers. The tensor of a whole buffer is kept for the next batch, so that a
+# batch costs a slice, not a conversion. One entry a column name, replaced with the next row group; the entry keeps
+# its buffer alive, so an address in it cannot come to mean another buffer.
+_whole_buffers: "dict[str, tuple[tuple[object, ...], torch.Tensor]]" = {}
+
+
+def _rows(
+    values: pa.Array, start: int, num_rows: int, shape: tuple[int, ...], name: str, whole: pa.Array
+) -> "torch.Tensor":
+    """`num_rows` rows of `shape` from element `start` on of the buffer behind `values`, which are numbers."""
+    per_row = math.prod(shape)
+    validity, data = values.buffers()
+    if validity is not None or data is None or not num_rows or not per_row or start % per_row:
+        part = values.slice(start - values.offset, num_rows * per_row)
+        if part.null_count:
+            raise _null_fault(whole, name, "nulls among its elements" if shape else "nulls")
+        return _convert(part).view(num_rows, *shape)
+    key = data.address, data.size, values.type.id, shape
+    known = _whole_buffers.get(name)
+    if known is None or known[0] != key:
+        num_whole = data.size * 8 // values.type.bit_width // per_row
+        elements = pa.Array.from_buffers(values.type, num_whole * per_row, [None, data])
+        known = _whole_buffers[name] = key, _convert(elements).view(num_whole, *shape)
+    first = start // per_row
+    return known[1][first : first + num_rows]
+
+
+def _convert(values: pa.Array) -> "torch.Tensor":
+    from torch.utils.dlpack import from_dlpack
+
+    tensor: torch.Tensor = from_dlpack(values)
+    return tensor
 
 
 def _copy_bools(column: pa.Array) -> "torch.Tensor":

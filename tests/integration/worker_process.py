@@ -82,6 +82,7 @@ class Run:
         environ = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"],
             "PYTHONPATH": str(TRAINERS),
             "WORKER_MODE": "trainer",
             "TRAINER_JOB_SPEC_PATH": str(self.folder / "job.json"),

@@ -124,6 +124,16 @@ def test_sigterm_finishes_the_step_saves_and_leaves_with_the_resumable_code(run:
     assert run.losses()[20] == sum(range(1, 21))
 
 
+def test_sigterm_in_the_middle_of_a_save_harms_neither_save(run: Run) -> None:
+    run.job |= {"checkpoint_every": 1, "hyperparams": {"do": "sigterm", "at_step": 2, "size": 200_000}}
+    assert run.work().returncode == 75  # the save of step 1 was under way when the signal came
+    assert terminal(run)["step"] == 2
+    assert {event["step"]: event["verified"] for event in run.events("checkpoint")} == {1: True, 2: True}
+    run.job["hyperparams"] = {"size": 200_000}
+    assert run.work().returncode == 0
+    assert run.losses()[20] == sum(range(1, 21))
+
+
 def test_a_step_that_hangs_is_left_after_the_grace_with_its_terminal_event(run: Run) -> None:
     run.job |= {"hyperparams": {"do": "hang", "at_step": 7}, "grace_s": 0.5}
     done = run.work()

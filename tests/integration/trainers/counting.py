@@ -18,7 +18,7 @@ class Counting:
 
     def configure(self, ctx: StepContext) -> dict[str, Any]:
         self._fail_in("configure")
-        return {"sum": 0.0, "weights": np.zeros(4)}
+        return {"sum": 0.0, "weights": np.zeros(self.options.get("size", 4))}
 
     def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
         if ctx.step + 1 == self.options.get("at_step"):
@@ -28,7 +28,7 @@ class Counting:
     def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
         value = float(batch) if isinstance(batch, int | float) else float(batch.num_rows)
         state["sum"] += value
-        state["weights"] += value * np.random.standard_normal(4)
+        state["weights"] += value * np.random.standard_normal(len(state["weights"]))
         if ctx.step + 1 == self.options.get("at_step"):
             self._fail_in("train_step")
             if self.options.get("do") == "sigterm":

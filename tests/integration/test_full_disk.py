@@ -1,0 +1,63 @@
+"""A disk that is really full, on a file system of a few megabytes."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worker_process import Run
+
+from gen_worker.trainer.checkpoints.store import CheckpointStore
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_the_attempt_in_words_and_what_was_saved_goes_on(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    run = Run(
+        small_disk / "run",
+        mock_batches=list(range(1, 21)),
+        metric_every=1,
+        checkpoint_every=1,
+        checkpoints={"keep_last": 0},
+        hyperparams={"size": 100_000},  # 0.8 MB a checkpoint
+    )
+    done = run.work()
+    assert done.returncode == 14, done.stderr
+    failed = run.events()[-1]
+    assert (failed["event"], failed["category"]) == ("failed", "train-step")
+    assert "space" in failed["error"]
+    run.check_invariants()
+    newest, _ = CheckpointStore(run.checkpoints).newest_verified()
+    assert newest is not None
+    run.job["checkpoints"] = {"keep_last": 1, "keep_best": 0}
+    for path in sorted(run.checkpoints.glob("step-*"))[:-2]:
+        path.unlink()  # the operator makes room
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    assert run.losses()[20] == sum(range(1, 21))
+
+
+def test_the_terminal_event_is_written_even_when_nothing_else_fits(small_disk: Path) -> None:
+    run = Run(
+        small_disk / "run",
+        mock_batches=[1, 2, 3],
+        metric_every=1,
+        checkpoint_every=0,
+        hyperparams={"size": 500_000},  # 4 MB: never fits
+    )
+    done = run.work()
+    assert done.returncode == 14, done.stderr
+    assert run.events()[-1]["event"] == "failed"
+    run.check_invariants()

@@ -213,6 +213,22 @@ def test_samples_are_written_whole_and_do_not_move_the_training_stream(tmp_path:
     assert Path(samples[0]["path"]).read_text() == "('a cat',) 3"
 
 
+def test_a_sample_that_a_kill_prevented_is_made_up_for(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "run",
+        trainer="counting:Sampling",
+        mock_batches=[1, 2, 3, 4],
+        sample_every=2,
+        checkpoint_every=2,
+    )
+    run.job["hyperparams"] = {"do": "kill in sample"}
+    assert run.work().returncode == -9
+    run.wait_for_writer()
+    run.job["hyperparams"] = {}
+    assert run.work().returncode == 0
+    assert [event["step"] for event in run.events("sample")] == [2, 4]
+
+
 def test_an_empty_sample_is_an_error(tmp_path: Path) -> None:
     run = Run(
         tmp_path / "run",

@@ -204,6 +204,10 @@ class ArtifactWriter:
         """A fresh folder for the author's `sample` hook."""
         return self._samples.open(step)
 
+    def has_sample(self, step: int) -> bool:
+        """True once the sample of that step was committed, by this attempt or an earlier one."""
+        return self._samples.has(step)
+
     def write_sample(self, step: int, produced: Path) -> list[SavedSample]:
         """Commit what the hook wrote as `samples/step-%08d/`. An empty file is an error."""
         return self._samples.commit(step, produced)

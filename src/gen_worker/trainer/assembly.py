@@ -305,7 +305,8 @@ def _start_of(checkpoint: Checkpoint | None, source: BatchSource) -> Start:
     epoch, batch = source.position(
         checkpoint.cursor, manifest=None if manifest is None else msgspec.json.encode(manifest)
     )
-    return Start(step=checkpoint.step, epoch=epoch, batch=batch)
+    is_sample_due = bool(checkpoint.loop.get("is_sample_due", False))
+    return Start(step=checkpoint.step, epoch=epoch, batch=batch, is_sample_due=is_sample_due)
 
 
 def _model_handles(

@@ -57,11 +57,12 @@ BACKOFF_SLICE_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run begins or goes on."""
+    """Where a run begins or goes on. `is_sample_due`: the checkpoint was saved before its step's sample was made."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
+    is_sample_due: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +95,8 @@ class TrainingLoop:
         self.progress.epoch = self.start.epoch
         self._saved_step = self.start.step
         try:
+            if self.start.is_sample_due and not self.artifacts.has_sample(self.start.step):
+                self._sample(self.start.step)
             self._train()
             self._save(final=True)
             self._take_saved(self.artifacts.wait)
@@ -200,12 +203,12 @@ class TrainingLoop:
         job = self.job
         if self.artifacts.is_saving:
             self._take_saved(self.artifacts.poll)
-        if job.metric_every and step % job.metric_every == 0:
+        if _is_due(job.metric_every, step):
             self._emit_metrics(step)
         self.progress.epoch, _ = self._position(step)
-        if job.checkpoint_every and step % job.checkpoint_every == 0:
+        if _is_due(job.checkpoint_every, step):
             self._save(final=False)
-        if job.sample_every and step % job.sample_every == 0:
+        if _is_due(job.sample_every, step):
             self._sample(step)
 
     def _emit_metrics(self, step: int) -> None:
@@ -253,7 +256,7 @@ class TrainingLoop:
             epoch=epoch,
             final=final,
             state=payload,
-            loop={"version": 1},
+            loop={"version": 1, "is_sample_due": not final and _is_due(self.job.sample_every, step)},
             cursor=self.source.state(epoch=epoch, batch=batch),
             rng=rng,
             identity=self.identity,
@@ -349,6 +352,10 @@ class TrainingLoop:
         except Exception as second:  # the cause is on its way up and must arrive
             logger.exception("no checkpoint could be saved on the way out")
             cause.add_note(f"and no checkpoint could be saved on the way out: {second}")
+
+
+def _is_due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def prepare_state(

@@ -65,6 +65,8 @@ class Sampling(Counting):
     def sample(
         self, *, state: Any, step: int, request: SampleRequest, output_dir: str, ctx: StepContext
     ) -> None:
+        if self.options.get("do") == "kill in sample":
+            os.kill(os.getpid(), signal.SIGKILL)
         np.random.standard_normal(100)  # must not move the training stream
         text = "" if self.options.get("empty_sample") else f"{request.prompts} {request.seed}"
         (Path(output_dir) / "sample.txt").write_text(text)

@@ -32,6 +32,9 @@ class SampleFolder:
             if match and match["token"] != self._token:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def has(self, step: int) -> bool:
+        return (self._path / f"step-{step:08d}").exists()
+
     def open(self, step: int) -> Path:
         self._num_opened += 1
         path = self._path / f"step-{step:08d}.tmp-{self._token}-{self._num_opened}"

@@ -93,14 +93,16 @@ MEANINGS = {
     "inputs": "Refs to fetch before training: see [inputs and uploads](inputs-and-uploads.md).",
     "inputs.base_model_ref": 'Base weights; the local path is `ctx.model_handles["base_model"]`.',
     "inputs.dataset_parquet_refs": "Parquet files of the training data.",
-    "inputs.resume_checkpoint_ref": "A checkpoint to start from when the run has none of its own.",
+    "inputs.resume_checkpoint_ref": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
+    "`max_steps` counts from its step 0.",
     "uploads": "Where artifacts go besides the run's folder. The environment wins, target by target.",
     "uploads.metrics_url": "Endpoint or object-store prefix for metrics.",
     "uploads.checkpoint_url": "For checkpoints.",
     "uploads.sample_url": "For samples.",
     "uploads.terminal_url": "For the end of the attempt.",
     "resume_from_latest": "Go on from the run's newest verified checkpoint. `false` refuses a folder that has one.",
-    "resume_checkpoint_path": "A checkpoint to start from when the run has none of its own.",
+    "resume_checkpoint_path": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
+    "`max_steps` counts from its step 0.",
     "weights": 'A local file for the trainer class: `ctx.model_handles["weights"]`.',
     "checkpoints": "Format and retention.",
     "checkpoints.keep_last": "Keep this many of the newest; 0 keeps all.",

@@ -76,7 +76,7 @@ class TestFinding:
     ) -> None:
         author(sound(), "elsewhere.far_code")
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/nowhere", str(tmp_path / "elsewhere")]))
-        load_trainer_plugin("far_code:MyTrainer")
+        assert type(load_trainer_plugin("far_code:MyTrainer")).__name__ == "MyTrainer"
 
     def test_a_module_in_a_package_and_a_nested_class(self, author: Author) -> None:
         author("", "pkg.__init__")
@@ -340,4 +340,4 @@ class TestHooks:
                 "    def setup(self, ctx): pass", "    def __init__(self): self.setup = lambda ctx: None"
             )
         )
-        load_trainer_plugin("author_code:MyTrainer")
+        assert callable(load_trainer_plugin("author_code:MyTrainer").setup)

@@ -373,4 +373,4 @@ def test_the_formats_need_no_torch():
         "import gen_worker.trainer.checkpoints.writer, gen_worker.trainer.artifacts\n"
         "assert 'pyarrow' not in sys.modules and 'httpx' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

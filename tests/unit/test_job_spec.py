@@ -107,7 +107,7 @@ def test_a_document_that_is_no_object_is_refused(document: object) -> None:
     ],
 )
 def test_what_the_rules_allow(changes: dict[str, Any]) -> None:
-    parse_job_spec(sound(**changes), source="job")
+    assert parse_job_spec(sound(**changes), source="job").run_id == sound()["run_id"]
 
 
 @pytest.mark.parametrize(

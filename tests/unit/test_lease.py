@@ -45,7 +45,9 @@ def test_a_living_holder_is_named_and_the_second_worker_is_refused_at_once(tmp_p
 
 def test_the_lease_of_a_killed_worker_is_free_at_once(tmp_path: Path) -> None:
     end(hold_elsewhere(tmp_path))
-    RunLease.acquire(tmp_path, run_id="r").release()
+    lease = RunLease.acquire(tmp_path, run_id="r", sleep=pytest.fail)
+    assert Holder.__struct_fields__[0] in lease.path.read_text()
+    lease.release()
 
 
 def test_a_writer_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> None:

@@ -24,28 +24,6 @@ SCHEMA_VERSION = "trainer_event.v1"
 _encode = msgspec.json.Encoder().encode
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """The fields that every event starts with."""
-
-    schema_version: str = SCHEMA_VERSION
-    event: str
-    seq: int
-    run_id: str
-    attempt: int
-    timestamp_ms: int
-
-
-class MetricEvent(Event, frozen=True, kw_only=True):
-    name: str
-    value: float | str
-    step: int
-
-
-class MetricsEvent(Event, frozen=True, kw_only=True):
-    step: int
-    values: Mapping[str, float | str]
-
-
 class TrainingReporter:
     """Writes the events of one attempt. Any thread may call any method."""
 
@@ -95,41 +73,14 @@ class TrainingReporter:
         """Queue one `metric` event, or `metrics` where there are several values. Never blocks on the disk."""
         if self._echo_every_s is not None:
             self._echo(step, values)
-        timestamp_ms = self._clock_ms()
-        for value in values.values():
-            if not math.isfinite(value):
-                values = {name: _json_number(value) for name, value in values.items()}  # type: ignore[misc]
-                break
-        run_id, attempt = self.run_id, self.attempt
-        if len(values) == 1:
-            ((name, value),) = values.items()
-
-            def encode(seq: int) -> bytes:
-                event = MetricEvent(
-                    event="metric",
-                    seq=seq,
-                    run_id=run_id,
-                    attempt=attempt,
-                    timestamp_ms=timestamp_ms,
-                    name=name,
-                    value=value,
-                    step=step,
-                )
-                return _encode(event) + b"\n"
+        shown: Mapping[str, float | str] = values
+        if not all(map(math.isfinite, values.values())):
+            shown = {name: _json_number(value) for name, value in values.items()}
+        if len(shown) == 1:
+            ((name, value),) = shown.items()
+            encode = self._line("metric", {"name": name, "value": value, "step": step})
         else:
-
-            def encode(seq: int) -> bytes:
-                event = MetricsEvent(
-                    event="metrics",
-                    seq=seq,
-                    run_id=run_id,
-                    attempt=attempt,
-                    timestamp_ms=timestamp_ms,
-                    step=step,
-                    values=values,
-                )
-                return _encode(event) + b"\n"
-
+            encode = self._line("metrics", {"step": step, "values": shown})
         log = self._log
         if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
             self._tell_dropped()

@@ -207,6 +207,7 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
     `early_signals` grows while nobody else handles SIGTERM: until the attempt's own lifecycle does.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is no news
     runtime = TrainingRuntime(early_signals=early_signals)
     with runtime.redacted_logs():
         try:

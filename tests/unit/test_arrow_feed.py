@@ -529,3 +529,29 @@ def test_batches_that_share_a_buffer_in_different_ways_are_not_mixed_up():
         assert batch_to_torch(flat)["v"].tolist() == flat.column("v").to_pylist()
     as_int = pa.Array.from_buffers(pa.int32(), 24, values.buffers())
     assert batch_to_torch(pa.record_batch({"v": as_int}))["v"].tolist() == as_int.to_pylist()
+
+
+def test_a_null_elsewhere_in_a_row_group_does_not_hide_and_does_not_harm():
+    values = pa.array([1.0, 2.0, None, 4.0], pa.float32())
+    batch = pa.record_batch({"v": values})
+    assert batch_to_torch(batch.slice(0, 2))["v"].tolist() == [1.0, 2.0]
+    assert batch_to_torch(batch.slice(3))["v"].tolist() == [4.0]
+    with pytest.raises(InputError, match="nulls"):
+        batch_to_torch(batch.slice(1, 2))
+    full = pa.array([1.0, None, 3.0, 4.0], pa.float32()).slice(2)  # a bitmap, but no null in sight
+    assert batch_to_torch(pa.record_batch({"v": full}))["v"].tolist() == [3.0, 4.0]
+
+
+def test_batches_of_a_row_group_are_converted_once(tmp_path, monkeypatch):
+    from gen_worker.trainer.feed import tensors
+
+    pq.write_table(
+        pa.table({"x": np.arange(640, dtype="float32")}), tmp_path / "a.parquet", row_group_size=320
+    )
+    calls = []
+    convert = tensors._convert
+    monkeypatch.setattr(tensors, "_convert", lambda values: calls.append(len(values)) or convert(values))
+    with ArrowFeed.open([str(tmp_path)], batch_size=32) as feed:
+        seen = [batch_to_torch(batch)["x"] for batch, _ in zip(feed.batches(), range(20), strict=False)]
+    assert [value for tensor in seen for value in tensor.tolist()] == list(range(640))
+    assert len(calls) == 2

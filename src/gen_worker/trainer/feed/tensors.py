@@ -84,8 +84,8 @@ def _list_view(column: pa.Array, name: str, whole: pa.Array) -> "torch.Tensor":
 
 # The batches of a row group share its buffers. The tensor of a whole buffer is kept for the next batch, so that a
 # batch costs a slice, not a conversion. One entry a column name, replaced with the next row group; the entry keeps
-# its buffer alive, so an address in it cannot come to mean another buffer.
-_whole_buffers: "dict[str, tuple[tuple[object, ...], torch.Tensor]]" = {}
+# its buffers alive, so an address in it cannot come to mean another buffer. None: that buffer has nulls somewhere.
+_whole_buffers: "dict[str, tuple[tuple[object, ...], tuple[object, ...], torch.Tensor | None]]" = {}
 
 
 def _rows(
@@ -93,20 +93,35 @@ def _rows(
 ) -> "torch.Tensor":
     """`num_rows` rows of `shape` from element `start` on of the buffer behind `values`, which are numbers."""
     per_row = math.prod(shape)
-    validity, data = values.buffers()
-    if validity is not None or data is None or not num_rows or not per_row or start % per_row:
-        part = values.slice(start - values.offset, num_rows * per_row)
-        if part.null_count:
-            raise _null_fault(whole, name, "nulls among its elements" if shape else "nulls")
-        return _convert(part).view(num_rows, *shape)
-    key = data.address, data.size, values.type.id, shape
-    known = _whole_buffers.get(name)
-    if known is None or known[0] != key:
-        num_whole = data.size * 8 // values.type.bit_width // per_row
-        elements = pa.Array.from_buffers(values.type, num_whole * per_row, [None, data])
-        known = _whole_buffers[name] = key, _convert(elements).view(num_whole, *shape)
-    first = start // per_row
-    return known[1][first : first + num_rows]
+    buffers = validity, data = values.buffers()
+    if data is not None and num_rows and per_row and not start % per_row:
+        key = data.address, data.size, validity and validity.address, values.type.id, shape
+        known = _whole_buffers.get(name)
+        if known is None or known[0] != key:
+            known = _whole_buffers[name] = key, buffers, _whole_tensor(values.type, validity, data, shape)
+        tensor = known[2]
+        if tensor is not None:
+            first = start // per_row
+            return tensor[first : first + num_rows]
+    part = values.slice(start - values.offset, num_rows * per_row)
+    if part.null_count:
+        raise _null_fault(whole, name, "nulls among its elements" if shape else "nulls")
+    return _convert(part).view(num_rows, *shape)
+
+
+def _whole_tensor(
+    data_type: pa.DataType, validity: pa.Buffer | None, data: pa.Buffer, shape: tuple[int, ...]
+) -> "torch.Tensor | None":
+    """All rows of a buffer as one tensor; None where any of them is null."""
+    count = data.size * 8 // data_type.bit_width
+    if validity is not None:
+        if validity.size * 8 < count:
+            return None
+        if pa.Array.from_buffers(data_type, count, [validity, data]).null_count:
+            return None
+    num_rows = count // math.prod(shape)
+    elements = pa.Array.from_buffers(data_type, num_rows * math.prod(shape), [None, data])
+    return _convert(elements).view(num_rows, *shape)
 
 
 def _convert(values: pa.Array) -> "torch.Tensor":

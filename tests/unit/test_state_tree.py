@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import CheckpointError
@@ -211,6 +211,9 @@ json_values = st.recursive(
 
 @unhurried
 @given(json_values)
+@example({"$scalar": {"a": None, "$tensor": None}})
+@example({"$scalar": ["a", ""]})
+@example({"$scalar": ["<i3", "AAAA"]})
 def test_a_malformed_tree_is_a_checkpoint_error_and_nothing_else(node):
     with contextlib.suppress(CheckpointError):
         decode(node, [1.0])

@@ -15,6 +15,7 @@ What JSON can say stays as it is. The rest is an object with one key that starts
 
 import base64
 import math
+import re
 import struct
 import sys
 from collections import OrderedDict, defaultdict
@@ -28,6 +29,8 @@ from gen_worker.errors import CheckpointError
 MAX_DEPTH = 100
 PLAIN_INT = 2**53  # beyond it, JSON readers in other languages lose digits
 NUMPY_KINDS = "biufcmM"
+# As `dtype.str` writes it. numpy itself takes far more for a dtype, some of it with a warning.
+_SCALAR_DTYPE = re.compile(rf"[<>|=][{NUMPY_KINDS}]\d+(\[\w+\])?")
 
 _ALLOWED = "dict, list, tuple, torch tensors, numpy arrays and scalars, int, float, bool, str, bytes and None"
 
@@ -275,10 +278,10 @@ def _decode_tagged(tag: str, content: Any, tensors: Sequence[object]) -> object:
         case "$str":
             return _from_base64(content).decode("utf-8", "surrogatepass")
         case "$scalar":
-            dtype_text, data = content
-            dtype = np.dtype(_expect(dtype_text, str))
-            if dtype.kind not in NUMPY_KINDS:
-                raise ValueError(f"a scalar of dtype {dtype}")
+            dtype_text, data = _expect(content, list)
+            if not _SCALAR_DTYPE.fullmatch(_expect(dtype_text, str)):
+                raise ValueError(f"a scalar of dtype {dtype_text!r}")
+            dtype = np.dtype(dtype_text)
             (scalar,) = np.frombuffer(_from_base64(data), dtype=dtype, count=1)
             return scalar
     raise ValueError(f"unknown tag {tag!r}")

@@ -25,24 +25,34 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 # modules that stand on their own, so that both sides of a process line can import them
 IMPORTS_NO_SIBLING = (f"{TRAINER}.contracts", f"{TRAINER}.subprocess_contract")
-ASSEMBLERS = (f"{TRAINER}.runtime", f"{TRAINER}.assembly")
-MAY_IMPORT_ASSEMBLERS = ("gen_worker.entrypoint",)
+ASSEMBLERS = (f"{TRAINER}.runtime", f"{TRAINER}.trainer", f"{TRAINER}.attempt", f"{TRAINER}.assembly")
+MAY_IMPORT_ASSEMBLERS = ("gen_worker.entrypoint", "gen_worker.pytorch_runner", TRAINER)
 
 PUBLIC_NAMES = {
     "ArtifactUploader",
     "ArtifactWriter",
+    "Callback",
+    "EarlyStopping",
+    "MetricsRecord",
+    "RunHandle",
     "SampleRequest",
     "StepContext",
     "StepControlHints",
     "StepResult",
+    "Trainer",
     "TrainerAuthContext",
+    "TrainerConfig",
+    "TrainerInterface",
     "TrainerPlugin",
+    "TrainerState",
     "TrainerSubprocessContractV1",
     "TrainingCanceled",
     "TrainingJobSpec",
     "TrainingReporter",
     "batch_to_torch",
     "build_default_adamw_bundle",
+    "distribute_module",
+    "global_rows",
     "load_trainable_module_checkpoint",
     "load_trainer_plugin",
     "read_subprocess_contract",
@@ -118,7 +128,7 @@ def test_what_both_sides_share_imports_no_sibling(name: str) -> None:
     assert {other for other in imported(MODULES[name]) if is_below(other, TRAINER)} == set()
 
 
-def test_only_the_entry_point_imports_the_assembler() -> None:
+def test_only_entry_points_import_the_assemblers() -> None:
     importers = {
         name for name, path in MODULES.items() if any(other in ASSEMBLERS for other in imported(path))
     }
@@ -134,6 +144,8 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         f"{TRAINER}.isolation",  # hands it on to the child
         f"{TRAINER}.model_runtime",  # sets what CUDA's deterministic mode asks for
         f"{TRAINER}.plugin_import",  # PYTHONPATH, to say where it looked
+        f"{TRAINER}.process_agent",  # where the launcher leaves its word
+        f"{TRAINER}.process_launch",  # hands it on to the processes
         f"{TRAINER}.runtime",  # the default of `environ`
         f"{TRAINER}.runtime_env",  # everything else
     }

@@ -325,8 +325,9 @@ def test_a_full_disk_ends_in_one_clear_terminal_event(run: Run) -> None:
     run.check_invariants()
 
 
-def test_what_this_release_cannot_do_is_refused_and_not_ignored(run: Run) -> None:
-    run.job |= {"resources": {"processes": 2}}
+def test_a_run_on_several_machines_is_refused_where_nobody_started_the_others(run: Run) -> None:
+    run.job |= {"resources": {"processes": 2, "nodes": 2}}
     done = run.work()
     assert done.returncode == 10
-    assert "resources.processes" in done.stderr
+    assert "resources.nodes: found 2" in done.stderr
+    assert "torchrun --nnodes 2 --nproc-per-node 2" in done.stderr

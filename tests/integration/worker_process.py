@@ -122,7 +122,8 @@ class Run:
         found: dict[int, float] = {}
         for event in self.events("metric", "metrics"):
             values = event.get("values") or {event["name"]: event["value"]}
-            found[event["step"]] = values["train/loss"]
+            if "train/loss" in values:
+                found[event["step"]] = values["train/loss"]
         return found
 
     def wait_for_writer(self) -> None:

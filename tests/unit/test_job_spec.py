@@ -58,7 +58,7 @@ def test_faults_within_and_between_fields_come_at_once() -> None:
         f"seed: found true, expected {seed_words()}",
         'dataset.batch_size: found "32", expected a whole number of at least 1 (without quotes)',
         "dataset.parquet_paths: given together with `mock_batches`, expected only one of "
-        "`dataset.parquet_paths`, `inputs.dataset_parquet_refs` or `mock_batches`",
+        "`dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`",
         "validate_every: found 3, but there is nothing to validate on: give `validation.dataset` or set it to 0",
         "resources.devices: given together with `resources.gpus`, expected at most one of the two",
         'run_id: found "a..b", expected one without ".." and line ends: it names a folder',

@@ -8,27 +8,47 @@ if TYPE_CHECKING:
     from gen_worker.trainer.arrow_feed import batch_to_torch as batch_to_torch
     from gen_worker.trainer.artifacts import ArtifactWriter as ArtifactWriter
     from gen_worker.trainer.authz import TrainerAuthContext as TrainerAuthContext
+    from gen_worker.trainer.callbacks import Callback as Callback
+    from gen_worker.trainer.callbacks import EarlyStopping as EarlyStopping
+    from gen_worker.trainer.callbacks import RunHandle as RunHandle
     from gen_worker.trainer.contracts import SampleRequest as SampleRequest
     from gen_worker.trainer.contracts import StepContext as StepContext
     from gen_worker.trainer.contracts import StepControlHints as StepControlHints
     from gen_worker.trainer.contracts import StepResult as StepResult
     from gen_worker.trainer.contracts import TrainerPlugin as TrainerPlugin
     from gen_worker.trainer.contracts import TrainingJobSpec as TrainingJobSpec
-    from gen_worker.trainer.loop import run_training_loop as run_training_loop
+    from gen_worker.trainer.direct_loop import run_training_loop as run_training_loop
+    from gen_worker.trainer.distributed import distribute_module as distribute_module
+    from gen_worker.trainer.distributed import global_rows as global_rows
     from gen_worker.trainer.optim import build_default_adamw_bundle as build_default_adamw_bundle
     from gen_worker.trainer.optim import load_trainable_module_checkpoint as load_trainable_module_checkpoint
     from gen_worker.trainer.optim import save_trainable_module_checkpoint as save_trainable_module_checkpoint
     from gen_worker.trainer.reporting import TrainingReporter as TrainingReporter
     from gen_worker.trainer.repro import seed_everything as seed_everything
     from gen_worker.trainer.repro import to_float_scalar as to_float_scalar
+    from gen_worker.trainer.state import MetricsRecord as MetricsRecord
+    from gen_worker.trainer.state import TrainerState as TrainerState
     from gen_worker.trainer.subprocess_contract import (
         TrainerSubprocessContractV1 as TrainerSubprocessContractV1,
     )
     from gen_worker.trainer.subprocess_contract import read_subprocess_contract as read_subprocess_contract
     from gen_worker.trainer.subprocess_contract import write_subprocess_contract as write_subprocess_contract
+    from gen_worker.trainer.trainer import Trainer as Trainer
+    from gen_worker.trainer.trainer import TrainerInterface as TrainerInterface
+    from gen_worker.trainer.trainer_config import TrainerConfig as TrainerConfig
     from gen_worker.trainer.uploader import ArtifactUploader as ArtifactUploader
 
 _HOME = {
+    "global_rows": "gen_worker.trainer.distributed",
+    "distribute_module": "gen_worker.trainer.distributed",
+    "TrainerConfig": "gen_worker.trainer.trainer_config",
+    "TrainerInterface": "gen_worker.trainer.trainer",
+    "Trainer": "gen_worker.trainer.trainer",
+    "TrainerState": "gen_worker.trainer.state",
+    "MetricsRecord": "gen_worker.trainer.state",
+    "RunHandle": "gen_worker.trainer.callbacks",
+    "EarlyStopping": "gen_worker.trainer.callbacks",
+    "Callback": "gen_worker.trainer.callbacks",
     "ArtifactUploader": "gen_worker.trainer.uploader",
     "ArtifactWriter": "gen_worker.trainer.artifacts",
     "SampleRequest": "gen_worker.trainer.contracts",
@@ -46,7 +66,7 @@ _HOME = {
     "load_trainable_module_checkpoint": "gen_worker.trainer.optim",
     "load_trainer_plugin": "gen_worker.trainer.api",
     "read_subprocess_contract": "gen_worker.trainer.subprocess_contract",
-    "run_training_loop": "gen_worker.trainer.loop",
+    "run_training_loop": "gen_worker.trainer.direct_loop",
     "save_trainable_module_checkpoint": "gen_worker.trainer.optim",
     "seed_everything": "gen_worker.trainer.repro",
     "to_float_scalar": "gen_worker.trainer.repro",

@@ -183,6 +183,7 @@ class ArrowFeed:
             schema=self.schema,
             shares=self._shares,
             tail_span=self._order.tail_span(self._rank, self._world_size),
+            is_shared=self._world_size > 1,
             bytes_per_row=self.manifest.bytes_per_row,
             readahead=self._readahead,
             readahead_bytes=self._readahead_bytes,
@@ -239,6 +240,12 @@ class ArrowFeed:
         if saved.batch == self.batches_per_epoch:
             return saved.epoch + 1, 0
         return saved.epoch, saved.batch
+
+    def rows_before(self, *, epoch: int, batch: int) -> int:
+        """Rows in all batches before that position, over all ranks."""
+        order = self._order
+        per_epoch = order.full_batches * order.batch_size + order.tail_rows
+        return epoch * per_epoch + min(batch * order.batch_size, per_epoch)
 
     def write_ipc(self, path: str | Path) -> None:
         """Decode once into an Arrow IPC file, atomically. `open_ipc` gives the same digest and order."""

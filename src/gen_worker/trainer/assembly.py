@@ -1,11 +1,12 @@
-"""How the parts of an attempt are made and put together. Only `runtime` calls this.
+"""How the parts of an attempt are made and put together.
 
-Everything that can be wrong is found here, before step 1: the trainer class, inputs, data, the resume point, the
-model's state. `phase` tells, at each moment, which category a fault of the author's code belongs to.
+Everything that can be wrong is found here, before step 1: the trainer class, callbacks, inputs, data, the resume
+point, the model's state. `phase` tells, at each moment, which category a fault of the author's code belongs to.
 """
 
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,31 +17,44 @@ import msgspec
 from gen_worker.errors import Category, InputError, PluginError, StartupError
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
+from gen_worker.trainer.author_state import prepare_state
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.batch_source import BatchSource, ListSource
-from gen_worker.trainer.checkpoints.store import Checkpoint
-from gen_worker.trainer.contracts import (
-    DatasetSpec,
-    Progress,
-    StepContext,
-    StopSignal,
-    TrainerPlugin,
-    TrainingJobSpec,
-)
+from gen_worker.trainer.batch_source import BatchSource
+from gen_worker.trainer.callback_loading import load_callbacks
+from gen_worker.trainer.callbacks import Callback, CallbackList
+from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
+from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
+from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
+from gen_worker.trainer.download_progress import DownloadProgress
+from gen_worker.trainer.evaluation import Evaluator, Kind
 from gen_worker.trainer.identity import changes_since, describe_identity
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
-from gen_worker.trainer.job_lifecycle import raise_stop
+from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
 from gen_worker.trainer.lease import RunLease
-from gen_worker.trainer.loop import Start, TrainingLoop, prepare_state
+from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import prepare_model_runtime, restore_rng
+from gen_worker.trainer.processes import OneProcess, Processes
 from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.repro import seed_everything
 from gen_worker.trainer.resume import choose_resume_point
 from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.schedule import Start
 from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.upload_session import transfer_options
 from gen_worker.trainer.uploader import ArtifactUploader
 
 logger = logging.getLogger("gen_worker.runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Parts that a caller in this process hands over, instead of naming them in the job."""
+
+    trainer: TrainerPlugin | None = None
+    train: BatchSource | None = None
+    validation: BatchSource | None = None
+    test: BatchSource | None = None
+    callbacks: tuple[Callback, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,78 +63,63 @@ class Assembly:
 
     environment: WorkerEnvironment
     job: TrainingJobSpec
-    plugin: str | None
-    auth: TrainerAuthContext | None
+    given: Given = field(default_factory=Given)
+    auth: TrainerAuthContext | None = None
     reporter: TrainingReporter
-    uploader: ArtifactUploader | None
-    lease: RunLease
-    stop: StopSignal
-    progress: Progress
+    uploader: ArtifactUploader | None = None
+    lease: RunLease | None = None  # in the main process of an attempt
+    stop: StopSignal = field(default_factory=StopSignal)
+    progress: Progress = field(default_factory=Progress)
     stack: ExitStack
+    lifecycle: JobLifecycle | None = None
     phase: Category = field(default=Category.STARTUP, init=False)
+    processes: Processes = field(default_factory=OneProcess, init=False)
 
     def build(self) -> TrainingLoop:
         """A loop that is ready to run, or finished already (`is_finished`)."""
         job, reporter = self.job, self.reporter
         self._enter(Category.STARTUP)
         os.environ.update({**job.env, **self.environment.extra_env})
-        trainer = _load_plugin(self.plugin, job_dir=self.environment.job_spec_path.parent)
-        if job.sample_every and not hasattr(trainer, "sample"):
-            reporter.log(
-                f"sample_every is {job.sample_every}, but {self.plugin} has no `sample` hook", level="warning"
-            )
+        trainer = self._load_trainer()
+        callbacks = CallbackList([*load_callbacks(job), *self.given.callbacks])
+        device = self._meet_others()
 
         self._enter(Category.INPUT)
         inputs = self._fetch_inputs()
-        source = _open_source(self.environment, job, inputs)
-        self.stack.callback(source.close)
+        source = self._open_data(inputs)
         checkpoint = self._choose_checkpoint(inputs)
         start = _start_of(checkpoint, source)
         identity = describe_identity(job, trainer, source)
-        artifacts = self._open_artifacts()
+        artifacts = None if self.lease is None else self._open_artifacts(self.lease)
 
         self._enter(Category.MODEL_LOAD)
+        ctx = self._make_context(source, inputs, device)
         loop = TrainingLoop(
             job=job,
-            ctx=self._make_context(source, inputs),
+            ctx=ctx,
             trainer=trainer,
             state=None,
             source=source,
             reporter=reporter,
             artifacts=artifacts,
-            progress=self.progress,
-            stop=self.stop,
             uploader=self.uploader,
             start=start,
             num_epochs=1 if job.mock_batches is not None else job.epochs,
             identity=identity,
+            callbacks=callbacks,
+            validation=self.make_evaluator("validation", trainer, ctx) if job.validate_every else None,
+            test=self.make_evaluator("test", trainer, ctx),
+            processes=self.processes,
+            folder=self.environment.checkpoints_dir.parent,
+            load_checkpoint=self._newest_state,
         )
         self.progress.step, self.progress.epoch = start.step, start.epoch
-        if (
-            checkpoint is not None
-            and checkpoint.final
-            and checkpoint.path.parent == self.environment.checkpoints_dir
-        ):
-            loop.final_checkpoint = checkpoint.path
-        if is_finished(loop):
-            message = (
-                f"the run is finished at step {start.step}: nothing to do; raise max_steps or epochs to go on"
-            )
-            reporter.log(message)
-            if (
-                self.uploader is not None and checkpoint is not None
-            ):  # an attempt may have failed on just this
-                meta_path = checkpoint.path.with_name(f"{checkpoint.path.stem}.meta.json")
-                files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
-                self.uploader.checkpoint(
-                    checkpoint.path,
-                    meta_path,
-                    checkpoint.step,
-                    checkpoint.final,
-                    author_files=[entry.name for entry in files],
-                )
-            return loop
-        loop.state = self._restore(trainer, loop.ctx, checkpoint)
+        if checkpoint is not None:
+            self._restore_loop(loop, checkpoint)
+            if is_finished(loop):
+                self._tell_finished(loop, checkpoint)
+                return loop
+        loop.state = self.restore_state(trainer, ctx, checkpoint)
         if checkpoint is not None:
             for change in changes_since(checkpoint.identity, identity):
                 reporter.log(f"since the checkpoint {change}", level="warning")
@@ -136,35 +135,136 @@ class Assembly:
         )
         return loop
 
+    def build_evaluation(self, kind: Kind) -> tuple[Evaluator, Any]:
+        """For a pass over held-out data without training: an evaluator, and the state of the newest checkpoint."""
+        trainer = self._load_trainer()
+        device = self._meet_others()
+        inputs = self._fetch_inputs()
+        checkpoint = self._choose_checkpoint(inputs)
+        ctx = self._make_context(None, inputs, device)
+        evaluator = self.make_evaluator(kind, trainer, ctx)
+        if evaluator is None:
+            raise InputError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
+        if checkpoint is not None:
+            self.progress.step, self.progress.epoch = checkpoint.step, checkpoint.epoch
+        return evaluator, self.restore_state(trainer, ctx, checkpoint)
+
+    def make_evaluator(self, kind: Kind, trainer: TrainerPlugin, ctx: StepContext) -> Evaluator | None:
+        """None where the job has no such data."""
+        source = self.given.validation if kind == "validation" else self.given.test
+        if source is None:
+            wanted = self.job.validation if kind == "validation" else self.job.test
+            if wanted is None:
+                return None
+            rank, world_size = self.processes.rank, self.processes.world_size
+            source = open_held_out_data(
+                self.environment, self.job, wanted.dataset, rank=rank, world_size=world_size
+            )
+            self.stack.callback(source.close)
+        evaluator = Evaluator(
+            kind=kind,
+            source=source,
+            trainer=trainer,
+            ctx=ctx,
+            processes=self.processes,
+            max_batches=self.job.fast_dev_run or None,
+        )
+        self.stack.callback(evaluator.close)
+        return evaluator
+
     def _enter(self, phase: Category) -> None:
         """Begin a phase, unless the run was asked to stop meanwhile: imports and downloads can take minutes."""
         if self.stop.reason is not None:
             raise_stop(self.stop)
         self.phase = phase
 
+    def _load_trainer(self) -> TrainerPlugin:
+        ref = self.environment.plugin or self.job.trainer
+        trainer = self.given.trainer
+        if trainer is None:
+            trainer = _load_plugin(ref, job_dir=self.environment.job_spec_path.parent)
+        if self.job.sample_every and not hasattr(trainer, "sample"):
+            name = ref or type(trainer).__qualname__
+            self.reporter.log(
+                f"sample_every is {self.job.sample_every}, but {name} has no `sample` hook", level="warning"
+            )
+        return trainer
+
+    def _meet_others(self) -> str | None:
+        """The device that the job names for this process; with several processes, wait until all are there."""
+        devices = self.job.resources.devices
+        process = self.environment.process
+        if process is None:
+            return devices[0] if devices else None
+        from gen_worker.trainer.distributed import TorchProcesses, device_of_process
+
+        device = device_of_process(devices, process.local_rank)
+        processes = TorchProcesses.open(device=device, rank=process.rank, world_size=process.world_size)
+        self.processes = processes
+        self.stack.callback(processes.close)
+        if self.lifecycle is not None:
+            self.lifecycle.on_look.append(lambda: processes.watch(self.stop, self.progress))
+        return device
+
     def _fetch_inputs(self) -> MaterializedInputs:
+        """The main process first; the others find everything in its cache."""
+        if self.processes.rank > 0:
+            self.processes.from_main(None)
         wanted = self.job.inputs
-        return materialize_inputs(
+        inputs = materialize_inputs(
             base_model_ref=wanted.base_model_ref,
             dataset_parquet_refs=wanted.dataset_parquet_refs,
             resume_checkpoint_ref=wanted.resume_checkpoint_ref,
             cache=InputCache(self.environment.cache_dir / "inputs"),
             auth=self.auth,
             base_dir=self.environment.job_spec_path.parent,
-            on_progress=_DownloadProgress(self.reporter, self.stop),
+            on_progress=DownloadProgress(self.reporter, self.stop),
             options=transfer_options(self.environment),
         )
+        if self.processes.rank == 0:
+            self.processes.from_main(None)
+        return inputs
+
+    def _open_data(self, inputs: MaterializedInputs) -> BatchSource:
+        if self.given.train is not None:
+            return self.given.train
+        source = open_training_data(
+            self.environment,
+            self.job,
+            inputs,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+        )
+        self.stack.callback(source.close)
+        return source
 
     def _choose_checkpoint(self, inputs: MaterializedInputs) -> Checkpoint | None:
-        given = inputs.resume_checkpoint_path
-        if self.job.resume_checkpoint_path is not None:
-            given = self.environment.job_spec_path.parent / self.job.resume_checkpoint_path
-        resume = choose_resume_point(self.job, self.environment.checkpoints_dir, given)
-        for item in resume.passed_over:
-            self.reporter.log(f"passed over {item.path.name}: {item.reason}", level="warning")
-        return resume.checkpoint
+        """The main process chooses; the others load the same."""
+        chosen: Checkpoint | None = None
+        if self.processes.rank == 0:
+            given = inputs.resume_checkpoint_path
+            if self.job.resume_checkpoint_path is not None:
+                given = self.environment.job_spec_path.parent / self.job.resume_checkpoint_path
+            resume = choose_resume_point(self.job, self.environment.checkpoints_dir, given)
+            for item in resume.passed_over:
+                self.reporter.log(f"passed over {item.path.name}: {item.reason}", level="warning")
+            chosen = resume.checkpoint
+        return self._load_as_main(chosen)
 
-    def _open_artifacts(self) -> ArtifactWriter:
+    def _load_as_main(self, chosen: Checkpoint | None) -> Checkpoint | None:
+        path = self.processes.from_main(None if chosen is None else str(chosen.path))
+        if self.processes.rank == 0 or path is None:
+            return chosen
+        return CheckpointStore(self.environment.checkpoints_dir).load(Path(path))
+
+    def _newest_state(self) -> tuple[Mapping[str, Any], int] | None:
+        chosen = None
+        if self.processes.rank == 0:
+            chosen, _ = CheckpointStore(self.environment.checkpoints_dir).newest_verified()
+        checkpoint = self._load_as_main(chosen)
+        return None if checkpoint is None else (checkpoint.state, checkpoint.step)
+
+    def _open_artifacts(self, lease: RunLease) -> ArtifactWriter:
         wanted = self.job.checkpoints
         folders = self.environment.checkpoints_dir, self.environment.samples_dir
         try:
@@ -180,19 +280,18 @@ class Assembly:
             format=wanted.format,
             keep_last=wanted.keep_last,
             keep_best=wanted.keep_best,
-            inherit_fds=(self.lease.fd,),
+            inherit_fds=(lease.fd,),
         )
         self.stack.callback(artifacts.close)
         artifacts.start()
         return artifacts
 
-    def _make_context(self, source: BatchSource, inputs: MaterializedInputs) -> StepContext:
+    def _make_context(
+        self, source: BatchSource | None, inputs: MaterializedInputs, device: str | None
+    ) -> StepContext:
         job = self.job
         runtime = prepare_model_runtime(
-            device=job.resources.devices[0] if job.resources.devices else None,
-            precision=job.precision,
-            seed=job.seed,
-            deterministic=job.deterministic,
+            device=device, precision=job.precision, seed=job.seed, deterministic=job.deterministic
         )
         self.stack.callback(runtime.close)
         return StepContext(
@@ -203,11 +302,33 @@ class Assembly:
             dtype=runtime.dtype,
             stop=self.stop,
             progress=self.progress,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
         )
 
-    def _restore(self, trainer: TrainerPlugin, ctx: StepContext, checkpoint: Checkpoint | None) -> Any:
+    def _restore_loop(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
+        """What the loop, its state and the callbacks kept; older checkpoints have none of it."""
+        kept: Mapping[str, Any] = checkpoint.loop
+        if "trainer_state" in kept:
+            loop.trainer_state.restore(kept["trainer_state"])
+        gone = loop.callbacks.load_state_dict(kept.get("callbacks") or {})
+        if gone:
+            self.reporter.log(
+                f"the checkpoint has state of callbacks that the job has not: {', '.join(gone)}"
+            )
+        if checkpoint.identity.get("config_digest") != loop.identity["config_digest"]:
+            loop.trainer_state.stop_reason = None  # it was another job that had enough
+        if checkpoint.final and checkpoint.path.parent == self.environment.checkpoints_dir:
+            loop.final_checkpoint = checkpoint.path
+
+    def restore_state(self, trainer: TrainerPlugin, ctx: StepContext, checkpoint: Checkpoint | None) -> Any:
+        """The author's state, fresh or from a checkpoint; then the random streams, so that no hook can move them."""
+        rank, world_size = self.processes.rank, self.processes.world_size
         if checkpoint is None:
-            return prepare_state(trainer, ctx)
+            state = prepare_state(trainer, ctx)
+            if rank > 0:
+                self._seed_apart(rank)
+            return state
         state = prepare_state(
             trainer,
             ctx,
@@ -215,9 +336,36 @@ class Assembly:
             checkpoint_dir=_author_dir(checkpoint),
             author_payload=checkpoint.author_payload,
         )
-        if checkpoint.rng:
-            restore_rng(checkpoint.rng)  # last, so that nothing in the author's hooks can move it
+        rng: Mapping[str, Any] = checkpoint.rng
+        streams = rng.get("ranks", [rng]) if rng else []
+        if rank < len(streams):
+            restore_rng(streams[rank])
+        elif world_size > 1:
+            self._seed_apart(rank, step=checkpoint.step)
         return state
+
+    def _seed_apart(self, rank: int, step: int = 0) -> None:
+        """All processes build the same model; from here on each has random numbers of its own."""
+        from gen_worker.trainer.distributed import own_seed
+
+        seed_everything(own_seed(self.job.seed, rank, step), torch=True)
+
+    def _tell_finished(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
+        step, reason = loop.start.step, loop.trainer_state.stop_reason
+        why = f" ({reason})" if reason else ""
+        self.reporter.log(
+            f"the run is finished at step {step}{why}: nothing to do; raise max_steps or epochs to go on"
+        )
+        if self.uploader is not None:  # an attempt may have failed on just this
+            meta_path = checkpoint.path.with_name(f"{checkpoint.path.stem}.meta.json")
+            files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
+            self.uploader.checkpoint(
+                checkpoint.path,
+                meta_path,
+                checkpoint.step,
+                checkpoint.final,
+                author_files=[entry.name for entry in files],
+            )
 
 
 def _author_dir(checkpoint: Checkpoint) -> Path | None:
@@ -230,28 +378,8 @@ def _author_dir(checkpoint: Checkpoint) -> Path | None:
 def is_finished(loop: TrainingLoop) -> bool:
     """True where it would resume from a final checkpoint that is at the end already."""
     end = loop.end_step()
-    return loop.final_checkpoint is not None and end is not None and loop.start.step >= end
-
-
-class _DownloadProgress:
-    """Turns bytes received into a `log` event for every tenth of a file; ends the download on a stop request."""
-
-    def __init__(self, reporter: TrainingReporter, stop: StopSignal) -> None:
-        self._reporter = reporter
-        self._stop = stop
-        self._told: dict[str, int] = {}
-
-    def __call__(self, name: str, received_bytes: int, total_bytes: int | None) -> None:
-        if self._stop:
-            raise_stop(self._stop)
-        tenth = 10 * received_bytes // total_bytes if total_bytes else received_bytes >> 28
-        if tenth > self._told.get(name, 0):
-            self._told[name] = tenth
-            self._reporter.log(
-                f"fetching {name}: {received_bytes} of {total_bytes or 'an unknown number of'} bytes",
-                received_bytes=received_bytes,
-                total_bytes=total_bytes,
-            )
+    is_at_end = end is not None and loop.start.step >= end
+    return loop.final_checkpoint is not None and (is_at_end or loop.trainer_state.stop_reason is not None)
 
 
 def _load_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
@@ -266,34 +394,6 @@ def _load_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
         if "is not found" in str(fault) and (job_dir / f"{name}.py").exists():
             fault.add_note(f"{name}.py is in {job_dir}: start the worker there, or set PYTHONPATH={job_dir}")
         raise
-
-
-def _open_source(
-    environment: WorkerEnvironment, job: TrainingJobSpec, inputs: MaterializedInputs
-) -> BatchSource:
-    if job.mock_batches is not None:
-        if not job.mock_batches:
-            raise InputError("mock_batches is empty: there is nothing to train on")
-        return ListSource(job.mock_batches)
-    from gen_worker.trainer.arrow_feed import ArrowFeed
-
-    dataset = job.dataset or DatasetSpec()  # a job may name its data by ref alone
-    options: dict[str, Any] = {
-        "batch_size": dataset.batch_size,
-        "columns": dataset.columns,
-        "shuffle": dataset.shuffle,
-        "drop_last": dataset.drop_last,
-        "seed": job.seed,
-        "readahead": dataset.readahead,
-    }
-    if environment.arrow_ipc_path is not None:
-        return ArrowFeed.open_ipc(environment.arrow_ipc_path, **options)
-    base = environment.job_spec_path.parent
-    paths = [str(path) for path in inputs.parquet_paths] or [
-        str(base / path) for path in dataset.parquet_paths
-    ]
-    cache_dir = environment.cache_dir / "decoded" if dataset.decode_cache else None
-    return ArrowFeed.open(paths, cache_dir=cache_dir, **options)
 
 
 def _start_of(checkpoint: Checkpoint | None, source: BatchSource) -> Start:

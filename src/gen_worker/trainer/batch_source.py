@@ -1,10 +1,10 @@
 """Where the loop's batches come from: anything that can be opened at a position and says where it stands.
 
-`ArrowFeed` is the source of real runs. The two here serve smoke runs and library use.
+`ArrowFeed` is the source of real runs. Those here serve smoke runs, debugging and trainers that make their own data.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, count, islice, repeat
 from typing import Any, Protocol
 
 from gen_worker.errors import InputError
@@ -27,21 +27,38 @@ class BatchSource(Protocol):
         The saved `manifest` of the data, where there is one, lets the error name what changed.
         """
 
+    def rows_before(self, *, epoch: int, batch: int) -> int | None:
+        """Rows in all batches before that position, over all processes; None where batches have no rows."""
+
     def close(self) -> None: ...
 
 
-class ListSource:
-    """One pass over batches that are in memory: the job's `mock_batches`."""
+class SizedBatches(Protocol):
+    """Batches that can be counted and gone through again: a list, a DataLoader."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class ListSource:
+    """Batches that are in memory: the job's `mock_batches`, which are one pass, or an endless number of passes.
+
+    A position inside a pass is reached by going over the batches before it.
+    """
+
+    def __init__(self, items: SizedBatches, *, is_endless: bool = False) -> None:
         self._items = items
+        self._is_endless = is_endless
 
     @property
     def batches_per_epoch(self) -> int:
         return len(self._items)
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
-        return iter(()) if epoch else islice(self._items, batch, None)
+        first = islice(iter(self._items), batch, None)
+        if self._is_endless:
+            return chain(first, chain.from_iterable(repeat(self._items)))
+        return iter(()) if epoch else first
 
     def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
         return {"version": 1, "epoch": epoch, "batch": batch, "num_batches": len(self._items)}
@@ -49,10 +66,13 @@ class ListSource:
     def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
         if state.get("num_batches") != len(self._items):
             raise InputError(
-                f"the checkpoint was made with {state.get('num_batches')} mock batches, the job now has"
+                f"the checkpoint was made with {state.get('num_batches')} batches, there are now"
                 f" {len(self._items)}: resume with the same ones"
             )
         return int(state["epoch"]), int(state["batch"])
+
+    def rows_before(self, *, epoch: int, batch: int) -> int | None:  # noqa: ARG002
+        return None
 
     def close(self) -> None:
         pass
@@ -75,5 +95,70 @@ class IterableSource:
     def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
         return int(state["epoch"]), int(state["batch"])
 
+    def rows_before(self, *, epoch: int, batch: int) -> int | None:  # noqa: ARG002
+        return None
+
     def close(self) -> None:
         pass
+
+
+class StepNumbers:
+    """For a trainer class that makes its own data: each batch is the number of its step, without end."""
+
+    batches_per_epoch = None
+
+    def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[int]:  # noqa: ARG002
+        return count(batch)
+
+    def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
+        return {"version": 1, "epoch": epoch, "batch": batch}
+
+    def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
+        return int(state["epoch"]), int(state["batch"])
+
+    def rows_before(self, *, epoch: int, batch: int) -> int | None:  # noqa: ARG002
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class FirstBatches:
+    """Only the first `num_batches` of a source, again and again: a model that cannot learn these has a fault."""
+
+    def __init__(self, source: BatchSource, num_batches: int) -> None:
+        self._source = source
+        per_epoch = source.batches_per_epoch
+        self.batches_per_epoch = num_batches if per_epoch is None else min(num_batches, per_epoch)
+        self.schema = getattr(source, "schema", None)
+
+    def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:  # noqa: ARG002  (each pass is the first)
+        while True:
+            iterator = self._source.batches(epoch=0, batch=batch)
+            try:
+                yield from islice(iterator, self.batches_per_epoch - batch)
+            finally:
+                close = getattr(iterator, "close", None)
+                if close is not None:
+                    close()
+            batch = 0
+
+    def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
+        return {**self._source.state(epoch=0, batch=batch), "overfit_epoch": epoch}
+
+    def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:
+        if "overfit_epoch" not in state:
+            raise InputError(
+                "the checkpoint was made on the whole data, and the job now has overfit_batches: use another folder"
+            )
+        rest = {name: value for name, value in state.items() if name != "overfit_epoch"}
+        _, batch = self._source.position(rest, manifest=manifest)
+        return int(state["overfit_epoch"]), batch
+
+    def rows_before(self, *, epoch: int, batch: int) -> int | None:
+        per_pass = self._source.rows_before(epoch=0, batch=self.batches_per_epoch)
+        rest = self._source.rows_before(epoch=0, batch=batch)
+        return None if per_pass is None or rest is None else epoch * per_pass + rest
+
+    def close(self) -> None:
+        self._source.close()

@@ -41,6 +41,7 @@ class DatasetSpec(Record, frozen=True, kw_only=True):
     shuffle: bool = False
     drop_last: bool = False
     decode_cache: bool = False
+    generated: bool = False
 
 
 class HeldOutSpec(Record, frozen=True, kw_only=True):
@@ -108,6 +109,8 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     sample_every: Cadence = 0
     validate_every: Cadence | Literal["epoch"] = 0
     early_stopping: EarlyStoppingSpec | None = None
+    fast_dev_run: Cadence = 0
+    overfit_batches: Cadence = 0
 
     hyperparams: dict[str, Any] = {}
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
@@ -295,4 +298,12 @@ class TrainerPlugin(Protocol):
 
 
 REQUIRED_HOOKS = ("setup", "configure", "prepare_batch", "train_step", "state_dict", "load_state_dict")
-OPTIONAL_HOOKS = ("save_checkpoint", "load_checkpoint", "validate_step", "test_step", "sample")
+OPTIONAL_HOOKS = (
+    "save_checkpoint",
+    "load_checkpoint",
+    "validate_step",
+    "test_step",
+    "begin_evaluation",
+    "end_evaluation",
+    "sample",
+)

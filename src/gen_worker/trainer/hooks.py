@@ -16,6 +16,8 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
     "load_state_dict": ("state", "payload", "ctx"),
     "validate_step": ("batch", "state", "ctx"),
     "test_step": ("batch", "state", "ctx"),
+    "begin_evaluation": ("kind", "state", "ctx"),
+    "end_evaluation": ("kind", "state", "ctx"),
 }
 KEYWORD: dict[str, tuple[str, ...]] = {
     "save_checkpoint": ("state", "step", "output_dir", "final", "ctx"),

@@ -5,45 +5,23 @@ without a copy and does everything else: lease, events, checkpoints, terminal ev
 code then takes the child, and this process lives to write the terminal event that the child could not.
 """
 
-import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gen_worker.errors import (
-    EXIT_CODE_BY_CATEGORY,
-    Category,
-    ExitCode,
-    TrainingCanceled,
-    TrainStepError,
-    WorkerError,
-)
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, ExitCode, TrainingCanceled, TrainStepError, WorkerError
+from gen_worker.trainer.child_attempt import ChildAttemptError, Redact, report_missing_end
 from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.event_log import EventLog
-from gen_worker.trainer.failure import describe_failure
-from gen_worker.trainer.lease import RunLease
-from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1, write_subprocess_contract
 
 logger = logging.getLogger("gen_worker.isolation")
-
-Redact = Callable[[str], str]
-
-
-class IsolatedTrainerError(WorkerError):
-    """The child ended with a category of its own; its terminal event has the reason."""
-
-    def __init__(self, category: Category, message: str) -> None:
-        super().__init__(message)
-        self.category = category
 
 
 def run_isolated(
@@ -59,7 +37,7 @@ def run_isolated(
             contract_path = _hand_over(environment, job, folder, stack)
             signals.raise_if_asked()
         except WorkerError as cause:  # no child was started: this process is the attempt
-            _report(environment, job, cause, redact, is_continued=False)
+            report_missing_end(environment, job, cause, redact, is_continued=False)
             raise
         code = _run_child(contract_path, token, signals)
     return _judge(code, environment, job, redact)
@@ -153,46 +131,12 @@ def _judge(code: int, environment: WorkerEnvironment, job: TrainingJobSpec, reda
         return 0
     for category, known in EXIT_CODE_BY_CATEGORY.items():
         if code == known:
-            raise IsolatedTrainerError(
+            raise ChildAttemptError(
                 category, f"the trainer's process ended with exit code {code} ({category})"
             )
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     cause = TrainStepError(
         f"the trainer's process {how}; the newest checkpoint stands: run the job again to go on"
     )
-    _report(environment, job, cause, redact, is_continued=True)
+    report_missing_end(environment, job, cause, redact, is_continued=True)
     raise cause
-
-
-def _report(
-    environment: WorkerEnvironment,
-    job: TrainingJobSpec,
-    cause: WorkerError,
-    redact: Redact,
-    *,
-    is_continued: bool,
-) -> None:
-    """Write the terminal event that is missing: of the child's attempt, or of one that never got to a child."""
-    with _reporter(environment, job, redact, is_continued=is_continued) as (reporter, log):
-        if is_continued and log.last_event in (None, "completed", "failed"):
-            return  # it told the end itself, or never began
-        if not is_continued:
-            reporter.started(trainer=environment.plugin or job.trainer, pid=os.getpid())
-        category, error = describe_failure(cause)
-        reporter.failed(log.last_step if is_continued else 0, category, error)
-
-
-@contextlib.contextmanager
-def _reporter(
-    environment: WorkerEnvironment, job: TrainingJobSpec, redact: Redact, *, is_continued: bool
-) -> Iterator[tuple[TrainingReporter, EventLog]]:
-    lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)  # waits for the child's writer
-    try:
-        log = EventLog(environment.events_path, run_id=job.run_id, is_continued=is_continued)
-        reporter = TrainingReporter(environment.events_path, run_id=job.run_id, log=log, redact=redact)
-        try:
-            yield reporter, log
-        finally:
-            reporter.close()
-    finally:
-        lease.release()

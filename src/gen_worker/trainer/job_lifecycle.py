@@ -30,7 +30,15 @@ logger = logging.getLogger("gen_worker.lifecycle")
 
 WATCH_EVERY_S = 0.2
 _OURS = str(Path(__file__).resolve().parent.parent)
-_CALLS_THE_AUTHOR = ("loop.py", "plugin_import.py", "api.py")
+_CALLS_THE_AUTHOR = (
+    "api.py",
+    "author_state.py",
+    "callbacks.py",
+    "evaluation.py",
+    "loop.py",
+    "plugin_import.py",
+    "saving.py",
+)
 
 
 class JobLifecycle:
@@ -58,6 +66,7 @@ class JobLifecycle:
         self._cancel_file = cancel_file
         self._clock = clock
         self._exit_process = exit_process
+        self.on_look: list[Callable[[], None]] = []  # what else the watcher does in each of its rounds
         self._pid = os.getpid()
         self._started = clock()
         self._next_beat = self._started + heartbeat_s
@@ -92,6 +101,8 @@ class JobLifecycle:
         """One round of the watcher: beat, look for the cancel file, at the clock, at the grace."""
         if self._reporter.terminal_event is not None:
             return  # how the attempt ended is decided
+        for look in self.on_look:
+            look()
         now = self._clock()
         if self._stop.reason is None:
             if self._has_cancel_file():

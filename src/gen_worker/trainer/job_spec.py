@@ -117,8 +117,13 @@ def _rule_faults(document: dict[str, Any]) -> Iterator[str]:
     if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
         yield "max_steps: neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)"
     yield from _data_source_faults(
-        given("dataset", "parquet_paths"), given("inputs", "dataset_parquet_refs"), given("mock_batches")
+        given("dataset", "parquet_paths"),
+        given("inputs", "dataset_parquet_refs"),
+        given("dataset", "generated"),
+        given("mock_batches"),
     )
+    if given("dataset", "generated") and given("max_steps") is None:
+        yield "max_steps: not given, but with `dataset.generated` there is no epoch that could end: expected a number of steps"
     if given("validate_every") not in (None, 0) and given("validation", "dataset") is None:
         yield (
             f"validate_every: found {render_value(given('validate_every'))}, but there is nothing to validate on: "
@@ -144,12 +149,16 @@ def _rule_faults(document: dict[str, Any]) -> Iterator[str]:
         yield f'run_id: found {render_value(run_id)}, expected one without ".." and line ends: it names a folder'
 
 
-def _data_source_faults(paths: Any, refs: Any, mock_batches: Any) -> Iterator[str]:
-    sources = {"dataset.parquet_paths": paths, "inputs.dataset_parquet_refs": refs}
+def _data_source_faults(paths: Any, refs: Any, generated: Any, mock_batches: Any) -> Iterator[str]:
+    sources = {
+        "dataset.parquet_paths": paths,
+        "inputs.dataset_parquet_refs": refs,
+        "dataset.generated": generated,
+    }
     found = [name for name, value in sources.items() if value]
     if mock_batches is not None:
         found.append("mock_batches")
-    choices = "`dataset.parquet_paths`, `inputs.dataset_parquet_refs` or `mock_batches`"
+    choices = "`dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`"
     if not found:
         yield f"dataset: there is no data, expected one of {choices}"
     elif len(found) > 1:

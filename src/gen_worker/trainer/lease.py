@@ -32,10 +32,15 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         """False only when the process is known to be gone: same host, and that pid is free or was reused."""
         if self.host != socket.gethostname():
             return True
-        ticks = start_ticks(self.pid)
-        if ticks is None:
-            return Path(f"/proc/{self.pid}").exists() or not Path("/proc/self").exists()
-        return self.started_ticks in (None, ticks)
+        return is_process_alive(self.pid, self.started_ticks)
+
+
+def is_process_alive(pid: int, started_ticks: int | None) -> bool:
+    """Whether that very process lives; where the system cannot tell, it is taken to."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists()
+    return started_ticks in (None, ticks)
 
 
 def start_ticks(pid: int) -> int | None:

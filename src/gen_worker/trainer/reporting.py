@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from gen_worker.errors import Category
-from gen_worker.trainer.event_log import EventLog
+from gen_worker.trainer.event_log import DiscardedEvents, EventLog
 
 logger = logging.getLogger("gen_worker.events")
 
@@ -32,7 +32,7 @@ class TrainingReporter:
         events_path: Path | str,
         *,
         run_id: str,
-        log: EventLog | None = None,
+        log: EventLog | DiscardedEvents | None = None,
         redact: Callable[[str], str] = str,
         echo_every_s: float | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -94,9 +94,12 @@ class TrainingReporter:
                 "step %d  %s", step, "  ".join(f"{name} {value:.6g}" for name, value in values.items())
             )
 
-    def validation(self, step: int, values: Mapping[str, float], *, rows: int) -> None:
+    def validation(self, step: int, values: Mapping[str, float], *, rows: int | None, **fields: Any) -> None:
+        if self._echo_every_s is not None:
+            self._echo_at = 0.0
+            self._echo(step, values)
         shown = {name: _json_number(value) for name, value in values.items()}
-        self._log.append(self._line("validation", {"step": step, "rows": rows, "values": shown}))
+        self._log.append(self._line("validation", {"step": step, "rows": rows, "values": shown, **fields}))
 
     def checkpoint(
         self, path: Path | str, step: int, then: Callable[[], None] | None = None, **fields: Any

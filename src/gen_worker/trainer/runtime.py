@@ -1,34 +1,31 @@
-"""The one assembler: environment or contract file -> parts -> loop -> exit code.
+"""A worker process: environment or contract file -> job -> `Trainer` -> exit code.
 
-`TrainingRuntime.run` reads as the order in which an attempt comes to life. From the moment the event file is open,
-every way out writes exactly one terminal event; before that (a job that cannot be read, a folder that another worker
-holds) the reason goes to stderr alone, since the file is not ours to write.
+What an attempt does is in `attempt`; how its parts are made is in `assembly`. A run of several processes is handed to
+torch's launcher (`process_launch`), which starts this same runtime once for each of them.
 """
 
 import contextlib
 import logging
 import os
-import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
 
 from gen_worker import failpoints
 from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, SpecError, WorkerError
-from gen_worker.trainer.assembly import Assembly, is_finished
-from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
-from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
+from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.failure import describe_failure, is_our_fault
 from gen_worker.trainer.isolation import run_isolated
-from gen_worker.trainer.job_lifecycle import JobLifecycle
 from gen_worker.trainer.job_spec import read_job_spec
-from gen_worker.trainer.lease import RunLease
+from gen_worker.trainer.process_launch import run_processes
+from gen_worker.trainer.process_outcome import leave_outcome, report_start
 from gen_worker.trainer.redaction import SecretRedactor
-from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.runtime_env import WorkerEnvironment, read_environment, take_capability_token
-from gen_worker.trainer.upload_session import UploadSession
+from gen_worker.trainer.runtime_env import (
+    RankEnvironment,
+    WorkerEnvironment,
+    read_environment,
+    take_capability_token,
+)
+from gen_worker.trainer.trainer import Trainer
 
 logger = logging.getLogger("gen_worker.runtime")
 
@@ -36,15 +33,16 @@ ECHO_EVERY_S = 2.0
 
 
 class TrainingRuntime:
-    """One attempt of one run, in this process. `category` is set when it failed."""
+    """One attempt of one run, in this process or below it. `category` is set when it failed."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, early_signals: Sequence[int] = ()) -> None:
         self._environ = environ
         self._early_signals = early_signals
         self._echo_every_s = ECHO_EVERY_S if sys.stderr.isatty() else None
         self._redactor = SecretRedactor()
+        self.process: RankEnvironment | None = None
         self.category: Category | None = None
-        self._phase = Category.STARTUP
+        self.is_agreed_stop = False
 
     def redact(self, text: str) -> str:
         return self._redactor.redact(text)
@@ -52,86 +50,34 @@ class TrainingRuntime:
     def run(self) -> int:
         """Train; 0 when the run is complete. The root cause of anything else is raised, after its terminal event."""
         failpoints.arm_from_env()
+        trainer: Trainer | None = None
         try:
             environment = read_environment(self._environ)
+            self.process = environment.process
+            report_start(self.process)
             token = take_capability_token(self._environ)
             self._redactor.add(token)
             job = read_job_spec(environment.job_spec_path)
-            _refuse_what_is_not_here_yet(job, source=str(environment.job_spec_path))
+            _check_processes(job, environment)
+            if job.resources.processes > 1 and environment.process is None:
+                return run_processes(environment, job, token=token, redact=self.redact)
             if environment.is_isolated:
                 return run_isolated(environment, job, token=token, redact=self.redact)
-            with ExitStack() as stack:
-                return self._attempt(environment, job, token, stack)
-        except BaseException as cause:
-            self.category, _ = describe_failure(cause, phase=self._phase)
-            raise
-
-    def _attempt(
-        self, environment: WorkerEnvironment, job: TrainingJobSpec, token: str | None, stack: ExitStack
-    ) -> int:
-        lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)
-        stack.callback(lease.release)
-        reporter = TrainingReporter(
-            environment.events_path, run_id=job.run_id, redact=self.redact, echo_every_s=self._echo_every_s
-        )
-        stack.callback(reporter.close)
-        stop, progress = StopSignal(), Progress()
-        lifecycle = stack.enter_context(
-            JobLifecycle(
-                reporter=reporter,
-                stop=stop,
-                progress=progress,
-                heartbeat_s=job.heartbeat_s,
-                grace_s=job.grace_s,
-                time_limit_s=_shortest(job.time_limit_s, environment.max_runtime_s),
-                cancel_file=environment.cancel_file,
+            trainer = Trainer.for_worker(
+                environment,
+                job,
+                token=token,
+                redact=self.redact,
+                early_signals=self._early_signals,
+                echo_every_s=self._echo_every_s,
             )
-        )
-        uploads: UploadSession | None = None
-        try:
-            if self._early_signals:
-                stop.request(f"cancelled by {signal.Signals(self._early_signals[0]).name}")
-            if environment.is_cancelled:
-                stop.request("cancelled: TRAINER_CANCELLED is set")
-            plugin = environment.plugin or job.trainer
-            reporter.started(**_started_fields(job, plugin))
-            self._phase = Category.AUTH
-            auth = _authorize(environment, job, token)
-            uploads = UploadSession(environment, job, auth, reporter, stop)
-            stack.callback(uploads.close)
-            assembly = Assembly(
-                environment=environment,
-                job=job,
-                plugin=plugin,
-                auth=auth,
-                reporter=reporter,
-                uploader=uploads.uploader,
-                lease=lease,
-                stop=stop,
-                progress=progress,
-                stack=stack,
-            )
-            try:
-                loop = assembly.build()
-            finally:
-                self._phase = assembly.phase
-            if not is_finished(loop):
-                self._phase = Category.TRAIN_STEP
-                loop.run()
-            self._phase = Category.UPLOAD
-            uploads.settle()
+            trainer.train()
         except BaseException as cause:
-            category, error = describe_failure(cause, phase=self._phase)
-            try:
-                lifecycle.fail(category, error)
-            except Exception:  # the cause is still the thing to tell
-                logger.exception("the terminal event could not be written")
-            if uploads is not None:
-                uploads.tell_failed(progress.step, category, error)
+            attempt = None if trainer is None else trainer.attempt
+            phase = Category.STARTUP if attempt is None else attempt.phase
+            self.category, _ = describe_failure(cause, phase=phase)
+            self.is_agreed_stop = attempt is not None and attempt.has_agreed_to_stop
             raise
-        lifecycle.complete(loop.final_checkpoint)
-        logger.info("completed at step %d: %s", progress.step, loop.final_checkpoint)
-        uploads.tell_completed(progress.step, loop.final_checkpoint)
         return 0
 
     @contextlib.contextmanager
@@ -148,50 +94,23 @@ class TrainingRuntime:
                 handler.removeFilter(self._redactor)
 
 
-def _authorize(
-    environment: WorkerEnvironment, job: TrainingJobSpec, token: str | None
-) -> TrainerAuthContext | None:
-    return authorize_start(
-        orchestrated=environment.is_orchestrated,
-        token=token,
-        public_key_pem=environment.capability_public_key,
-        run_id=job.run_id,
-        owner=job.owner,
-    )
-
-
-def _started_fields(job: TrainingJobSpec, plugin: str | None) -> dict[str, Any]:
-    return {
-        "trainer": plugin,
-        "name": job.name,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "max_steps": job.max_steps,
-        "epochs": job.epochs,
-    }
-
-
-def _shortest(*limits_s: float | None) -> float | None:
-    return min((limit for limit in limits_s if limit is not None), default=None)
-
-
-def _refuse_what_is_not_here_yet(job: TrainingJobSpec, *, source: str) -> None:
-    asked = {
-        "validate_every": bool(job.validate_every),
-        "early_stopping": job.early_stopping is not None,
-        "callbacks": bool(job.callbacks),
-        "validation": job.validation is not None,
-        "test": job.test is not None,
-        "resources.processes": job.resources.processes > 1,
-        "resources.nodes": job.resources.nodes > 1,
-    }
-    faults = [
-        f"{name}: this release does not act on it yet: leave it out"
-        for name, is_asked in asked.items()
-        if is_asked
-    ]
+def _check_processes(job: TrainingJobSpec, environment: WorkerEnvironment) -> None:
+    """How many processes the job asks for, and how many there are."""
+    wanted, process = job.resources.processes * job.resources.nodes, environment.process
+    faults = []
+    if process is None and job.resources.nodes > 1:
+        faults.append(
+            f"resources.nodes: found {job.resources.nodes}, but this worker starts processes on its own machine only:"
+            f" start `torchrun --nnodes {job.resources.nodes} --nproc-per-node {job.resources.processes} -m"
+            " gen_worker.entrypoint` on each, or set it to 1"
+        )
+    if process is not None and process.world_size != wanted:
+        faults.append(
+            f"resources.processes: found {job.resources.processes} on {job.resources.nodes} nodes, but the worker was"
+            f" started as {process.world_size} processes: make them agree"
+        )
     if faults:
-        raise SpecError(source, faults)
+        raise SpecError(str(environment.job_spec_path), faults)
 
 
 def run_training_runtime_from_env() -> int:
@@ -208,6 +127,8 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is no news
+    if os.environ.get("RANK", "0") != "0":
+        logging.getLogger("gen_worker").setLevel(logging.WARNING)  # one process tells what all of them do
     runtime = TrainingRuntime(early_signals=early_signals)
     with runtime.redacted_logs():
         try:
@@ -219,9 +140,15 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
                 logger.exception("the attempt failed")
             category = runtime.category or Category.STARTUP
             _, text = describe_failure(cause, phase=category)
+            if runtime.process is not None and runtime.process.outcome_dir is not None:
+                # The launcher says it, once for all processes; an end that all agreed on is no failure to it.
+                is_agreed = runtime.is_agreed_stop
+                leave_outcome(runtime.process, category, runtime.redact(text), is_agreed=is_agreed)
+                return ExitCode.COMPLETED if is_agreed else EXIT_CODE_BY_CATEGORY[category]
             if is_our_fault(cause):
                 print(f"gen_worker: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
                 return ExitCode.BUG
             print(f"gen_worker: {category}: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
             return EXIT_CODE_BY_CATEGORY[category]
+    leave_outcome(runtime.process, None)
     return ExitCode.COMPLETED

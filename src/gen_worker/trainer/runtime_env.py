@@ -16,6 +16,16 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("", "0", "false", "no", "off")
 
 
+class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of a run's processes this one is, as torch's launcher says."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    outcome_dir: Path | None = None  # set by our own launcher, which writes the terminal event of a failure
+    launcher: str | None = None  # its process, as `pid:start`
+
+
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """All that the outside tells a worker besides its job."""
 
@@ -37,6 +47,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     s3_region: str | None = None
     gcs_endpoint: str | None = None
     capability_public_key: str | None = None
+    process: RankEnvironment | None = None
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -76,6 +87,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         s3_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
         gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
         capability_public_key=environ.get("TRAINER_CAPABILITY_PUBLIC_KEY") or None,
+        process=_process(environ, faults),
     )
     if faults:
         raise SpecError("the worker's environment", faults)
@@ -94,11 +106,46 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
     )
 
 
+def read_library_environment(folder: Path, environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
+    """For a run inside another program: its folder is given, and only the caches and stores are looked up."""
+    return WorkerEnvironment(
+        job_spec_path=Path.cwd() / "job.json",  # relative paths are the caller's
+        checkpoints_dir=folder / "checkpoints",
+        samples_dir=folder / "samples",
+        events_path=folder / "metrics" / "events.jsonl",
+        cache_dir=_cache_dir(environ),
+        s3_endpoint=environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None,
+        s3_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
+        gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
+    )
+
+
 def take_capability_token(environ: Mapping[str, str] = os.environ) -> str | None:
     """The secret, once; it is removed from the process's environment so that no child or dump carries it on."""
     if environ is os.environ:
         return os.environ.pop("TRAINER_CAPABILITY_TOKEN", None) or None
     return environ.get("TRAINER_CAPABILITY_TOKEN") or None
+
+
+def _process(environ: Mapping[str, str], faults: list[str]) -> RankEnvironment | None:
+    """Under torch's launcher only: other tools set RANK too, and mean something else."""
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    numbers = {}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        text = environ.get(name, "")
+        if not text.isdecimal():
+            faults.append(f"{name}: found {text!r}, expected a number: start the worker with torchrun")
+        else:
+            numbers[name.lower()] = int(text)
+    if len(numbers) < 3:
+        return None
+    folder = environ.get("GEN_WORKER_OUTCOME_DIR")
+    return RankEnvironment(
+        **numbers,
+        outcome_dir=Path(folder) if folder else None,
+        launcher=environ.get("GEN_WORKER_LAUNCHER") or None,
+    )
 
 
 def _contract(environ: Mapping[str, str]) -> TrainerSubprocessContractV1 | None:

@@ -30,6 +30,9 @@ GROUPS_PER_DEFAULT_LANE = 4
 MIXED_ROWS = 1 << 18
 MIXED_BYTES = 96 << 20
 
+# Schema metadata of a rank's part of a short last batch: the rows of the whole.
+GLOBAL_ROWS = b"gen_worker.global_rows"
+
 Rows = npt.NDArray[np.int64]
 
 

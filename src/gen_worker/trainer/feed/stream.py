@@ -18,7 +18,7 @@ from gen_worker.trainer.feed.gather import (
     join_batches,
 )
 from gen_worker.trainer.feed.groups import GroupSource
-from gen_worker.trainer.feed.order import DataOrder, EpochOrder, Share, Window
+from gen_worker.trainer.feed.order import GLOBAL_ROWS, DataOrder, EpochOrder, Share, Window
 from gen_worker.trainer.feed.readahead import Readahead
 
 DECODE_THREADS = 2
@@ -42,6 +42,7 @@ class BatchStream:
         schema: pa.Schema,
         shares: Sequence[Share],
         tail_span: tuple[int, int],
+        is_shared: bool,
         bytes_per_row: int,
         readahead: int,
         readahead_bytes: int,
@@ -51,6 +52,7 @@ class BatchStream:
         self._schema = schema
         self._shares = shares
         self._tail_span = tail_span
+        self._is_shared = is_shared
         self._bytes_per_row = bytes_per_row
         self._readahead = readahead
         self._readahead_bytes = readahead_bytes
@@ -108,7 +110,7 @@ class BatchStream:
                     batch += 1
             if order.tail_rows:
                 tail = origin + full * size
-                yield reader.rows(tail + self._tail_span[0], tail + self._tail_span[1])
+                yield self._marked(reader.rows(tail + self._tail_span[0], tail + self._tail_span[1]))
             batch = 0
 
     def _runs(self) -> list[Run]:
@@ -236,9 +238,18 @@ class BatchStream:
         start, stop = self._tail_span
         windows = deque(HeldWindow(plan, window, fetch) for window in plan.windows([plan.tail_lane]))
         share = Share(lane=plan.tail_lane, start=start, stop=stop)
-        return gather({plan.tail_lane: windows}, [share], self._order.tail_rows, 0, 1) or self._empty()
+        batch = gather({plan.tail_lane: windows}, [share], self._order.tail_rows, 0, 1) or self._empty()
+        return self._marked(batch)
 
     # Both.
+
+    def _marked(self, tail: pa.RecordBatch) -> pa.RecordBatch:
+        """Of a batch that ranks share unevenly, each part says how many rows there are in all."""
+        rows = self._order.tail_rows
+        if not self._is_shared:
+            return tail
+        metadata = {**(tail.schema.metadata or {}), GLOBAL_ROWS: str(rows).encode()}
+        return tail.replace_schema_metadata(metadata)
 
     def _reader(self, keys: Iterator[Run]) -> Callable[[], pa.RecordBatch]:
         starts = self._order.group_starts

@@ -1,0 +1,204 @@
+"""One attempt of one run in this process: from the lease to the one terminal event.
+
+`Attempt.run` reads as the order in which an attempt comes to life. From the moment the event file is open, every way
+out writes exactly one terminal event; before that (a folder that another worker holds) there is only the exception,
+since the file is not ours to write.
+"""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
+from gen_worker.trainer.assembly import Assembly, Given, is_finished
+from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
+from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
+from gen_worker.trainer.event_log import DiscardedEvents
+from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.job_lifecycle import JobLifecycle
+from gen_worker.trainer.lease import RunLease, is_process_alive
+from gen_worker.trainer.loop import TrainingLoop
+from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.upload_session import UploadSession
+
+logger = logging.getLogger("gen_worker.runtime")
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """`phase` is, at each moment, the category that a fault of the author's code belongs to."""
+
+    environment: WorkerEnvironment
+    job: TrainingJobSpec
+    given: Given = field(default_factory=Given)
+    token: str | None = None
+    redact: Callable[[str], str] = str
+    early_signals: Sequence[int] = ()
+    echo_every_s: float | None = None
+    grace_s: float | None = None
+    phase: Category = field(default=Category.STARTUP, init=False)
+    has_agreed_to_stop: bool = field(default=False, init=False)
+
+    @property
+    def is_main(self) -> bool:
+        return self.environment.process is None or self.environment.process.rank == 0
+
+    def run(self) -> TrainingLoop:
+        """Train to the end. The root cause of anything else is raised, after its terminal event."""
+        with ExitStack() as stack:
+            return self._run(stack)
+
+    def _run(self, stack: ExitStack) -> TrainingLoop:
+        environment, job = self.environment, self.job
+        lease = None
+        if self.is_main:
+            lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)
+            stack.callback(lease.release)
+        reporter = self._open_reporter()
+        stack.callback(reporter.close)
+        stop, progress = StopSignal(), Progress()
+        lifecycle = stack.enter_context(
+            JobLifecycle(
+                reporter=reporter,
+                stop=stop,
+                progress=progress,
+                heartbeat_s=job.heartbeat_s,
+                grace_s=job.grace_s if self.grace_s is None else self.grace_s,
+                time_limit_s=_shortest(job.time_limit_s, environment.max_runtime_s),
+                cancel_file=environment.cancel_file,
+            )
+        )
+        uploads: UploadSession | None = None
+        try:
+            self._take_early_stops(stop, lifecycle)
+            reporter.started(**self._started_fields())
+            self.phase = Category.AUTH
+            auth = self._authorize()
+            if self.is_main:
+                uploads = UploadSession(environment, job, auth, reporter, stop)
+                stack.callback(uploads.close)
+            assembly = Assembly(
+                environment=environment,
+                job=job,
+                given=self.given,
+                auth=auth,
+                reporter=reporter,
+                uploader=None if uploads is None else uploads.uploader,
+                lease=lease,
+                stop=stop,
+                progress=progress,
+                stack=stack,
+                lifecycle=lifecycle,
+            )
+            try:
+                loop = assembly.build()
+            finally:
+                self.phase = assembly.phase
+            if not is_finished(loop):
+                self.phase = Category.TRAIN_STEP
+                try:
+                    loop.run()
+                finally:
+                    self.has_agreed_to_stop = loop.has_agreed_to_stop
+            self.phase = Category.UPLOAD
+            if uploads is not None:
+                uploads.settle()
+        except BaseException as cause:
+            self._fail(cause, lifecycle, uploads, progress)
+            raise
+        reason = loop.trainer_state.stop_reason
+        lifecycle.complete(loop.final_checkpoint, **({} if reason is None else {"reason": reason}))
+        logger.info("completed at step %d: %s", progress.step, loop.final_checkpoint)
+        if uploads is not None:
+            uploads.tell_completed(progress.step, loop.final_checkpoint)
+        return loop
+
+    def _fail(
+        self,
+        cause: BaseException,
+        lifecycle: JobLifecycle,
+        uploads: UploadSession | None,
+        progress: Progress,
+    ) -> None:
+        category, error = describe_failure(cause, phase=self.phase)
+        if not self._is_told_by_launcher(cause):
+            try:
+                lifecycle.fail(category, error)
+            except Exception:  # the cause is still the thing to tell
+                logger.exception("the terminal event could not be written")
+        if uploads is not None:
+            uploads.tell_failed(progress.step, category, error)
+
+    def _is_told_by_launcher(self, cause: BaseException) -> bool:
+        """Of several processes that fail, the launcher alone can tell which was the first."""
+        process = self.environment.process
+        is_ours = process is not None and process.outcome_dir is not None and _is_alive(process.launcher)
+        return is_ours and not isinstance(cause, TrainingCanceled | TrainingTimeout)
+
+    def _open_reporter(self) -> TrainingReporter:
+        return TrainingReporter(
+            self.environment.events_path,
+            run_id=self.job.run_id,
+            log=None if self.is_main else DiscardedEvents(),
+            redact=self.redact,
+            echo_every_s=self.echo_every_s if self.is_main else None,
+        )
+
+    def _take_early_stops(self, stop: StopSignal, lifecycle: JobLifecycle) -> None:
+        if self.early_signals:
+            stop.request(f"cancelled by {signal.Signals(self.early_signals[0]).name}")
+        if self.environment.is_cancelled:
+            stop.request("cancelled: TRAINER_CANCELLED is set")
+        process = self.environment.process
+        if process is not None and process.rank == 0 and process.launcher is not None:
+            launcher = process.launcher
+
+            def look() -> None:
+                if not _is_alive(launcher):
+                    stop.request("cancelled: the process that started this run is gone")
+
+            lifecycle.on_look.append(look)
+
+    def _authorize(self) -> TrainerAuthContext | None:
+        return authorize_start(
+            orchestrated=self.environment.is_orchestrated,
+            token=self.token,
+            public_key_pem=self.environment.capability_public_key,
+            run_id=self.job.run_id,
+            owner=self.job.owner,
+        )
+
+    def _started_fields(self) -> dict[str, Any]:
+        job, process = self.job, self.environment.process
+        trainer = self.environment.plugin or job.trainer
+        if trainer is None and self.given.trainer is not None:
+            kind = type(self.given.trainer)
+            trainer = f"{kind.__module__}:{kind.__qualname__}"
+        fields: dict[str, Any] = {
+            "trainer": trainer,
+            "name": job.name,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "max_steps": job.max_steps,
+            "epochs": job.epochs,
+        }
+        if process is not None:
+            fields["processes"] = process.world_size
+        return fields
+
+
+def _is_alive(launcher: str | None) -> bool:
+    if launcher is None:
+        return False
+    pid, _, ticks = launcher.partition(":")
+    return is_process_alive(int(pid), int(ticks) if ticks else None)
+
+
+def _shortest(*limits_s: float | None) -> float | None:
+    return min((limit for limit in limits_s if limit is not None), default=None)

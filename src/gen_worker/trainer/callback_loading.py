@@ -1,0 +1,30 @@
+"""The callbacks that a job names."""
+
+from gen_worker.errors import PluginError
+from gen_worker.trainer.callbacks import Callback, EarlyStopping
+from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.plugin_import import import_symbol
+
+
+def load_callbacks(job: TrainingJobSpec) -> list[Callback]:
+    """Early stopping first, then those that the job names, in its order."""
+    stopping = job.early_stopping
+    made: list[Callback] = [] if stopping is None else [EarlyStopping.from_spec(stopping)]
+    return made + [_load_callback(ref) for ref in job.callbacks]
+
+
+def _load_callback(ref: str) -> Callback:
+    found = import_symbol(ref)
+    if isinstance(found, type) and issubclass(found, Callback):
+        try:
+            found = found()
+        except TypeError as fault:
+            raise PluginError(
+                f"callbacks: {ref} cannot be built without arguments ({fault}): name an instance instead,"
+                " such as my_module:my_callback"
+            ) from fault
+    if not isinstance(found, Callback):
+        raise PluginError(
+            f"callbacks: {ref} is a {type(found).__name__}, expected a subclass of gen_worker.trainer.Callback"
+        )
+    return found

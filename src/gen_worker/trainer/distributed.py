@@ -1,0 +1,238 @@
+"""Many processes of one run, over torch.distributed: nccl between GPUs, gloo between CPUs.
+
+The training's own collectives (DDP, FSDP2) use the default group. Ours have a gloo group of their own, so that
+neither can wait for the other, and are called only where something is due: never per step.
+
+Stopping is agreed through the key-value store, by the watcher threads:
+
+1. whoever is asked to stop posts the request; the others see it within a moment and set their own stop signal
+2. each process posts the step it will reach at most: with the signal set, its loop cannot begin another step after
+   the one in progress
+3. all take the largest of these, go on to it, and stop there
+
+No process can be past that step, so none waits in a collective for one that has left.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from gen_worker.errors import StartupError, TrainStepError
+from gen_worker.trainer.contracts import Progress, StepContext, StopSignal
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+START_TIMEOUT = timedelta(minutes=5)
+AGREE_TIMEOUT_S = 300.0
+POLL_S = 0.01
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchProcesses:
+    """This process among the others of its run."""
+
+    rank: int
+    world_size: int
+    _store: Any
+    _group: Any
+    _is_posted: bool = False
+    _is_closed: bool = False
+    _post_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def open(cls, *, device: str, rank: int, world_size: int) -> "TorchProcesses":
+        """Meet the others. Reads the address that the launcher put into the environment."""
+        import torch.distributed as dist
+
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        try:
+            dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=START_TIMEOUT)
+            group = dist.new_group(backend="gloo")
+            # A connection of its own: a call that waits on the default one must not hold up the watcher.
+            default: Any = dist.distributed_c10d._get_default_store()
+            store = dist.distributed_c10d.PrefixStore("gen_worker", default.clone())
+        except (RuntimeError, ValueError) as fault:
+            raise StartupError(
+                f"process {rank} of {world_size} could not meet the others: {fault}"
+            ) from fault
+        return cls(rank=rank, world_size=world_size, _store=store, _group=group)
+
+    def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        import torch
+        import torch.distributed as dist
+
+        names = sorted(values)
+        shares = [values[name] * weight if weight else 0.0 for name in names]
+        total = torch.tensor([float(weight), *shares], dtype=torch.float64)
+        dist.all_reduce(total, group=self._group)
+        weights, *sums = total.tolist()
+        return {name: value / (weights or 1.0) for name, value in zip(names, sums, strict=True)}
+
+    def any_of(self, flag: bool) -> bool:
+        import torch
+        import torch.distributed as dist
+
+        found = torch.tensor([int(flag)])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(found.item())
+
+    def gather(self, item: T) -> Sequence[T]:
+        import torch.distributed as dist
+
+        items: list[Any] = [None] * self.world_size
+        dist.all_gather_object(items, item, group=self._group)
+        return items
+
+    def from_main(self, item: T) -> T:
+        import torch.distributed as dist
+
+        items: list[Any] = [item]
+        dist.broadcast_object_list(items, src=0, group=self._group)
+        return items[0]  # type: ignore[no-any-return]
+
+    def whole(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+        from torch.distributed.tensor import DTensor
+
+        def join(value: Any) -> Any:
+            if isinstance(value, DTensor):
+                return value.full_tensor()
+            if isinstance(value, Mapping):
+                return {key: join(item) for key, item in value.items()}
+            if type(value) in (list, tuple):
+                return type(value)(join(item) for item in value)
+            return value
+
+        return {key: join(item) for key, item in payload.items()}
+
+    def watch(self, stop: StopSignal, progress: Progress) -> None:
+        if self._is_posted or self._is_closed:
+            return
+        try:
+            self._watch(stop, progress)
+        except RuntimeError as fault:  # the store went with the process that kept it
+            self._is_closed = True
+            stop.request(f"cancelled: the other processes are out of reach: {fault}")
+
+    def _watch(self, stop: StopSignal, progress: Progress) -> None:
+        if stop.reason is None and self._store.check(["stop"]):
+            asked = json.loads(self._store.get("stop"))
+            stop.request(asked["reason"], asked["category"])
+        if stop.reason is not None:
+            # The signal is set: the loop ends after the step in progress. Only now may its progress be read.
+            self._post(stop, progress)
+
+    def _post(self, stop: StopSignal, progress: Progress) -> None:
+        with self._post_lock:  # once: a second answer, read later, could be another one
+            if not self._is_posted:
+                asked = {"reason": stop.reason, "category": stop.category}
+                self._store.compare_set("stop", "", json.dumps(asked))
+                self._store.set(f"stop/{self.rank}", str(progress.step + 1))
+                self._is_posted = True
+
+    def stop_step(self, stop: StopSignal, progress: Progress) -> int:
+        deadline = time.monotonic() + AGREE_TIMEOUT_S
+        keys = [f"stop/{rank}" for rank in range(self.world_size)]
+        self._watch(stop, progress)
+        while not self._store.check(keys):
+            if time.monotonic() > deadline:
+                raise TrainStepError(
+                    f"{stop.reason}; not every process answered within {AGREE_TIMEOUT_S:.0f} s: the newest checkpoint"
+                    " stands"
+                )
+            time.sleep(POLL_S)
+        return max(int(self._store.get(key)) for key in keys)
+
+    def close(self) -> None:
+        """Leave. Where another process is gone already, this does not wait for it."""
+        import torch.distributed as dist
+
+        self._is_closed = True
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def distribute_module(
+    module: "torch.nn.Module", ctx: StepContext, *, strategy: Literal["ddp", "fsdp"] = "ddp", **options: Any
+) -> "torch.nn.Module":
+    """The module to compute with: itself in a single process, else wrapped in DDP or sharded in place by FSDP2.
+
+    Keep the module you passed in for `state_dict`: under DDP its names are those of a single process. `options` go
+    to `DistributedDataParallel` or `fully_shard`.
+    """
+    if strategy not in ("ddp", "fsdp"):
+        raise StartupError(f"strategy {strategy!r} is not known, expected ddp or fsdp")
+    if ctx.world_size == 1:
+        return module
+    if strategy == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for child in _layers(module):
+            fully_shard(child, **options)
+        fully_shard(module, **options)
+        return module
+    from torch.nn.parallel import DistributedDataParallel
+
+    if str(ctx.device).startswith("cuda"):
+        options.setdefault("device_ids", [ctx.device])
+    # A bucket is a view of the gradients: without it each step copies them.
+    options.setdefault("gradient_as_bucket_view", True)
+    return DistributedDataParallel(module, **options)
+
+
+def _layers(module: "torch.nn.Module") -> "Iterator[torch.nn.Module]":
+    """What is gathered and freed as one: the module's children, and those of its plain containers."""
+    import torch
+
+    for child in module.children():
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict | torch.nn.Sequential):
+            yield from _layers(child)
+        elif next(child.parameters(), None) is not None:
+            yield child
+
+
+def global_rows(raw_batch: Any, ctx: StepContext) -> int:
+    """The rows of this step over all processes. A short last batch carries its number with it."""
+    from gen_worker.trainer.feed.order import GLOBAL_ROWS
+
+    metadata = raw_batch.schema.metadata
+    if metadata is not None and GLOBAL_ROWS in metadata:
+        return int(metadata[GLOBAL_ROWS])
+    return int(raw_batch.num_rows) * ctx.world_size
+
+
+def device_of_process(devices: Sequence[str] | None, local_rank: int) -> str:
+    """The device of one of a machine's processes: its own of those the job names, else its own GPU, else the CPU."""
+    if devices:
+        if local_rank >= len(devices) and len(set(devices)) > 1:
+            raise StartupError(
+                f"resources.devices names {len(devices)} devices and process {local_rank} needs one of its own:"
+                " name as many as there are processes"
+            )
+        return devices[local_rank % len(devices)]
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return "cpu"
+    if local_rank >= count:
+        raise StartupError(
+            f"process {local_rank} has no GPU of its own: this machine has {count}; lower resources.processes"
+        )
+    return f"cuda:{local_rank}"
+
+
+def own_seed(seed: int, rank: int, step: int = 0) -> int:
+    """A seed for what is random in one process; the main one has the run's own at the start."""
+    import hashlib
+
+    if rank == 0 and step == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,205 @@
+"""A pass over held-out data. It changes nothing that training can see.
+
+Modules are in eval mode, gradients are off, the random streams and the training data's cursor are as they were; so
+a run is bit-identical with and without validation. The data's reader stays open between two passes and reads ahead
+into the next one: a pass costs its own batches and no start-up.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+from gen_worker.errors import PluginError, TrainStepError
+from gen_worker.trainer.batch_source import BatchSource
+from gen_worker.trainer.contracts import StepContext, StepResult, TrainerPlugin
+from gen_worker.trainer.job_lifecycle import raise_stop
+from gen_worker.trainer.model_runtime import capture_rng, restore_rng
+from gen_worker.trainer.processes import OneProcess, Processes
+from gen_worker.trainer.repro import to_float_scalar
+from gen_worker.trainer.state import MetricsRecord
+
+Kind = Literal["validation", "test"]
+HOOK_BY_KIND: dict[Kind, str] = {"validation": "validate_step", "test": "test_step"}
+PREFIX_BY_KIND: dict[Kind, str] = {"validation": "val/", "test": "test/"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluator:
+    """Runs `validate_step` or `test_step` over a data source and averages what it returns over the rows."""
+
+    kind: Kind
+    source: BatchSource
+    trainer: TrainerPlugin
+    ctx: StepContext
+    processes: Processes = field(default_factory=OneProcess)
+    max_batches: int | None = None
+    _iterator: Iterator[Any] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        hook = HOOK_BY_KIND[self.kind]
+        if getattr(self.trainer, hook, None) is None:
+            raise PluginError(
+                f"the job has {self.kind} data, but {type(self.trainer).__qualname__} has no `{hook}(self, batch, state,"
+                f" ctx)`: add it, or leave `{self.kind}` out of the job"
+            )
+
+    def run(self, state: Any) -> MetricsRecord:
+        """One pass. Raises what the author's hook raises; a stop request ends the pass in a single process."""
+        started_s = time.monotonic()
+        rng = capture_rng()
+        try:
+            with evaluation_mode(self.trainer, state):
+                sums, rows, extra = self._pass(state)
+        except BaseException:
+            self.close()  # its position is of no use to the next pass
+            raise
+        finally:
+            restore_rng(rng)
+        metrics, total_rows = self._reduce(sums, rows, extra)
+        return MetricsRecord(
+            kind=self.kind,
+            step=self.ctx.step,
+            epoch=self.ctx.epoch,
+            metrics=metrics,
+            rows=total_rows,
+            duration_s=time.monotonic() - started_s,
+        )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        iterator, self._iterator = self._iterator, None
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+    def _pass(self, state: Any) -> tuple[dict[str, Any], int, Mapping[str, Any]]:
+        trainer, ctx, stop = self.trainer, self.ctx, self.ctx.is_canceled
+        hook: Callable[..., Any] = getattr(trainer, HOOK_BY_KIND[self.kind])
+        begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
+        if begin is not None:
+            begin(self.kind, state, ctx)
+        sums: dict[str, Any] = {}
+        total_rows = 0
+        for raw_batch in self._batches():
+            # Alone, a process may leave at once; with others it meets them at the end of the pass.
+            if self.processes.world_size == 1 and stop.reason is not None:
+                raise_stop(stop)
+            rows = count_rows(raw_batch)
+            if rows == 0:
+                continue  # this process has no share of the last batch
+            found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
+            for name, value in self._values(found).items():
+                sums[name] = sums.get(name, 0.0) + _number_or_tensor(value) * rows
+            total_rows += rows
+        extra = {} if end is None else end(self.kind, state, ctx) or {}
+        return sums, total_rows, extra
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches of one pass, from a reader that is kept."""
+        limit = self.source.batches_per_epoch
+        if self.max_batches is not None:
+            limit = self.max_batches if limit is None else min(limit, self.max_batches)
+        if self._iterator is not None:
+            first = next(self._iterator, None)
+            if first is not None:
+                yield first
+                yield from islice(self._iterator, None if limit is None else limit - 1)
+                self._keep_only_whole_passes(limit)
+                return
+        self._iterator = self.source.batches(epoch=0, batch=0)
+        yield from islice(self._iterator, limit)
+        self._keep_only_whole_passes(limit)
+
+    def _keep_only_whole_passes(self, limit: int | None) -> None:
+        if limit is None or limit != self.source.batches_per_epoch:
+            self.close()
+
+    def _values(self, found: Any) -> Mapping[str, Any]:
+        if isinstance(found, StepResult):
+            found = found.metrics
+        if not isinstance(found, Mapping):
+            raise TrainStepError(
+                f"{HOOK_BY_KIND[self.kind]} returned {type(found).__name__}, expected a dict of numbers:"
+                " return {'loss': loss}"
+            )
+        return found
+
+    def _reduce(
+        self, sums: Mapping[str, Any], rows: int, extra: Mapping[str, Any]
+    ) -> tuple[dict[str, float], int]:
+        shares = self.processes.gather(({name: _as_float(name, sums[name]) for name in sums}, rows))
+        total_rows = sum(share_rows for _, share_rows in shares)
+        totals: dict[str, float] = {}
+        for share, _ in shares:
+            for name, value in share.items():
+                totals[name] = totals.get(name, 0.0) + value
+        prefix = PREFIX_BY_KIND[self.kind]
+        metrics = {prefix + name: value / max(total_rows, 1) for name, value in totals.items()}
+        metrics |= {prefix + name: _as_float(name, value) for name, value in extra.items()}
+        return metrics, total_rows
+
+
+def count_rows(raw_batch: Any) -> int:
+    """The rows of a batch as it came from the source; 1 where it has no length that means rows."""
+    rows = getattr(raw_batch, "num_rows", None)
+    if rows is not None:
+        return int(rows)
+    return len(raw_batch) if isinstance(raw_batch, list | tuple) and raw_batch else 1
+
+
+@contextlib.contextmanager
+def evaluation_mode(*holders: Any) -> Iterator[None]:
+    """Every torch module that the holders name in eval mode, no gradients; afterwards each is as it was."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    flags = [(module, module.training) for root in _modules_of(torch, holders) for module in root.modules()]
+    try:
+        for module, _ in flags:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, is_training in flags:
+            module.training = is_training
+
+
+def _modules_of(torch: Any, holders: tuple[Any, ...]) -> list[Any]:
+    found: dict[int, Any] = {}
+
+    def look(item: Any, depth: int) -> None:
+        if isinstance(item, torch.nn.Module):
+            found[id(item)] = item
+        elif depth and isinstance(item, Mapping):
+            for value in item.values():
+                look(value, depth - 1)
+        elif depth and isinstance(item, list | tuple):
+            for value in item:
+                look(value, depth - 1)
+        elif depth:
+            for name in (*getattr(type(item), "__slots__", ()), *getattr(item, "__dict__", ())):
+                look(getattr(item, name, None), depth - 1)
+
+    for holder in holders:
+        look(holder, 2)
+    return list(found.values())
+
+
+def _number_or_tensor(value: Any) -> Any:
+    """A tensor stays on its device: reading it here would wait for every batch."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        return value.double() if value.device.type != "mps" else value.float()
+    return value
+
+
+def _as_float(name: str, value: Any) -> float:
+    try:
+        return to_float_scalar(value)
+    except (TypeError, ValueError) as fault:
+        raise TrainStepError(f"the value of {name!r} is not a number: {fault}") from fault

@@ -1,0 +1,138 @@
+"""What a save gathers from all processes, hands to the artifact writer, and tells when it is durable.
+
+Every process takes part in a save, since a state may be spread over them; the main one writes. Asking the author's
+hooks must not move the random streams: a save that only an interrupted run makes would else change the run.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gen_worker.errors import CheckpointError, TrainStepError
+from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent, SavedCheckpoint
+from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.model_runtime import capture_rng, restore_rng
+from gen_worker.trainer.processes import Processes
+from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.uploader import ArtifactUploader
+
+
+@dataclass(slots=True, kw_only=True)
+class StateSaver:
+    """Checkpoints of one attempt. `artifacts` is there in the main process only."""
+
+    ctx: StepContext
+    trainer: TrainerPlugin
+    reporter: TrainingReporter
+    artifacts: ArtifactWriter | None
+    processes: Processes
+    identity: Mapping[str, Any]
+    uploader: ArtifactUploader | None = None
+
+    @property
+    def is_saving(self) -> bool:
+        return self.artifacts is not None and self.artifacts.is_saving
+
+    def save(
+        self,
+        model_state: Any,
+        *,
+        step: int,
+        epoch: int,
+        final: bool,
+        cursor: Mapping[str, Any],
+        loop: Mapping[str, Any],
+        metric: tuple[str, float, str] | None,
+    ) -> None:
+        """Copy the state; the rest happens in the writer. Raises TrainStepError where it cannot be saved."""
+        with contextlib.suppress(OSError):  # a full disk is the save's to report
+            self.reporter.flush()  # what a resume will not repeat is in the file before the checkpoint is
+        rng = capture_rng()
+        payload: Mapping[str, Any] = self.trainer.state_dict(model_state)
+        if not isinstance(payload, Mapping):
+            raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
+        payload = self.processes.whole(payload)
+        all_rng = self.processes.gather(rng)
+        files, author_payload = None, None
+        if self.artifacts is not None:
+            files, author_payload = self._author_files(self.artifacts, model_state, step, final=final)
+        restore_rng(rng)
+        if self.artifacts is None:
+            return
+        content = CheckpointContent(
+            step=step,
+            epoch=epoch,
+            final=final,
+            state=payload,
+            loop=loop,
+            cursor=cursor,
+            rng=rng if len(all_rng) == 1 else {**rng, "ranks": list(all_rng)},
+            identity=self.identity,
+            metric=metric,
+            author_files=files,
+            author_payload=author_payload,
+        )
+        try:
+            self.artifacts.save_checkpoint(content)
+        except CheckpointError as fault:
+            raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
+
+    def _author_files(
+        self, artifacts: ArtifactWriter, model_state: Any, step: int, *, final: bool
+    ) -> tuple[Path | None, Mapping[str, Any] | None]:
+        hook = getattr(self.trainer, "save_checkpoint", None)
+        if hook is None:
+            return None, None
+        folder = artifacts.author_dir(step, final)
+        payload = hook(state=model_state, step=step, output_dir=str(folder), final=final, ctx=self.ctx)
+        if payload is not None and not isinstance(payload, Mapping):
+            raise TrainStepError(
+                f"save_checkpoint returned {type(payload).__name__}, expected a dict or None"
+            )
+        return folder, payload
+
+    def poll(self) -> list[SavedCheckpoint]:
+        """Report what became durable meanwhile. Never waits."""
+        return [] if self.artifacts is None else self._report(self.artifacts.poll)
+
+    def wait(self) -> list[SavedCheckpoint]:
+        """Report the save in flight once it is durable and read back."""
+        return [] if self.artifacts is None else self._report(self.artifacts.wait)
+
+    def _report(self, ask: Callable[[], list[SavedCheckpoint]]) -> list[SavedCheckpoint]:
+        try:
+            saved = ask()
+        except CheckpointError as fault:  # a failure of training, not of an input
+            raise TrainStepError(str(fault)) from fault
+        for checkpoint in saved:
+            self.reporter.checkpoint(
+                checkpoint.path,
+                checkpoint.step,
+                then=self._upload(checkpoint),
+                final=checkpoint.final,
+                verified=checkpoint.verified,
+                size_bytes=checkpoint.size_bytes,
+                duration_s=round(checkpoint.duration_s, 3),
+            )
+            if not checkpoint.verified:
+                self.reporter.log(
+                    f"the checkpoint of step {checkpoint.step} holds non-finite weights: it is kept, but a resume will"
+                    " pass it over",
+                    level="warning",
+                )
+        return saved
+
+    def _upload(self, checkpoint: SavedCheckpoint) -> Callable[[], None] | None:
+        uploader = self.uploader
+        if uploader is None:
+            return None
+        return lambda: uploader.checkpoint(
+            checkpoint.path,
+            checkpoint.meta_path,
+            checkpoint.step,
+            checkpoint.final,
+            checkpoint.files[0].hash,
+            author_files=[entry.name for entry in checkpoint.files[1:]],
+        )

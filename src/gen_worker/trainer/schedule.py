@@ -1,0 +1,80 @@
+"""When what is due, and where in the data a step is: arithmetic on (step, epoch, batch), without a clock or I/O."""
+
+from dataclasses import dataclass
+
+from gen_worker.trainer.batch_source import BatchSource
+from gen_worker.trainer.contracts import TrainingJobSpec
+
+LOOK_EVERY_STEPS = 1024  # where nothing is ever due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run begins or goes on. `is_sample_due`: the checkpoint was saved before its step's sample was made."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    is_sample_due: bool = False
+
+
+FROM_THE_BEGINNING = Start()
+
+
+@dataclass(slots=True, kw_only=True)
+class Schedule:
+    """The job's cadences over the data. `origin`: a step and the place in the data that belongs to it."""
+
+    job: TrainingJobSpec
+    source: BatchSource
+    origin: Start
+    num_epochs: int | None = None
+
+    def end_step(self) -> int | None:
+        """The step at which the run is done; None where only the end of the data can tell."""
+        ends = [] if self.job.max_steps is None else [self.job.max_steps]
+        per_epoch = self.source.batches_per_epoch
+        if self.num_epochs is not None and per_epoch is not None:
+            left = (self.num_epochs - self.origin.epoch) * per_epoch - self.origin.batch
+            ends.append(self.origin.step + max(left, 0))
+        return min(ends, default=None)
+
+    def next_due(self, step: int, end: int | None) -> int:
+        """The first step after `step` at which the loop has anything else to do than to step."""
+        job = self.job
+        cadences = [job.metric_every, job.checkpoint_every, job.sample_every]
+        if isinstance(job.validate_every, int):
+            cadences.append(job.validate_every)
+        due = [(step // every + 1) * every for every in cadences if every]
+        if end is not None:
+            due.append(end)
+        per_epoch = self.source.batches_per_epoch
+        if per_epoch is not None:
+            _, batch = self.position(step)
+            due.append(step + per_epoch - batch)
+        return min(due, default=step + LOOK_EVERY_STEPS)
+
+    def position(self, step: int) -> tuple[int, int]:
+        """(epoch, batch) of the cursor once `step` is committed: what was consumed, never what was prefetched."""
+        epoch, batch = self.origin.epoch, self.origin.batch + step - self.origin.step
+        per_epoch = self.source.batches_per_epoch
+        if per_epoch is None:
+            return epoch, batch
+        return epoch + batch // per_epoch, batch % per_epoch
+
+    def is_epoch_end(self, step: int) -> bool:
+        return self.source.batches_per_epoch is not None and self.position(step)[1] == 0
+
+    def is_validation_due(self, step: int) -> bool:
+        every = self.job.validate_every
+        return self.is_epoch_end(step) if every == "epoch" else is_due(every, step)
+
+    def rows_at(self, step: int) -> int | None:
+        """Rows that `step` steps have trained on; None where batches have no rows to count."""
+        epoch, batch = self.position(step)
+        return self.source.rows_before(epoch=epoch, batch=batch)
+
+
+def is_due(every: int, step: int) -> bool:
+    """A cadence of 0 is off."""
+    return every > 0 and step % every == 0

@@ -1,0 +1,211 @@
+"""`Trainer`: train, validate and test a trainer class. A worker and a notebook drive the same one.
+
+`train` is one whole attempt, in the caller's process: lease, events, checkpoints, the one terminal event. Called
+again, or in another process on the same folder, it goes on from the newest checkpoint.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from gen_worker.errors import SpecError, StartupError
+from gen_worker.trainer.api import load_trainer_plugin
+from gen_worker.trainer.assembly import Assembly, Given
+from gen_worker.trainer.attempt import Attempt
+from gen_worker.trainer.batch_source import BatchSource, ListSource
+from gen_worker.trainer.callbacks import Callback
+from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
+from gen_worker.trainer.evaluation import Evaluator, Kind
+from gen_worker.trainer.event_log import DiscardedEvents
+from gen_worker.trainer.hooks import check_hooks
+from gen_worker.trainer.loop import TrainingLoop
+from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.runtime_env import WorkerEnvironment, read_library_environment
+from gen_worker.trainer.state import MetricsRecord, TrainerState
+from gen_worker.trainer.trainer_config import TrainerConfig, debug_settings
+
+Data = str | Path | BatchSource | Iterable[Any]
+
+
+@runtime_checkable
+class TrainerInterface(Protocol):
+    """The three operations of training. `train` changes weights; `validate` and `test` never do."""
+
+    def train(self) -> MetricsRecord: ...
+    def validate(self) -> MetricsRecord: ...
+    def test(self) -> MetricsRecord: ...
+
+
+class Trainer(TrainerInterface):
+    """Drives any trainer class through the worker's loop.
+
+    `trainer`: the class, an instance, or `module:symbol`. Data: parquet paths (files, folders, globs), a list of
+    batches in memory, anything that can be iterated again and has a length, or a `BatchSource`. `folder` holds all
+    that belongs to the run, and is where a later `train` goes on.
+    """
+
+    def __init__(
+        self,
+        trainer: TrainerPlugin | type | str,
+        config: TrainerConfig,
+        *,
+        train_data: Data,
+        validation_data: Data | None = None,
+        test_data: Data | None = None,
+        callbacks: Sequence[Callback] = (),
+        folder: str | Path = "runs/notebook",
+    ) -> None:
+        for item in callbacks:
+            if not isinstance(item, Callback):
+                raise StartupError(
+                    f"callbacks: found {item!r:.60}, expected instances of gen_worker.trainer.Callback"
+                )
+        train, validation, test = (_Data.of(data) for data in (train_data, validation_data, test_data))
+        folder = Path(folder).absolute()
+        job = config.to_job(
+            folder.name,
+            train=train.paths,
+            validation=validation.paths,
+            test=test.paths,
+            has_validation=validation_data is not None,
+        )
+        self._open(
+            environment=read_library_environment(folder),
+            job=msgspec.structs.replace(job, mock_batches=None),
+            given=Given(
+                trainer=_build(trainer),
+                train=train.source,
+                validation=validation.source,
+                test=test.source,
+                callbacks=tuple(callbacks),
+            ),
+            grace_s=float("inf"),  # ending the process of a notebook would lose more than a step
+        )
+
+    @classmethod
+    def for_worker(cls, environment: WorkerEnvironment, job: TrainingJobSpec, **options: Any) -> "Trainer":
+        """The trainer of a worker process, from its environment and job. `options`: see `Attempt`."""
+        trainer = cls.__new__(cls)
+        trainer._open(environment=environment, job=job, given=Given(), **options)
+        return trainer
+
+    def _open(
+        self, *, environment: WorkerEnvironment, job: TrainingJobSpec, given: Given, **options: Any
+    ) -> None:
+        self._environment = environment
+        self._job = debug_settings(job)
+        self._given = given
+        self._options = options
+        self._loop: TrainingLoop | None = None
+        self.attempt: Attempt | None = None
+
+    @property
+    def job(self) -> TrainingJobSpec:
+        """What is trained, as a job."""
+        return self._job
+
+    @property
+    def state(self) -> TrainerState | None:
+        """Where training is, what it measured; None before the first `train`."""
+        return None if self._loop is None else self._loop.trainer_state
+
+    @property
+    def model_state(self) -> Any:
+        """What the author's `configure` returned, as it is after `train`."""
+        return None if self._loop is None else self._loop.state
+
+    def train(self) -> MetricsRecord:
+        """Train to the end, from the newest checkpoint in the folder if there is one.
+
+        Raises the root cause of a failure, and TrainingCanceled after Ctrl-C; both leave a terminal event, and a
+        checkpoint where the state is sound.
+        """
+        started_s = time.monotonic()
+        self.attempt = Attempt(
+            environment=self._environment, job=self._job, given=self._given, **self._options
+        )
+        self._loop = loop = self.attempt.run()
+        state = loop.trainer_state
+        return MetricsRecord(
+            kind="train",
+            step=state.step,
+            epoch=state.epoch,
+            metrics=dict(state.metrics),
+            rows=state.samples_seen,
+            duration_s=time.monotonic() - started_s,
+            checkpoint=loop.final_checkpoint,
+            stop_reason=state.stop_reason,
+        )
+
+    def validate(self) -> MetricsRecord:
+        """One pass over the validation data with the weights as they are: after `train` those in memory, else those
+        of the newest checkpoint, else fresh ones. Writes no events and changes nothing.
+        """
+        return self._evaluate("validation")
+
+    def test(self) -> MetricsRecord:
+        """`validate`, on the test data and with `test_step`."""
+        return self._evaluate("test")
+
+    def _evaluate(self, kind: Kind) -> MetricsRecord:
+        with ExitStack() as stack:
+            assembly = Assembly(
+                environment=self._environment,
+                job=self._job,
+                given=self._given,
+                reporter=TrainingReporter(Path(), run_id=self._job.run_id, log=DiscardedEvents()),
+                stack=stack,
+            )
+            if self._loop is None or self._loop.state is None:
+                evaluator, state = assembly.build_evaluation(kind)
+            else:
+                evaluator, state = (
+                    self._evaluator_after_training(assembly, self._loop, kind),
+                    self._loop.state,
+                )
+            return evaluator.run(state)
+
+    def _evaluator_after_training(self, assembly: Assembly, loop: TrainingLoop, kind: Kind) -> Evaluator:
+        evaluator = assembly.make_evaluator(kind, loop.trainer, loop.ctx)
+        if evaluator is None:
+            raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
+        return evaluator
+
+
+class _Data:
+    """Data as a caller gives it: paths that go into the job, or a source that is there already."""
+
+    def __init__(self, *, paths: list[str] | None = None, source: BatchSource | None = None) -> None:
+        self.paths = paths
+        self.source = source
+
+    @classmethod
+    def of(cls, data: Data | None) -> "_Data":
+        if data is None:
+            return cls()
+        if isinstance(data, str | Path):
+            return cls(paths=[str(Path(data).absolute())])
+        if hasattr(data, "batches") and hasattr(data, "position"):
+            return cls(source=data)  # type: ignore[arg-type]
+        if isinstance(data, list | tuple) and data and all(isinstance(item, str | Path) for item in data):
+            return cls(paths=[str(Path(item).absolute()) for item in data])
+        if hasattr(data, "__len__") and hasattr(data, "__iter__"):
+            return cls(source=ListSource(data, is_endless=True))  # type: ignore[arg-type]
+        raise SpecError(
+            "Trainer",
+            [
+                f"data: found {data!r:.60}, expected parquet paths, or batches that can be counted and iterated again"
+            ],
+        )
+
+
+def _build(trainer: TrainerPlugin | type | str) -> TrainerPlugin:
+    if isinstance(trainer, str):
+        return load_trainer_plugin(trainer)
+    built = trainer() if isinstance(trainer, type) else trainer
+    check_hooks(built, type(built).__qualname__)
+    return built

@@ -1,0 +1,115 @@
+"""One run in several processes over gloo: it stops together, fails in the right words, and resumes to the bit."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_process import Run, write_rows
+
+# 97 rows in batches of 8: 13 steps an epoch, and one row is left for the last: most ranks get none of it.
+NUM_ROWS = 97
+JOB: dict[str, Any] = {
+    "trainer": "parallel_mlp:ParallelMlp",
+    "max_steps": 40,
+    "metric_every": 1,
+    "checkpoint_every": 6,
+    "validate_every": 10,
+    "seed": 7,
+    "hyperparams": {"dropout": 0.3},
+}
+
+
+def parallel_run(folder: Path, processes: int, **changes: Any) -> Run:
+    rows = write_rows(folder / "data" / "rows.parquet", num_rows=NUM_ROWS)
+    held_out = write_rows(folder / "data" / "held_out.parquet", num_rows=21, seed=1)
+    data = {
+        "dataset": {"parquet_paths": [str(rows)], "batch_size": 8, "shuffle": True},
+        "validation": {"dataset": {"parquet_paths": [str(held_out)], "batch_size": 8}},
+        "resources": {"processes": processes},
+    }
+    return Run(folder / "run", **{**JOB, **data, **changes})
+
+
+def values(run: Run, name: str) -> dict[int, float]:
+    found = {}
+    for event in run.events("metrics", "validation"):
+        if name in event["values"]:
+            found[event["step"]] = event["values"][name]
+    return found
+
+
+def fingerprint(run: Run) -> dict[str, Any]:
+    meta = json.loads((run.checkpoints / "final.meta.json").read_text())
+    return {
+        "weights": hashlib.sha256((run.checkpoints / "final.pt").read_bytes()).hexdigest(),
+        "state": meta["state"],
+        "rng": meta["rng"],
+        "cursor": meta["cursor"],
+        "losses": run.losses(),
+        "validation": values(run, "val/loss"),
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    run = parallel_run(tmp_path_factory.mktemp("reference"), 2)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    run.check_invariants()
+    assert sorted(run.losses()) == list(range(1, 41))
+    assert sorted(path.name for path in run.events_path.parent.iterdir()) == ["events.jsonl"]
+    return fingerprint(run)
+
+
+def test_stops_kills_and_resumes_of_two_processes_change_nothing(
+    tmp_path: Path, reference: dict[str, Any]
+) -> None:
+    run = parallel_run(tmp_path, 2)
+    stopped = run.work(
+        FAULT="term", FAULT_AT_STEP="12"
+    )  # one rank is asked; both stop at one step and save it
+    assert stopped.returncode == 75, stopped.stderr
+    (ended,) = run.events("failed")
+    assert ended["category"] == "cancelled"
+    assert ended["step"] >= 12
+    assert (run.checkpoints / f"step-{ended['step']:08d}.meta.json").exists()
+    killed = run.work(FAULT="kill", FAULT_AT_STEP="27")
+    assert killed.returncode == 14, killed.stderr
+    assert run.events("failed")[-1]["error"].startswith("process 1 of 2 was killed by SIGKILL")
+    assert "process 1 of 2 was killed by SIGKILL" in killed.stderr
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    run.check_invariants()
+    assert fingerprint(run) == reference
+
+
+def test_the_error_of_the_rank_that_failed_first_is_the_one_that_is_told(tmp_path: Path) -> None:
+    run = parallel_run(tmp_path, 2)
+    done = run.work(FAULT="raise", FAULT_AT_STEP="8")
+    assert done.returncode == 14, done.stderr
+    (failed,) = run.events("failed")
+    assert failed["category"] == "train-step"
+    assert failed["error"].startswith("process 1 of 2: ValueError: the loss of this rank is not what it was")
+    assert "parallel_mlp.py:" in failed["error"]
+    run.check_invariants()
+
+
+def test_a_run_saved_by_four_processes_goes_on_with_two_on_the_same_rows(tmp_path: Path) -> None:
+    without_dropout = {"hyperparams": {}}
+    alone = parallel_run(tmp_path / "alone", 1, **without_dropout)
+    assert alone.work().returncode == 0
+    run = parallel_run(tmp_path / "resharded", 4, **without_dropout, max_steps=20)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    run.job |= {"resources": {"processes": 2}, "max_steps": 40}
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    # The mean of y tells which rows a step saw; the losses agree as far as sums of floats in another order do.
+    for name in ("y", "train/loss", "val/y", "val/loss"):
+        expected = values(alone, name)
+        assert expected
+        assert values(run, name) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert [event["rows"] for event in run.events("validation")] == [21] * 4
+    run.check_invariants()

@@ -32,13 +32,23 @@ PUBLIC_NAMES = {
     "ArtifactUploader",
     "ArtifactWriter",
     "Callback",
+    "DatasetIndex",
     "EarlyStopping",
+    "JsonlLogger",
+    "LearningRateMonitor",
+    "MLflowLogger",
     "MetricsRecord",
+    "ModelCheckpoint",
+    "NonFiniteGuard",
+    "ProgressBar",
     "RunHandle",
     "SampleRequest",
+    "ShardLoader",
     "StepContext",
     "StepControlHints",
     "StepResult",
+    "TensorBoardLogger",
+    "ThroughputMonitor",
     "Trainer",
     "TrainerAuthContext",
     "TrainerConfig",
@@ -140,6 +150,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
     assert readers == {
         "gen_worker.entrypoint",  # WORKER_MODE
         "gen_worker.failpoints",  # for tests
+        "gen_worker.pytorch_runner",  # sets up the worker that it runs
         f"{TRAINER}.assembly",  # sets the job's `env`
         f"{TRAINER}.isolation",  # hands it on to the child
         f"{TRAINER}.model_runtime",  # sets what CUDA's deterministic mode asks for

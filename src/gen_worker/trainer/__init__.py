@@ -10,13 +10,23 @@ if TYPE_CHECKING:
     from gen_worker.trainer.authz import TrainerAuthContext as TrainerAuthContext
     from gen_worker.trainer.callbacks import Callback as Callback
     from gen_worker.trainer.callbacks import EarlyStopping as EarlyStopping
+    from gen_worker.trainer.callbacks import JsonlLogger as JsonlLogger
+    from gen_worker.trainer.callbacks import LearningRateMonitor as LearningRateMonitor
+    from gen_worker.trainer.callbacks import MLflowLogger as MLflowLogger
+    from gen_worker.trainer.callbacks import ModelCheckpoint as ModelCheckpoint
+    from gen_worker.trainer.callbacks import NonFiniteGuard as NonFiniteGuard
+    from gen_worker.trainer.callbacks import ProgressBar as ProgressBar
     from gen_worker.trainer.callbacks import RunHandle as RunHandle
+    from gen_worker.trainer.callbacks import TensorBoardLogger as TensorBoardLogger
+    from gen_worker.trainer.callbacks import ThroughputMonitor as ThroughputMonitor
     from gen_worker.trainer.contracts import SampleRequest as SampleRequest
     from gen_worker.trainer.contracts import StepContext as StepContext
     from gen_worker.trainer.contracts import StepControlHints as StepControlHints
     from gen_worker.trainer.contracts import StepResult as StepResult
     from gen_worker.trainer.contracts import TrainerPlugin as TrainerPlugin
     from gen_worker.trainer.contracts import TrainingJobSpec as TrainingJobSpec
+    from gen_worker.trainer.datasets.index import DatasetIndex as DatasetIndex
+    from gen_worker.trainer.datasets.shard_loader import ShardLoader as ShardLoader
     from gen_worker.trainer.direct_loop import run_training_loop as run_training_loop
     from gen_worker.trainer.distributed import distribute_module as distribute_module
     from gen_worker.trainer.distributed import global_rows as global_rows
@@ -39,30 +49,40 @@ if TYPE_CHECKING:
     from gen_worker.trainer.uploader import ArtifactUploader as ArtifactUploader
 
 _HOME = {
-    "global_rows": "gen_worker.trainer.distributed",
-    "distribute_module": "gen_worker.trainer.distributed",
-    "TrainerConfig": "gen_worker.trainer.trainer_config",
-    "TrainerInterface": "gen_worker.trainer.trainer",
-    "Trainer": "gen_worker.trainer.trainer",
-    "TrainerState": "gen_worker.trainer.state",
-    "MetricsRecord": "gen_worker.trainer.state",
-    "RunHandle": "gen_worker.trainer.callbacks",
-    "EarlyStopping": "gen_worker.trainer.callbacks",
-    "Callback": "gen_worker.trainer.callbacks",
     "ArtifactUploader": "gen_worker.trainer.uploader",
     "ArtifactWriter": "gen_worker.trainer.artifacts",
+    "Callback": "gen_worker.trainer.callbacks",
+    "DatasetIndex": "gen_worker.trainer.datasets.index",
+    "EarlyStopping": "gen_worker.trainer.callbacks",
+    "JsonlLogger": "gen_worker.trainer.callbacks",
+    "LearningRateMonitor": "gen_worker.trainer.callbacks",
+    "MLflowLogger": "gen_worker.trainer.callbacks",
+    "MetricsRecord": "gen_worker.trainer.state",
+    "ModelCheckpoint": "gen_worker.trainer.callbacks",
+    "NonFiniteGuard": "gen_worker.trainer.callbacks",
+    "ProgressBar": "gen_worker.trainer.callbacks",
+    "RunHandle": "gen_worker.trainer.callbacks",
     "SampleRequest": "gen_worker.trainer.contracts",
+    "ShardLoader": "gen_worker.trainer.datasets.shard_loader",
     "StepContext": "gen_worker.trainer.contracts",
     "StepControlHints": "gen_worker.trainer.contracts",
     "StepResult": "gen_worker.trainer.contracts",
+    "TensorBoardLogger": "gen_worker.trainer.callbacks",
+    "ThroughputMonitor": "gen_worker.trainer.callbacks",
+    "Trainer": "gen_worker.trainer.trainer",
     "TrainerAuthContext": "gen_worker.trainer.authz",
+    "TrainerConfig": "gen_worker.trainer.trainer_config",
+    "TrainerInterface": "gen_worker.trainer.trainer",
     "TrainerPlugin": "gen_worker.trainer.contracts",
+    "TrainerState": "gen_worker.trainer.state",
     "TrainerSubprocessContractV1": "gen_worker.trainer.subprocess_contract",
     "TrainingCanceled": "gen_worker.errors",
     "TrainingJobSpec": "gen_worker.trainer.contracts",
     "TrainingReporter": "gen_worker.trainer.reporting",
     "batch_to_torch": "gen_worker.trainer.arrow_feed",
     "build_default_adamw_bundle": "gen_worker.trainer.optim",
+    "distribute_module": "gen_worker.trainer.distributed",
+    "global_rows": "gen_worker.trainer.distributed",
     "load_trainable_module_checkpoint": "gen_worker.trainer.optim",
     "load_trainer_plugin": "gen_worker.trainer.api",
     "read_subprocess_contract": "gen_worker.trainer.subprocess_contract",

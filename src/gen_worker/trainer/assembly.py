@@ -19,9 +19,10 @@ from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.author_state import prepare_state
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.batch_source import BatchSource
-from gen_worker.trainer.callback_loading import load_callbacks
-from gen_worker.trainer.callbacks import Callback, CallbackList
+from gen_worker.trainer.batch_source import BatchSource, FirstBatches
+from gen_worker.trainer.callbacks.base import Callback
+from gen_worker.trainer.callbacks.callback_list import CallbackList
+from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
@@ -158,7 +159,7 @@ class Assembly:
                 return None
             rank, world_size = self.processes.rank, self.processes.world_size
             source = open_held_out_data(
-                self.environment, self.job, wanted.dataset, rank=rank, world_size=world_size
+                self.environment, self.job, wanted.dataset, rank=rank, world_size=world_size, stop=self.stop
             )
             self.stack.callback(source.close)
         evaluator = Evaluator(
@@ -226,17 +227,15 @@ class Assembly:
         return inputs
 
     def _open_data(self, inputs: MaterializedInputs) -> BatchSource:
-        if self.given.train is not None:
-            return self.given.train
-        source = open_training_data(
-            self.environment,
-            self.job,
-            inputs,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-        )
-        self.stack.callback(source.close)
-        return source
+        source = self.given.train
+        if source is None:
+            rank, world_size = self.processes.rank, self.processes.world_size
+            source = open_training_data(
+                self.environment, self.job, inputs, rank=rank, world_size=world_size, stop=self.stop
+            )
+            self.stack.callback(source.close)
+        num_batches = self.job.overfit_batches
+        return FirstBatches(source, num_batches) if num_batches else source
 
     def _choose_checkpoint(self, inputs: MaterializedInputs) -> Checkpoint | None:
         """The main process chooses; the others load the same."""
@@ -317,7 +316,8 @@ class Assembly:
                 f"the checkpoint has state of callbacks that the job has not: {', '.join(gone)}"
             )
         if checkpoint.identity.get("config_digest") != loop.identity["config_digest"]:
-            loop.trainer_state.stop_reason = None  # it was another job that had enough
+            # It was another job that had enough, and that may have measured something else.
+            loop.trainer_state.stop_reason = loop.trainer_state.best = None
         if checkpoint.final and checkpoint.path.parent == self.environment.checkpoints_dir:
             loop.final_checkpoint = checkpoint.path
 

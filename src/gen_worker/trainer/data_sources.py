@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.batch_source import BatchSource, FirstBatches, ListSource, StepNumbers
-from gen_worker.trainer.contracts import DatasetSpec, TrainingJobSpec
+from gen_worker.trainer.batch_source import BatchSource, ListSource, StepNumbers
+from gen_worker.trainer.contracts import DatasetSpec, StopSignal, TrainingJobSpec
 from gen_worker.trainer.inputs import MaterializedInputs
+from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 
 
@@ -17,32 +18,9 @@ def open_training_data(
     *,
     rank: int,
     world_size: int,
+    stop: StopSignal | None = None,
 ) -> BatchSource:
     """What this process trains on."""
-    source = _open_training_data(environment, job, inputs, rank, world_size)
-    return FirstBatches(source, job.overfit_batches) if job.overfit_batches else source
-
-
-def open_held_out_data(
-    environment: WorkerEnvironment, job: TrainingJobSpec, dataset: DatasetSpec, *, rank: int, world_size: int
-) -> BatchSource:
-    """What is only looked at: in the order of its rows, since a mean does not depend on it."""
-    from gen_worker.trainer.arrow_feed import ArrowFeed
-
-    return ArrowFeed.open(
-        _local_paths(environment, dataset),
-        cache_dir=environment.cache_dir / "decoded" if dataset.decode_cache else None,
-        **{**_feed_options(job, dataset, rank, world_size), "shuffle": False},
-    )
-
-
-def _open_training_data(
-    environment: WorkerEnvironment,
-    job: TrainingJobSpec,
-    inputs: MaterializedInputs,
-    rank: int,
-    world_size: int,
-) -> BatchSource:
     if job.mock_batches is not None:
         if not job.mock_batches:
             raise InputError("mock_batches is empty: there is nothing to train on")
@@ -55,14 +33,49 @@ def _open_training_data(
     options = _feed_options(job, dataset, rank, world_size)
     if environment.arrow_ipc_path is not None:
         return ArrowFeed.open_ipc(environment.arrow_ipc_path, **options)
-    paths = [str(path) for path in inputs.parquet_paths] or _local_paths(environment, dataset)
+    paths = [str(path) for path in inputs.parquet_paths] or local_paths(environment, dataset, stop=stop)
     cache_dir = environment.cache_dir / "decoded" if dataset.decode_cache else None
     return ArrowFeed.open(paths, cache_dir=cache_dir, **options)
 
 
-def _local_paths(environment: WorkerEnvironment, dataset: DatasetSpec) -> list[str]:
+def open_held_out_data(
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    dataset: DatasetSpec,
+    *,
+    rank: int,
+    world_size: int,
+    stop: StopSignal | None = None,
+) -> BatchSource:
+    """What is only looked at: in the order of its rows, since a mean does not depend on it."""
+    from gen_worker.trainer.arrow_feed import ArrowFeed
+
+    return ArrowFeed.open(
+        local_paths(environment, dataset, stop=stop),
+        cache_dir=environment.cache_dir / "decoded" if dataset.decode_cache else None,
+        **{**_feed_options(job, dataset, rank, world_size), "shuffle": False},
+    )
+
+
+def local_paths(
+    environment: WorkerEnvironment, dataset: DatasetSpec, *, stop: StopSignal | None = None
+) -> list[str]:
+    """The files that a job names. Indexed folders are checked against their index: schema, sizes, rows and hashes."""
+    import pyarrow.parquet as pq
+
+    from gen_worker.trainer.datasets.index import resolve_dataset_paths
+    from gen_worker.trainer.datasets.schema import check_schema
+    from gen_worker.trainer.datasets.shard_loader import ShardLoader
+
     base: Path = environment.job_spec_path.parent
-    return [str(base / path) for path in dataset.parquet_paths]
+    resolved = resolve_dataset_paths([str(base / path) for path in dataset.parquet_paths])
+    for (folder, index), schema in zip(resolved.indexes, resolved.schemas, strict=True):
+        with ShardLoader(index, folder, cache_dir=environment.cache_dir / "verified") as shards:
+            if not shards.verify_all(stop=stop).is_complete and stop is not None:
+                raise_stop(stop)
+        for first in index.shard_paths(folder)[:1]:  # the feed compares the others with it
+            check_schema(schema, pq.read_schema(first), str(folder))
+    return resolved.parquet_paths
 
 
 def _feed_options(job: TrainingJobSpec, dataset: DatasetSpec, rank: int, world_size: int) -> dict[str, Any]:

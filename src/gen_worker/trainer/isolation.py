@@ -18,6 +18,7 @@ from typing import Any
 from gen_worker.errors import EXIT_CODE_BY_CATEGORY, ExitCode, TrainingCanceled, TrainStepError, WorkerError
 from gen_worker.trainer.child_attempt import ChildAttemptError, Redact, report_missing_end
 from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.data_sources import local_paths
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1, write_subprocess_contract
 
@@ -67,8 +68,7 @@ def _decode_batches(
 
     path = folder / f"batches-{os.getpid()}.arrow"
     stack.callback(path.unlink, missing_ok=True)
-    base = environment.job_spec_path.parent
-    paths = [str(base / item) for item in job.dataset.parquet_paths]
+    paths = local_paths(environment, job.dataset)
     with ArrowFeed.open(paths, batch_size=job.dataset.batch_size, columns=job.dataset.columns) as feed:
         feed.write_ipc(path)
     return path

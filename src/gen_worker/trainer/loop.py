@@ -20,7 +20,8 @@ from typing import Any
 from gen_worker.errors import InputError, TrainingCanceled, TrainingTimeout, TrainStepError
 from gen_worker.trainer.artifacts import ArtifactWriter, SavedCheckpoint
 from gen_worker.trainer.batch_source import BatchSource
-from gen_worker.trainer.callbacks import CallbackList, RunHandle
+from gen_worker.trainer.callbacks.base import RunHandle
+from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.contracts import (
     SampleRequest,
     StepContext,
@@ -298,7 +299,8 @@ class TrainingLoop:
 
     def _note_best(self, values: Mapping[str, float]) -> None:
         name, mode = self._deciding_metric()
-        if name in values:
+        best = self.trainer_state.best
+        if name in values and (best is None or best.name == name):  # else a callback has chosen another one
             self.trainer_state.note_best(name, values[name], mode)
 
     def _deciding_metric(self) -> tuple[str, Mode]:
@@ -415,8 +417,6 @@ class TrainingLoop:
     def _rescue(self, cause: BaseException) -> None:
         """Save the last committed step if the state is sound; never let a second fault hide the first."""
         is_stop = isinstance(cause, TrainingCanceled | TrainingTimeout)
-        for fault in self.callbacks.call_all("on_exception", self._handle, cause):
-            cause.add_note(f"and a callback failed on the way out: {fault}")
         try:
             # A save needs all processes; where one failed, the others are not there to take part.
             is_possible = self.processes.world_size == 1 or (is_stop and self._stop_step is not None)
@@ -428,3 +428,5 @@ class TrainingLoop:
         except Exception as second:  # the cause is on its way up and must arrive
             logger.exception("no checkpoint could be saved on the way out")
             cause.add_note(f"and no checkpoint could be saved on the way out: {second}")
+        for fault in self.callbacks.call_all("on_exception", self._handle, cause):
+            cause.add_note(f"and a callback failed on the way out: {fault}")

@@ -17,7 +17,7 @@ from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.assembly import Assembly, Given
 from gen_worker.trainer.attempt import Attempt
 from gen_worker.trainer.batch_source import BatchSource, ListSource
-from gen_worker.trainer.callbacks import Callback
+from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.evaluation import Evaluator, Kind
 from gen_worker.trainer.event_log import DiscardedEvents

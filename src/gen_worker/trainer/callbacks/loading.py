@@ -1,7 +1,8 @@
 """The callbacks that a job names."""
 
 from gen_worker.errors import PluginError
-from gen_worker.trainer.callbacks import Callback, EarlyStopping
+from gen_worker.trainer.callbacks.base import Callback
+from gen_worker.trainer.callbacks.early_stopping import EarlyStopping
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.plugin_import import import_symbol
 

@@ -1,0 +1,106 @@
+"""LoRA by hand: a frozen base model, small trained corrections beside its layers, and checkpoints of these alone."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gen_worker.trainer import (
+    StepContext,
+    StepResult,
+    batch_to_torch,
+    build_default_adamw_bundle,
+    load_trainable_module_checkpoint,
+    save_trainable_module_checkpoint,
+)
+
+torch.set_num_threads(1)  # so small a model is faster on one thread, and one thread adds in one order
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer W and a trained correction of low rank: W x + alpha / rank * B A x."""
+
+    def __init__(self, frozen: nn.Linear, *, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(rank, frozen.in_features) / frozen.in_features**0.5)
+        self.b = nn.Parameter(torch.zeros(frozen.out_features, rank))  # so training begins at the base model
+        self.scale = alpha / rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(x) + self.scale * (x @ self.a.T @ self.b.T)
+
+
+def add_adapters(model: nn.Module, *, rank: int, alpha: float) -> nn.Module:
+    """Put an adapter around every linear layer, at any depth."""
+    for name, child in model.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(model, name, LoRA(child, rank=rank, alpha=alpha))
+        else:
+            add_adapters(child, rank=rank, alpha=alpha)
+    return model
+
+
+def build_base() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
+
+
+def load_base(path: Path) -> nn.Sequential:
+    base = build_base()
+    base.load_state_dict(torch.load(path, weights_only=True))
+    return base.requires_grad_(False)
+
+
+class LoRATrainer:
+    def setup(self, ctx: StepContext) -> None:
+        self.base = load_base(ctx.model_handles["weights"]).to(ctx.device)  # to compare with
+
+    def configure(self, ctx: StepContext) -> dict[str, Any]:
+        settings = ctx.job.hyperparams
+        model = load_base(ctx.model_handles["weights"])
+        model = add_adapters(model, rank=settings["rank"], alpha=settings["alpha"]).to(ctx.device)
+        optimizer, scheduler = build_default_adamw_bundle(model, settings)  # takes what has requires_grad
+        return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+    def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+        columns = batch_to_torch(raw_batch)
+        return columns["motion"].to(ctx.device), columns["acceleration"].to(ctx.device)
+
+    def train_step(self, prepared_batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+        motion, acceleration = prepared_batch
+        loss = nn.functional.mse_loss(state["model"](motion).squeeze(1), acceleration)
+        state["optimizer"].zero_grad()
+        loss.backward()
+        state["optimizer"].step()
+        state["scheduler"].step()
+        base_loss = nn.functional.mse_loss(self.base(motion).squeeze(1), acceleration)
+        return StepResult(metrics={"loss": loss.detach(), "base_loss": base_loss})
+
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Nothing of the frozen base: the job's `weights` bring it back."""
+        adapter = {
+            name: value.detach() for name, value in state["model"].named_parameters() if value.requires_grad
+        }
+        return {
+            "adapter": adapter,
+            "optimizer": state["optimizer"].state_dict(),
+            "scheduler": state["scheduler"].state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
+        state["model"].load_state_dict(payload["adapter"], strict=False)
+        state["optimizer"].load_state_dict(payload["optimizer"])
+        state["scheduler"].load_state_dict(payload["scheduler"])
+
+    def save_checkpoint(
+        self, *, state: dict[str, Any], step: int, output_dir: str, final: bool, ctx: StepContext
+    ) -> None:
+        """The adapter as a file of its own, to hand on: whoever has base.pt can use it."""
+        save_trainable_module_checkpoint(state["model"], Path(output_dir, "adapter.pt"), extra={"step": step})
+
+    def load_checkpoint(
+        self, *, state: dict[str, Any], checkpoint_dir: str, payload: dict[str, Any], ctx: StepContext
+    ) -> None:
+        """Refuses, with all that does not fit, an adapter that was trained with another rank or on other layers."""
+        load_trainable_module_checkpoint(state["model"], Path(checkpoint_dir, "adapter.pt"))

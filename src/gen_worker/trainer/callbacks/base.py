@@ -1,0 +1,154 @@
+"""Callbacks: what may look on and ask for something, at published moments, in one total order.
+
+    on_train_begin
+    ├── on_epoch_begin                     before the first batch of an epoch
+    │   ├── on_batch_begin                 the batch is there, `prepare_batch` comes next
+    │   ├── on_batch_end                   the step is committed
+    │   ├── on_metrics                     the step's metrics were emitted
+    │   ├── on_validation_begin
+    │   ├── on_validation_end              then on_metrics with the val/ values
+    │   └── on_epoch_end                   before the checkpoint of the same step, so that it is saved with it
+    ├── on_checkpoint                      a checkpoint is durable and was read back
+    └── on_train_end | on_exception        exactly one of the two, last
+
+Within one moment callbacks are called in the order in which they were given. `docs/callbacks.md` tells the rest.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gen_worker.trainer.contracts import (
+    StepContext,
+    StepResult,
+    TrainerPlugin,
+    TrainingJobSpec,
+)
+from gen_worker.trainer.state import MetricsRecord, TrainerState
+
+if TYPE_CHECKING:
+    from gen_worker.trainer.artifacts import SavedCheckpoint
+
+logger = logging.getLogger("gen_worker.callbacks")
+
+HOOKS = (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_batch_begin",
+    "on_batch_end",
+    "on_metrics",
+    "on_validation_begin",
+    "on_validation_end",
+    "on_epoch_end",
+    "on_checkpoint",
+    "on_train_end",
+    "on_exception",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunHandle:
+    """What a callback may read, and what it may ask for. The same object during a whole attempt."""
+
+    job: TrainingJobSpec
+    ctx: StepContext
+    trainer: TrainerPlugin
+    state: TrainerState
+    model_state: Any  # what the author's `configure` returned
+    folder: Path  # of the run's artifacts; loggers write below it
+    end_step: int | None = None
+    steps_per_epoch: int | None = None
+
+    # What the loop lends; a callback uses the methods below.
+    emit: Callable[[Mapping[str, float]], None] = lambda _values: None
+    tell: Callable[[str, str], None] = lambda _message, _level: None
+    any_of_all: Callable[[bool], bool] = bool
+    is_checkpoint_due: bool = False
+    rollback: tuple[Mapping[str, Any] | None, int] | None = None
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes. What goes to a file, a screen or a server belongs there."""
+        return self.ctx.rank == 0
+
+    def report(self, values: Mapping[str, float]) -> None:
+        """Emit metrics of the current step, as an event and to the other callbacks. Any process may call it."""
+        self.emit(values)
+
+    def log(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
+        """A sentence for people: a `log` event and a line of the worker's log."""
+        if self.is_main:
+            self.tell(message, level)
+
+    def stop(self, reason: str) -> None:
+        """End training after this step as if it were the last: final checkpoint, `completed` with the reason.
+
+        With several processes every one of them must ask for it at the same step.
+        """
+        if self.state.stop_reason is None:
+            self.state.stop_reason = reason
+
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint at the end of this step, whatever the cadence says."""
+        self.is_checkpoint_due = True
+
+    def roll_back(self, payload: Mapping[str, Any] | None = None, *, step: int = 0) -> None:
+        """After this batch, go back to `payload`, what the author's `state_dict` returned at `step`, or without one
+        to the newest checkpoint, and go on with the next batch: what was trained on since is skipped for good.
+
+        Every process must ask for it at the same step.
+        """
+        self.rollback = (payload, step)
+
+    def any_process(self, flag: bool) -> bool:
+        """True in every process if any of them says True. A collective call: all must make it at the same step."""
+        return self.any_of_all(flag)
+
+
+class Callback:
+    """Override what you need: a hook that is not overridden is never called.
+
+    Public attributes that changed since training began are saved with every checkpoint and restored on resume; a
+    name with a leading underscore is yours alone. Override `state_dict` and `load_state_dict` for another choice.
+    """
+
+    def on_train_begin(self, run: RunHandle) -> None:
+        """The state is ready, restored if the run resumes (`run.state.step` is then above 0)."""
+
+    def on_epoch_begin(self, run: RunHandle) -> None:
+        """Not called again where a run resumes in the middle of an epoch."""
+
+    def on_batch_begin(self, run: RunHandle, batch: Any) -> None:
+        """`batch` is the raw batch. Overriding this costs a call per step."""
+
+    def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+        """The step is committed. Reading a tensor in `result` waits for the device."""
+
+    def on_metrics(self, run: RunHandle, values: Mapping[str, float]) -> None:
+        """`values` were emitted for `run.state.step`, under their reported names."""
+
+    def on_validation_begin(self, run: RunHandle) -> None: ...
+
+    def on_validation_end(self, run: RunHandle, record: MetricsRecord) -> None: ...
+
+    def on_epoch_end(self, run: RunHandle) -> None: ...
+
+    def on_checkpoint(self, run: RunHandle, checkpoint: "SavedCheckpoint") -> None:
+        """Called in the main process only; `checkpoint.step` may be some steps back."""
+
+    def on_train_end(self, run: RunHandle) -> None:
+        """Training reached its end; the final checkpoint is durable."""
+
+    def on_exception(self, run: RunHandle, error: BaseException) -> None:
+        """Training ends with `error`, which may be a stop request."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of this callback: None, for what the class's docstring says."""
+        return None
+
+    def load_state_dict(self, payload: Mapping[str, Any]) -> None:
+        """Put back what a checkpoint kept. Settings given to the constructor stay as they were given."""
+        for name, value in payload.items():
+            setattr(self, name, value)

@@ -1,0 +1,223 @@
+"""How far training is, on stderr: a bar at a terminal, a line now and then in a pipe. The loop pays nothing for it."""
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
+
+from gen_worker.trainer.callbacks.base import Callback, RunHandle
+from gen_worker.trainer.state import MetricsRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+logger = logging.getLogger("gen_worker.progress")
+
+PIPE_REFRESH_S = 5.0
+RATE_OVER_S = 30.0
+END_WAIT_S = 2.0  # for a terminal that takes no more output
+
+
+class _View(Protocol):
+    """Shows one state of a run. Used by one thread, from `start` to `stop`."""
+
+    def start(self) -> None: ...
+    def show(self, step: int, end_step: int | None, facts: list[str]) -> None: ...
+    def stop(self) -> None: ...
+
+
+class ProgressBar(Callback):
+    """Shows step, epoch, loss, speed, time left and the newest validation, in the main process.
+
+    A thread of its own reads the run's state: every `refresh_s` at a terminal, every 5 s where stderr is a pipe or a
+    file, and there only when something changed. The first and the last state are always shown.
+    """
+
+    def __init__(self, refresh_s: float = 0.25, stream: TextIO | None = None) -> None:
+        """`stream` is for tests and for those who want it elsewhere than on stderr."""
+        self.refresh_s = refresh_s
+        self._stream = stream
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._note = ""
+
+    def on_train_begin(self, run: RunHandle) -> None:
+        stream = self._stream or sys.stderr
+        if not run.is_main or stream is None:  # a process may have no stderr
+            return
+        self._ended = threading.Event()
+        self._note = ""
+        view, refresh_s = _choose_view(stream, self.refresh_s)
+        self._thread = threading.Thread(
+            target=self._draw_forever, args=(run, view, refresh_s, self._ended), name="progress", daemon=True
+        )
+        self._thread.start()
+
+    def on_validation_begin(self, run: RunHandle) -> None:  # noqa: ARG002
+        self._note = "validating"
+
+    def on_validation_end(self, run: RunHandle, record: MetricsRecord) -> None:  # noqa: ARG002
+        self._note = ""
+
+    def on_train_end(self, run: RunHandle) -> None:
+        self._end("done" if run.state.stop_reason is None else f"stopped: {run.state.stop_reason}")
+
+    def on_exception(self, run: RunHandle, error: BaseException) -> None:  # noqa: ARG002
+        self._end(f"ended with {type(error).__name__}")
+
+    def _end(self, note: str) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._note = note
+            self._ended.set()
+            thread.join(END_WAIT_S)
+
+    def _draw_forever(self, run: RunHandle, view: _View, refresh_s: float, ended: threading.Event) -> None:
+        facts = _Facts(run)
+        try:
+            view.start()
+            try:
+                is_last = False
+                while True:
+                    view.show(run.state.step, run.end_step, facts.read(self._note))
+                    if is_last:
+                        return
+                    is_last = ended.wait(refresh_s)
+            finally:
+                view.stop()
+        except (OSError, ValueError):  # the stream is closed: nobody is looking any more
+            logger.debug("the progress bar has nowhere to go", exc_info=True)
+
+
+class _Facts:
+    """What there is to say about a run, in words. Measures its speed from one reading to the next."""
+
+    def __init__(self, run: RunHandle, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._clock = clock
+        self._readings: deque[tuple[float, int, int | None]] = deque()
+
+    def read(self, note: str = "") -> list[str]:
+        run, state = self._run, self._run.state
+        now_s, step, samples = self._clock(), state.step, state.samples_seen
+        readings = self._readings
+        if readings and step < readings[-1][1]:
+            readings.clear()  # rolled back
+        readings.append((now_s, step, samples))
+        while len(readings) > 2 and readings[0][0] < now_s - RATE_OVER_S:
+            readings.popleft()
+        first_s, first_step, first_samples = readings[0]
+        passed_s = now_s - first_s
+        steps_per_s = (step - first_step) / passed_s if passed_s > 0 else 0.0
+        facts = [f"epoch {state.epoch}"]
+        metrics = state.metrics.copy()  # at once: the loop may add one while we look
+        loss = metrics.get("train/loss")
+        if loss is not None:
+            facts.append(f"loss {loss:.4g}")
+        if steps_per_s > 0:
+            if samples is not None and first_samples is not None:
+                facts.append(f"{(samples - first_samples) / passed_s:,.4g} samples/s")
+            else:
+                facts.append(f"{steps_per_s:,.4g} steps/s")
+            if run.end_step is not None and step < run.end_step:
+                facts.append(f"{_duration((run.end_step - step) / steps_per_s)} left")
+        held_out = [(name, value) for name, value in metrics.items() if name.startswith("val/")]
+        if held_out:
+            name, value = next((item for item in held_out if item[0] == "val/loss"), held_out[0])
+            facts.append(f"{name} {value:.4g}")
+        if note:
+            facts.append(note)
+        return facts
+
+
+class _LineView:
+    """For pipes and files: whole lines, and none that says what the last one said."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = ""
+
+    def start(self) -> None: ...
+
+    def show(self, step: int, end_step: int | None, facts: list[str]) -> None:
+        share = f"/{end_step} ({step / max(end_step, 1):.0%})" if end_step is not None else ""
+        key = f"{step} {facts[-1]}"
+        if key != self._shown:
+            self._shown = key
+            self._stream.write(f"step {step}{share}  {'  '.join(facts)}\n")
+            self._stream.flush()
+
+    def stop(self) -> None: ...
+
+
+class _BarView:
+    """For terminals. Drawn by our thread alone: rich starts none of its own here.
+
+    While it is shown, what others write to the same terminal goes above it: rich sees to `sys.stdout` and
+    `sys.stderr`, and log handlers that hold the terminal already are pointed there too.
+    """
+
+    def __init__(self, console: "Console") -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        facts = Column(no_wrap=True, overflow="ellipsis")
+        self._progress = Progress(
+            TextColumn("step {task.fields[place]}", markup=False, table_column=Column(no_wrap=True)),
+            BarColumn(),
+            TextColumn("{task.fields[facts]}", markup=False, table_column=facts),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # a pipe gets what it was to get
+            redirect_stderr=console.file is sys.stderr,
+        )
+        self._stream: IO[str] = console.file
+        self._handlers: list[logging.StreamHandler[Any]] = []
+        self._task = self._progress.add_task("", total=None, visible=False, place="", facts="")
+
+    def start(self) -> None:
+        is_stderr = self._stream is sys.stderr
+        self._progress.start()
+        if is_stderr:
+            for handler in (*logging.root.handlers, *logging.getLogger("gen_worker").handlers):
+                if isinstance(handler, logging.StreamHandler) and handler.stream is self._stream:
+                    handler.setStream(sys.stderr)  # by now rich's
+                    self._handlers.append(handler)
+
+    def show(self, step: int, end_step: int | None, facts: list[str]) -> None:
+        place = f"{step}" if end_step is None else f"{step}/{end_step}"
+        self._progress.update(
+            self._task,
+            completed=step,
+            total=end_step,
+            visible=True,
+            place=place,
+            facts="  ".join(facts),
+            refresh=True,
+        )
+
+    def stop(self) -> None:
+        for handler in self._handlers:
+            handler.setStream(self._stream)
+        with contextlib.suppress(OSError, ValueError):
+            self._progress.stop()
+
+
+def _choose_view(stream: TextIO, refresh_s: float) -> tuple[_View, float]:
+    if stream.isatty():
+        from rich.console import Console
+
+        console = Console(file=stream)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return _BarView(console), refresh_s
+    return _LineView(stream), PIPE_REFRESH_S
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"

@@ -1,0 +1,373 @@
+"""`Trainer` in the caller's process: the same attempt that a worker makes, with batches and callbacks handed over."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gen_worker.errors import InputError, SpecError, StartupError, TrainStepError
+from gen_worker.trainer import (
+    Callback,
+    MetricsRecord,
+    RunHandle,
+    StepContext,
+    StepResult,
+    Trainer,
+    TrainerConfig,
+    TrainerInterface,
+)
+from gen_worker.trainer.contracts import EarlyStoppingSpec
+
+BATCHES = [[float(n)] * 4 for n in range(5)]
+
+
+class Drift:
+    """Its weight moves by the mean of the batch and a random number; validation measures the weight."""
+
+    def setup(self, ctx: StepContext) -> None: ...
+
+    def configure(self, ctx: StepContext) -> dict[str, Any]:
+        return {"weight": np.zeros(2)}
+
+    def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+        return np.asarray(raw_batch)
+
+    def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+        state["weight"] += batch.mean() + np.random.standard_normal(2)
+        return StepResult(metrics={"loss": float(state["weight"].sum())})
+
+    def validate_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, float]:
+        np.random.standard_normal(3)
+        return {"loss": float(state["weight"].sum()), "mean": float(batch.mean())}
+
+    test_step = validate_step
+
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return dict(state)
+
+    def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
+        state.update(payload)
+
+
+def make(folder: Path, *callbacks: Callback, plugin: Any = Drift, **config: Any) -> Trainer:
+    data = {
+        name: config.pop(name) for name in ("train_data", "validation_data", "test_data") if name in config
+    }
+    config = {"epochs": 3, "metric_every": 2, "checkpoint_every": 4, **config}
+    return Trainer(
+        plugin,
+        TrainerConfig(**config),
+        **{"train_data": BATCHES, **data},
+        callbacks=callbacks,
+        folder=folder,
+    )
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics" / "events.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [event for event in found if not kinds or event["event"] in kinds]
+
+
+def test_it_is_the_typed_interface_of_the_three_operations(tmp_path: Path) -> None:
+    assert isinstance(make(tmp_path), TrainerInterface)
+
+
+def test_train_returns_what_was_measured_and_leaves_a_whole_run_behind(tmp_path: Path) -> None:
+    trainer = make(tmp_path, validation_data=BATCHES[:2], test_data=BATCHES[3:])
+    record = trainer.train()
+    assert isinstance(record, MetricsRecord)
+    assert (record.kind, record.step, record.epoch) == ("train", 15, 3)
+    assert record.checkpoint == tmp_path / "checkpoints" / "final.pt"
+    assert record["val/mean"] == 0.5
+    assert record["test/mean"] == 3.5
+    assert trainer.state is not None
+    assert [step for step, _ in trainer.state.train_loss] == [2, 4, 6, 8, 10, 12, 14]
+    assert [step for step, _ in trainer.state.validation_loss] == [5, 10, 15]
+    assert trainer.state.best is not None
+    assert trainer.state.best.name == "val/loss"
+    assert [event["event"] for event in events(tmp_path, "started", "completed")] == ["started", "completed"]
+    assert [event["values"]["val/mean"] for event in events(tmp_path, "validation")] == [0.5] * 3
+
+
+def test_validate_and_test_change_nothing_and_write_nothing(tmp_path: Path) -> None:
+    trainer = make(tmp_path, validation_data=BATCHES[:2], test_data=BATCHES)
+    trainer.train()
+    before = (tmp_path / "metrics" / "events.jsonl").read_bytes()
+    weight = trainer.model_state["weight"].copy()
+    stream = np.random.get_state()
+    first, second = trainer.validate(), trainer.validate()
+    assert trainer.test()["test/mean"] == 2.0
+    assert (first.kind, first.rows, first.metrics) == ("validation", 8, second.metrics)
+    assert (trainer.model_state["weight"] == weight).all()
+    assert (np.random.get_state()[1] == stream[1]).all()
+    assert (tmp_path / "metrics" / "events.jsonl").read_bytes() == before
+
+
+def test_validate_in_another_process_takes_the_newest_checkpoint(tmp_path: Path) -> None:
+    trained = make(tmp_path, validation_data=BATCHES)
+    trained.train()
+    fresh = make(tmp_path, validation_data=BATCHES)
+    record = fresh.validate()
+    assert record.step == 15
+    assert record.metrics == trained.validate().metrics
+
+
+def test_a_run_is_the_same_with_and_without_validation(tmp_path: Path) -> None:
+    plain = make(tmp_path / "plain")
+    watched = make(tmp_path / "watched", validation_data=BATCHES, validate_every=1)
+    plain.train(), watched.train()
+    assert (plain.model_state["weight"] == watched.model_state["weight"]).all()
+
+
+def test_training_again_on_the_same_folder_goes_on_to_the_bit(tmp_path: Path) -> None:
+    straight = make(tmp_path / "straight", epochs=4)
+    straight.train()
+    make(tmp_path / "parts", max_steps=7).train()
+    again = make(tmp_path / "parts", epochs=4)
+    record = again.train()
+    assert record.step == 20
+    assert (again.model_state["weight"] == straight.model_state["weight"]).all()
+    finished = make(tmp_path / "parts", epochs=4).train()
+    assert finished.step == 20
+
+
+def test_early_stopping_ends_the_run_as_complete_and_it_stays_so(tmp_path: Path) -> None:
+    stopping = EarlyStoppingSpec(metric="val/mean", patience=2)
+    trainer = make(tmp_path, validation_data=BATCHES, validate_every=1, early_stopping=stopping)
+    record = trainer.train()
+    assert record.step == 3
+    assert record.stop_reason is not None
+    assert record.stop_reason.startswith("val/mean did not improve on 2 (step 1)")
+    (completed,) = events(tmp_path, "completed")
+    assert completed["reason"] == record.stop_reason
+    assert trainer.state is not None
+    assert trainer.state.early_stopping == {"best": 2.0, "best_step": 1, "num_without_improvement": 2}
+    again = make(tmp_path, validation_data=BATCHES, validate_every=1, early_stopping=stopping)
+    assert again.train().step == 3
+    # More patience is another job: it goes on, with what it had counted.
+    patient = EarlyStoppingSpec(metric="val/mean", patience=4)
+    longer = make(tmp_path, validation_data=BATCHES, validate_every=1, early_stopping=patient)
+    assert longer.train().step == 5
+
+
+def test_early_stopping_on_a_metric_that_validation_does_not_give_says_so(tmp_path: Path) -> None:
+    trainer = make(tmp_path, validation_data=BATCHES, early_stopping={"metric": "val/accuracy"})
+    with pytest.raises(TrainStepError, match=r"validation gave no 'val/accuracy'.*val/loss, val/mean"):
+        trainer.train()
+    assert events(tmp_path)[-1]["event"] == "failed"
+
+
+class Order(Callback):
+    def __init__(self, name: str, heard: list[str]) -> None:
+        self._name = name
+        self._heard = heard
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("on_"):
+            return object.__getattribute__(self, name)
+
+        def hear(run: RunHandle, *args: Any) -> None:
+            self._heard.append(f"{self._name}.{name}@{run.state.step}")
+
+        return hear
+
+
+def test_the_order_of_callbacks_is_the_published_one(tmp_path: Path) -> None:
+    heard: list[str] = []
+    trainer = make(
+        tmp_path,
+        Order("a", heard),
+        Order("b", heard),
+        train_data=BATCHES[:2],
+        validation_data=BATCHES[:1],
+        epochs=1,
+        checkpoint_every=0,
+    )
+    trainer.train()
+    moments = [
+        "on_train_begin@0",
+        "on_epoch_begin@0",
+        "on_batch_begin@0",
+        "on_batch_end@1",
+        "on_batch_begin@1",
+        "on_batch_end@2",
+        "on_metrics@2",
+        "on_validation_begin@2",
+        "on_validation_end@2",
+        "on_metrics@2",
+        "on_epoch_end@2",
+        "on_checkpoint@2",
+        "on_train_end@2",
+    ]
+    assert heard == [f"{name}.{moment}" for moment in moments for name in "ab"]
+
+
+class Counter(Callback):
+    """Keeps its state without a word about it."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.limit = limit
+        self.num_batches = 0
+        self.seen: list[float] = []
+
+    def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+        self.num_batches += 1
+        self.seen.append(float(batch[0]))
+        if self.num_batches == self.limit:
+            run.stop("that is enough")
+
+
+def test_a_callback_keeps_its_state_by_default_and_its_settings_are_those_given(tmp_path: Path) -> None:
+    make(tmp_path, Counter(), max_steps=7).train()
+    counter = Counter(limit=9)
+    record = make(tmp_path, counter, max_steps=12).train()
+    assert (counter.num_batches, counter.limit, record.step) == (9, 9, 9)
+    assert counter.seen == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+
+
+def test_a_callback_that_raises_names_itself_and_the_run_has_its_terminal_event(tmp_path: Path) -> None:
+    class Broken(Callback):
+        def on_epoch_end(self, run: RunHandle) -> None:
+            raise KeyError("oh")
+
+    with pytest.raises(TrainStepError, match=r"the callback Broken\.on_epoch_end raised KeyError: 'oh'"):
+        make(tmp_path, Broken()).train()
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["category"], last["step"]) == ("failed", "train-step", 5)
+    assert (tmp_path / "checkpoints" / "step-00000005.meta.json").exists()  # the state was sound
+
+
+def test_every_callback_hears_of_the_end_even_where_another_one_raises(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Broken(Callback):
+        def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+            raise ValueError("first")
+
+        def on_exception(self, run: RunHandle, error: BaseException) -> None:
+            raise RuntimeError("second")
+
+    class Last(Callback):
+        def on_exception(self, run: RunHandle, error: BaseException) -> None:
+            heard.append(str(error))
+
+    with pytest.raises(TrainStepError, match="first"):
+        make(tmp_path, Broken(), Last()).train()
+    assert len(heard) == 1
+    assert "a callback failed on the way out: second" in events(tmp_path)[-1]["error"]
+
+
+def test_a_callback_can_ask_for_a_checkpoint_and_report_metrics(tmp_path: Path) -> None:
+    class Asking(Callback):
+        def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+            if run.state.step == 3:
+                run.save_checkpoint()
+                run.report({"asked": 1.0})
+
+    make(tmp_path, Asking(), checkpoint_every=0).train()
+    assert 3 in [event["step"] for event in events(tmp_path, "checkpoint")]
+    (asked,) = (event for event in events(tmp_path, "metric") if event["name"] == "asked")
+    assert asked["step"] == 3
+
+
+def test_a_rollback_takes_the_state_back_and_the_data_on(tmp_path: Path) -> None:
+    class TakeBack(Callback):
+        def __init__(self) -> None:
+            self.num_taken_back = 0
+            self.seen: list[tuple[int, float]] = []
+
+        def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+            self.seen.append((run.state.step, batch[0]))
+            if run.state.step == 3 and not self.num_taken_back:
+                self.num_taken_back += 1
+                run.roll_back({"weight": np.full(2, 7.0)}, step=2)
+
+    back = TakeBack()
+    trainer = make(tmp_path, back, epochs=2, checkpoint_every=0)
+    record = trainer.train()
+    # Step 3 is trained twice, on the third batch and then on the fourth: one batch less is left for other steps.
+    assert back.seen == [(1, 0), (2, 1), (3, 2), (3, 3), (4, 4), (5, 0), (6, 1), (7, 2), (8, 3), (9, 4)]
+    assert (record.step, record.epoch) == (9, 2)
+
+
+def test_a_rollback_to_the_newest_checkpoint(tmp_path: Path) -> None:
+    class TakeBack(Callback):
+        def __init__(self) -> None:
+            self.num_taken_back = 0
+
+        def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+            if run.state.step == 6 and not self.num_taken_back:
+                self.num_taken_back += 1
+                run.roll_back()
+
+    make(tmp_path, TakeBack(), epochs=2).train()
+    messages = [event["message"] for event in events(tmp_path, "log")]
+    assert "rolled back from step 6 to step 4" in messages
+    with pytest.raises(TrainStepError, match="there is no checkpoint to go back to"):
+        make(tmp_path / "without", TakeBack(), checkpoint_every=0).train()
+
+
+def test_fast_dev_run_takes_a_few_steps_through_everything(tmp_path: Path) -> None:
+    trainer = make(tmp_path, fast_dev_run=2, validation_data=BATCHES, epochs=100)
+    assert trainer.train().step == 2
+    (validation,) = events(tmp_path, "validation")
+    assert validation["rows"] == 8  # two of its batches
+    assert [event["step"] for event in events(tmp_path, "metric")] == [1, 2]
+
+
+def test_overfitting_sees_the_first_batches_again_and_again(tmp_path: Path) -> None:
+    counter = Counter()
+    make(tmp_path, counter, overfit_batches=2, epochs=3).train()
+    assert counter.seen == [0, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "epochs: neither it nor `max_steps`"),
+        ({"epochs": 0}, "epochs: found 0"),
+        ({"epochs": 1, "batch_size": "many"}, 'batch_size: found "many"'),
+        ({"epochs": 1, "learning_rate": -1.0}, "learning_rate: found -1"),
+        ({"epochs": 1, "precision": "fp8"}, 'precision: found "fp8"'),
+        ({"epochs": 1, "validate_every": "step"}, 'validate_every: found "step"'),
+        ({"epochs": 1, "seed": -1}, "seed: found -1"),
+        (
+            {"epochs": 1, "early_stopping": {"patienc": 2}},
+            "early_stopping: unknown field `patienc`: did you mean `patience`",
+        ),
+        ({"epochs": 1, "gradient_clip_norm": 0}, "gradient_clip_norm: found 0"),
+        (
+            {"epochs": 1, "learning_rate": 1.0, "hyperparams": {"learning_rate": 2}},
+            "hyperparams.learning_rate: given together",
+        ),
+    ],
+)
+def test_a_wrong_config_says_what_is_wrong(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        TrainerConfig(**config)
+    assert said in str(caught.value)
+
+
+def test_all_faults_of_a_config_come_at_once_and_a_misspelt_field_is_recognised() -> None:
+    with pytest.raises(SpecError) as caught:
+        TrainerConfig.from_document({"epoch": 3, "batch_size": 0, "seed": "x"})
+    assert len(caught.value.faults) == 3
+    assert "did you mean `epochs`" in str(caught.value)
+
+
+def test_wrong_parts_are_refused_with_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="expected parquet paths, or batches"):
+        make(tmp_path, train_data=iter(BATCHES))
+    with pytest.raises(StartupError, match="expected instances of"):
+        make(tmp_path, Counter)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="there is no test data"):
+        make(tmp_path).test()
+
+    class NoValidation(Drift):
+        validate_step = None  # type: ignore[assignment]
+
+    with pytest.raises(StartupError, match="has no `validate_step"):
+        make(tmp_path, plugin=NoValidation, validation_data=BATCHES).train()

@@ -318,6 +318,33 @@ def test_fast_dev_run_takes_a_few_steps_through_everything(tmp_path: Path) -> No
     assert [event["step"] for event in events(tmp_path, "metric")] == [1, 2]
 
 
+def test_a_trial_run_leaves_nothing_that_a_real_one_would_take_for_its_own(tmp_path: Path) -> None:
+    make(tmp_path, fast_dev_run=2).train()
+    assert (tmp_path / "fast_dev_run" / "checkpoints" / "final.pt").exists()
+    assert make(tmp_path).train().step == 15
+    assert make(tmp_path, fast_dev_run=2).train().step == 2
+    assert (tmp_path / "checkpoints" / "final.pt").exists()
+
+
+def test_a_second_train_in_one_process_saves_what_the_first_one_counted(tmp_path: Path) -> None:
+    counter = Counter()
+    trainer = make(tmp_path, counter, max_steps=5)
+    trainer.train()
+    weight = trainer.model_state["weight"].copy()
+    assert trainer.train().step == 5  # finished: nothing is trained, and what is in memory stays
+    assert (trainer.model_state["weight"] == weight).all()
+    make(tmp_path, counter, max_steps=7).train()
+    fresh = Counter()
+    make(tmp_path, fresh, max_steps=8).train()
+    assert (counter.num_batches, fresh.num_batches) == (7, 8)
+
+
+def test_a_folder_of_an_overfitting_run_is_not_taken_for_a_real_one(tmp_path: Path) -> None:
+    make(tmp_path, overfit_batches=2).train()
+    with pytest.raises(InputError, match="is of a run with overfit_batches"):
+        make(tmp_path, epochs=9).train()
+
+
 def test_overfitting_sees_the_first_batches_again_and_again(tmp_path: Path) -> None:
     counter = Counter()
     make(tmp_path, counter, overfit_batches=2, epochs=3).train()

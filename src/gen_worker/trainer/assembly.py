@@ -257,9 +257,15 @@ class Assembly:
         return CheckpointStore(self.environment.checkpoints_dir).load(Path(path))
 
     def _newest_state(self) -> tuple[Mapping[str, Any], int] | None:
-        chosen = None
+        """Of the newest checkpoint that the cadence made: one that only an interrupted run has would not be there
+        in a run that was never interrupted, and the two would part.
+        """
+        chosen, every = None, self.job.checkpoint_every or 1
+        store = CheckpointStore(self.environment.checkpoints_dir)
         if self.processes.rank == 0:
-            chosen, _ = CheckpointStore(self.environment.checkpoints_dir).newest_verified()
+            found = (info for info in store.list() if info.verified and info.step % every == 0)
+            newest = next(found, None)
+            chosen = None if newest is None else store.load(newest.meta_path)
         checkpoint = self._load_as_main(chosen)
         return None if checkpoint is None else (checkpoint.state, checkpoint.step)
 
@@ -399,6 +405,10 @@ def _load_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
 def _start_of(checkpoint: Checkpoint | None, source: BatchSource) -> Start:
     if checkpoint is None:
         return Start()
+    if "overfit_epoch" in (checkpoint.cursor or {}) and not isinstance(source, FirstBatches):
+        raise InputError(
+            f"{checkpoint.path} is of a run with overfit_batches, and the job has none now: use another folder"
+        )
     if checkpoint.cursor is None:
         return Start(step=checkpoint.step, epoch=checkpoint.epoch)
     manifest = checkpoint.identity.get("dataset_manifest")

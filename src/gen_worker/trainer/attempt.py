@@ -7,12 +7,15 @@ since the file is not ours to write.
 
 import logging
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.assembly import Assembly, Given, is_finished
@@ -56,6 +59,8 @@ class Attempt:
 
     def _run(self, stack: ExitStack) -> TrainingLoop:
         environment, job = self.environment, self.job
+        if job.fast_dev_run:
+            self.environment = environment = _in_a_folder_apart(environment, is_main=self.is_main)
         lease = None
         if self.is_main:
             lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)
@@ -191,6 +196,16 @@ class Attempt:
         if process is not None:
             fields["processes"] = process.world_size
         return fields
+
+
+def _in_a_folder_apart(environment: WorkerEnvironment, *, is_main: bool) -> WorkerEnvironment:
+    """What a trial run saves is wiped by the next one, and no real run can take it for its own."""
+    folder = environment.checkpoints_dir.parent / "fast_dev_run"
+    if is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+    return msgspec.structs.replace(
+        environment, checkpoints_dir=folder / "checkpoints", samples_dir=folder / "samples"
+    )
 
 
 def _is_alive(launcher: str | None) -> bool:

@@ -128,7 +128,10 @@ class Trainer(TrainerInterface):
         self.attempt = Attempt(
             environment=self._environment, job=self._job, given=self._given, **self._options
         )
-        self._loop = loop = self.attempt.run()
+        loop = self.attempt.run()
+        if loop.state is None and self._loop is not None:
+            loop.state = self._loop.state  # there was nothing left to train: what is in memory is the end
+        self._loop = loop
         state = loop.trainer_state
         return MetricsRecord(
             kind="train",

@@ -114,6 +114,8 @@ class Callback:
     name with a leading underscore is yours alone. Override `state_dict` and `load_state_dict` for another choice.
     """
 
+    _initial_settings: dict[str, Any]
+
     def on_train_begin(self, run: RunHandle) -> None:
         """The state is ready, restored if the run resumes (`run.state.step` is then above 0)."""
 

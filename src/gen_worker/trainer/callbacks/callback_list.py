@@ -20,7 +20,7 @@ class CallbackList:
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
         self._names = _unique_names(self._callbacks)
-        self._settings = [_plain_attributes(callback) for callback in self._callbacks]
+        self._settings = [_settings_of(callback) for callback in self._callbacks]
         self._skipped: set[str] = set()
         self.hooks: dict[str, tuple[tuple[str, Hook], ...]] = {
             hook: tuple(
@@ -134,12 +134,16 @@ def _unique_names(callbacks: Sequence[Callback]) -> list[str]:
     return names
 
 
-def _plain_attributes(callback: Callback) -> dict[str, Any]:
-    return {
-        name: copy.deepcopy(value)
-        for name, value in vars(callback).items()
-        if not name.startswith("_") and _is_plain(value)
-    }
+def _settings_of(callback: Callback) -> dict[str, Any]:
+    """Its public attributes as they were when it was first used: a second `train` must not take state for settings."""
+    own = vars(callback)
+    if "_initial_settings" not in own:
+        callback._initial_settings = {
+            name: copy.deepcopy(value)
+            for name, value in own.items()
+            if not name.startswith("_") and _is_plain(value)
+        }
+    return callback._initial_settings
 
 
 def _is_plain(value: Any) -> bool:

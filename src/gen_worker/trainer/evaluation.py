@@ -82,16 +82,17 @@ class Evaluator:
         begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
         if begin is not None:
             begin(self.kind, state, ctx)
+        # Alone, a process may leave at once; with others it meets them at the end of the pass.
+        is_alone = self.processes.world_size == 1
         sums: dict[str, Any] = {}
         total_rows = 0
         for raw_batch in self._batches():
-            # Alone, a process may leave at once; with others it meets them at the end of the pass.
-            if self.processes.world_size == 1 and stop.reason is not None:
+            if is_alone and stop.reason is not None:
                 raise_stop(stop)
+            found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
             rows = count_rows(raw_batch)
             if rows == 0:
-                continue  # this process has no share of the last batch
-            found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
+                continue  # no share of the last batch; the hook was called, since the others may wait in it
             for name, value in self._values(found).items():
                 sums[name] = sums.get(name, 0.0) + _number_or_tensor(value) * rows
             total_rows += rows

@@ -59,6 +59,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     run.check_invariants()
     assert sorted(run.losses()) == list(range(1, 41))
+    assert [event for event in run.events("log") if event["level"] == "warning"] == []
     assert sorted(path.name for path in run.events_path.parent.iterdir()) == ["events.jsonl"]
     return fingerprint(run)
 
@@ -83,6 +84,16 @@ def test_stops_kills_and_resumes_of_two_processes_change_nothing(
     assert done.returncode == 0, done.stderr
     run.check_invariants()
     assert fingerprint(run) == reference
+
+
+def test_processes_that_never_exchange_gradients_are_told_so(tmp_path: Path) -> None:
+    apart = {"trainer": "evaluating_mlp:EvaluatingMlp", "max_steps": 6, "validate_every": 0}
+    run = parallel_run(tmp_path, 2, **apart)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    (warning,) = (event["message"] for event in run.events("log") if event["level"] == "warning")
+    assert warning.startswith("the processes have different values in model.0.weight, model.0.bias")
+    assert "distribute_module" in warning
 
 
 def test_the_error_of_the_rank_that_failed_first_is_the_one_that_is_told(tmp_path: Path) -> None:
@@ -112,4 +123,70 @@ def test_a_run_saved_by_four_processes_goes_on_with_two_on_the_same_rows(tmp_pat
         assert expected
         assert values(run, name) == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert [event["rows"] for event in run.events("validation")] == [21] * 4
+    run.check_invariants()
+
+
+# Everything that has a state of its own: dropout, schedule, accumulation, bf16, averaged weights.
+RUNNER: dict[str, Any] = {
+    "model": {"type": "mlp", "args": {"out_features": 1, "hidden": [16, 16], "dropout": 0.3}},
+    "columns": {"inputs": {"x": "x"}, "target": {"column": "y", "shape": [1]}},
+    "loss": "mse",
+    "metrics": {"r2": "R2Score"},
+    "learning_rate": 0.01,
+    "scheduler": {"name": "warmup_cosine", "args": {"warmup_steps": 7, "total_steps": 40}},
+    "gradient_accumulation": 2,
+    "gradient_clip_norm": 1.0,
+    "ema": {"decay": 0.95, "every": 2},
+    "threads": 1,
+}
+ENDING = """\
+import os, signal
+from gen_worker.trainer import Callback
+
+class Ending(Callback):
+    def on_batch_end(self, run, batch, result):
+        if run.ctx.rank == 1 and run.state.step == int(os.environ.get("TERM_AT_STEP", "0")):
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def runner_run(folder: Path, processes: int, hyperparams: dict[str, Any], **changes: Any) -> Run:
+    settings = {
+        "trainer": "gen_worker.pytorch_runner:PyTorchTrainer",
+        "hyperparams": hyperparams,
+        "early_stopping": {"patience": 50},
+        **changes,
+    }
+    return parallel_run(folder, processes, **settings)
+
+
+def test_the_runner_under_ddp_resumes_to_the_bit_with_all_that_has_a_state(tmp_path: Path) -> None:
+    ends: list[dict[str, Any]] = []
+    for name, stops in (("straight", []), ("stopped", ["13", "25"])):
+        run = runner_run(tmp_path / name, 2, RUNNER, precision="bf16", callbacks=["ending:Ending"])
+        (run.folder / "ending.py").write_text(ENDING)
+        for step in stops:
+            stopped = run.work(TERM_AT_STEP=step, PYTHONPATH=str(run.folder))
+            assert stopped.returncode == 75, stopped.stderr
+        done = run.work(PYTHONPATH=str(run.folder))
+        assert done.returncode == 0, done.stderr
+        run.check_invariants()
+        ends.append({**fingerprint(run), "r2": values(run, "val/r2")})
+    assert ends[0] == ends[1]
+    assert len(ends[0]["r2"]) == 4
+
+
+def test_what_fsdp_saves_is_whole_and_one_process_goes_on_with_it(tmp_path: Path) -> None:
+    model = {"type": "mlp", "args": {"out_features": 1, "hidden": [16, 16]}}
+    plain = {**RUNNER, "model": model, "strategy": "fsdp"}
+    alone = runner_run(tmp_path / "alone", 1, plain)
+    assert alone.work().returncode == 0
+    run = runner_run(tmp_path / "sharded", 2, plain, max_steps=20)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    run.job |= {"resources": {"processes": 1}, "max_steps": 40}
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    for name in ("train/loss", "val/loss"):
+        assert values(run, name) == pytest.approx(values(alone, name), rel=1e-3, abs=1e-5)
     run.check_invariants()

@@ -228,6 +228,29 @@ def device_of_process(devices: Sequence[str] | None, local_rank: int) -> str:
     return f"cuda:{local_rank}"
 
 
+def digest_tensors(payload: Mapping[str, Any]) -> dict[str, str]:
+    """A hash of each tensor of floats in a state, by its place there."""
+    import hashlib
+
+    import torch
+
+    found: dict[str, str] = {}
+
+    def look(value: Any, place: str) -> None:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            octets = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            found[place] = hashlib.blake2b(octets.numpy().data, digest_size=16).hexdigest()
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                look(item, f"{place}.{key}" if place else str(key))
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                look(item, f"{place}[{index}]")
+
+    look(payload, "")
+    return found
+
+
 def own_seed(seed: int, rank: int, step: int = 0) -> int:
     """A seed for what is random in one process; the main one has the run's own at the start."""
     import hashlib

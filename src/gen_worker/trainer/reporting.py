@@ -42,7 +42,7 @@ class TrainingReporter:
         self.attempt = self._log.attempt
         self._redact = redact
         self._echo_every_s = echo_every_s
-        self._echo_at = 0.0
+        self._echo_at: dict[str, float] = {}
         self._clock_ms = clock_ms
         self._terminal_lock = threading.Lock()
         self._terminal: str | None = None
@@ -72,7 +72,7 @@ class TrainingReporter:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Queue one `metric` event, or `metrics` where there are several values. Never blocks on the disk."""
         if self._echo_every_s is not None:
-            self._echo(step, values)
+            self._echo(step, values, "metrics")
         shown: Mapping[str, float | str] = values
         if not all(map(math.isfinite, values.values())):
             shown = {name: _json_number(value) for name, value in values.items()}
@@ -85,19 +85,18 @@ class TrainingReporter:
         if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
             self._tell_dropped()
 
-    def _echo(self, step: int, values: Mapping[str, float]) -> None:
+    def _echo(self, step: int, values: Mapping[str, float], kind: str) -> None:
         """For a person at a terminal: now and then, what the metrics are."""
         now = time.monotonic()
-        if now >= self._echo_at:
-            self._echo_at = now + (self._echo_every_s or 0.0)
+        if now >= self._echo_at.get(kind, 0.0):
+            self._echo_at[kind] = now + (self._echo_every_s or 0.0)
             logger.info(
                 "step %d  %s", step, "  ".join(f"{name} {value:.6g}" for name, value in values.items())
             )
 
     def validation(self, step: int, values: Mapping[str, float], *, rows: int | None, **fields: Any) -> None:
         if self._echo_every_s is not None:
-            self._echo_at = 0.0
-            self._echo(step, values)
+            self._echo(step, values, "validation")
         shown = {name: _json_number(value) for name, value in values.items()}
         self._log.append(self._line("validation", {"step": step, "rows": rows, "values": shown, **fields}))
 

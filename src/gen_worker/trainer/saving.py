@@ -6,7 +6,7 @@ hooks must not move the random streams: a save that only an interrupted run make
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class StateSaver:
     processes: Processes
     identity: Mapping[str, Any]
     uploader: ArtifactUploader | None = None
+    _is_compared: bool = field(default=False, init=False)
 
     @property
     def is_saving(self) -> bool:
@@ -54,6 +55,8 @@ class StateSaver:
         if not isinstance(payload, Mapping):
             raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
         payload = self.processes.whole(payload)
+        if self.processes.world_size > 1 and not self._is_compared:
+            self._compare(payload)
         all_rng = self.processes.gather(rng)
         files, author_payload = None, None
         if self.artifacts is not None:
@@ -78,6 +81,22 @@ class StateSaver:
             self.artifacts.save_checkpoint(content)
         except CheckpointError as fault:
             raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
+
+    def _compare(self, payload: Mapping[str, Any]) -> None:
+        """Once an attempt: processes that never exchange gradients train one model each, and only one is saved."""
+        from gen_worker.trainer.distributed import digest_tensors
+
+        self._is_compared = True
+        first, *others = self.processes.gather(digest_tensors(payload))
+        differing = [name for name in first if any(other.get(name) != first[name] for other in others)]
+        if differing:
+            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+            self.reporter.log(
+                f"the processes have different values in {', '.join(differing[:5])}{more}; those of process 0 are saved."
+                " If these are weights, the trainer class does not exchange gradients: wrap its module with"
+                " gen_worker.trainer.distribute_module",
+                level="warning",
+            )
 
     def _author_files(
         self, artifacts: ArtifactWriter, model_state: Any, step: int, *, final: bool

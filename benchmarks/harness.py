@@ -60,6 +60,16 @@ class Measurements:
         values = [sample[key] for sample in self.samples.get(side, ()) if key in sample]
         return summarize(values) if values else None
 
+    def note_pair(self, side: str, other: str, *, ratio_of: str, difference_of: str) -> None:
+        """Of each round that both took part in, kept with `side`'s samples: its value over the other's as `ratio`, and
+        its value less the other's as `difference`.
+
+        For sides that take part in every round, so that the samples of a round are of the same moment.
+        """
+        for sample, beside in zip(self.samples.get(side, ()), self.samples.get(other, ()), strict=False):
+            sample["ratio"] = sample[ratio_of] / beside[ratio_of]
+            sample["difference"] = sample[difference_of] - beside[difference_of]
+
     def merge(self, other: "Measurements") -> None:
         self.samples.update(other.samples)
         self.failures.update(other.failures)
@@ -189,7 +199,7 @@ class SideProcess:
 
 
 def child_environment() -> dict[str, str]:
-    """The same for every side: no look at the network, no progress bars, torch on one thread."""
+    """The same for every side: no look at the network, no bars of loaders, a usual terminal, torch on one thread."""
     return {
         **os.environ,
         "DISABLE_TELEMETRY": "1",
@@ -199,6 +209,7 @@ def child_environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
+        "TERM": "xterm-256color",
         "TOKENIZERS_PARALLELISM": "false",
     }
 

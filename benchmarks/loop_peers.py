@@ -83,7 +83,7 @@ def null_accelerate() -> Drive:
     return drive
 
 
-def _fit_lightning(module: Any, batches: Any) -> None:
+def _fit_lightning(module: Any, batches: Any, *, has_bar: bool = False) -> None:
     import lightning
 
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -94,15 +94,16 @@ def _fit_lightning(module: Any, batches: Any) -> None:
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
+        enable_progress_bar=has_bar,
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
     trainer.fit(module, train_dataloaders=batches)
 
 
-def null_lightning() -> Drive:
-    """Trainer with everything off, manual optimization, a training_step that only calls the null hooks."""
+def null_lightning(*, has_bar: bool = False) -> Drive:
+    """Trainer with everything off (but, where asked for, its progress bar), manual optimization, a training_step that
+    only calls the null hooks."""
     import lightning
     import torch
 
@@ -121,7 +122,7 @@ def null_lightning() -> Drive:
 
     def drive(batches: ClockedBatches) -> None:
         batches._batch = batch
-        _fit_lightning(Module(), batches)
+        _fit_lightning(Module(), batches, has_bar=has_bar)
 
     return drive
 
@@ -145,9 +146,10 @@ def model_lightning(model: SmallModel) -> Drive:
     return lambda batches: _fit_lightning(Module(), batches)
 
 
-def null_transformers() -> Drive:
-    """HF Trainer without logging; training_step returns a kept zero. In its favour: a plain iterable in place of its
-    DataLoader, no gradient clipping. Its optimizer and scheduler are still stepped, without gradients."""
+def null_transformers(*, has_bar: bool = False) -> Drive:
+    """HF Trainer without logging and, unless asked for, without its bar; training_step returns a kept zero. In its
+    favour: a plain iterable in place of its DataLoader, no gradient clipping. Its optimizer and scheduler are still
+    stepped, without gradients."""
     import torch
     import transformers
 
@@ -170,7 +172,7 @@ def null_transformers() -> Drive:
                 output_dir=folder,
                 max_steps=len(batches),
                 use_cpu=True,
-                disable_tqdm=True,
+                disable_tqdm=not has_bar,
                 report_to="none",
                 logging_strategy="no",
                 save_strategy="no",

@@ -13,27 +13,38 @@ METRIC_EVERY = 10
 
 
 class ClockedBatches:
-    """One batch, `num_steps + 1` times, from C code; notes when the first and the last one are asked for."""
+    """One batch, `num_steps + 1` times, from C code; notes when the first and the last one are asked for.
 
-    def __init__(self, batch: Any, num_steps: int) -> None:
+    `num_before` more come first and are not clocked.
+    """
+
+    def __init__(self, batch: Any, num_steps: int, *, num_before: int = 0) -> None:
         self._batch = batch
         self._num_steps = num_steps
+        self._num_before = num_before
         self._marks: list[float] = []
 
     def __iter__(self) -> Iterator[Any]:
+        before = itertools.repeat(self._batch, self._num_before)
         between = itertools.repeat(self._batch, self._num_steps - 1)
-        return itertools.chain(self._marked(), between, self._marked())
+        return itertools.chain(before, self._marked(), between, self._marked())
 
     def __len__(self) -> int:
-        return self._num_steps + 1
+        return self._num_before + self._num_steps + 1
 
     def _marked(self) -> Iterator[Any]:
         self._marks.append(time.perf_counter())
         yield self._batch
 
     @property
-    def step_us(self) -> float:
+    def span(self) -> tuple[float, float]:
+        """When the first and the last clocked batch were asked for."""
         first, last = self._marks
+        return first, last
+
+    @property
+    def step_us(self) -> float:
+        first, last = self.span
         return 1e6 * (last - first) / self._num_steps
 
 

@@ -1,6 +1,6 @@
 """`make bench`: the worker beside its named peers, in one run.
 
-    python3 benchmarks/run.py                      everything, about a quarter of an hour
+    python3 benchmarks/run.py                      everything, about half an hour
     python3 benchmarks/run.py --only loop --quick  a part of it, fewer rounds, smaller data
     python3 benchmarks/run.py --resume             go on with today's run, leaving out the topics it already has
 
@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 ENVIRONMENT = ROOT / ".venv-bench"
-TOPICS = ("loop", "feed", "checkpoint", "import")
+TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import")
 FORMAT_VERSION = 1
 
 

@@ -29,21 +29,14 @@ the value found, what was expected, and the nearest valid name for a misspelt fi
 - Paths are relative to the folder of the job file.
 - A cadence of 0 is off. Steps are optimizer steps.
 - `max_steps` or `epochs` (or both: whichever ends first) is needed, unless `mock_batches` is given.
-- Exactly one source of data is needed: `dataset.parquet_paths`, `inputs.dataset_parquet_refs` or `mock_batches`.
+- Exactly one source of data is needed: `dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or
+  `mock_batches`.
+- `validate_every` needs `validation.dataset`; `early_stopping` needs `validate_every`, or a metric that starts with `train/`.
 
-The last column says who reads a field: **worker** (this release acts on it), **refused** (a value other than the
-default is refused by this release's worker), **later** (valid and kept, but nothing reads it yet).
+The last column says who reads a field: **worker** (this release acts on it), **later** (valid and kept, but nothing
+reads it yet).
 """
 
-REFUSED = {
-    "callbacks",
-    "early_stopping",
-    "resources.nodes",
-    "resources.processes",
-    "test",
-    "validate_every",
-    "validation",
-}
 LATER = {
     "profiles",
     "release_ref",
@@ -66,30 +59,35 @@ MEANINGS = {
     "metric_every": "Report metrics at every so many steps.",
     "checkpoint_every": "Save a checkpoint at every so many steps. One is always saved at the end.",
     "sample_every": "Call the `sample` hook at every so many steps.",
-    "validate_every": 'Validate at every so many steps, or `"epoch"`.',
-    "early_stopping": "Stop when a metric no longer improves.",
-    "early_stopping.metric": "The metric to watch.",
+    "validate_every": 'Validate at every so many steps, or at the end of each `"epoch"`.',
+    "early_stopping": "End the run, as complete, when a metric no longer improves: see [trainer](trainer.md#early-stopping).",
+    "early_stopping.metric": "The metric to watch, by its reported name: `val/accuracy`, `train/loss`.",
     "early_stopping.mode": "Whether smaller or larger is better.",
-    "early_stopping.patience": "Validations without improvement before stopping.",
-    "early_stopping.min_delta": "What counts as an improvement.",
+    "early_stopping.patience": "Reports of the metric without improvement, in a row, before stopping.",
+    "early_stopping.min_delta": "By how much a value must be better to count as an improvement.",
+    "fast_dev_run": "A trial run of this many steps through everything: each reported, as many batches of each held-out set, "
+    "one checkpoint, in a folder apart. 0 is off.",
+    "overfit_batches": "Train on the first so many batches again and again, to see whether a model can learn them. 0 is off.",
     "hyperparams": "The author's own settings: `ctx.job.hyperparams`.",
     "seed": "Seeds python, numpy and torch, and the order of the data.",
     "precision": "Becomes `ctx.dtype`; checked against the device. The trainer class applies it.",
     "deterministic": "Ask torch for deterministic algorithms; an operation that has none then fails.",
-    "callbacks": "`module:symbol` of callbacks.",
+    "callbacks": "`module:symbol` of [callbacks](callbacks.md), classes or instances, in the order in which they are called.",
     "dataset": "The training data.",
-    "dataset.parquet_paths": "Files, folders (their `*.parquet`, recursively, sorted) and globs.",
-    "dataset.batch_size": "Rows of one step.",
+    "dataset.parquet_paths": "Files, folders (their `*.parquet`, recursively, sorted), globs, and "
+    "[folders with an index](datasets.md).",
+    "dataset.batch_size": "Rows of one step, over all processes.",
     "dataset.readahead": "Row groups to decode ahead, per reader.",
     "dataset.columns": "Columns to read; all where it is not given.",
     "dataset.shuffle": "A new order each epoch, as a function of `seed` and epoch: see [data order](data-order.md).",
     "dataset.drop_last": "Leave out the last batch of an epoch when it is shorter.",
     "dataset.decode_cache": "Decode once into an Arrow file in the cache folder and map it from then on.",
+    "dataset.generated": "There is no data: each batch is the number of its step, and the trainer class makes its own.",
     "mock_batches": "Batches in the job itself, one pass; for smoke runs.",
-    "validation": "Data to validate on.",
-    "validation.dataset": "As `dataset`.",
-    "test": "Data to test on.",
-    "test.dataset": "As `dataset`.",
+    "validation": "Data for `validate_step`.",
+    "validation.dataset": "As `dataset`; read in the order of its rows, whatever `shuffle` says.",
+    "test": "Data for `test_step`, after the last step and before the final checkpoint.",
+    "test.dataset": "As `validation.dataset`.",
     "inputs": "Refs to fetch before training: see [inputs and uploads](inputs-and-uploads.md).",
     "inputs.base_model_ref": 'Base weights; the local path is `ctx.model_handles["base_model"]`.',
     "inputs.dataset_parquet_refs": "Parquet files of the training data.",
@@ -106,17 +104,20 @@ MEANINGS = {
     "weights": 'A local file for the trainer class: `ctx.model_handles["weights"]`.',
     "checkpoints": "Format and retention.",
     "checkpoints.keep_last": "Keep this many of the newest; 0 keeps all.",
-    "checkpoints.keep_best": "Keep this many of those with the lowest `train/loss`, too.",
+    "checkpoints.keep_best": "Keep this many of the best, too: by what early stopping watches, else by `val/loss`, else by "
+    "`train/loss`.",
     "checkpoints.format": "The data file: see [checkpoint format](checkpoint-format.md).",
     "sample_prompts": "Handed to the `sample` hook as `request.prompts`.",
     "sample_seed": "Handed to the `sample` hook as `request.seed`.",
     "resources": "What the run needs.",
-    "resources.devices": "Devices by name, such as `cpu` or `cuda:1`; the worker computes on the first.",
+    "resources.devices": "Devices by name, such as `cpu` or `cuda:1`: one for each process of a machine. Without it, GPUs in "
+    "their order, or the CPU.",
     "resources.gpus": "A number of GPUs, instead of names.",
     "resources.cpus": "CPU cores.",
     "resources.memory_mb": "Memory.",
-    "resources.processes": "Processes per node.",
-    "resources.nodes": "Machines.",
+    "resources.processes": "Processes on each machine: see [many processes](distributed.md).",
+    "resources.nodes": "Machines. Above 1 it is refused unless torchrun started the worker on each: see "
+    "[several machines](distributed.md#several-machines).",
     "retry": "What to do when an attempt fails.",
     "retry.max_attempts": "Attempts in all.",
     "retry.backoff_s": "Seconds between two attempts.",
@@ -189,10 +190,8 @@ def _is_record(hint: Any) -> bool:
 
 
 def _reader(path: str) -> str:
-    for names, word in ((REFUSED, "refused"), (LATER, "later")):
-        if any(path == name or path.startswith(f"{name}.") for name in names):
-            return word
-    return "worker"
+    is_later = any(path == name or path.startswith(f"{name}.") for name in LATER)
+    return "later" if is_later else "worker"
 
 
 def build_page() -> str:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gen_worker.errors import CheckpointError, SpecError, StartupError
 from gen_worker.trainer.optim import (
-    _rate_factor,
     build_default_adamw_bundle,
     load_trainable_module_checkpoint,
     save_trainable_module_checkpoint,
+    warmup_cosine_factor,
 )
 
 
@@ -116,7 +116,7 @@ class TestBundle:
         self, warmup: int, rest: int, ratio: float
     ) -> None:
         total = max(1, warmup + rest)
-        factor = _rate_factor(warmup, total, ratio)
+        factor = warmup_cosine_factor(warmup, total, ratio)
         seen = [factor(step) for step in range(total + 5)]
         assert seen[0] > 0
         assert all(0 <= value <= 1 + 1e-12 for value in seen)

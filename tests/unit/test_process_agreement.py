@@ -130,3 +130,20 @@ def test_the_command_is_torchs_own_launcher_without_restarts() -> None:
     assert "--nproc-per-node=4" in command
     assert "--max-restarts=0" in command
     assert command[-2:] == ["--module", "gen_worker.entrypoint"]
+
+
+def test_layers_that_share_weights_are_sharded_with_the_whole_and_not_alone() -> None:
+    import torch
+
+    from gen_worker.trainer.distributed import _layers
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(4, 2)
+            self.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+            self.head = torch.nn.Linear(2, 4, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied()
+    assert list(_layers(model)) == list(model.blocks)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gen_worker.errors import InputError, SpecError, StartupError, TrainStepError
+from gen_worker.errors import InputError, SpecError, StartupError, TrainingCanceled, TrainStepError
 from gen_worker.trainer import (
     Callback,
     MetricsRecord,
@@ -144,13 +144,19 @@ def test_early_stopping_ends_the_run_as_complete_and_it_stays_so(tmp_path: Path)
     (completed,) = events(tmp_path, "completed")
     assert completed["reason"] == record.stop_reason
     assert trainer.state is not None
-    assert trainer.state.early_stopping == {"best": 2.0, "best_step": 1, "num_without_improvement": 2}
+    assert trainer.state.early_stopping == {
+        "metric": "val/mean",
+        "mode": "min",
+        "best": 2.0,
+        "best_step": 1,
+        "num_without_improvement": 2,
+    }
     again = make(tmp_path, validation_data=BATCHES, validate_every=1, early_stopping=stopping)
     assert again.train().step == 3
-    # More patience is another job: it goes on, with what it had counted.
+    # More patience is another job: it goes on, and counts anew from the best it had.
     patient = EarlyStoppingSpec(metric="val/mean", patience=4)
     longer = make(tmp_path, validation_data=BATCHES, validate_every=1, early_stopping=patient)
-    assert longer.train().step == 5
+    assert longer.train().step == 7
 
 
 def test_early_stopping_on_a_metric_that_validation_does_not_give_says_so(tmp_path: Path) -> None:
@@ -398,3 +404,175 @@ def test_wrong_parts_are_refused_with_a_reason(tmp_path: Path) -> None:
 
     with pytest.raises(StartupError, match="has no `validate_step"):
         make(tmp_path, plugin=NoValidation, validation_data=BATCHES).train()
+
+
+class Interrupted(Callback):
+    """Raises in a hook, once for each name in `faults`."""
+
+    def __init__(self, *faults: str) -> None:
+        self._faults = list(faults)
+
+    def _maybe(self, hook: str, step: int) -> None:
+        if f"{hook}@{step}" in self._faults:
+            self._faults.remove(f"{hook}@{step}")
+            raise RuntimeError("the power is cut")
+
+    def on_validation_end(self, run: RunHandle, record: MetricsRecord) -> None:
+        self._maybe("on_validation_end", run.state.step)
+
+    def on_epoch_end(self, run: RunHandle) -> None:
+        self._maybe("on_epoch_end", run.state.step)
+
+
+class Ledger(Callback):
+    def __init__(self) -> None:
+        self.validated: list[int] = []
+        self.ended: list[int] = []
+
+    def on_validation_end(self, run: RunHandle, record: MetricsRecord) -> None:
+        self.validated.append(run.state.step)
+
+    def on_epoch_end(self, run: RunHandle) -> None:
+        self.ended.append(run.state.step)
+
+
+@pytest.mark.parametrize("fault", ["on_validation_end@10", "on_epoch_end@10"])
+def test_what_was_due_at_an_interrupted_step_is_made_up_for(tmp_path: Path, fault: str) -> None:
+    straight = make(tmp_path / "straight", validation_data=BATCHES, checkpoint_every=0)
+    straight.train()
+    interrupted = make(tmp_path / "parts", Interrupted(fault), validation_data=BATCHES, checkpoint_every=0)
+    with pytest.raises(TrainStepError, match="the power is cut"):
+        interrupted.train()
+    ledger = Ledger()
+    again = make(tmp_path / "parts", ledger, validation_data=BATCHES, checkpoint_every=0)
+    again.train()
+    assert (again.model_state["weight"] == straight.model_state["weight"]).all()
+    assert ledger.ended == [10, 15]
+    assert ledger.validated == [10, 15]
+    assert again.state is not None
+    assert straight.state is not None
+    assert list(again.state.validation_loss)[-2:] == list(straight.state.validation_loss)[-2:]
+
+
+def test_a_stop_in_the_middle_of_validation_loses_neither_steps_nor_validation(tmp_path: Path) -> None:
+    class Stops(Drift):
+        is_first = True
+
+        def validate_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, float]:
+            if ctx.step == 10 and Stops.is_first:
+                Stops.is_first = False
+                ctx.is_canceled.request("enough for today")
+            return super().validate_step(batch, state, ctx)
+
+    straight = make(tmp_path / "straight", validation_data=BATCHES)
+    straight.train()
+    with pytest.raises(TrainingCanceled, match="enough for today"):
+        make(tmp_path / "parts", plugin=Stops, validation_data=BATCHES, checkpoint_every=0).train()
+    assert (tmp_path / "parts" / "checkpoints" / "step-00000010.meta.json").exists()
+    again = make(tmp_path / "parts", plugin=Stops, validation_data=BATCHES)
+    again.train()
+    assert [event["step"] for event in events(tmp_path / "parts", "validation")] == [5, 10, 15]
+    assert (again.model_state["weight"] == straight.model_state["weight"]).all()
+
+
+def test_training_is_not_lost_with_a_test_that_fails(tmp_path: Path) -> None:
+    class BadTest(Drift):
+        def test_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, float]:
+            raise ValueError("this test is wrong")
+
+    with pytest.raises(ValueError, match="this test is wrong"):
+        make(tmp_path, plugin=BadTest, test_data=BATCHES, checkpoint_every=0).train()
+    assert (tmp_path / "checkpoints" / "step-00000015.meta.json").exists()
+    assert make(tmp_path, test_data=BATCHES, checkpoint_every=0).train()["test/mean"] == 2.0
+
+
+def test_a_run_that_stopped_early_and_died_before_its_final_checkpoint_ends_where_it_was(
+    tmp_path: Path,
+) -> None:
+    class BadTest(Drift):
+        def test_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, float]:
+            raise ValueError("this test is wrong")
+
+    settings: dict[str, Any] = {
+        "validation_data": BATCHES,
+        "test_data": BATCHES,
+        "validate_every": 1,
+        "early_stopping": {"metric": "val/mean", "patience": 2},
+    }
+    with pytest.raises(ValueError, match="this test is wrong"):
+        make(tmp_path, plugin=BadTest, **settings).train()
+    record = make(tmp_path, **settings).train()
+    assert record.step == 3
+    assert record.stop_reason is not None
+
+
+def test_a_checkpoint_is_kept_as_best_only_for_what_its_own_step_measured(tmp_path: Path) -> None:
+    class Falls(Drift):
+        def validate_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, float]:
+            return {"loss": 0.1 if ctx.step == 4 else 1.0}
+
+    make(
+        tmp_path,
+        plugin=Falls,
+        validation_data=BATCHES[:1],
+        validate_every=4,
+        checkpoint_every=2,
+        checkpoints={"keep_last": 1, "keep_best": 1},
+        epochs=3,
+    ).train()
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*.meta.json"))
+    assert kept == ["step-00000004.meta.json", "step-00000014.meta.json"]
+
+
+def test_one_callback_object_serves_two_runs_without_mixing_them_up(tmp_path: Path) -> None:
+    counter = Counter()
+    make(tmp_path / "one", counter, max_steps=4).train()
+    make(tmp_path / "two", counter, max_steps=3).train()
+    assert counter.num_batches == 3
+
+
+def test_a_torch_data_loader_resumes_to_the_bit_shuffled_or_not(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Sums(Drift):
+        def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+            return raw_batch[0].numpy() + torch.rand(1).item()
+
+    rows = torch.utils.data.TensorDataset(torch.arange(10.0))
+    for shuffle in (False, True):
+        loader = torch.utils.data.DataLoader(rows, batch_size=4, shuffle=shuffle)
+        parts = tmp_path / f"parts-{shuffle}"
+        straight = make(tmp_path / f"straight-{shuffle}", plugin=Sums, train_data=loader, epochs=4)
+        straight.train()
+        make(parts, plugin=Sums, train_data=loader, max_steps=4).train()
+        make(parts, plugin=Sums, train_data=loader, max_steps=7).train()
+        again = make(parts, plugin=Sums, train_data=loader, validation_data=loader, epochs=4)
+        again.train()
+        assert (again.model_state["weight"] == straight.model_state["weight"]).all()
+        assert again.validate().rows == 10
+
+
+def test_what_has_no_batches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the training data has no batches"):
+        make(tmp_path, train_data=[]).train()
+    with pytest.raises(InputError, match="the validation data has no batches"):
+        make(tmp_path, validation_data=[]).train()
+    with pytest.raises(SpecError, match="but nothing is validated: give validation_data"):
+        make(tmp_path, early_stopping={"metric": "val/loss"})
+
+
+def test_a_stop_that_a_callback_asked_for_is_obeyed_from_any_hook(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def __init__(self, hook: str) -> None:
+            self._hook = hook
+
+        def on_train_begin(self, run: RunHandle) -> None:
+            if self._hook == "on_train_begin":
+                run.stop("now")
+
+        def on_epoch_begin(self, run: RunHandle) -> None:
+            if self._hook == "on_epoch_begin" and run.state.epoch == 1:
+                run.stop("now")
+
+    assert make(tmp_path / "a", Stop("on_train_begin")).train().step == 0
+    assert make(tmp_path / "b", Stop("on_epoch_begin")).train().step == 5

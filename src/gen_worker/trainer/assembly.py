@@ -17,7 +17,7 @@ import msgspec
 from gen_worker.errors import Category, InputError, PluginError, StartupError
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
-from gen_worker.trainer.author_state import prepare_state
+from gen_worker.trainer.author_state import fill_from_checkpoint, prepare_state
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.batch_source import BatchSource, FirstBatches
 from gen_worker.trainer.callbacks.base import Callback
@@ -112,10 +112,12 @@ class Assembly:
             test=self.make_evaluator("test", trainer, ctx),
             processes=self.processes,
             folder=self.environment.checkpoints_dir.parent,
-            load_checkpoint=self._newest_state,
+            load_checkpoint=self._newest_regular,
         )
         self.progress.step, self.progress.epoch = start.step, start.epoch
-        if checkpoint is not None:
+        if checkpoint is None:
+            callbacks.reset()
+        else:
             self._restore_loop(loop, checkpoint)
             if is_finished(loop):
                 self._tell_finished(loop, checkpoint)
@@ -162,6 +164,8 @@ class Assembly:
                 self.environment, self.job, wanted.dataset, rank=rank, world_size=world_size, stop=self.stop
             )
             self.stack.callback(source.close)
+        if source.batches_per_epoch == 0:
+            raise InputError(f"the {kind} data has no batches: there is nothing to look at")
         evaluator = Evaluator(
             kind=kind,
             source=source,
@@ -200,7 +204,9 @@ class Assembly:
         from gen_worker.trainer.distributed import TorchProcesses, device_of_process
 
         device = device_of_process(devices, process.local_rank)
-        processes = TorchProcesses.open(device=device, rank=process.rank, world_size=process.world_size)
+        processes = TorchProcesses.open(
+            device=device, rank=process.rank, world_size=process.world_size, stop=self.stop
+        )
         self.processes = processes
         self.stack.callback(processes.close)
         if self.lifecycle is not None:
@@ -234,6 +240,12 @@ class Assembly:
                 self.environment, self.job, inputs, rank=rank, world_size=world_size, stop=self.stop
             )
             self.stack.callback(source.close)
+        if source.batches_per_epoch == 0:
+            raise InputError("the training data has no batches: there is nothing to train on")
+        if source.batches_per_epoch is None and self.job.validate_every == "epoch":
+            raise InputError(
+                'validate_every is "epoch", but this data has no known end of an epoch: give a number of steps'
+            )
         num_batches = self.job.overfit_batches
         return FirstBatches(source, num_batches) if num_batches else source
 
@@ -256,7 +268,7 @@ class Assembly:
             return chosen
         return CheckpointStore(self.environment.checkpoints_dir).load(Path(path))
 
-    def _newest_state(self) -> tuple[Mapping[str, Any], int] | None:
+    def _newest_regular(self) -> Checkpoint | None:
         """Of the newest checkpoint that the cadence made: one that only an interrupted run has would not be there
         in a run that was never interrupted, and the two would part.
         """
@@ -266,8 +278,7 @@ class Assembly:
             found = (info for info in store.list() if info.verified and info.step % every == 0)
             newest = next(found, None)
             chosen = None if newest is None else store.load(newest.meta_path)
-        checkpoint = self._load_as_main(chosen)
-        return None if checkpoint is None else (checkpoint.state, checkpoint.step)
+        return self._load_as_main(chosen)
 
     def _open_artifacts(self, lease: RunLease) -> ArtifactWriter:
         wanted = self.job.checkpoints
@@ -316,6 +327,7 @@ class Assembly:
         kept: Mapping[str, Any] = checkpoint.loop
         if "trainer_state" in kept:
             loop.trainer_state.restore(kept["trainer_state"])
+        loop.callbacks.reset()
         gone = loop.callbacks.load_state_dict(kept.get("callbacks") or {})
         if gone:
             self.reporter.log(
@@ -323,6 +335,8 @@ class Assembly:
             )
         if checkpoint.identity.get("config_digest") != loop.identity["config_digest"]:
             # It was another job that had enough, and that may have measured something else.
+            if loop.trainer_state.stop_reason is not None:
+                loop.callbacks.go_on()
             loop.trainer_state.stop_reason = loop.trainer_state.best = None
         if checkpoint.final and checkpoint.path.parent == self.environment.checkpoints_dir:
             loop.final_checkpoint = checkpoint.path
@@ -335,13 +349,8 @@ class Assembly:
             if rank > 0:
                 self._seed_apart(rank)
             return state
-        state = prepare_state(
-            trainer,
-            ctx,
-            payload=checkpoint.state,
-            checkpoint_dir=_author_dir(checkpoint),
-            author_payload=checkpoint.author_payload,
-        )
+        state = prepare_state(trainer, ctx)
+        fill_from_checkpoint(trainer, state, ctx, checkpoint)
         rng: Mapping[str, Any] = checkpoint.rng
         streams = rng.get("ranks", [rng]) if rng else []
         if rank < len(streams):
@@ -372,13 +381,6 @@ class Assembly:
                 checkpoint.final,
                 author_files=[entry.name for entry in files],
             )
-
-
-def _author_dir(checkpoint: Checkpoint) -> Path | None:
-    """Where `load_checkpoint` looks: the author's files; the checkpoint's folder where there was only a payload."""
-    if checkpoint.author_files is None and checkpoint.author_payload is not None:
-        return checkpoint.path.parent
-    return checkpoint.author_files
 
 
 def is_finished(loop: TrainingLoop) -> bool:
@@ -415,8 +417,13 @@ def _start_of(checkpoint: Checkpoint | None, source: BatchSource) -> Start:
     epoch, batch = source.position(
         checkpoint.cursor, manifest=None if manifest is None else msgspec.json.encode(manifest)
     )
-    is_sample_due = bool(checkpoint.loop.get("is_sample_due", False))
-    return Start(step=checkpoint.step, epoch=epoch, batch=batch, is_sample_due=is_sample_due)
+    return Start(
+        step=checkpoint.step,
+        epoch=epoch,
+        batch=batch,
+        is_sample_due=bool(checkpoint.loop.get("is_sample_due", False)),
+        is_work_due=bool(checkpoint.loop.get("is_work_due", False)),
+    )
 
 
 def _model_handles(

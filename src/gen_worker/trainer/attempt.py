@@ -24,8 +24,10 @@ from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
 from gen_worker.trainer.event_log import DiscardedEvents
 from gen_worker.trainer.failure import describe_failure
 from gen_worker.trainer.job_lifecycle import JobLifecycle
+from gen_worker.trainer.lease import FILE_NAME as LEASE_FILE
 from gen_worker.trainer.lease import RunLease, is_process_alive
 from gen_worker.trainer.loop import TrainingLoop
+from gen_worker.trainer.process_outcome import leave_outcome
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.upload_session import UploadSession
@@ -60,11 +62,13 @@ class Attempt:
     def _run(self, stack: ExitStack) -> TrainingLoop:
         environment, job = self.environment, self.job
         if job.fast_dev_run:
-            self.environment = environment = _in_a_folder_apart(environment, is_main=self.is_main)
+            self.environment = environment = _in_a_folder_apart(environment)
         lease = None
         if self.is_main:
             lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)
             stack.callback(lease.release)
+            if job.fast_dev_run:
+                _wipe(environment)
         reporter = self._open_reporter()
         stack.callback(reporter.close)
         stop, progress = StopSignal(), Progress()
@@ -110,7 +114,7 @@ class Attempt:
                 try:
                     loop.run()
                 finally:
-                    self.has_agreed_to_stop = loop.has_agreed_to_stop
+                    self.has_agreed_to_stop = loop.stop_step is not None
             self.phase = Category.UPLOAD
             if uploads is not None:
                 uploads.settle()
@@ -161,6 +165,7 @@ class Attempt:
         if self.environment.is_cancelled:
             stop.request("cancelled: TRAINER_CANCELLED is set")
         process = self.environment.process
+        lifecycle.on_overrun = lambda category, error: leave_outcome(process, category, error)
         if process is not None and process.rank == 0 and process.launcher is not None:
             launcher = process.launcher
 
@@ -198,11 +203,19 @@ class Attempt:
         return fields
 
 
-def _in_a_folder_apart(environment: WorkerEnvironment, *, is_main: bool) -> WorkerEnvironment:
+def _wipe(environment: WorkerEnvironment) -> None:
+    """Clear what the trial run before this one left, under its lease."""
+    shutil.rmtree(environment.samples_dir, ignore_errors=True)
+    for path in environment.checkpoints_dir.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != LEASE_FILE:
+            path.unlink(missing_ok=True)
+
+
+def _in_a_folder_apart(environment: WorkerEnvironment) -> WorkerEnvironment:
     """What a trial run saves is wiped by the next one, and no real run can take it for its own."""
     folder = environment.checkpoints_dir.parent / "fast_dev_run"
-    if is_main:
-        shutil.rmtree(folder, ignore_errors=True)
     return msgspec.structs.replace(
         environment, checkpoints_dir=folder / "checkpoints", samples_dir=folder / "samples"
     )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 
 
@@ -19,12 +20,44 @@ def prepare_state(
     trainer.setup(ctx)
     state = trainer.configure(ctx)
     _bind_optimizer(ctx, state)
+    fill_state(
+        trainer, state, ctx, payload=payload, checkpoint_dir=checkpoint_dir, author_payload=author_payload
+    )
+    return state
+
+
+def fill_state(
+    trainer: TrainerPlugin,
+    state: Any,
+    ctx: StepContext,
+    *,
+    payload: Mapping[str, Any] | None,
+    checkpoint_dir: Path | str | None = None,
+    author_payload: Mapping[str, Any] | None = None,
+) -> None:
+    """Put back what was saved, into a state that `configure` made."""
     if payload is not None:
         trainer.load_state_dict(state, dict(payload), ctx)
     hook = getattr(trainer, "load_checkpoint", None)
     if hook is not None and checkpoint_dir is not None:  # where its `save_checkpoint` left something
         hook(state=state, checkpoint_dir=str(checkpoint_dir), payload=dict(author_payload or {}), ctx=ctx)
-    return state
+
+
+def fill_from_checkpoint(
+    trainer: TrainerPlugin, state: Any, ctx: StepContext, checkpoint: Checkpoint
+) -> None:
+    """`fill_state`, with everything that a checkpoint has for it."""
+    folder = checkpoint.author_files
+    if folder is None and checkpoint.author_payload is not None:
+        folder = checkpoint.path.parent  # there was only a payload
+    fill_state(
+        trainer,
+        state,
+        ctx,
+        payload=checkpoint.state,
+        checkpoint_dir=folder,
+        author_payload=checkpoint.author_payload,
+    )
 
 
 def _bind_optimizer(ctx: StepContext, state: Any) -> None:

@@ -14,8 +14,10 @@ No process can be past that step, so none waits in a collective for one that has
 """
 
 import json
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,13 +25,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gen_worker.errors import StartupError, TrainStepError
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal
+from gen_worker.trainer.job_lifecycle import raise_stop
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
 
-START_TIMEOUT = timedelta(minutes=5)
+START_TIMEOUT_S = 300.0
+# Of any collective call: one process may sample or download for long while the others wait for it. One that died is
+# noticed at once, by its connection.
+COLLECTIVE_TIMEOUT = timedelta(hours=6)
 AGREE_TIMEOUT_S = 300.0
 POLL_S = 0.01
 
@@ -42,19 +48,21 @@ class TorchProcesses:
     world_size: int
     _store: Any
     _group: Any
+    _names: list[str] | None = None
     _is_posted: bool = False
     _is_closed: bool = False
     _post_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def open(cls, *, device: str, rank: int, world_size: int) -> "TorchProcesses":
+    def open(cls, *, device: str, rank: int, world_size: int, stop: StopSignal) -> "TorchProcesses":
         """Meet the others. Reads the address that the launcher put into the environment."""
         import torch.distributed as dist
 
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         try:
-            dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=START_TIMEOUT)
-            group = dist.new_group(backend="gloo")
+            _wait_for_all(rank, world_size, stop)
+            dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+            group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             # A connection of its own: a call that waits on the default one must not hold up the watcher.
             default: Any = dist.distributed_c10d._get_default_store()
             store = dist.distributed_c10d.PrefixStore("gen_worker", default.clone())
@@ -65,15 +73,23 @@ class TorchProcesses:
         return cls(rank=rank, world_size=world_size, _store=store, _group=group)
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        """One all-reduce, once all have agreed on the names; where one has other names, everything is compared."""
         import torch
         import torch.distributed as dist
 
-        names = sorted(values)
-        shares = [values[name] * weight if weight else 0.0 for name in names]
-        total = torch.tensor([float(weight), *shares], dtype=torch.float64)
+        if self._names is None:
+            self._names = sorted(set().union(*self.gather(sorted(values))))
+        fits = sorted(values) == self._names
+        counts = weight if fits else 0.0
+        shares = [values[name] * counts if counts else 0.0 for name in self._names]
+        total = torch.tensor([float(fits), float(counts), *shares], dtype=torch.float64)
         dist.all_reduce(total, group=self._group)
-        weights, *sums = total.tolist()
-        return {name: value / (weights or 1.0) for name, value in zip(names, sums, strict=True)}
+        num_fitting, weights, *sums = total.tolist()
+        if num_fitting == self.world_size:
+            return {name: value / (weights or 1.0) for name, value in zip(self._names, sums, strict=True)}
+        found = self.gather((dict(values), weight))
+        self._names = sorted(set().union(*(own for own, _ in found)))
+        return {name: _weighted_mean(name, found) for name in self._names}
 
     def any_of(self, flag: bool) -> bool:
         import torch
@@ -137,6 +153,14 @@ class TorchProcesses:
                 self._is_posted = True
 
     def stop_step(self, stop: StopSignal, progress: Progress) -> int:
+        try:
+            return self._stop_step(stop, progress)
+        except RuntimeError as fault:
+            raise TrainStepError(
+                f"{stop.reason}; and the other processes are out of reach, so nothing can be saved together: {fault}"
+            ) from fault
+
+    def _stop_step(self, stop: StopSignal, progress: Progress) -> int:
         deadline = time.monotonic() + AGREE_TIMEOUT_S
         keys = [f"stop/{rank}" for rank in range(self.world_size)]
         self._watch(stop, progress)
@@ -156,6 +180,36 @@ class TorchProcesses:
         self._is_closed = True
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _weighted_mean(name: str, found: Sequence[tuple[Mapping[str, float], float]]) -> float:
+    having = [(own[name], weight) for own, weight in found if name in own and weight]
+    return sum(value * weight for value, weight in having) / (sum(weight for _, weight in having) or 1.0)
+
+
+def _wait_for_all(rank: int, world_size: int, stop: StopSignal) -> None:
+    """Until every process is there, in Python, where a stop request is heard; torch's own wait is deaf to it."""
+    import torch.distributed as dist
+
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return  # the store is kept by the main process itself, and comes with the group
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    kinds: Any = dist  # its stubs do not name this one
+    agent = kinds.TCPStore(address, port, is_master=False, wait_for_workers=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.distributed_c10d.PrefixStore(f"gen_worker/{attempt}", agent)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    # Twice: one that leaves because of a stop after it was seen to be here is not seen to be ready.
+    for word in ("here", "ready"):
+        store.set(f"{word}/{rank}", "1")
+        while not store.check([f"{word}/{other}" for other in range(world_size)]):
+            if stop.reason is not None:
+                raise_stop(stop)
+            if time.monotonic() > deadline:
+                raise StartupError(
+                    f"process {rank} of {world_size} waited {START_TIMEOUT_S:.0f} s and not all others came"
+                )
+            time.sleep(POLL_S)
 
 
 def distribute_module(
@@ -190,11 +244,23 @@ def _layers(module: "torch.nn.Module") -> "Iterator[torch.nn.Module]":
     """What is gathered and freed as one: the module's children, and those of its plain containers."""
     import torch
 
+    shared = _shared_parameters(module)
     for child in module.children():
+        own = {id(parameter) for parameter in child.parameters()}
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict | torch.nn.Sequential):
-            yield from _layers(child)
-        elif next(child.parameters(), None) is not None:
+            yield from (layer for layer in _layers(child) if not _ids(layer) & shared)
+        elif own and not own & shared:  # tied weights stay with the whole
             yield child
+
+
+def _ids(module: "torch.nn.Module") -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
+
+
+def _shared_parameters(module: "torch.nn.Module") -> set[int]:
+    """Parameters that several children have, such as an embedding that is also the output layer."""
+    counts = Counter(number for child in module.children() for number in _ids(child))
+    return {number for number, count in counts.items() if count > 1}
 
 
 def global_rows(raw_batch: Any, ctx: StepContext) -> int:
@@ -237,6 +303,8 @@ def digest_tensors(payload: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def look(value: Any, place: str) -> None:
+        if place.rpartition(".")[2].startswith("running_"):
+            return  # statistics of batch norms are each process's own
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             octets = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             found[place] = hashlib.blake2b(octets.numpy().data, digest_size=16).hexdigest()

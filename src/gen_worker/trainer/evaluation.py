@@ -16,7 +16,6 @@ from typing import Any, Literal
 from gen_worker.errors import PluginError, TrainStepError
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.contracts import StepContext, StepResult, TrainerPlugin
-from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.processes import OneProcess, Processes
 from gen_worker.trainer.repro import to_float_scalar
@@ -24,6 +23,7 @@ from gen_worker.trainer.state import MetricsRecord
 
 Kind = Literal["validation", "test"]
 HOOK_BY_KIND: dict[Kind, str] = {"validation": "validate_step", "test": "test_step"}
+MAX_DEPTH = 6  # of holders within holders in which modules are looked for
 PREFIX_BY_KIND: dict[Kind, str] = {"validation": "val/", "test": "test/"}
 
 
@@ -47,19 +47,25 @@ class Evaluator:
                 f" ctx)`: add it, or leave `{self.kind}` out of the job"
             )
 
-    def run(self, state: Any) -> MetricsRecord:
-        """One pass. Raises what the author's hook raises; a stop request ends the pass in a single process."""
+    def run(self, state: Any) -> MetricsRecord | None:
+        """One pass; None where a stop request ended it, which happens in a single process only.
+
+        Raises what the author's hook raises.
+        """
         started_s = time.monotonic()
         rng = capture_rng()
         try:
             with evaluation_mode(self.trainer, state):
-                sums, rows, extra = self._pass(state)
+                found = self._pass(state)
         except BaseException:
             self.close()  # its position is of no use to the next pass
             raise
         finally:
             restore_rng(rng)
-        metrics, total_rows = self._reduce(sums, rows, extra)
+        if found is None:
+            self.close()
+            return None
+        metrics, total_rows = self._reduce(*found)
         return MetricsRecord(
             kind=self.kind,
             step=self.ctx.step,
@@ -76,7 +82,7 @@ class Evaluator:
         if close is not None:
             close()
 
-    def _pass(self, state: Any) -> tuple[dict[str, Any], int, Mapping[str, Any]]:
+    def _pass(self, state: Any) -> tuple[dict[str, Any], int, Mapping[str, Any]] | None:
         trainer, ctx, stop = self.trainer, self.ctx, self.ctx.is_canceled
         hook: Callable[..., Any] = getattr(trainer, HOOK_BY_KIND[self.kind])
         begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
@@ -88,7 +94,9 @@ class Evaluator:
         total_rows = 0
         for raw_batch in self._batches():
             if is_alone and stop.reason is not None:
-                raise_stop(stop)
+                if end is not None:
+                    end(self.kind, state, ctx)  # it may have to put the training weights back
+                return None
             found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
             rows = count_rows(raw_batch)
             if rows == 0:
@@ -140,7 +148,9 @@ class Evaluator:
                 totals[name] = totals.get(name, 0.0) + value
         prefix = PREFIX_BY_KIND[self.kind]
         metrics = {prefix + name: value / max(total_rows, 1) for name, value in totals.items()}
-        metrics |= {prefix + name: _as_float(name, value) for name, value in extra.items()}
+        # One word for all, since what follows from it must be the same in every process.
+        whole_pass = self.processes.from_main({name: _as_float(name, extra[name]) for name in extra})
+        metrics |= {prefix + name: value for name, value in whole_pass.items()}
         return metrics, total_rows
 
 
@@ -149,6 +159,12 @@ def count_rows(raw_batch: Any) -> int:
     rows = getattr(raw_batch, "num_rows", None)
     if rows is not None:
         return int(rows)
+    if isinstance(raw_batch, Mapping):
+        raw_batch = list(raw_batch.values())
+    first = raw_batch[0] if isinstance(raw_batch, list | tuple) and raw_batch else raw_batch
+    shape = getattr(first, "shape", None)
+    if shape:  # columns of arrays, as a DataLoader gives them
+        return int(shape[0])
     return len(raw_batch) if isinstance(raw_batch, list | tuple) and raw_batch else 1
 
 
@@ -172,23 +188,35 @@ def evaluation_mode(*holders: Any) -> Iterator[None]:
 
 def _modules_of(torch: Any, holders: tuple[Any, ...]) -> list[Any]:
     found: dict[int, Any] = {}
+    seen: set[int] = set()
 
     def look(item: Any, depth: int) -> None:
+        if item is None or isinstance(item, str | bytes | int | float | type) or id(item) in seen:
+            return
+        seen.add(id(item))
         if isinstance(item, torch.nn.Module):
             found[id(item)] = item
-        elif depth and isinstance(item, Mapping):
+        elif isinstance(item, torch.Tensor) or not depth:
+            return
+        elif isinstance(item, Mapping):
             for value in item.values():
                 look(value, depth - 1)
-        elif depth and isinstance(item, list | tuple):
+        elif isinstance(item, list | tuple | set):
             for value in item:
                 look(value, depth - 1)
-        elif depth:
-            for name in (*getattr(type(item), "__slots__", ()), *getattr(item, "__dict__", ())):
+        else:
+            for name in (*_slots(type(item)), *getattr(item, "__dict__", ())):
                 look(getattr(item, name, None), depth - 1)
 
     for holder in holders:
-        look(holder, 2)
+        look(holder, MAX_DEPTH)
     return list(found.values())
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
 
 
 def _number_or_tensor(value: Any) -> Any:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -26,13 +27,18 @@ logger = logging.getLogger("gen_worker.isolation")
 
 
 def run_isolated(
-    environment: WorkerEnvironment, job: TrainingJobSpec, *, token: str | None, redact: Redact
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    *,
+    token: str | None,
+    redact: Redact,
+    early_signals: Sequence[int] = (),
 ) -> int:
     """Hand over, wait, and end as the child ended: 0, or an error of the child's category."""
     folder = environment.events_path.parent
     folder.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)
-    signals = _SignalRelay()
+    signals = _SignalRelay(early_signals)
     with ExitStack() as stack, signals:
         try:
             contract_path = _hand_over(environment, job, folder, stack)
@@ -85,14 +91,17 @@ def _remove_leftovers(folder: Path) -> None:
 class _SignalRelay:
     """From its start, SIGTERM and SIGINT reach the child, or are kept until there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, early_signals: Sequence[int]) -> None:
         self.child: subprocess.Popen[bytes] | None = None
+        self._early = early_signals  # that came before there was a relay; it may still grow
         self._asked: int | None = None
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._old[number] = signal.signal(number, self._relay)
+        if self._early and self._asked is None:
+            self._asked = self._early[0]
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():

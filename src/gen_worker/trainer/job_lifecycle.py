@@ -33,7 +33,8 @@ _OURS = str(Path(__file__).resolve().parent.parent)
 _CALLS_THE_AUTHOR = (
     "api.py",
     "author_state.py",
-    "callbacks.py",
+    "batch_source.py",
+    "callback_list.py",
     "evaluation.py",
     "loop.py",
     "plugin_import.py",
@@ -67,6 +68,7 @@ class JobLifecycle:
         self._clock = clock
         self._exit_process = exit_process
         self.on_look: list[Callable[[], None]] = []  # what else the watcher does in each of its rounds
+        self.on_overrun: Callable[[Category, str], None] = lambda _category, _error: None
         self._pid = os.getpid()
         self._started = clock()
         self._next_beat = self._started + heartbeat_s
@@ -146,10 +148,9 @@ class JobLifecycle:
         if self._stop.reason is None:
             self._stop.request(f"cancelled by {name}")
             again = "; Ctrl-C again gives up what is not saved" if number == signal.SIGINT else ""
+            limit = f", at most {self._grace_s:g} s" if self._grace_s < float("inf") else ""
             # Not through logging: its lock may be held by the very code that was interrupted.
-            os.write(
-                2, f"gen_worker: stopping after this step, at most {self._grace_s:g} s{again}\n".encode()
-            )
+            os.write(2, f"gen_worker: stopping after this step{limit}{again}\n".encode())
 
     def _overrun(self) -> None:
         """The step did not end within the grace: report, and leave without it. What was saved before is safe."""
@@ -160,6 +161,7 @@ class JobLifecycle:
             f" {self._grace_s:g} s and is lost: the newest checkpoint stands"
         )
         try:
+            self.on_overrun(category, error)
             self.fail(category, error)
             print(f"gen_worker: {category}: {error}", file=sys.stderr)  # noqa: T201
         except Exception:  # leaving matters more than saying so

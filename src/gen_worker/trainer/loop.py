@@ -1,9 +1,8 @@
 """The loop: drives a trainer class from one step to the last. It receives its parts and does no I/O of its own.
 
-Each step: cancel check, `prepare_batch`, `train_step`, step committed; only then has the data cursor moved. After
-it, what is due, in this order: metrics, validation, early stopping and the end of an epoch, checkpoint, sample. At
-the end a test, where there is test data, and the final checkpoint. When anything ends the loop early, a checkpoint of
-the last committed step is saved if the state is sound, and the root cause goes on.
+Each step: cancel check, `prepare_batch`, `train_step`, step committed; only then has the data cursor moved. Then what
+is due: metrics, validation, early stopping and the end of an epoch, checkpoint, sample. At the end a test and the final
+checkpoint. Whatever ends the loop early, the last committed step is saved if the state is sound.
 
 The next step at which anything is due is known beforehand, so between two such steps there is nothing but the
 cancel check and the author's two calls (`_advance`). Callbacks that look at every batch have a second such loop.
@@ -19,11 +18,12 @@ from typing import Any
 
 from gen_worker.errors import InputError, TrainingCanceled, TrainingTimeout, TrainStepError
 from gen_worker.trainer.artifacts import ArtifactWriter, SavedCheckpoint
+from gen_worker.trainer.author_state import fill_from_checkpoint, fill_state
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.callbacks.base import RunHandle
 from gen_worker.trainer.callbacks.callback_list import CallbackList
+from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import (
-    SampleRequest,
     StepContext,
     StepControlHints,
     StepResult,
@@ -32,19 +32,19 @@ from gen_worker.trainer.contracts import (
 )
 from gen_worker.trainer.evaluation import Evaluator, count_rows
 from gen_worker.trainer.job_lifecycle import raise_stop
-from gen_worker.trainer.model_runtime import capture_rng, restore_rng
+from gen_worker.trainer.measurements import Measurements
 from gen_worker.trainer.processes import OneProcess, Processes
 from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.sampling import Sampler
 from gen_worker.trainer.saving import StateSaver
 from gen_worker.trainer.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
-from gen_worker.trainer.state import Mode, TrainerState
+from gen_worker.trainer.state import TrainerState
 from gen_worker.trainer.step_metrics import read_metrics
 from gen_worker.trainer.uploader import ArtifactUploader
 
 logger = logging.getLogger("gen_worker.loop")
 
 BACKOFF_SLICE_S = 0.1
-VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,18 +68,24 @@ class TrainingLoop:
     processes: Processes = field(default_factory=OneProcess)
     trainer_state: TrainerState = field(default_factory=TrainerState)
     folder: Path = Path()  # of the run's artifacts, for callbacks
-    load_checkpoint: Callable[[], tuple[Mapping[str, Any], int] | None] = lambda: None
+    load_checkpoint: Callable[[], Checkpoint | None] = lambda: None
 
     final_checkpoint: Path | None = field(default=None, init=False)
+    stop_step: int | None = field(
+        default=None, init=False
+    )  # at which all processes stop, once that is settled
     _handle: RunHandle = field(init=False)
     _saver: StateSaver = field(init=False)
     _schedule: Schedule = field(init=False)
+    _sampler: Sampler = field(init=False)
+    _measurements: Measurements = field(init=False)
     _is_sound: bool = field(default=True, init=False)
     _last: StepResult = field(default_factory=StepResult, init=False)
     _last_batch: Any = field(default=None, init=False)
     _saved_step: int = field(default=-1, init=False)
     _begun_epoch: int = field(default=-1, init=False)
-    _stop_step: int | None = field(default=None, init=False)
+    _is_work_due: bool = field(default=False, init=False)
+    _has_ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._schedule = Schedule(
@@ -94,6 +100,20 @@ class TrainingLoop:
             artifacts=self.artifacts,
             processes=self.processes,
             identity=self.identity,
+            uploader=self.uploader,
+        )
+        self._measurements = Measurements(
+            ctx=self.ctx,
+            state=state,
+            reporter=self.reporter,
+            uploader=self.uploader,
+            is_validated=self.validation is not None,
+        )
+        self._sampler = Sampler(
+            ctx=self.ctx,
+            trainer=self.trainer,
+            reporter=self.reporter,
+            artifacts=self.artifacts,
             uploader=self.uploader,
         )
         self._handle = RunHandle(
@@ -111,20 +131,20 @@ class TrainingLoop:
 
     def run(self) -> int:
         """Train to the end and save; returns the step reached. Raises the root cause of an early end."""
-        progress = self.ctx.progress
+        progress, self._saved_step = self.ctx.progress, self.start.step
         progress.step, progress.epoch = self.start.step, self.start.epoch
-        self._saved_step = self.start.step
         self._handle.model_state, self._handle.end_step = self.state, self.end_step()
         try:
             self.callbacks.call("on_train_begin", self._handle)
-            if self.start.is_sample_due and not (self.artifacts and self.artifacts.has_sample(progress.step)):
-                self._sample(progress.step)
+            self._finish_step_of_start()
             self._train()
             if self.test is not None:
-                self._evaluate(self.test)
+                self._test(self.test)
             self._save(final=True)
             self._take_saved(self._saver.wait)
+            self._has_ended = True
             self.callbacks.call("on_train_end", self._handle)
+            self.processes.gather(True)  # an end that one process did not reach is not reported as one
         except BaseException as cause:
             self._rescue(cause)
             raise
@@ -134,9 +154,18 @@ class TrainingLoop:
         """The step at which the run is done; None where only the end of the data can tell."""
         return self._schedule.end_step()
 
+    def _finish_step_of_start(self) -> None:
+        """What an interrupted attempt had not done yet of the step at which this one goes on."""
+        start = self.start
+        if start.is_work_due:
+            self._is_work_due = True
+            self._close_step(start.step)
+        if start.is_sample_due and not self.processes.from_main(self._sampler.has_sample(start.step)):
+            self._sample(start.step)
+
     def _train(self) -> None:
         step, end = self.start.step, self.end_step()
-        if end is not None and step >= end:
+        if (end is not None and step >= end) or self.trainer_state.stop_reason is not None:
             return  # stopped between its last step and its final checkpoint
         advance = self._advance_with_batch_hooks if self.callbacks.has_batch_hooks else self._advance
         batches = self.source.batches(epoch=self.start.epoch, batch=self.start.batch)
@@ -144,6 +173,9 @@ class TrainingLoop:
         try:
             while (end is None or step < end) and self.trainer_state.stop_reason is None:
                 self._begin_epoch(step)
+                if self._handle.has_asked:
+                    step, end = self._serve(step)
+                    continue
                 # While a save is in flight, its failure is to reach the loop at the next step.
                 until = step + 1 if self._saver.is_saving else self._schedule.next_due(step, end)
                 reached = advance(step, until, batches.__next__)
@@ -151,16 +183,15 @@ class TrainingLoop:
                     break
                 num_trained += reached - step
                 step = reached
-                if self._handle.rollback is not None:
-                    step = self._roll_back()
-                    end = self._handle.end_step = self.end_step()
-                else:
+                if self._handle.rollback is None:
                     self._after(step)
+                if self._handle.has_asked:
+                    step, end = self._serve(step)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
-        if num_trained == 0:
+        if num_trained == 0 and self.trainer_state.stop_reason is None:
             raise InputError(
                 f"the data gave no batch at epoch {self.start.epoch}, batch {self.start.batch}: there is nothing to train on"
             )
@@ -226,7 +257,7 @@ class TrainingLoop:
             end(handle, raw_batch, result)
             if control is not None:
                 self._obey(control)
-            if handle.is_checkpoint_due or handle.rollback or handle.state.stop_reason is not None:
+            if handle.has_asked:
                 break
         return step
 
@@ -237,16 +268,11 @@ class TrainingLoop:
             " return StepResult(metrics={'loss': loss})"
         )
 
-    @property
-    def has_agreed_to_stop(self) -> bool:
-        """True once it was settled at which step all processes stop."""
-        return self._stop_step is not None
-
     def _must_stop(self, step: int) -> bool:
         """A stop was asked for: alone, now; with others, at the step that all of them can still reach."""
-        if self._stop_step is None:
-            self._stop_step = self.processes.stop_step(self.ctx.is_canceled, self.ctx.progress)
-        return step >= self._stop_step
+        if self.stop_step is None:
+            self.stop_step = self.processes.stop_step(self.ctx.is_canceled, self.ctx.progress)
+        return step >= self.stop_step
 
     def _obey(self, control: StepControlHints) -> None:
         wake_at = time.monotonic() + control.backoff_seconds
@@ -261,89 +287,93 @@ class TrainingLoop:
 
     def _after(self, step: int) -> None:
         """What is due once `step` is committed, in the published order."""
-        job, handle = self.job, self._handle
+        job = self.job
         if self._saver.is_saving:
             self._take_saved(self._saver.poll)
+        self._is_work_due = True
         if is_due(job.metric_every, step):
             self._emit_metrics()
-        self.ctx.progress.epoch, _ = self._schedule.position(step)
-        if self.validation is not None and self._schedule.is_validation_due(step):
-            self._evaluate(self.validation)
-        if self._schedule.is_epoch_end(step):
-            self.callbacks.call("on_epoch_end", handle)
-        if handle.is_checkpoint_due or is_due(job.checkpoint_every, step):
-            handle.is_checkpoint_due = False
+        self._close_step(step)
+        if self._handle.rollback is not None:
+            return  # what would be saved is about to be taken back
+        if self._handle.is_checkpoint_due or is_due(job.checkpoint_every, step):
+            self._handle.is_checkpoint_due = False
             self._save(final=False)
         if is_due(job.sample_every, step):
             self._sample(step)
 
+    def _close_step(self, step: int) -> None:
+        """Validation and the end of an epoch. A checkpoint that is saved before they are done says so."""
+        self.ctx.progress.epoch, _ = self._schedule.position(step)
+        if self.validation is not None and self._schedule.is_validation_due(step):
+            self._evaluate(self.validation)
+        if self._schedule.is_epoch_end(step):
+            self.callbacks.call("on_epoch_end", self._handle)
+        self._is_work_due = False
+
+    def _serve(self, step: int) -> tuple[int, int | None]:
+        """What callbacks asked for: (the step to go on from, the last step)."""
+        handle = self._handle
+        if handle.rollback is not None:
+            step = self._roll_back()
+            handle.end_step = self.end_step()
+        if handle.is_checkpoint_due:
+            handle.is_checkpoint_due = False
+            if step > self._saved_step:
+                self._save(final=False)
+        return step, handle.end_step
+
     def _emit_metrics(self) -> None:
         result = self._last
-        if result.control is not None and result.control.skip_cadence_emit:
-            return
-        values = read_metrics(result, self.ctx.optimizer)
+        is_quiet = result.control is not None and result.control.skip_cadence_emit
+        values = {} if is_quiet else read_metrics(result, self.ctx.optimizer)
         if self.processes.world_size > 1:
             values = self.processes.mean(values, weight=count_rows(self._last_batch))
         if values:
             self._emit(values)
 
     def _emit(self, values: Mapping[str, float]) -> None:
-        """Metrics of the step just committed: to the state, the event file, the uploader and the callbacks."""
-        step = self.ctx.step
-        self.trainer_state.note(values)
-        self._note_best(values)
-        self.reporter.metrics(step, values)
-        if self.uploader is not None:
-            self.uploader.metrics(step, values, time.time_ns() // 1_000_000)
+        self._measurements.take(values)
         self.callbacks.call("on_metrics", self._handle, values)
 
-    def _note_best(self, values: Mapping[str, float]) -> None:
-        name, mode = self._deciding_metric()
-        best = self.trainer_state.best
-        if name in values and (best is None or best.name == name):  # else a callback has chosen another one
-            self.trainer_state.note_best(name, values[name], mode)
-
-    def _deciding_metric(self) -> tuple[str, Mode]:
-        """By which the best checkpoints are kept: what early stopping watches, else the loss."""
-        stopping = self.job.early_stopping
-        if stopping is not None:
-            return stopping.metric, stopping.mode
-        return "val/loss" if self.validation is not None else "train/loss", "min"
-
     def _evaluate(self, evaluator: Evaluator) -> None:
-        handle = self._handle
-        is_validation = evaluator.kind == "validation"
+        handle, is_validation = self._handle, evaluator.kind == "validation"
         if is_validation:
             self.callbacks.call("on_validation_begin", handle)
         with self._in_authors_hands():
             record = evaluator.run(self.state)
-        step, values = record.step, record.metrics
-        self.trainer_state.note(values)
-        self._note_best(values)
-        if is_validation:
-            self.reporter.validation(step, values, rows=record.rows, duration_s=round(record.duration_s, 3))
-        else:
-            self.reporter.metrics(step, values)
-        if self.uploader is not None and values:
-            self.uploader.metrics(step, values, time.time_ns() // 1_000_000)
+        if record is None:
+            raise_stop(self.ctx.is_canceled)
+        self._measurements.take_evaluation(record)
         if is_validation:
             self.callbacks.call("on_validation_end", handle, record)
-        self.callbacks.call("on_metrics", handle, values)
+        self.callbacks.call("on_metrics", handle, record.metrics)
+
+    def _test(self, evaluator: Evaluator) -> None:
+        """After a save: what was trained is not lost with a test that fails."""
+        if self.ctx.step > self._saved_step:
+            self._save(final=False)
+        self._evaluate(evaluator)
 
     def _roll_back(self) -> int:
         """Take back what a callback found to be bad: an earlier state, at the data's present place."""
         asked, self._handle.rollback = self._handle.rollback, None
         assert asked is not None
         self._take_saved(self._saver.wait)
-        payload, step = asked if asked[0] is not None else self.load_checkpoint() or asked
-        if payload is None:
+        payload, step = asked
+        checkpoint = None if payload is not None else self.load_checkpoint()
+        if payload is None and checkpoint is None:
             raise TrainStepError(
                 f"step {self.ctx.step} was to be rolled back, and there is no checkpoint to go back to:"
                 " set checkpoint_every, or use a guard that skips or stops"
             )
         epoch, batch = self._schedule.position(self.ctx.step)
         with self._in_authors_hands():
-            self.trainer.load_state_dict(self.state, dict(payload), self.ctx)
+            if checkpoint is None:
+                fill_state(self.trainer, self.state, self.ctx, payload=payload)
+            else:
+                step = checkpoint.step
+                fill_from_checkpoint(self.trainer, self.state, self.ctx, checkpoint)
         self.reporter.log(f"rolled back from step {self.ctx.step} to step {step}", level="warning")
         self._schedule.origin = Start(step=step, epoch=epoch, batch=batch)
         self.ctx.progress.step, self.ctx.progress.epoch = step, epoch
@@ -362,11 +392,6 @@ class TrainingLoop:
     def _save(self, *, final: bool) -> None:
         step = self.ctx.step
         epoch, batch = self._schedule.position(step)
-        best = self.trainer_state.best
-        name, mode = self._deciding_metric()
-        value = self.trainer_state.metrics.get(name)
-        if best is not None and best.name != name:  # a callback watches another one
-            name, mode, value = best.name, best.mode, self.trainer_state.metrics.get(best.name)
         with self._in_authors_hands():
             self._saver.save(
                 self.state,
@@ -377,10 +402,11 @@ class TrainingLoop:
                 loop={
                     "version": 1,
                     "is_sample_due": not final and is_due(self.job.sample_every, step),
+                    "is_work_due": not final and self._is_work_due,
                     "trainer_state": self.trainer_state.to_saved(),
                     "callbacks": self.callbacks.state_dict(),
                 },
-                metric=None if value is None else (name, value, mode),
+                metric=self._measurements.metric_of(step),
             )
         self._saved_step = step
 
@@ -393,33 +419,24 @@ class TrainingLoop:
                 "step": checkpoint.step,
                 "verified": checkpoint.verified,
             }
+            has_asked = self._handle.has_asked
             self.callbacks.call("on_checkpoint", self._handle, checkpoint)
+            if self.processes.world_size > 1 and self._handle.has_asked and not has_asked:
+                raise TrainStepError(
+                    "a callback asked for something in on_checkpoint, which is called in one process only: ask in a hook"
+                    " that all processes call"
+                )
 
     def _sample(self, step: int) -> None:
-        hook = getattr(self.trainer, "sample", None)
-        if hook is None or self.artifacts is None:
-            return
-        request = SampleRequest(prompts=tuple(self.job.sample_prompts), seed=self.job.sample_seed)
-        folder = self.artifacts.sample_dir(step)
-        rng = capture_rng()  # sampling must not move the training stream
-        try:
-            with self._in_authors_hands():
-                hook(state=self.state, step=step, request=request, output_dir=str(folder), ctx=self.ctx)
-        finally:
-            restore_rng(rng)
-        for sample in self.artifacts.write_sample(step, folder):
-            is_video = sample.path.suffix.lower() in VIDEO_SUFFIXES
-            report = self.reporter.video if is_video else self.reporter.sample
-            report(sample.path, step, size_bytes=sample.size_bytes)
-            if self.uploader is not None:
-                self.uploader.sample(sample.path, step)
+        with self._in_authors_hands():
+            self._sampler.sample(self.state, step)
 
     def _rescue(self, cause: BaseException) -> None:
         """Save the last committed step if the state is sound; never let a second fault hide the first."""
         is_stop = isinstance(cause, TrainingCanceled | TrainingTimeout)
         try:
             # A save needs all processes; where one failed, the others are not there to take part.
-            is_possible = self.processes.world_size == 1 or (is_stop and self._stop_step is not None)
+            is_possible = self.processes.world_size == 1 or (is_stop and self.stop_step is not None)
             if self._is_sound and is_possible and self.ctx.step > self._saved_step:
                 self._save(final=False)
             self._take_saved(self._saver.wait)
@@ -428,5 +445,6 @@ class TrainingLoop:
         except Exception as second:  # the cause is on its way up and must arrive
             logger.exception("no checkpoint could be saved on the way out")
             cause.add_note(f"and no checkpoint could be saved on the way out: {second}")
-        for fault in self.callbacks.call_all("on_exception", self._handle, cause):
+        faults = [] if self._has_ended else self.callbacks.call_all("on_exception", self._handle, cause)
+        for fault in faults:
             cause.add_note(f"and a callback failed on the way out: {fault}")

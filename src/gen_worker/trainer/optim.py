@@ -53,11 +53,13 @@ def build_default_adamw_bundle(
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
-    factor = _rate_factor(settings.warmup_steps, settings.total_steps, settings.min_lr_ratio)
+    factor = warmup_cosine_factor(settings.warmup_steps, settings.total_steps, settings.min_lr_ratio)
     return AdamWBundle(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
 
-def _rate_factor(warmup_steps: int, total_steps: int | None, min_lr_ratio: float) -> Callable[[int], float]:
+def warmup_cosine_factor(
+    warmup_steps: int, total_steps: int | None, min_lr_ratio: float
+) -> Callable[[int], float]:
     """Step (from 0) -> what the learning rate is multiplied with."""
 
     def factor(step: int) -> float:

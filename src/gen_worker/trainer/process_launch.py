@@ -12,6 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,11 +21,12 @@ from typing import Any
 from gen_worker.errors import Category, LeaseHeldError, TrainStepError
 from gen_worker.trainer.child_attempt import ChildAttemptError, Redact, report_missing_end
 from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.lease import is_process_alive, start_ticks
+from gen_worker.trainer.lease import start_ticks
 from gen_worker.trainer.process_outcome import (
-    MAIN_PID_FILE,
     choose_root,
     read_agent_failures,
+    read_living,
+    read_main,
     read_outcomes,
 )
 from gen_worker.trainer.runtime_env import WorkerEnvironment
@@ -47,20 +50,35 @@ def build_command(num_processes: int) -> list[str]:
 
 
 def run_processes(
-    environment: WorkerEnvironment, job: TrainingJobSpec, *, token: str | None, redact: Redact
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    *,
+    token: str | None,
+    redact: Redact,
+    early_signals: Sequence[int] = (),
 ) -> int:
     """Start, wait, and end as the run ended: 0, or an error of its category."""
     folder = environment.events_path.parent / f"processes-{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove_leftovers(folder)
     folder.mkdir(parents=True)
     try:
-        code = _run_launcher(folder, job.resources.processes, token)
+        with _SignalRelay(folder, early_signals) as relay:
+            code = _run_launcher(folder, job.resources.processes, token, relay)
+            _end_survivors(folder, relay, grace_s=job.grace_s)
         return _judge(code, folder, environment, job, redact)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_launcher(folder: Path, num_processes: int, token: str | None) -> int:
+def _remove_leftovers(folder: Path) -> None:
+    """Of this process's number, and of those that were killed."""
+    for other in folder.parent.glob("processes-*"):
+        pid = other.name.rpartition("-")[2]
+        if other == folder or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: "_SignalRelay") -> int:
     pid = os.getpid()
     environ = {
         "OMP_NUM_THREADS": str(_threads_each(num_processes)),
@@ -72,19 +90,29 @@ def _run_launcher(folder: Path, num_processes: int, token: str | None) -> int:
     environ.pop("TRAINER_ISOLATED", None)  # they are processes of their own already
     if token is not None:
         environ["TRAINER_CAPABILITY_TOKEN"] = token
-    with _SignalRelay(folder) as relay:
-        # A session of its own, so that a Ctrl-C at the terminal reaches the run once, through us.
-        launcher = subprocess.Popen(build_command(num_processes), env=environ, start_new_session=True)
-        try:
-            while True:
-                try:
-                    return launcher.wait(POLL_S)
-                except subprocess.TimeoutExpired:
-                    relay.pass_on()
-        finally:
-            if launcher.poll() is None:
-                os.killpg(launcher.pid, signal.SIGKILL)
-                launcher.wait()
+    # A session of its own, so that a Ctrl-C at the terminal reaches the run once, through us.
+    launcher = subprocess.Popen(build_command(num_processes), env=environ, start_new_session=True)
+    try:
+        while True:
+            try:
+                return launcher.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                relay.pass_on()
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait()
+
+
+def _end_survivors(folder: Path, relay: "_SignalRelay", *, grace_s: float) -> None:
+    """Where the launcher itself was killed, the processes are left: they get to save and leave, and then have to."""
+    deadline = time.monotonic() + grace_s
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in read_living(folder):
+            os.kill(pid, number)
+        while read_living(folder) and (number == signal.SIGKILL or time.monotonic() < deadline):
+            relay.pass_on()
+            time.sleep(POLL_S)
 
 
 def _threads_each(num_processes: int) -> int:
@@ -96,14 +124,16 @@ def _threads_each(num_processes: int) -> int:
 class _SignalRelay:
     """SIGTERM and SIGINT reach the run's main process, as soon as there is one."""
 
-    def __init__(self, folder: Path) -> None:
-        self._pid_file = folder / MAIN_PID_FILE
+    def __init__(self, folder: Path, early_signals: Sequence[int]) -> None:
+        self._folder = folder
+        self._early = early_signals  # that came before there was a relay; it may still grow
         self._asked: list[int] = []
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> "_SignalRelay":
         for number in (signal.SIGTERM, signal.SIGINT):
             self._old[number] = signal.signal(number, self._keep)
+        self._asked[:0] = self._early
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,13 +144,9 @@ class _SignalRelay:
         self._asked.append(number)
 
     def pass_on(self) -> None:
-        if not self._asked or not self._pid_file.exists():
-            return
-        pid, _, ticks = self._pid_file.read_text().partition(":")
-        while self._asked:
-            number = self._asked.pop(0)
-            if is_process_alive(int(pid), int(ticks) if ticks else None):
-                os.kill(int(pid), number)
+        main = read_main(self._folder) if self._asked else None
+        while main is not None and self._asked:
+            os.kill(main, self._asked.pop(0))
 
 
 def _judge(
@@ -128,11 +154,10 @@ def _judge(
 ) -> int:
     outcomes = read_outcomes(folder)
     main = outcomes.get(0)
-    if main is not None and (main.category is None or main.is_agreed):
-        if main.category is None and code == 0:
-            return 0
-        if main.category is not None:
-            raise ChildAttemptError(main.category, main.error)
+    if main is not None and main.category is None and code == 0:
+        return 0
+    if main is not None and main.category is not None and main.is_agreed:
+        raise ChildAttemptError(main.category, main.error)  # the terminal event is written
     root = choose_root(outcomes, read_agent_failures(folder))
     if root is None:
         cause: ChildAttemptError | TrainStepError = TrainStepError(

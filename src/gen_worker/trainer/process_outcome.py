@@ -1,5 +1,6 @@
 """How each process of a run ended: small files in a folder that the launcher made, and what they say together."""
 
+import contextlib
 import os
 import signal
 import time
@@ -8,12 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.errors import Category
-from gen_worker.trainer.lease import start_ticks
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category
+from gen_worker.trainer.lease import is_process_alive, start_ticks
 from gen_worker.trainer.runtime_env import RankEnvironment
 
 AGENT_FILE = "agent.json"
-MAIN_PID_FILE = "main.pid"
 # What a process says when it is another one that is gone.
 _PEER_LOST = (
     "closed by peer",
@@ -23,6 +23,9 @@ _PEER_LOST = (
     "timed out",
     "out of reach",
 )
+
+
+_CATEGORY_BY_CODE = {int(code): category for category, code in EXIT_CODE_BY_CATEGORY.items()}
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +55,29 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_start(process: RankEnvironment | None) -> None:
-    """Let the launcher know whom to pass a signal on to."""
-    if process is not None and process.outcome_dir is not None and process.rank == 0:
+    """Let the launcher know which process this is: it passes signals on, and leaves nobody behind."""
+    if process is not None and process.outcome_dir is not None:
         pid = os.getpid()
-        _write(process.outcome_dir / MAIN_PID_FILE, f"{pid}:{start_ticks(pid) or ''}".encode())
+        _write(process.outcome_dir / f"rank-{process.rank}.pid", f"{pid}:{start_ticks(pid) or ''}".encode())
+
+
+def read_main(folder: Path) -> int | None:
+    """The pid of the main process, where it lives."""
+    return _living_pid(folder / "rank-0.pid")
+
+
+def read_living(folder: Path) -> list[int]:
+    """The pids of all that live."""
+    found = (_living_pid(path) for path in folder.glob("rank-*.pid"))
+    return [pid for pid in found if pid is not None]
+
+
+def _living_pid(path: Path) -> int | None:
+    try:
+        pid, _, ticks = path.read_text().partition(":")
+    except FileNotFoundError:
+        return None
+    return int(pid) if is_process_alive(int(pid), int(ticks) if ticks else None) else None
 
 
 def leave_outcome(
@@ -85,29 +107,46 @@ def read_agent_failures(folder: Path) -> list[AgentFailure]:
 
 
 def choose_root(outcomes: Mapping[int, Outcome], failures: Sequence[AgentFailure]) -> Root | None:
-    """A process that was killed comes first, since it could not say so; then the earliest that does not complain
-    of another one; then the earliest. None where nobody left a word.
+    """The earliest end that is not about another process: an error that a process told, or a kill that it could not
+    tell. Else the earliest complaint of a lost process. None where nobody left a word.
+
+    A process that the launcher ended after the fact ended later than what it was ended for.
     """
-    for failure in sorted(failures, key=lambda item: item.at_s):
-        if failure.rank not in outcomes and failure.exit_code < 0 and failure.exit_code != -signal.SIGTERM:
-            name = signal.Signals(-failure.exit_code).name
-            hint = ": out of memory?" if name == "SIGKILL" else ""
-            return Root(rank=failure.rank, category=Category.TRAIN_STEP, error=f"was killed by {name}{hint}")
-    failed = sorted((item for item in outcomes.values() if item.category), key=lambda item: item.at_ns)
-    failed.sort(key=lambda item: any(word in item.error.lower() for word in _PEER_LOST))
-    for outcome in failed:
-        assert outcome.category is not None
-        return Root(rank=outcome.rank, category=outcome.category, error=outcome.error)
-    for failure in sorted(failures, key=lambda item: item.at_s):
-        return Root(
-            rank=failure.rank,
-            category=Category.TRAIN_STEP,
-            error=f"ended with exit code {failure.exit_code}",
-        )
+    causes = [_told(item) for item in outcomes.values() if item.category and not _is_of_another(item)]
+    is_killed = {item.rank for item in failures if item.exit_code < 0} - outcomes.keys()
+    causes += [
+        _seen(item) for item in failures if item.rank in is_killed and item.exit_code != -signal.SIGTERM
+    ]
+    complaints = [_told(item) for item in outcomes.values() if item.category and _is_of_another(item)]
+    others = [_seen(item) for item in failures if item.rank not in outcomes]
+    for found in (causes, complaints, others):
+        if found:
+            return min(found, key=lambda item: item[0])[1]
     return None
+
+
+def _is_of_another(outcome: Outcome) -> bool:
+    return any(word in outcome.error.lower() for word in _PEER_LOST)
+
+
+def _told(outcome: Outcome) -> tuple[float, Root]:
+    assert outcome.category is not None
+    root = Root(rank=outcome.rank, category=outcome.category, error=outcome.error)
+    return outcome.at_ns / 1e9, root
+
+
+def _seen(failure: AgentFailure) -> tuple[float, Root]:
+    category = _CATEGORY_BY_CODE.get(failure.exit_code, Category.TRAIN_STEP)
+    if failure.exit_code < 0:
+        name = signal.Signals(-failure.exit_code).name
+        error = f"was killed by {name}{': out of memory?' if name == 'SIGKILL' else ''}"
+    else:
+        error = f"ended with exit code {failure.exit_code}"
+    return failure.at_s, Root(rank=failure.rank, category=category, error=error)
 
 
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with contextlib.suppress(FileNotFoundError):  # the launcher is gone, and its folder with it
+        temporary.write_bytes(content)
+        temporary.replace(path)

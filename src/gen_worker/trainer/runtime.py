@@ -11,7 +11,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from gen_worker import failpoints
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, ExitCode, SpecError, WorkerError
+from gen_worker.errors import (
+    EXIT_CODE_BY_CATEGORY,
+    Category,
+    ExitCode,
+    SpecError,
+    TrainingCanceled,
+    TrainingTimeout,
+    WorkerError,
+)
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.failure import describe_failure, is_our_fault
 from gen_worker.trainer.isolation import run_isolated
@@ -60,9 +68,13 @@ class TrainingRuntime:
             job = read_job_spec(environment.job_spec_path)
             _check_processes(job, environment)
             if job.resources.processes > 1 and environment.process is None:
-                return run_processes(environment, job, token=token, redact=self.redact)
+                return run_processes(
+                    environment, job, token=token, redact=self.redact, early_signals=self._early_signals
+                )
             if environment.is_isolated:
-                return run_isolated(environment, job, token=token, redact=self.redact)
+                return run_isolated(
+                    environment, job, token=token, redact=self.redact, early_signals=self._early_signals
+                )
             trainer = Trainer.for_worker(
                 environment,
                 job,
@@ -76,7 +88,8 @@ class TrainingRuntime:
             attempt = None if trainer is None else trainer.attempt
             phase = Category.STARTUP if attempt is None else attempt.phase
             self.category, _ = describe_failure(cause, phase=phase)
-            self.is_agreed_stop = attempt is not None and attempt.has_agreed_to_stop
+            is_stop = isinstance(cause, TrainingCanceled | TrainingTimeout)
+            self.is_agreed_stop = is_stop and attempt is not None and attempt.has_agreed_to_stop
             raise
         return 0
 

@@ -10,12 +10,17 @@ LOOK_EVERY_STEPS = 1024  # where nothing is ever due
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run begins or goes on. `is_sample_due`: the checkpoint was saved before its step's sample was made."""
+    """Where a run begins or goes on.
+
+    The checkpoint was saved before its step's sample was made (`is_sample_due`), or before its validation and the end
+    of its epoch (`is_work_due`): an interrupted attempt left that to this one.
+    """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     is_sample_due: bool = False
+    is_work_due: bool = False
 
 
 FROM_THE_BEGINNING = Start()

@@ -56,6 +56,7 @@ class TrainerState:
     train_loss: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
     validation_loss: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
     metrics: dict[str, float] = field(default_factory=dict)  # the newest value of each
+    measured_at: dict[str, int] = field(default_factory=dict)  # the step of each
     best: BestMetric | None = None
     checkpoint: dict[str, Any] | None = None  # path, step, verified of the newest one that is durable
     stop_reason: str | None = None
@@ -105,6 +106,7 @@ class TrainerState:
     def note(self, values: Mapping[str, float]) -> None:
         """Take in metrics of this step, under their reported names."""
         self.metrics.update(values)
+        self.measured_at.update(dict.fromkeys(values, self.step))
         if "train/loss" in values:
             self.train_loss.append((self.step, values["train/loss"]))
         if "val/loss" in values:

@@ -4,6 +4,7 @@
 again, or in another process on the same folder, it goes on from the newest checkpoint.
 """
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -22,7 +23,9 @@ from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.evaluation import Evaluator, Kind
 from gen_worker.trainer.event_log import DiscardedEvents
 from gen_worker.trainer.hooks import check_hooks
+from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.loop import TrainingLoop
+from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment, read_library_environment
 from gen_worker.trainer.state import MetricsRecord, TrainerState
@@ -64,10 +67,21 @@ class Trainer(TrainerInterface):
                 raise StartupError(
                     f"callbacks: found {item!r:.60}, expected instances of gen_worker.trainer.Callback"
                 )
-        train, validation, test = (_Data.of(data) for data in (train_data, validation_data, test_data))
+        train, validation, test = (
+            _Data.of(data, config.seed) for data in (train_data, validation_data, test_data)
+        )
+        stopping = config.early_stopping
+        if stopping is not None and validation_data is None and not stopping.metric.startswith("train/"):
+            raise SpecError(
+                "Trainer",
+                [
+                    f"early_stopping.metric: found {stopping.metric!r}, but nothing is validated: give validation_data, or"
+                    ' watch a metric that starts with "train/"'
+                ],
+            )
         folder = Path(folder).absolute()
         job = config.to_job(
-            folder.name,
+            _run_id(folder),
             train=train.paths,
             validation=validation.paths,
             test=test.paths,
@@ -155,7 +169,9 @@ class Trainer(TrainerInterface):
         return self._evaluate("test")
 
     def _evaluate(self, kind: Kind) -> MetricsRecord:
+        rng = capture_rng()  # opening a model seeds everything
         with ExitStack() as stack:
+            stack.callback(restore_rng, rng)
             assembly = Assembly(
                 environment=self._environment,
                 job=self._job,
@@ -170,9 +186,13 @@ class Trainer(TrainerInterface):
                     self._evaluator_after_training(assembly, self._loop, kind),
                     self._loop.state,
                 )
-            return evaluator.run(state)
+            record = evaluator.run(state)
+        if record is None:
+            raise_stop(evaluator.ctx.is_canceled)
+        return record
 
     def _evaluator_after_training(self, assembly: Assembly, loop: TrainingLoop, kind: Kind) -> Evaluator:
+        loop.ctx.forget_stop()  # it was training that was to stop
         evaluator = assembly.make_evaluator(kind, loop.trainer, loop.ctx)
         if evaluator is None:
             raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
@@ -187,7 +207,7 @@ class _Data:
         self.source = source
 
     @classmethod
-    def of(cls, data: Data | None) -> "_Data":
+    def of(cls, data: Data | None, seed: int) -> "_Data":
         if data is None:
             return cls()
         if isinstance(data, str | Path):
@@ -197,13 +217,18 @@ class _Data:
         if isinstance(data, list | tuple) and data and all(isinstance(item, str | Path) for item in data):
             return cls(paths=[str(Path(item).absolute()) for item in data])
         if hasattr(data, "__len__") and hasattr(data, "__iter__"):
-            return cls(source=ListSource(data, is_endless=True))  # type: ignore[arg-type]
+            return cls(source=ListSource(data, is_endless=True, seed=seed))  # type: ignore[arg-type]
         raise SpecError(
             "Trainer",
             [
                 f"data: found {data!r:.60}, expected parquet paths, or batches that can be counted and iterated again"
             ],
         )
+
+
+def _run_id(folder: Path) -> str:
+    """The folder's name, as far as it can name a run."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:128] or "run"
 
 
 def _build(trainer: TrainerPlugin | type | str) -> TrainerPlugin:

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gen_worker.document_schema import convert_document
-from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import (
     Cadence,
     CheckpointsSpec,
@@ -51,20 +50,18 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hyperparams: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        found = convert_document(msgspec.to_builtins(self), _schema(), source="TrainerConfig")
-        for name in ("early_stopping", "checkpoints"):  # plain dicts become the records they describe
-            msgspec.structs.force_setattr(self, name, getattr(found, name))
         faults = []
         if self.epochs is None and self.max_steps is None and not self.fast_dev_run:
             faults.append("epochs: neither it nor `max_steps` is given, expected at least one")
-        doubled = [
-            name for name in _HYPERPARAMS if getattr(self, name) is not None and name in self.hyperparams
-        ]
+        given = self.hyperparams if isinstance(self.hyperparams, dict) else {}
+        doubled = [name for name in _HYPERPARAMS if getattr(self, name) is not None and name in given]
         faults += [
             f"hyperparams.{name}: given together with `{name}`, expected one of the two" for name in doubled
         ]
-        if faults:
-            raise SpecError("TrainerConfig", faults)
+        plain = {name: _plain(value) for name, value in msgspec.structs.asdict(self).items()}
+        found: Any = convert_document(plain, _schema(), source="TrainerConfig", more_faults=faults)
+        for name in ("early_stopping", "checkpoints"):  # plain dicts become the records they describe
+            msgspec.structs.force_setattr(self, name, getattr(found, name))
 
     @classmethod
     def from_document(cls, data: object, *, source: str = "TrainerConfig") -> "TrainerConfig":
@@ -98,18 +95,24 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             seed=self.seed,
             precision=self.precision,
             deterministic=self.deterministic,
-            dataset=None if train is None else self._dataset(train, shuffle=self.shuffle),
+            dataset=None
+            if train is None
+            else self._dataset(train, shuffle=self.shuffle, drop_last=self.drop_last),
             validation=None if validation is None else HeldOutSpec(dataset=self._dataset(validation)),
             test=None if test is None else HeldOutSpec(dataset=self._dataset(test)),
             checkpoints=self.checkpoints,
             resume_from_latest=self.resume_from_latest,
         )
 
-    def _dataset(self, paths: list[str], *, shuffle: bool = False) -> DatasetSpec:
-        drop_last = self.drop_last and shuffle
+    def _dataset(self, paths: list[str], *, shuffle: bool = False, drop_last: bool = False) -> DatasetSpec:
         return DatasetSpec(
             parquet_paths=paths, batch_size=self.batch_size, shuffle=shuffle, drop_last=drop_last
         )
+
+
+def _plain(value: Any) -> Any:
+    """Records as dicts; everything else as it is, to be judged by the schema."""
+    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
 
 
 _HYPERPARAMS = ("learning_rate", "gradient_accumulation", "gradient_clip_norm")

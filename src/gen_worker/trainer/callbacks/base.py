@@ -69,6 +69,11 @@ class RunHandle:
     rollback: tuple[Mapping[str, Any] | None, int] | None = None
 
     @property
+    def has_asked(self) -> bool:
+        """True where the loop has something to do for a callback."""
+        return self.is_checkpoint_due or self.rollback is not None or self.state.stop_reason is not None
+
+    @property
     def is_main(self) -> bool:
         """True in the one process that writes. What goes to a file, a screen or a server belongs there."""
         return self.ctx.rank == 0
@@ -91,7 +96,10 @@ class RunHandle:
             self.state.stop_reason = reason
 
     def save_checkpoint(self) -> None:
-        """Save a checkpoint at the end of this step, whatever the cadence says."""
+        """Save a checkpoint at the end of this step, whatever the cadence says.
+
+        With several processes every one of them must ask for it at the same step.
+        """
         self.is_checkpoint_due = True
 
     def roll_back(self, payload: Mapping[str, Any] | None = None, *, step: int = 0) -> None:

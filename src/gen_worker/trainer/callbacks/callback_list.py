@@ -82,17 +82,41 @@ class CallbackList:
         """By name; only of callbacks that have something to keep."""
         saved: dict[str, dict[str, Any]] = {}
         for name, callback, settings in zip(self._names, self._callbacks, self._settings, strict=True):
-            own = callback.state_dict()
+            try:
+                own = callback.state_dict()
+            except Exception as error:
+                raise _named(error, name, "state_dict") from error
             state = self._changed(name, callback, settings) if own is None else dict(own)
             if state:
                 saved[name] = state
         return saved
 
+    def reset(self) -> None:
+        """Every callback as it was first given: one that served another attempt brings nothing of it along."""
+        for callback, settings in zip(self._callbacks, self._settings, strict=True):
+            own = vars(callback)
+            for name in [name for name in own if not name.startswith("_")]:
+                if name in settings:
+                    own[name] = copy.deepcopy(settings[name])
+                elif _is_plain(own[name]):
+                    del own[name]
+
+    def go_on(self) -> None:
+        """A run that had stopped early is to go on after all."""
+        for callback in self._callbacks:
+            forgive = getattr(callback, "forgive", None)
+            if forgive is not None:
+                forgive()
+
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Restore each by its name; returns the names that are saved and not here any more."""
         for name, callback in zip(self._names, self._callbacks, strict=True):
-            if name in saved:
+            if name not in saved:
+                continue
+            try:
                 callback.load_state_dict(saved[name])
+            except Exception as error:
+                raise _named(error, name, "load_state_dict") from error
         return [name for name in saved if name not in self._names]
 
     def _changed(self, name: str, callback: Callback, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,13 +172,15 @@ def _settings_of(callback: Callback) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     """What a checkpoint can hold: plain values, arrays and tensors, and collections of these."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if value is None or type(value) in (bool, int, float, str, bytes):
         return True
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
     if type(value) in (list, tuple):
         return all(_is_plain(item) for item in value)
-    return type(value).__name__ in ("Tensor", "ndarray")
+    if type(value).__name__ == "ndarray":
+        return value.dtype.kind in "biuf"
+    return type(value).__name__ == "Tensor"
 
 
 def _is_same(one: Any, other: Any) -> bool:

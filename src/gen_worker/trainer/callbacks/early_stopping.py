@@ -1,6 +1,7 @@
 """When more training is of no use."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from gen_worker.errors import TrainStepError
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
@@ -25,6 +26,23 @@ class EarlyStopping(Callback):
     @classmethod
     def from_spec(cls, spec: EarlyStoppingSpec) -> "EarlyStopping":
         return cls(metric=spec.metric, mode=spec.mode, patience=spec.patience, min_delta=spec.min_delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "best": self.best,
+            "best_step": self.best_step,
+            "num_without_improvement": self.num_without_improvement,
+        }
+
+    def load_state_dict(self, payload: Mapping[str, Any]) -> None:
+        if (payload["metric"], payload["mode"]) == (self.metric, self.mode):  # else it counted something else
+            super().load_state_dict(payload)
+
+    def forgive(self) -> None:
+        """Begin to count anew; what was best stays so."""
+        self.num_without_improvement = 0
 
     def on_metrics(self, run: RunHandle, values: Mapping[str, float]) -> None:
         if self.metric not in values:

@@ -1,0 +1,84 @@
+"""A run's events, line by line on another file descriptor while it runs."""
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+LOOK_EVERY_S = 0.1
+_CHUNK_BYTES = 1 << 16
+
+
+class EventMirror:
+    """Copies whole lines that are appended from now on. Leaving it copies what is left. A thread of its own."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+        self._position = _end_of_last_line(path)
+        self._is_broken = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="event-mirror", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(LOOK_EVERY_S):
+            self._copy()
+        self._copy()
+
+    def _copy(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                while not self._is_broken:
+                    lines = file.read(_CHUNK_BYTES)
+                    if b"\n" not in lines:
+                        rest = file.readline() if len(lines) == _CHUNK_BYTES else b""
+                        if not rest.endswith(b"\n"):
+                            return  # half a line: it is no event yet
+                        lines += rest
+                    lines = lines[: lines.rindex(b"\n") + 1]
+                    self._write(lines)
+                    self._position += len(lines)
+                    file.seek(self._position)
+        except FileNotFoundError:
+            return  # the worker has not opened it yet
+
+    def _write(self, content: bytes) -> None:
+        try:
+            write_all(self._fd, content)
+        except OSError:
+            self._is_broken = True  # nobody reads any more; the run goes on without them
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """All of it: one `write` to a pipe may take less."""
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def _end_of_last_line(path: Path) -> int:
+    """A half line that a crash left is dropped by the worker when it starts; it is not ours to show."""
+    try:
+        with path.open("rb") as file:
+            position = file.seek(0, os.SEEK_END)
+            while position:
+                start = max(position - _CHUNK_BYTES, 0)
+                file.seek(start)
+                found = file.read(position - start).rfind(b"\n")
+                if found >= 0:
+                    return start + found + 1
+                position = start
+    except FileNotFoundError:
+        pass
+    return 0

@@ -1,0 +1,186 @@
+"""A config file as the job it stands for: profile and `--set` applied, defaults filled in, paths made absolute."""
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.documents import parse_document, read_document, render_value, shorten_faults
+from gen_worker.errors import SpecError, StartupError
+from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.job_spec import apply_profile, parse_job_spec
+
+TRAINER = "gen_worker.pytorch_runner:PyTorchTrainer"
+JOB_FILE = "job.json"
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A job that is valid as far as its file alone can tell."""
+
+    config_path: Path
+    document: dict[str, Any]
+    job: TrainingJobSpec
+
+
+def read_job_file(
+    config_path: Path,
+    *,
+    profile: str | None = None,
+    settings: Sequence[str] = (),
+    weights: Path | None = None,
+) -> JobFile:
+    """The job of a config file, or one SpecError with every fault in it. Imports torch to judge its names."""
+    source = str(config_path)
+    data = read_document(config_path)
+    if profile is not None:
+        data = apply_profile(data, profile, source=source)
+    if not isinstance(data, dict):
+        raise SpecError(
+            source, [f"the document is {render_value(data)}, expected an object with the fields of a job"]
+        )
+    document: dict[str, Any] = dict(data)
+    apply_settings(document, settings)
+    if weights is not None:
+        document["weights"] = str(weights.absolute())
+    document.setdefault("trainer", TRAINER)
+    document.setdefault("run_id", _run_id_of(config_path))
+    _make_paths_absolute(document, config_path.absolute().parent)
+    return JobFile(
+        config_path=config_path, document=document, job=_check_document(document, source, config_path)
+    )
+
+
+def write_job_file(job_file: JobFile, folder: Path) -> Path:
+    """The job as the worker will read it, written atomically into the run's folder."""
+    path = folder / JOB_FILE
+    run_id = job_file.job.run_id
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            found = read_document(path)
+            other = found.get("run_id") if isinstance(found, dict) else None
+            if other not in (None, run_id):
+                raise StartupError(
+                    f"{folder} holds run {other!r}, and this is {run_id!r}: give another folder with --output"
+                )
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{JOB_FILE}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(job_file.document), indent=2) + b"\n")
+        Path(name).replace(path)
+    except OSError as error:
+        raise StartupError(f"the job cannot be written to {path}: {error.strerror or error}") from error
+    return path.absolute()
+
+
+def apply_settings(document: dict[str, Any], settings: Sequence[str]) -> None:
+    """`hyperparams.learning_rate=1e-4` and the like, one after the other; values are read as YAML."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        names = path.split(".")
+        if not equals or not all(names):
+            raise SpecError(
+                "--set", [f"found {render_value(setting)}, expected key=value such as max_steps=100"]
+            )
+        value = parse_document(text, format_="yaml", source=f"--set {path}") if text.strip() else ""
+        _assign(document, names, value, setting)
+
+
+def _assign(holder: Any, names: list[str], value: object, setting: str) -> None:
+    for depth, name in enumerate(names):
+        is_last = depth == len(names) - 1
+        if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
+            if is_last:
+                holder[int(name)] = value
+            else:
+                holder = holder[int(name)]
+        elif isinstance(holder, dict):
+            if is_last:
+                holder[name] = value
+            else:
+                holder = holder.setdefault(name, {})
+        else:
+            before = ".".join(names[:depth])
+            raise SpecError(
+                "--set", [f"{setting}: `{before}` is {render_value(holder)} and has no field `{name}`"]
+            )
+
+
+def _check_document(document: dict[str, Any], source: str, config_path: Path) -> TrainingJobSpec:
+    from gen_worker.pytorch.sections import read_runner_config
+
+    faults: list[str] = []
+    job: TrainingJobSpec | None = None
+    try:
+        job = parse_job_spec(document, source=source)
+    except SpecError as error:
+        faults = error.faults
+    if document.get("trainer") == TRAINER:  # another class has settings of its own
+        sample_every = document.get("sample_every")
+        try:
+            read_runner_config(
+                document.get("hyperparams", {}),
+                source=source,
+                sample_every=sample_every if type(sample_every) is int else 0,
+            )
+        except SpecError as error:
+            faults = faults + error.faults
+            _add_search_hint(error, config_path)
+            if job is not None:
+                raise
+    if faults or job is None:
+        raise SpecError(source, shorten_faults(faults))
+    return job
+
+
+def _add_search_hint(error: SpecError, config_path: Path) -> None:
+    """The author's modules are found from the working folder; say so where they lie beside the config."""
+    for found in re.findall(r"trainer module '(\w+)", str(error)):
+        folder = config_path.absolute().parent
+        if (folder / f"{found}.py").exists():
+            error.add_note(f"{found}.py is in {folder}: start there, or set PYTHONPATH={folder}")
+
+
+def _run_id_of(config_path: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config_path.stem).strip("-._")
+    return name[:128] or "run"
+
+
+def _make_paths_absolute(document: dict[str, Any], folder: Path) -> None:
+    """The job is written to another folder than the config's, and its paths are relative to its own."""
+
+    def path(value: Any) -> Any:
+        return str(folder / value) if isinstance(value, str) and value else value
+
+    def ref(value: Any) -> Any:
+        return path(value) if isinstance(value, str) and not _SCHEME.match(value) else value
+
+    def change(holder: Any, name: str, how: Any) -> None:
+        if isinstance(holder, dict) and name in holder:
+            value = holder[name]
+            holder[name] = [how(item) for item in value] if isinstance(value, list) else how(value)
+
+    def inside(name: str) -> Any:
+        """The object called `name`, copied so that the config as read stays as it was."""
+        if isinstance(document.get(name), dict):
+            document[name] = dict(document[name])
+        return document.get(name)
+
+    change(inside("dataset"), "parquet_paths", path)
+    for held_out in ("validation", "test"):
+        part = inside(held_out)
+        if isinstance(part, dict) and isinstance(part.get("dataset"), dict):
+            part["dataset"] = dict(part["dataset"])
+            change(part["dataset"], "parquet_paths", path)
+    change(document, "weights", path)
+    change(document, "resume_checkpoint_path", path)
+    inputs = inside("inputs")
+    for name in ("base_model_ref", "dataset_parquet_refs", "resume_checkpoint_ref"):
+        change(inputs, name, ref)

@@ -1,0 +1,213 @@
+"""What `configure` makes of a config: model, optimizer and the rest, put together once and ready to step."""
+
+import copy
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gen_worker.errors import ModelLoadError
+from gen_worker.pytorch.config import RunnerConfig
+from gen_worker.pytorch.losses import NEXT_TOKEN, Loss, build_loss
+from gen_worker.pytorch.metrics import Evaluation, build_metrics
+from gen_worker.pytorch.model_build import build_model, freeze, shapes_in_words, try_model
+from gen_worker.pytorch.names import first_line
+from gen_worker.pytorch.optimizers import Schedule, build_optimizer, build_schedule
+from gen_worker.pytorch.preparation import Preparation
+from gen_worker.pytorch.step import Exchange, Step, StepParts, build_step
+from gen_worker.pytorch.weight_average import WeightAverage
+from gen_worker.pytorch.weights import load_weights
+from gen_worker.trainer.contracts import StepContext
+
+Forward = Callable[[Any], Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunnerState:
+    """`module` is the model without wrappers; `average` holds what is evaluated where there is one."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Schedule | None
+    scaler: torch.amp.GradScaler | None
+    average: WeightAverage | None
+    loss: Loss
+    prepare: Preparation
+    step: Step
+    evaluate: Forward
+    autocast: AbstractContextManager[Any]
+    metrics: dict[str, Any]
+    select: Callable[[Any, Any], tuple[Any, Any]] | None
+    evaluation: Evaluation | None = None
+
+    @property
+    def evaluated_module(self) -> torch.nn.Module:
+        return self.module if self.average is None else self.average.module
+
+
+def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
+    """Everything a run of `config` needs. All that can be wrong with it is found here, before the first step."""
+    device = torch.device(ctx.device)
+    is_next_token = config.loss_spec.name == NEXT_TOKEN
+    prepare = Preparation(
+        config.columns, ctx, is_next_token=is_next_token, channels_last=config.channels_last
+    )
+    module = build_model(config.model, seed=ctx.job.seed, row_shape=prepare.row_shape, device=str(ctx.device))
+    pad_id = prepare.pad_id
+    loss = build_loss(config.loss_spec, device=device, pad_id=pad_id)
+    metrics = build_metrics(config.metric_specs, device=str(ctx.device))
+    select = _select_tokens(pad_id) if is_next_token else None
+    autocast = _autocast(ctx, device)
+    is_single = len(config.columns.inputs) == 1
+    _try(config, module, _forward(module, is_single=is_single), loss, metrics, select, prepare, autocast)
+
+    if config.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    weights = ctx.model_handles.get("weights")
+    if weights is not None:
+        load_weights(module, Path(weights), strict=config.weights_strict, part=config.weights_from)
+    freeze(module, config.freeze)
+    average = copy.deepcopy(module).eval() if config.ema is not None else None
+    wrapped, exchange = _distribute(module, config, ctx)
+    if average is not None and config.strategy == "fsdp":
+        average, _ = _distribute(average, config, ctx)
+    averaging = None
+    if average is not None and config.ema is not None:
+        averaging = WeightAverage(average, live=module, decay=config.ema.decay, every=config.ema.every)
+
+    optimizer = build_optimizer(config.optimizer_spec, module, config.learning_rate)
+    schedule = _schedule(config, optimizer, ctx)
+    scaler = torch.amp.GradScaler(device.type) if ctx.job.precision == "fp16" else None
+    step = build_step(
+        StepParts(
+            module=module,
+            forward=_forward(_compiled(config, wrapped), is_single=is_single),
+            loss=loss,
+            optimizer=optimizer,
+            schedule=schedule,
+            scaler=scaler,
+            average=averaging,
+            autocast=autocast,
+            clip_norm=config.gradient_clip_norm,
+            clip_value=config.gradient_clip_value,
+            num_parts=config.gradient_accumulation,
+            world_size=ctx.world_size,
+            exchange=exchange,
+        )
+    )
+    return RunnerState(
+        module=module,
+        optimizer=optimizer,
+        scheduler=schedule,
+        scaler=scaler,
+        average=averaging,
+        loss=loss,
+        prepare=prepare,
+        step=step,
+        evaluate=_forward(module if averaging is None else averaging.module, is_single=is_single),
+        autocast=autocast,
+        metrics=metrics,
+        select=select,
+    )
+
+
+def _forward(module: Callable[..., Any], *, is_single: bool) -> Forward:
+    """One input is the model's first argument, several go by their names."""
+    return module if is_single else lambda inputs: module(**inputs)
+
+
+def _autocast(ctx: StepContext, device: torch.device) -> AbstractContextManager[Any]:
+    """Entered anew for every step; the weights stay fp32."""
+    if ctx.job.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if ctx.job.precision == "bf16" else torch.float16)
+
+
+def _try(
+    config: RunnerConfig,
+    module: torch.nn.Module,
+    forward: Forward,
+    loss: Loss,
+    metrics: dict[str, Any],
+    select: Callable[[Any, Any], tuple[Any, Any]] | None,
+    prepare: Preparation,
+    autocast: AbstractContextManager[Any],
+) -> None:
+    trial = prepare.trial()
+    if trial is None:
+        return  # the data does not tell its types: the first batch will
+    with autocast:
+        output = try_model(module, forward, loss.mean, *trial, what=config.model.type)
+    for name, metric in metrics.items():
+        evaluation = Evaluation({name: metric}, select=select)
+        try:
+            evaluation.update(output, trial[1])
+        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            given = f"{shapes_in_words(output)} from the model and {shapes_in_words(trial[1])} as target"
+            raise ModelLoadError(
+                f"hyperparams.metrics.{name}: {type(metric).__name__} cannot take {given}: {first_line(error)}"
+            ) from error
+        metric.reset()
+
+
+def _select_tokens(pad_id: int | None) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def select(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, target = logits.flatten(0, 1), target.flatten()
+        if pad_id is None:
+            return logits, target
+        kept = target != pad_id
+        return logits[kept], target[kept]
+
+    return select
+
+
+def _distribute(
+    module: torch.nn.Module, config: RunnerConfig, ctx: StepContext
+) -> tuple[torch.nn.Module, Exchange]:
+    """(the module to train with, how gradients are held back until the last part of a window)."""
+    if ctx.world_size == 1:
+        return module, lambda _is_last: nullcontext()
+    from gen_worker.trainer.distributed import distribute_module
+
+    wrapped: torch.nn.Module = distribute_module(module, strategy=config.strategy, ctx=ctx)
+    no_sync = getattr(wrapped, "no_sync", None)
+    if no_sync is not None:
+        return wrapped, lambda is_last: nullcontext() if is_last else no_sync()
+
+    def hold_back(is_last: bool) -> AbstractContextManager[None]:
+        wrapped.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        return nullcontext()
+
+    return wrapped, hold_back
+
+
+def _compiled(config: RunnerConfig, module: torch.nn.Module) -> Callable[..., Any]:
+    """What training calls. The module itself is evaluated and saved, so that names in a checkpoint are its own.
+
+    Shapes are static by default: with torch's own choice, which kernels run depends on the batches seen so far, and
+    a resumed run, which has seen others, would round differently.
+    """
+    spec = config.compile_spec
+    if spec is None:
+        return module
+    return torch.compile(
+        module, mode=spec.mode, backend=spec.backend, dynamic=spec.dynamic, fullgraph=spec.fullgraph
+    )
+
+
+def _schedule(config: RunnerConfig, optimizer: torch.optim.Optimizer, ctx: StepContext) -> Schedule | None:
+    spec = config.scheduler_spec
+    if spec is None:
+        return None
+    per_epoch = getattr(ctx.dataset, "batches_per_epoch", None)
+    ends = [] if ctx.job.max_steps is None else [ctx.job.max_steps]
+    if ctx.job.epochs is not None and per_epoch:
+        ends.append(ctx.job.epochs * per_epoch)
+    total = min(ends, default=None if ctx.job.mock_batches is None else len(ctx.job.mock_batches))
+    if total is not None and spec.every == "epoch" and per_epoch:
+        total = math.ceil(total / per_epoch)
+    return build_schedule(spec, optimizer, total_steps=total)

@@ -1,0 +1,169 @@
+"""A trainer class whose every choice is in the job's `hyperparams`. The runtime treats it as any other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gen_worker.errors import CheckpointError, SpecError, TrainStepError
+from gen_worker.pytorch.config import RunnerConfig
+from gen_worker.pytorch.full_state import (
+    load_module_state,
+    load_optimizer_state,
+    module_state,
+    optimizer_state,
+)
+from gen_worker.pytorch.metrics import Evaluation
+from gen_worker.pytorch.model_build import shapes_in_words
+from gen_worker.pytorch.runner_state import RunnerState, build_state
+from gen_worker.pytorch.sampling import find_tokenizer, write_samples
+from gen_worker.pytorch.sections import read_runner_config
+from gen_worker.pytorch.step import Prepared, stand_in
+from gen_worker.trainer.contracts import SampleRequest, StepContext, StepResult
+from gen_worker.trainer.failure import author_place
+
+STATE_VERSION = 1
+
+
+class PyTorchTrainer:
+    """Trains what a job file says. `docs/pytorch-runner.md` is its guide."""
+
+    config: RunnerConfig
+
+    def setup(self, ctx: StepContext) -> None:
+        self.config = read_runner_config(
+            ctx.job.hyperparams, source=f"the job of run {ctx.job.run_id}", sample_every=ctx.job.sample_every
+        )
+        if ctx.world_size > 1 and self.config.strategy == "fsdp" and ctx.job.sample_every:
+            raise SpecError(
+                f"the job of run {ctx.job.run_id}",
+                [
+                    f"sample_every: found {ctx.job.sample_every}, but only the main process samples, and a model that is"
+                    " shared out by fsdp needs all of them: set it to 0, or use `hyperparams.strategy: ddp`"
+                ],
+            )
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+
+    def configure(self, ctx: StepContext) -> RunnerState:
+        return build_state(self.config, ctx)
+
+    def prepare_batch(self, raw_batch: Any, state: RunnerState, ctx: StepContext) -> Prepared:  # noqa: ARG002
+        return state.prepare(raw_batch)
+
+    def train_step(self, prepared_batch: Prepared, state: RunnerState, ctx: StepContext) -> StepResult:
+        try:
+            return state.step(prepared_batch, ctx)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            if author_place(error) is not None:
+                raise  # in the author's code: the traceback is theirs to read
+            raise _step_fault(error, prepared_batch, self.config) from error
+
+    def state_dict(self, state: RunnerState) -> dict[str, Any]:
+        """Whole and by names, whatever the number of processes; with several, a collective call."""
+        payload = {
+            "version": STATE_VERSION,
+            "model": module_state(state.module),
+            "optimizer": optimizer_state(state.module, state.optimizer),
+        }
+        if state.scheduler is not None:
+            payload["schedule"] = state.scheduler.state_dict()
+        if state.scaler is not None:
+            payload["scaler"] = state.scaler.state_dict()
+        if state.average is not None:
+            payload["ema"] = module_state(state.average.module)
+        return payload
+
+    def load_state_dict(self, state: RunnerState, payload: dict[str, Any], ctx: StepContext) -> None:  # noqa: ARG002
+        if payload.get("version") != STATE_VERSION:
+            raise CheckpointError(
+                f"the checkpoint's state has version {payload.get('version')!r}, this release reads {STATE_VERSION}: resume"
+                " with the release that wrote it, or start a new run from its weights (`weights`)"
+            )
+        _require_same_parts(state, payload)
+        load_module_state(state.module, payload["model"], what="model")
+        load_optimizer_state(state.module, state.optimizer, payload["optimizer"])
+        if state.scheduler is not None:
+            state.scheduler.load_state_dict(payload["schedule"])
+        if state.scaler is not None:
+            state.scaler.load_state_dict(payload["scaler"])
+        if state.average is not None:
+            load_module_state(state.average.module, payload["ema"], what="ema")
+
+    def begin_evaluation(self, kind: str, state: RunnerState, ctx: StepContext) -> None:  # noqa: ARG002
+        state.evaluation = Evaluation(state.metrics, select=state.select)
+
+    def validate_step(self, batch: Prepared, state: RunnerState, ctx: StepContext) -> dict[str, Any]:  # noqa: ARG002
+        """The mean loss of the batch. Metrics, and a loss that is no mean over rows, wait for `end_evaluation`."""
+        inputs, target, rows, _ = batch
+        with torch.no_grad(), state.autocast:
+            if rows == 0:
+                state.evaluate(stand_in(inputs))  # other processes may wait for this one in the forward pass
+                return {}
+            output = state.evaluate(inputs)
+            loss, evaluation = state.loss, state.evaluation
+            if evaluation is None:
+                return {"loss": loss.mean(output, target)}
+            evaluation.update(output, target)
+            if loss.total is None or loss.count is None:
+                return {"loss": loss.mean(output, target)}
+            evaluation.add_loss(loss.total(output, target), loss.count(target))
+            return {}
+
+    test_step = validate_step
+
+    def end_evaluation(self, kind: str, state: RunnerState, ctx: StepContext) -> dict[str, Any]:  # noqa: ARG002
+        evaluation, state.evaluation = state.evaluation, None
+        if evaluation is None:
+            return {}
+        has_total = state.loss.total is not None
+        return evaluation.result(world_size=ctx.world_size if has_total else 1, device=str(ctx.device))
+
+    def sample(
+        self,
+        *,
+        state: RunnerState,
+        step: int,  # noqa: ARG002
+        request: SampleRequest,
+        output_dir: str,
+        ctx: StepContext,
+    ) -> None:
+        spec, shape = self.config.sample, state.prepare.row_shape
+        if spec is None or shape is None:
+            return
+        write_samples(
+            state.evaluated_module,
+            request,
+            output_dir,
+            spec=spec,
+            tokenizer=find_tokenizer(spec),
+            context_length=getattr(state.module, "context_length", shape[0]),
+            device=str(ctx.device),
+        )
+
+
+def _require_same_parts(state: RunnerState, payload: Mapping[str, Any]) -> None:
+    live = {
+        "schedule": ("scheduler", state.scheduler),
+        "scaler": ("precision fp16", state.scaler),
+        "ema": ("ema", state.average),
+    }
+    for name, (setting, part) in live.items():
+        if (part is not None) != (name in payload):
+            had, has = ("without", "with") if part is not None else ("with", "without")
+            raise CheckpointError(
+                f"the checkpoint was made {had} `{setting}` and the job is {has} it: put it back, or start a new run"
+                " from its weights (`weights`)"
+            )
+
+
+def _step_fault(error: Exception, prepared: Prepared, config: RunnerConfig) -> TrainStepError:
+    text = str(error).strip().partition("\n")[0]
+    hint = ""
+    if isinstance(error, IndexError):
+        hint = ": a class or a token id in the data lies outside what the model has"
+    inputs, target = prepared[0], prepared[1]
+    return TrainStepError(
+        f"the step failed{hint}: {type(error).__name__}: {text} (model {config.model.type}, inputs"
+        f" {shapes_in_words(inputs)}, target {shapes_in_words(target)})"
+    )

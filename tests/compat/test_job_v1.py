@@ -54,8 +54,10 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "trainer_api_version",
         "mock_batches",
         "resume_checkpoint_path",
+        "fast_dev_run",
         "grace_s",
         "heartbeat_s",
+        "overfit_batches",
     }
     assert spec.hyperparams["second"] == {"shape": "cosine", "warmup_steps": 20}
     assert spec.hyperparams["learning_rate"] == 3e-4

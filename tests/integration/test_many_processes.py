@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +88,41 @@ def test_stops_kills_and_resumes_of_two_processes_change_nothing(
     assert done.returncode == 0, done.stderr
     run.check_invariants()
     assert fingerprint(run) == reference
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def test_a_stop_that_comes_before_the_processes_are_there_is_kept_for_them(tmp_path: Path) -> None:
+    run = parallel_run(tmp_path, 2, max_steps=1_000_000)
+    worker = run.start()
+    wait_until(lambda: list(run.events_path.parent.glob("processes-*")), "the launcher")
+    worker.send_signal(signal.SIGTERM)
+    _, stderr = worker.communicate(timeout=200)
+    assert worker.returncode == 75, stderr
+    (ended,) = run.events("failed")
+    assert (ended["category"], ended["error"].splitlines()[0]) == ("cancelled", "cancelled by SIGTERM")
+    run.check_invariants()
+
+
+def test_a_launcher_that_is_killed_leaves_no_process_and_no_attempt_without_its_end(tmp_path: Path) -> None:
+    run = parallel_run(tmp_path, 2, max_steps=1_000_000, checkpoint_every=0)
+    worker = run.start()
+    wait_until(lambda: len(run.events("metrics")) > 5, "some steps")
+    (agent,) = (
+        int(pid) for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    )
+    ranks = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+    os.kill(agent, signal.SIGKILL)
+    _, stderr = worker.communicate(timeout=200)
+    assert worker.returncode != 0
+    assert len(run.events("failed")) == 1, stderr
+    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+    run.check_invariants()
 
 
 def test_processes_that_never_exchange_gradients_are_told_so(tmp_path: Path) -> None:

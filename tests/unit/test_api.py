@@ -145,7 +145,7 @@ class TestImportFaults:
         author(sound())
         text = refusal("author_kode:MyTrainer")
         assert "trainer module 'author_kode' is not found" in text
-        assert "did you mean 'author_code'?" in text
+        assert "did you mean 'author_code'" in text
         assert f"\n  - {tmp_path}" in text
 
     def test_a_missing_submodule_is_not_found_either(self, author: Author) -> None:

@@ -132,3 +132,18 @@ def test_the_reader_by_hand_gives_each_process_its_part_of_every_batch(load: Any
         assert [label.tolist() for _, label in found] == expected
         assert [x.tolist() for x, _ in found] == [[[float(row)] * 3 for row in each] for each in expected]
     assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
+
+
+@pytest.mark.parametrize("name", ["mlp", "small mlp", "cnn"])
+def test_the_model_by_hand_has_the_runners_weights(load: Any, name: str) -> None:
+    pytest.importorskip("torch")
+    from gen_worker.pytorch.model_build import build_model
+    from gen_worker.pytorch.sections import read_runner_config
+
+    section = {**load("runner_sides").model_section(name), "loss": "cross_entropy", "optimizer": "AdamW"}
+    config = read_runner_config(section, source="benchmarks")
+    row_shape = (1, 28, 28) if name == "cnn" else (256,)
+    ours = build_model(config.model, seed=0, row_shape=row_shape, device="cpu")
+    hand = load("runner_hand").build(name)
+    assert [value.shape for value in ours.parameters()] == [value.shape for value in hand.parameters()]
+    assert [model.name for model in load("runner_bench").MODELS if model.name == name] == [name]

@@ -165,11 +165,15 @@ def test_a_stop_request_ends_a_pass() -> None:
             ctx.is_canceled.request("enough")
             return {"value": 1.0}
 
+    class SwapsWeights(Stops):
         def end_evaluation(self, kind: str, state: Any, ctx: StepContext) -> None:
             state.append("the training weights are back")
 
+    assert make(Stops(), ListSource([[1], [2]])).run(None) is None
     state: list[str] = []
-    assert make(Stops(), ListSource([[1], [2]])).run(state) is None
+    record = make(SwapsWeights(), ListSource([[1], [2]])).run(state)
+    assert record is not None
+    assert record.rows == 2
     assert state == ["the training weights are back"]
 
 

@@ -269,10 +269,6 @@ class StepContext:
         """The runtime's own handle on `step` and `epoch`."""
         return self._progress
 
-    def forget_stop(self) -> None:
-        """The runtime's own: what comes now was not asked to stop."""
-        object.__setattr__(self, "_stop", StopSignal())
-
     @property
     def step(self) -> int:
         """Steps committed so far."""

@@ -48,7 +48,7 @@ class Evaluator:
             )
 
     def run(self, state: Any) -> MetricsRecord | None:
-        """One pass; None where a stop request ended it, which happens in a single process only.
+        """One pass; None where a stop request ended it: in a single process, without a hook for the end.
 
         Raises what the author's hook raises.
         """
@@ -88,14 +88,13 @@ class Evaluator:
         begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
         if begin is not None:
             begin(self.kind, state, ctx)
-        # Alone, a process may leave at once; with others it meets them at the end of the pass.
-        is_alone = self.processes.world_size == 1
+        # With others, a process meets them at the end of the pass. And where there is a hook for the end, it may have
+        # to put training weights back, and cannot be expected to do with half a pass.
+        may_leave = self.processes.world_size == 1 and end is None
         sums: dict[str, Any] = {}
         total_rows = 0
         for raw_batch in self._batches():
-            if is_alone and stop.reason is not None:
-                if end is not None:
-                    end(self.kind, state, ctx)  # it may have to put the training weights back
+            if may_leave and stop.reason is not None:
                 return None
             found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
             rows = count_rows(raw_batch)

@@ -19,7 +19,7 @@ from gen_worker.trainer.assembly import Assembly, Given
 from gen_worker.trainer.attempt import Attempt
 from gen_worker.trainer.batch_source import BatchSource, ListSource
 from gen_worker.trainer.callbacks.base import Callback
-from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
+from gen_worker.trainer.contracts import StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.evaluation import Evaluator, Kind
 from gen_worker.trainer.event_log import DiscardedEvents
 from gen_worker.trainer.hooks import check_hooks
@@ -192,7 +192,7 @@ class Trainer(TrainerInterface):
         return record
 
     def _evaluator_after_training(self, assembly: Assembly, loop: TrainingLoop, kind: Kind) -> Evaluator:
-        loop.ctx.forget_stop()  # it was training that was to stop
+        object.__setattr__(loop.ctx, "_stop", StopSignal())  # it was training that was to stop
         evaluator = assembly.make_evaluator(kind, loop.trainer, loop.ctx)
         if evaluator is None:
             raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")

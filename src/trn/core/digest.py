@@ -1,0 +1,22 @@
+"""The digest of a run: equal where the same thing was asked for with the same code."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Says who and where, not what: two submits that differ in these ask for the same run.
+NOT_PART = ("run_id", "tags", "profiles")
+
+
+def run_digest(config: Mapping[str, Any], code_identity: str = "") -> str:
+    """`sha256:…` over the canonical config and the identity of the code."""
+    asked = {name: value for name, value in config.items() if name not in NOT_PART}
+    canonical = json.dumps(
+        {"config": asked, "code": code_identity},
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"

@@ -1,0 +1,61 @@
+"""Every error that an operator or a program reads.
+
+TrnError
+├── InvalidRequestError   what was asked for cannot be: all its faults at once
+│   └── InfeasibleError   no machine that we know could ever run it
+├── NotFoundError         no such run, checkpoint or snapshot
+├── AmbiguousError        a prefix that several runs have
+├── ConflictError         it is not in a state in which that can be done
+├── UnavailableError      the daemon, the launcher or the disk is not there
+│   └── AlreadyRunningError   another daemon has this home
+├── ForbiddenError        not yours, or no token
+└── RegistryError         the registry is damaged, or of another version
+"""
+
+from typing import ClassVar
+
+
+class TrnError(Exception):
+    """Base: `code` is its name in the API and picks the exit code of the command line."""
+
+    code: ClassVar[str] = "internal"
+
+
+class InvalidRequestError(TrnError):
+    code = "invalid-argument"
+
+    def __init__(self, what: str, faults: list[str] | None = None) -> None:
+        self.faults = faults or []
+        super().__init__("\n".join([what, *(f"  - {fault}" for fault in self.faults)]))
+
+
+class InfeasibleError(InvalidRequestError):
+    code = "failed-precondition"
+
+
+class NotFoundError(TrnError):
+    code = "not-found"
+
+
+class AmbiguousError(TrnError):
+    code = "invalid-argument"
+
+
+class ConflictError(TrnError):
+    code = "failed-precondition"
+
+
+class UnavailableError(TrnError):
+    code = "unavailable"
+
+
+class AlreadyRunningError(UnavailableError):
+    code = "unavailable"
+
+
+class ForbiddenError(TrnError):
+    code = "permission-denied"
+
+
+class RegistryError(TrnError):
+    code = "internal"

@@ -1,0 +1,128 @@
+"""Where everything is: one folder for all, one folder for each run. Names are made here and nowhere else."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trn.core.errors import InvalidRequestError, UnavailableError
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+
+
+def find_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$TRN_HOME`, else the platform's folder for state."""
+    if environ.get("TRN_HOME"):
+        return Path(environ["TRN_HOME"]).expanduser().absolute()
+    from platformdirs import user_state_path
+
+    return Path(user_state_path("trn"))
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The daemon's folder. It and its socket are the owner's alone."""
+
+    root: Path
+
+    @property
+    def registry(self) -> Path:
+        return self.root / "registry.db"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.db"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "daemon.lock"
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "daemon.sock"
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings.toml"
+
+    @property
+    def daemon_log(self) -> Path:
+        return self.root / "daemon.log"
+
+    @property
+    def launcher(self) -> Path:
+        return self.root / "launcher"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def backups(self) -> Path:
+        return self.root / "backups"
+
+    def run(self, run_id: str) -> "RunFolder":
+        """The folder of one run; an id that could name another place is refused."""
+        if not RUN_ID.match(run_id) or ".." in run_id:
+            raise InvalidRequestError(
+                f"{run_id!r} is no run id: expected 1 to 128 letters, digits, '.', '_' or '-', without '..'"
+            )
+        return RunFolder(self.root / "runs" / run_id)
+
+    def make(self) -> None:
+        """Create it, closed to others. UnavailableError where it cannot be written."""
+        try:
+            for folder in (self.root, self.root / "runs", self.launcher):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.root.chmod(0o700)
+            probe = self.root / f".probe-{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as fault:
+            raise UnavailableError(
+                f"the home {self.root} cannot be written: {fault.strerror}; set TRN_HOME to a folder of yours"
+            ) from fault
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """All that belongs to one run."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def contract(self) -> Path:
+        return self.root / "contract.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "metrics" / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "worker.log"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def cancel(self) -> Path:
+        return self.root / "cancel"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "environment.json"

@@ -1,0 +1,118 @@
+"""A run and its attempts: their records, and the one table of how a run's state may change.
+
+    PENDING ──> DISPATCHING ──> RUNNING ──> COMPLETED
+       │  ^          │             │  ├───> FAILED
+       │  └──────────┴─────────────┤  └───> CANCELLED
+       │     another attempt       │
+       └──> CANCELLED              └─ every state that is not final has a reason in words and an owner
+
+Terminal is final: nothing leaves COMPLETED, FAILED or CANCELLED. A run that is resumed after its end is a new run with
+this one as its parent.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from trn.core.errors import ConflictError
+
+
+class RunState(StrEnum):
+    PENDING = "PENDING"
+    DISPATCHING = "DISPATCHING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    RunState.PENDING: frozenset({RunState.DISPATCHING, RunState.FAILED, RunState.CANCELLED}),
+    RunState.DISPATCHING: frozenset(
+        {RunState.RUNNING, RunState.PENDING, RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
+    ),
+    RunState.RUNNING: frozenset({RunState.PENDING, RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}),
+    RunState.COMPLETED: frozenset(),
+    RunState.FAILED: frozenset(),
+    RunState.CANCELLED: frozenset(),
+}
+
+# Who moves a run on, and what its deadline is, in each state that is not final.
+OWNERS: dict[RunState, str] = {
+    RunState.PENDING: "the dispatcher: as soon as its resources are free, and not before its backoff is over",
+    RunState.DISPATCHING: "the dispatcher: launched within the launch timeout, else back to PENDING",
+    RunState.RUNNING: "its worker: a heartbeat within the heartbeat timeout, else it is ended",
+}
+
+
+def require_transition(run_id: str, old: RunState, new: RunState) -> None:
+    """ConflictError where the table has no such way."""
+    if new not in TRANSITIONS[old]:
+        ways = ", ".join(sorted(TRANSITIONS[old])) or "nowhere: it is final"
+        raise ConflictError(f"run {run_id} is {old} and cannot become {new}; from there it goes to {ways}")
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run holds while it runs."""
+
+    devices: tuple[str, ...] = ()  # by name
+    gpus: int = 0  # any so many
+    cpus: int = 1
+    memory_mb: int = 0
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a run. (boot id, pid, start) name its process for good."""
+
+    run_id: str
+    number: int
+    launched_ms: int
+    ended_ms: int | None = None
+    boot_id: str = ""
+    pid: int = 0
+    start_ticks: int | None = None
+    exit_code: int | None = None
+    category: str = ""
+    cause: str = ""
+    last_heartbeat_ms: int = 0
+    step: int = 0
+    devices: tuple[str, ...] = ()
+    event_offset: int = 0  # bytes of the events file that are in the registry
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for, and what became of it."""
+
+    run_id: str
+    digest: str
+    state: RunState
+    reason: str
+    config: dict[str, Any]
+    name: str = ""
+    priority: int = 0
+    parent_run_id: str = ""
+    snapshot: str = ""
+    base_dir: str = ""
+    is_cancel_wanted: bool = False
+    cancel_reason: str = ""
+    submitted_ms: int
+    updated_ms: int
+    ended_ms: int | None = None
+    not_before_ms: int = 0
+    attempt: int = 0
+    max_attempts: int = 1
+    step: int = 0
+    end_step: int | None = None
+    last_seq: int = 0
+    metrics: dict[str, float] = {}
+    devices: tuple[str, ...] = ()
+    needs: Needs = Needs()
+    tags: dict[str, str] = {}
+    change: int = 0

@@ -1,0 +1,1 @@
+"""The registry: the truth about runs. One writer, many readers."""

@@ -1,0 +1,61 @@
+"""Opening the registry's file: one connection that writes, any number that read."""
+
+import sqlite3
+from importlib.resources import files
+from pathlib import Path
+
+from trn.core.errors import RegistryError
+
+BUSY_TIMEOUT_MS = 30_000
+
+
+def open_writer(path: Path, *, is_durable: bool = True) -> sqlite3.Connection:
+    """The only connection that writes and checkpoints. With `is_durable` a commit is on disk when it returns."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    path.chmod(0o600)
+    connection.row_factory = sqlite3.Row
+    for pragma in (
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        "journal_mode = WAL",
+        f"synchronous = {'FULL' if is_durable else 'NORMAL'}",
+        "foreign_keys = ON",
+        "wal_autocheckpoint = 0",  # maintenance does it, and looks at what comes back
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Read-only; never takes a lock that a writer would wait for."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.row_factory = sqlite3.Row
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, package: str) -> int:
+    """Bring an older file to this release's schema, one numbered script after the other, each whole or not at all.
+
+    RegistryError where the file is from a newer release: it may mean things that we do not know.
+    """
+    scripts = sorted(item.name for item in files(package).iterdir() if item.name.endswith(".sql"))
+    newest = int(scripts[-1].partition("_")[0])
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > newest:
+        raise RegistryError(
+            f"the registry has schema {version} and this release knows {newest}: it was written by a newer trn; use that"
+            " one, or restore a backup"
+        )
+    for name in scripts[version:]:
+        number = int(name.partition("_")[0])
+        script = files(package).joinpath(name).read_text(encoding="utf-8")
+        try:
+            connection.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+        except sqlite3.Error as fault:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise RegistryError(f"migration {name} failed and was taken back: {fault}") from fault
+    return newest

@@ -1,0 +1,79 @@
+CREATE TABLE runs (
+    run_id           TEXT PRIMARY KEY,
+    digest           TEXT NOT NULL,
+    state            TEXT NOT NULL,
+    reason           TEXT NOT NULL,
+    config           TEXT NOT NULL,
+    name             TEXT NOT NULL,
+    priority         INTEGER NOT NULL,
+    parent_run_id    TEXT NOT NULL,
+    snapshot         TEXT NOT NULL,
+    base_dir         TEXT NOT NULL,
+    is_cancel_wanted INTEGER NOT NULL DEFAULT 0,
+    cancel_reason    TEXT NOT NULL DEFAULT '',
+    submitted_ms     INTEGER NOT NULL,
+    updated_ms       INTEGER NOT NULL,
+    ended_ms         INTEGER,
+    not_before_ms    INTEGER NOT NULL DEFAULT 0,
+    attempt          INTEGER NOT NULL DEFAULT 0,
+    max_attempts     INTEGER NOT NULL,
+    step             INTEGER NOT NULL DEFAULT 0,
+    end_step         INTEGER,
+    last_seq         INTEGER NOT NULL DEFAULT 0,
+    metrics          TEXT NOT NULL DEFAULT '{}',
+    devices          TEXT NOT NULL DEFAULT '[]',
+    needs            TEXT NOT NULL,
+    tags             TEXT NOT NULL,
+    change           INTEGER NOT NULL
+) STRICT;
+
+-- One live or finished run for each digest: the newest is the one that an equal submit returns.
+CREATE INDEX runs_by_digest ON runs (digest, submitted_ms);
+-- What the dispatcher asks for: pending runs, the most urgent and oldest first.
+CREATE INDEX runs_in_queue ON runs (priority DESC, submitted_ms, run_id) WHERE state = 'PENDING';
+CREATE INDEX runs_live ON runs (state) WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING');
+CREATE INDEX runs_by_age ON runs (submitted_ms DESC, run_id DESC);
+CREATE UNIQUE INDEX runs_by_change ON runs (change);
+
+CREATE TABLE attempts (
+    run_id            TEXT NOT NULL REFERENCES runs (run_id),
+    number            INTEGER NOT NULL,
+    launched_ms       INTEGER NOT NULL,
+    ended_ms          INTEGER,
+    boot_id           TEXT NOT NULL DEFAULT '',
+    pid               INTEGER NOT NULL DEFAULT 0,
+    start_ticks       INTEGER,
+    exit_code         INTEGER,
+    category          TEXT NOT NULL DEFAULT '',
+    cause             TEXT NOT NULL DEFAULT '',
+    last_heartbeat_ms INTEGER NOT NULL DEFAULT 0,
+    step              INTEGER NOT NULL DEFAULT 0,
+    devices           TEXT NOT NULL DEFAULT '[]',
+    event_offset      INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, number)
+) STRICT, WITHOUT ROWID;
+
+-- At most one live attempt of a run: the database itself refuses a second.
+CREATE UNIQUE INDEX attempts_live ON attempts (run_id) WHERE ended_ms IS NULL;
+
+CREATE TABLE slots (
+    device_id         TEXT PRIMARY KEY,
+    run_id            TEXT REFERENCES runs (run_id),
+    attempt           INTEGER,
+    since_ms          INTEGER,
+    quarantine_reason TEXT NOT NULL DEFAULT ''
+) STRICT, WITHOUT ROWID;
+
+-- CPUs and memory that live attempts hold; a slot is a thing, these are amounts.
+CREATE TABLE holdings (
+    run_id    TEXT PRIMARY KEY REFERENCES runs (run_id),
+    attempt   INTEGER NOT NULL,
+    cpus      INTEGER NOT NULL,
+    memory_mb INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE counters (
+    name  TEXT PRIMARY KEY,
+    value INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO counters VALUES ('change', 0);

@@ -1,0 +1,103 @@
+-- name: next_change
+UPDATE counters SET value = value + 1 WHERE name = 'change' RETURNING value
+
+-- name: last_change
+SELECT value FROM counters WHERE name = 'change'
+
+-- name: add_run
+INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
+                  submitted_ms, updated_ms, max_attempts, needs, tags, change)
+VALUES (:run_id, :digest, 'PENDING', :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
+        :now_ms, :now_ms, :max_attempts, :needs, :tags, :change)
+
+-- name: newest_of_digest
+SELECT * FROM runs WHERE digest = :digest ORDER BY submitted_ms DESC, rowid DESC LIMIT 1
+
+-- name: run
+SELECT * FROM runs WHERE run_id = :run_id
+
+-- name: runs_with_prefix
+SELECT * FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111) ORDER BY run_id LIMIT 5
+
+-- name: queue
+SELECT * FROM runs WHERE state = 'PENDING' ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
+
+-- name: live
+SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
+
+-- name: changed
+SELECT * FROM runs WHERE change > :after ORDER BY change LIMIT :limit
+
+-- name: page
+SELECT * FROM runs
+WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
+  AND (:name = '' OR instr(name, :name))
+  AND (submitted_ms, run_id) < (:before_ms, :before_id)
+ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
+
+-- name: counts
+SELECT state, count(*) AS num FROM runs GROUP BY state
+
+-- name: move
+UPDATE runs SET state = :state, reason = :reason, updated_ms = :now_ms, ended_ms = :ended_ms, change = :change,
+                not_before_ms = :not_before_ms
+WHERE run_id = :run_id
+
+-- name: hold_run
+UPDATE runs SET attempt = :attempt, devices = :devices WHERE run_id = :run_id
+
+-- name: want_cancel
+UPDATE runs SET is_cancel_wanted = 1, cancel_reason = :reason, updated_ms = :now_ms, change = :change
+WHERE run_id = :run_id
+
+-- name: progress
+UPDATE runs SET step = :step, end_step = coalesce(:end_step, end_step), last_seq = :last_seq, metrics = :metrics,
+                updated_ms = :now_ms, change = :change
+WHERE run_id = :run_id
+
+-- name: add_attempt
+INSERT INTO attempts (run_id, number, launched_ms, last_heartbeat_ms, devices)
+VALUES (:run_id, :number, :now_ms, :now_ms, :devices)
+
+-- name: attempt
+SELECT * FROM attempts WHERE run_id = :run_id AND number = :number
+
+-- name: attempts
+SELECT * FROM attempts WHERE run_id = :run_id ORDER BY number
+
+-- name: launched
+UPDATE attempts SET boot_id = :boot_id, pid = :pid, start_ticks = :start_ticks, last_heartbeat_ms = :now_ms
+WHERE run_id = :run_id AND number = :number
+
+-- name: follow
+UPDATE attempts SET event_offset = :offset, step = :step, last_heartbeat_ms = max(last_heartbeat_ms, :heartbeat_ms)
+WHERE run_id = :run_id AND number = :number
+
+-- name: end_attempt
+UPDATE attempts SET ended_ms = :now_ms, exit_code = :exit_code, category = :category, cause = :cause
+WHERE run_id = :run_id AND number = :number AND ended_ms IS NULL
+
+-- name: slots
+SELECT * FROM slots ORDER BY device_id
+
+-- name: add_slot
+INSERT INTO slots (device_id) VALUES (:device_id) ON CONFLICT DO NOTHING
+
+-- name: take_slot
+UPDATE slots SET run_id = :run_id, attempt = :attempt, since_ms = :now_ms
+WHERE device_id = :device_id AND run_id IS NULL AND quarantine_reason = ''
+
+-- name: free_slots
+UPDATE slots SET run_id = NULL, attempt = NULL, since_ms = NULL WHERE run_id = :run_id AND attempt = :attempt
+
+-- name: quarantine
+UPDATE slots SET quarantine_reason = :reason WHERE device_id = :device_id
+
+-- name: hold
+INSERT INTO holdings (run_id, attempt, cpus, memory_mb) VALUES (:run_id, :attempt, :cpus, :memory_mb)
+
+-- name: let_go
+DELETE FROM holdings WHERE run_id = :run_id AND attempt = :attempt
+
+-- name: held
+SELECT coalesce(sum(cpus), 0) AS cpus, coalesce(sum(memory_mb), 0) AS memory_mb FROM holdings

@@ -1,0 +1,127 @@
+"""One thread that writes. What is waiting when it is free shares one transaction, and so one fsync.
+
+Invariant: a future is resolved only after the commit that holds its change. A change that raises is taken back alone;
+the others of its group are not touched. If the commit fails, every one of the group fails, and none of it happened.
+"""
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from trn.core.errors import RegistryError, UnavailableError
+
+T = TypeVar("T")
+Change = Callable[[sqlite3.Connection], T]
+
+MAX_GROUP = 512
+
+
+class _Item(NamedTuple):
+    function: Callable[..., Any]
+    future: "Future[Any]"
+    is_change: bool
+
+
+class RegistryWriter:
+    """Takes changes from any thread, in order. `close` finishes what was handed in."""
+
+    def __init__(self, connection: sqlite3.Connection, *, name: str = "registry-writer") -> None:
+        self._connection = connection
+        self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_closed = False
+        self.num_commits = 0
+        self._thread.start()
+
+    def submit(self, change: Change[T]) -> "Future[T]":
+        """Queue a change; the future has its result once it is committed."""
+        return self._put(change, is_change=True)
+
+    def write(self, change: Change[T]) -> T:
+        """`submit`, and wait."""
+        return self.submit(change).result()
+
+    def between(self, task: Callable[[], T]) -> "Future[T]":
+        """Run `task` in the writer's thread, outside of any transaction."""
+        return self._put(task, is_change=False)
+
+    def _put(self, function: Callable[..., T], *, is_change: bool) -> "Future[T]":
+        if self._is_closed:
+            raise UnavailableError("the registry is closed")
+        future: Future[T] = Future()
+        self._waiting.put(_Item(function, future, is_change))
+        return future
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._waiting.put(None)
+            self._thread.join()
+            self._connection.close()
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            changes: list[_Item] = []
+            task: _Item | None = None
+            item = self._waiting.get()
+            while item is not None and item.is_change:
+                changes.append(item)
+                if len(changes) == MAX_GROUP or self._waiting.empty():
+                    break
+                item = self._waiting.get()
+            else:
+                is_open, task = item is not None, item
+            if changes:
+                self._commit(changes)
+            if task is not None:
+                _settle(task)
+
+    def _commit(self, changes: list[_Item]) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            outcomes = [self._apply(item) for item in changes]
+            connection.execute("COMMIT")
+            self.num_commits += 1
+        except sqlite3.Error as fault:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            cause = _explain(fault)
+            outcomes = [(None, cause)] * len(changes)
+        for item, (result, error) in zip(changes, outcomes, strict=True):
+            if error is None:
+                item.future.set_result(result)
+            else:
+                item.future.set_exception(error)
+
+    def _apply(self, item: _Item) -> tuple[Any, BaseException | None]:
+        connection = self._connection
+        connection.execute("SAVEPOINT change")
+        try:
+            result = item.function(connection)
+        except Exception as fault:
+            if not connection.in_transaction:
+                raise  # SQLite itself took everything back: the disk is full, say
+            connection.execute("ROLLBACK TO change")
+            connection.execute("RELEASE change")
+            return None, fault
+        connection.execute("RELEASE change")
+        return result, None
+
+
+def _settle(task: _Item) -> None:
+    try:
+        task.future.set_result(task.function())
+    except Exception as fault:
+        task.future.set_exception(fault)
+
+
+def _explain(fault: sqlite3.Error) -> Exception:
+    text = str(fault)
+    if "full" in text or "disk I/O" in text:
+        return UnavailableError(f"the registry could not be written: {text}; free some space and try again")
+    return RegistryError(f"the registry could not be written: {text}")

@@ -1,0 +1,367 @@
+"""The registry: submits are idempotent and durable, a run and its slots are claimed together, terminal is final."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from trn.core.digest import run_digest
+from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError, UnavailableError
+from trn.core.home import Home, find_home
+from trn.core.runs import OWNERS, TERMINAL, TRANSITIONS, Needs, RunState, require_transition
+from trn.registry.connection import migrate, open_writer
+from trn.registry.named_queries import queries
+from trn.registry.sqlite import Ending, NewRun, RegistryReader, RunRegistry
+from trn.registry.writer import RegistryWriter
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[RunRegistry]:
+    registry = RunRegistry(tmp_path / "registry.db")
+    registry.set_slots(["cuda:0", "cuda:1"]).result()
+    yield registry
+    registry.close()
+
+
+def new(run_id: str, **changes: Any) -> NewRun:
+    config = {"trainer": "a:B", "seed": changes.pop("seed", run_id)}
+    return NewRun(run_id=run_id, digest=run_digest(config), config=config, **changes)
+
+
+def ended(state: RunState, **fields: Any) -> Ending:
+    return Ending(state=state, reason="because", cause="it ended", **fields)
+
+
+def test_an_equal_submit_returns_the_run_that_exists(registry: RunRegistry) -> None:
+    first, existed = registry.submit(new("one", seed=1)).result()
+    assert not existed
+    assert (first.state, first.config["seed"]) == (RunState.PENDING, 1)
+    again, existed = registry.submit(new("two", seed=1)).result()
+    assert existed
+    assert again.run_id == "one"
+    other, existed = registry.submit(new("two", seed=1), is_another_wanted=True).result()
+    assert not existed
+    assert other.run_id == "two"
+    with pytest.raises(ConflictError, match="there is a run 'two' with another config"):
+        registry.submit(new("two", seed=3)).result()
+
+
+def test_the_digest_is_of_what_is_asked_for_and_not_of_who_asks() -> None:
+    config = {"trainer": "a:B", "hyperparams": {"x": 1, "y": 2}}
+    same = {"hyperparams": {"y": 2, "x": 1}, "trainer": "a:B", "run_id": "r", "tags": {"a": "b"}}
+    assert run_digest(config) == run_digest(same)
+    assert run_digest(config) != run_digest(config, code_identity="sha256:1")
+    assert run_digest(config) != run_digest({**config, "seed": 1})
+
+
+def test_a_run_and_its_slots_are_claimed_together_or_not_at_all(registry: RunRegistry) -> None:
+    for name in ("one", "two"):
+        registry.submit(new(name, needs=Needs(gpus=1, cpus=2, memory_mb=100))).result()
+    attempt = registry.claim("one", ["cuda:0"]).result()
+    assert (attempt.number, attempt.devices) == (1, ("cuda:0",))
+    with pytest.raises(ConflictError, match="cuda:0 is not free"):
+        registry.claim("two", ["cuda:1", "cuda:0"]).result()
+    two = registry.get("two")
+    assert (two.state, two.attempt) == (RunState.PENDING, 0)
+    assert [slot["run_id"] for slot in registry.slots()] == ["one", None]
+    assert registry.held() == (2, 100)
+    with pytest.raises(ConflictError, match="cannot become DISPATCHING"):
+        registry.claim("one", []).result()
+
+
+def test_slots_are_freed_exactly_once_on_every_way_out(registry: RunRegistry) -> None:
+    for number, state in enumerate([*sorted(TERMINAL), RunState.PENDING]):
+        name = f"run-{number}"
+        registry.submit(new(name, needs=Needs(gpus=1))).result()
+        registry.claim(name, ["cuda:0"]).result()
+        registry.launched(name, 1, boot_id="b", pid=7, start_ticks=8).result()
+        assert registry.get(name).state is RunState.RUNNING
+        registry.end(name, 1, ended(state)).result()
+        assert registry.slots()[0]["run_id"] is None
+        registry.submit(new(f"next-{number}")).result()
+        registry.claim(f"next-{number}", ["cuda:0"]).result()
+        repeated = registry.end(name, 1, ended(RunState.FAILED)).result()  # a reply that was lost
+        assert repeated.state is state
+        assert registry.slots()[0]["run_id"] == f"next-{number}"
+        registry.end(f"next-{number}", 1, ended(RunState.FAILED)).result()
+
+
+def test_terminal_states_never_change(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    run, was_live = registry.want_cancel("one", "not needed").result()
+    assert (run.state, was_live, run.reason) == (RunState.CANCELLED, True, "not needed")
+    run, was_live = registry.want_cancel("one", "again").result()
+    assert (was_live, run.reason) == (False, "not needed")
+    with pytest.raises(ConflictError):
+        registry.claim("one", []).result()
+    for state in TERMINAL:
+        assert TRANSITIONS[state] == frozenset()
+        for other in RunState:
+            with pytest.raises(ConflictError, match="final"):
+                require_transition("one", state, other)
+    assert set(OWNERS) == set(RunState) - TERMINAL
+
+
+def test_a_cancel_of_a_running_run_is_recorded_as_wanted(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    run, was_live = registry.want_cancel("one", "stop it").result()
+    assert (run.state, was_live, run.is_cancel_wanted) == (RunState.DISPATCHING, True, True)
+    assert run.cancel_reason == "stop it"
+
+
+def test_a_retry_is_another_attempt_and_waits_for_its_backoff(registry: RunRegistry) -> None:
+    registry.submit(new("one", max_attempts=3)).result()
+    registry.claim("one", []).result()
+    registry.end(
+        "one", 1, ended(RunState.PENDING, not_before_ms=5, exit_code=14, category="train-step")
+    ).result()
+    run = registry.get("one")
+    assert (run.state, run.not_before_ms) == (RunState.PENDING, 5)
+    assert registry.claim("one", []).result().number == 2
+    assert [(item.number, item.exit_code) for item in registry.attempts("one")] == [(1, 14), (2, None)]
+
+
+def test_events_are_taken_in_exactly_once(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    for _ in range(2):  # the second is a repetition after a lost reply
+        registry.follow(
+            "one", 1, offset=100, last_seq=4, step=10, heartbeat_ms=9, metrics={"train/loss": 0.5}
+        ).result()
+    change = registry.get("one").change
+    registry.follow("one", 1, offset=50, last_seq=2, step=5, heartbeat_ms=1, metrics={"x": 1.0}).result()
+    run = registry.get("one")
+    assert (run.step, run.last_seq, run.metrics, run.change) == (10, 4, {"train/loss": 0.5}, change)
+    registry.follow(
+        "one", 1, offset=200, last_seq=8, step=20, heartbeat_ms=3, metrics={"val/loss": 1.0}, end_step=50
+    ).result()
+    run = registry.get("one")
+    assert (run.step, run.end_step) == (20, 50)
+    assert run.metrics == {"train/loss": 0.5, "val/loss": 1.0}
+
+
+def test_runs_are_found_by_a_prefix_that_is_unique(registry: RunRegistry) -> None:
+    for name in ("abc-1", "abc-2", "b"):
+        registry.submit(new(name)).result()
+    assert registry.get("abc-1").run_id == "abc-1"
+    assert registry.get("b").run_id == "b"
+    with pytest.raises(AmbiguousError, match="abc-1, abc-2"):
+        registry.get("abc")
+    with pytest.raises(NotFoundError, match="'x'"):
+        registry.get("x")
+    with pytest.raises(NotFoundError):
+        registry.get("")
+
+
+def test_pages_and_queue_have_their_order(registry: RunRegistry) -> None:
+    for number in range(7):
+        registry.submit(new(f"run-{number}", priority=number % 2, name=f"n{number}")).result()
+    queue = [run.run_id for run in registry.queue(10)]
+    assert queue == [f"run-{number}" for number in (1, 3, 5, 0, 2, 4, 6)]
+    seen: list[str] = []
+    before = None
+    while page := registry.page(limit=3, before=before):
+        seen += [run.run_id for run in page]
+        before = (page[-1].submitted_ms, page[-1].run_id)
+    assert sorted(seen) == sorted(queue)
+    assert len(seen) == 7
+    assert [run.run_id for run in registry.page(name="n3")] == ["run-3"]
+    assert registry.page(states=[RunState.RUNNING]) == []
+    assert registry.counts() == {"PENDING": 7}
+
+
+def test_changes_can_be_replayed_from_any_of_them(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    start = registry.last_change()
+    registry.submit(new("two")).result()
+    registry.claim("one", []).result()
+    changed = registry.changed(start)
+    assert [run.run_id for run in changed] == ["two", "one"]
+    assert changed[-1].change == registry.last_change()
+
+
+def test_a_burst_of_submits_shares_commits_and_one_that_fails_takes_no_other_with_it(
+    registry: RunRegistry,
+) -> None:
+    before = registry.writer.num_commits
+    blocked = threading.Event()
+    registry.writer.between(lambda: blocked.wait(10) and None)
+    futures = [registry.submit(new(f"run-{number}")) for number in range(50)]
+    futures.insert(25, registry.submit(new("run-3", seed="other")))
+    blocked.set()
+    results = [future.exception() for future in futures]
+    assert [isinstance(item, ConflictError) for item in results].count(True) == 1
+    assert registry.counts() == {"PENDING": 50}
+    assert registry.writer.num_commits - before <= 3
+
+
+def test_an_acknowledged_submit_survives_a_killed_process(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from trn.registry.sqlite import RunRegistry, NewRun\n"
+        "registry = RunRegistry(Path(sys.argv[1]))\n"
+        "for number in range(1000):\n"
+        "    registry.submit(NewRun(run_id=f'r{number}', digest=str(number), config={})).result()\n"
+        "    print(number, flush=True)\n"
+        "    if number == 37: os.kill(os.getpid(), 9)\n"
+    )
+    path = tmp_path / "registry.db"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    acknowledged = [int(line) for line in done.stdout.split()]
+    assert acknowledged[-1] == 37
+    registry = RunRegistry(path)
+    assert {run.run_id for run in registry.page(limit=1000)} >= {f"r{number}" for number in acknowledged}
+    assert registry.check_integrity() == []
+    registry.close()
+
+
+def test_a_registry_of_a_newer_release_is_refused_and_an_older_one_is_migrated(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    RunRegistry(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(RegistryError, match="schema 99 and this release knows"):
+        RunRegistry(path)
+    connection = open_writer(tmp_path / "old.db")
+    assert migrate(connection, "trn.registry.migrations") >= 1
+    assert migrate(connection, "trn.registry.migrations") >= 1
+    connection.close()
+
+
+def test_readers_answer_without_a_daemon_and_cannot_write(registry: RunRegistry, tmp_path: Path) -> None:
+    registry.submit(new("one")).result()
+    reader = RegistryReader(tmp_path / "registry.db")
+    assert reader.get("one").state is RunState.PENDING
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._read.execute("DELETE FROM runs")
+    reader.close()
+    with pytest.raises(NotFoundError, match="nothing was ever submitted"):
+        RegistryReader(tmp_path / "none.db")
+
+
+def test_checkpoint_and_backup(registry: RunRegistry, tmp_path: Path) -> None:
+    registry.submit(new("one")).result()
+    busy, _, _ = registry.checkpoint_wal()
+    assert busy == 0
+    registry.back_up(tmp_path / "copy.db")
+    copy = RegistryReader(tmp_path / "copy.db")
+    assert copy.get("one").run_id == "one"
+    copy.close()
+
+
+def test_a_full_disk_is_told_and_nothing_half_happened(tmp_path: Path) -> None:
+    connection = open_writer(tmp_path / "small.db")
+    connection.execute("CREATE TABLE t (x BLOB)")
+    connection.execute("PRAGMA max_page_count = 4")
+    writer = RegistryWriter(connection)
+
+    def fill(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (zeroblob(100000))")
+
+    with pytest.raises((UnavailableError, sqlite3.OperationalError), match="full"):
+        writer.write(fill)
+    assert writer.write(lambda connection: connection.execute("SELECT count(*) FROM t").fetchone()[0]) == 0
+    writer.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        writer.submit(fill)
+
+
+def test_every_query_is_one_that_sqlite_understands(registry: RunRegistry) -> None:
+    for name, statement in queries().items():
+        names = set(re.findall(r":(\w+)", statement))
+        registry.writer.write(
+            lambda connection, s=statement, n=names: connection.execute(
+                f"EXPLAIN {s}", dict.fromkeys(n, "")
+            ).fetchall()
+        )
+        assert statement, name
+
+
+def test_the_home_is_private_and_its_names_cannot_lead_out_of_it(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    assert home.root.stat().st_mode & 0o777 == 0o700
+    for name in ("../x", "a/b", "", ".hidden", "a..b", "x" * 200, "a\n"):
+        with pytest.raises(Exception, match="is no run id"):
+            home.run(name)
+    assert home.run("ok-1.2").root == home.root / "runs" / "ok-1.2"
+    assert find_home({"TRN_HOME": str(tmp_path)}) == tmp_path
+
+
+class RegistryMachine(RuleBasedStateMachine):
+    """Any order of calls: at most one live attempt of a run, no slot shared or leaked, terminal is final."""
+
+    runs = Bundle("runs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.registry = RunRegistry(Path(self.folder.name) / "registry.db")
+        self.registry.set_slots(["g0", "g1", "g2"]).result()
+        self.number = 0
+        self.finals: dict[str, str] = {}
+
+    def teardown(self) -> None:
+        self.registry.close()
+        self.folder.cleanup()
+
+    @rule(target=runs)
+    def submit(self) -> str:
+        self.number += 1
+        run, _ = self.registry.submit(new(f"run-{self.number}")).result()
+        return run.run_id
+
+    def attempt_of(self, run_id: str) -> int:
+        return self.registry.get(run_id).attempt
+
+    @rule(run_id=runs, devices=st.lists(st.sampled_from(["g0", "g1", "g2"]), unique=True))
+    def claim(self, run_id: str, devices: list[str]) -> None:
+        self.registry.claim(run_id, devices).exception()
+
+    @rule(run_id=runs)
+    def launched(self, run_id: str) -> None:
+        self.registry.launched(
+            run_id, self.attempt_of(run_id), boot_id="b", pid=1, start_ticks=None
+        ).exception()
+
+    @rule(run_id=runs, state=st.sampled_from([*sorted(TERMINAL), RunState.PENDING]))
+    def end(self, run_id: str, state: RunState) -> None:
+        self.registry.end(run_id, self.attempt_of(run_id), ended(state)).exception()
+
+    @rule(run_id=runs)
+    def cancel(self, run_id: str) -> None:
+        self.registry.want_cancel(run_id, "x").result()
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        held: dict[str, str] = {
+            slot["device_id"]: slot["run_id"] for slot in self.registry.slots() if slot["run_id"]
+        }
+        for run in self.registry.page(limit=1000):
+            live = [item for item in self.registry.attempts(run.run_id) if item.ended_ms is None]
+            is_live = run.state in (RunState.DISPATCHING, RunState.RUNNING)
+            assert len(live) == is_live
+            assert sorted(live[0].devices if live else ()) == sorted(
+                device for device, holder in held.items() if holder == run.run_id
+            )
+            if run.run_id in self.finals:
+                assert run.state == self.finals[run.run_id]
+            if run.state.is_terminal:
+                self.finals[run.run_id] = run.state
+
+
+TestRegistryMachine = RegistryMachine.TestCase
+TestRegistryMachine.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

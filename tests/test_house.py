@@ -160,6 +160,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         f"{TRAINER}.process_launch",  # hands it on to the processes
         f"{TRAINER}.runtime",  # the default of `environ`
         f"{TRAINER}.runtime_env",  # everything else
+        "trn.core.home",  # TRN_HOME
     }
 
 

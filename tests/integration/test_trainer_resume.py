@@ -98,7 +98,7 @@ def test_a_run_that_stopped_early_says_why_and_stays_finished(tmp_path: Path) ->
     assert run.work().returncode == 0
     (completed,) = run.events("completed")
     assert completed["step"] == 15
-    assert "val/rows_seen did not improve" in completed["reason"]
+    assert "val/rows_seen did not fall below" in completed["reason"]
     assert run.work().returncode == 0
     assert any("the run is finished at step 15 (val/rows_seen" in e["message"] for e in run.events("log"))
     run.check_invariants()

@@ -281,9 +281,9 @@ def test_an_index_without_its_schema_is_refused(folder, tmp_path):
     with pytest.raises(InputError, match=r"its columns are not those of index\.json"):
         DatasetIndex.read(folder)
     (folder / "schema.json").unlink()
-    with pytest.raises(InputError, match=r"schema\.json: no such file: .*trn dataset index"):
+    with pytest.raises(InputError, match=r"schema\.json: no such file: .*DatasetIndex.build"):
         DatasetIndex.read(folder)
-    with pytest.raises(InputError, match=r"index\.json: cannot be read: No such file.*trn dataset index"):
+    with pytest.raises(InputError, match=r"index\.json: cannot be read: No such file.*DatasetIndex.build"):
         DatasetIndex.read(tmp_path)
 
 

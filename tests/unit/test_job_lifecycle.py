@@ -12,7 +12,7 @@ import pytest
 from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.author_state import _bind_optimizer
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainingJobSpec
-from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
+from gen_worker.trainer.job_lifecycle import ONE_KEYPRESS_S, JobLifecycle, raise_stop
 from gen_worker.trainer.reporting import TrainingReporter
 
 
@@ -143,8 +143,17 @@ def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
     with bench.lifecycle:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
+        bench.clock.now += ONE_KEYPRESS_S
         with pytest.raises(TrainingCanceled, match="second time"):
             _bind_optimizer(StepContext(job=TrainingJobSpec(run_id="r")), Stubborn())
+
+
+def test_one_ctrl_c_that_arrives_twice_is_one(folder: Path) -> None:
+    bench = Bench(folder)
+    with bench.lifecycle:
+        os.kill(os.getpid(), signal.SIGINT)
+        _bind_optimizer(StepContext(job=TrainingJobSpec(run_id="r")), Stubborn())
+        assert bench.stop.reason == "cancelled by SIGINT"
 
 
 def test_a_second_sigterm_changes_nothing(folder: Path) -> None:

@@ -423,3 +423,16 @@ def test_the_transformer_ties_its_weights_and_never_looks_ahead() -> None:
 def test_a_model_that_is_no_module_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="returned a dict, expected a"):
         build_model(ModelSpec(type="builtins:dict"), seed=0, row_shape=None, device="cpu")
+
+
+def test_an_mlp_joins_several_columns_of_single_numbers() -> None:
+    from gen_worker.pytorch.config import MlpArgs
+    from gen_worker.pytorch.models import build_mlp
+
+    torch.manual_seed(0)
+    joined = build_mlp(MlpArgs(out_features=2), (3,))
+    age, income = torch.rand(4), torch.rand(4, 2)
+    together = torch.cat([age.unsqueeze(1), income], dim=1)
+    assert torch.equal(joined(age=age, income=income), joined(together))
+    single = build_mlp(MlpArgs(out_features=2), ())
+    assert single(torch.arange(4)).shape == (4, 2)

@@ -164,7 +164,7 @@ def test_a_bad_shard_is_an_error_in_its_place(folder, index):
         shards = iter(loader)
         assert [next(shards).index, next(shards).index] == [0, 1]
         with pytest.raises(
-            InputError, match=r"2\.parquet: its content changed: hash sha256:.*\n.*trn dataset index"
+            InputError, match=r"2\.parquet: its content changed: hash sha256:.*\n.*DatasetIndex.build"
         ):
             next(shards)
         assert [shard.index for shard in loader.shards([3, 4])] == [3, 4]
@@ -263,7 +263,7 @@ def test_every_bad_shard_is_named_in_one_error_with_what_to_do(folder, index):
     assert lines[4].startswith("  - 3.parquet: cannot be read")
     assert lines[5] == "  - 4.parquet: has 20 rows, expected 21"
     assert lines[6].startswith("restore these files")
-    assert f"`trn dataset index {folder}`" in lines[6]
+    assert f"`DatasetIndex.build({str(folder)!r})`" in lines[6]
 
 
 def test_a_sound_dataset_is_reported_with_its_size(folder, index):

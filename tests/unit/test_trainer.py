@@ -140,7 +140,7 @@ def test_early_stopping_ends_the_run_as_complete_and_it_stays_so(tmp_path: Path)
     record = trainer.train()
     assert record.step == 3
     assert record.stop_reason is not None
-    assert record.stop_reason.startswith("val/mean did not improve on 2 (step 1)")
+    assert record.stop_reason.startswith("val/mean did not fall below 2 (step 1)")
     (completed,) = events(tmp_path, "completed")
     assert completed["reason"] == record.stop_reason
     assert trainer.state is not None
@@ -394,8 +394,10 @@ def test_all_faults_of_a_config_come_at_once_and_a_misspelt_field_is_recognised(
 def test_wrong_parts_are_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="expected parquet paths, or batches"):
         make(tmp_path, train_data=iter(BATCHES))
-    with pytest.raises(StartupError, match="expected instances of"):
+    with pytest.raises(StartupError, match=r"found the class Counter: write Counter\(\)"):
         make(tmp_path, Counter)  # type: ignore[arg-type]
+    with pytest.raises(StartupError, match="expected a list of instances of"):
+        make(tmp_path, print)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="there is no test data"):
         make(tmp_path).test()
 
@@ -576,3 +578,26 @@ def test_a_stop_that_a_callback_asked_for_is_obeyed_from_any_hook(tmp_path: Path
 
     assert make(tmp_path / "a", Stop("on_train_begin")).train().step == 0
     assert make(tmp_path / "b", Stop("on_epoch_begin")).train().step == 5
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("val_loss", "validation gave no 'val_loss'.*did you mean 'val/loss'"),
+        ("train/los", "train_step gave no 'train/los'.*did you mean 'train/loss'"),
+    ],
+)
+def test_early_stopping_never_waits_for_a_metric_that_does_not_exist(
+    tmp_path: Path, metric: str, said: str
+) -> None:
+    trainer = make(tmp_path, validation_data=BATCHES, early_stopping={"metric": metric})
+    with pytest.raises(TrainStepError, match=said):
+        trainer.train()
+
+
+def test_a_resume_says_what_changed_about_the_job(tmp_path: Path) -> None:
+    make(tmp_path, epochs=1).train()
+    make(tmp_path, epochs=2, seed=0, batch_size=32, learning_rate=0.5).train()
+    (said,) = (event["message"] for event in events(tmp_path, "log") if "the job changed" in event["message"])
+    assert "epochs was 1, is now 2" in said
+    assert "hyperparams.learning_rate was None, is now 0.5" in said

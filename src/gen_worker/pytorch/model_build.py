@@ -109,7 +109,8 @@ def try_model(
             with _named_after(f"the model {what} cannot take {shapes_in_words(inputs)}"):
                 output = forward(inputs)
             given = f"{shapes_in_words(output)} from the model and {shapes_in_words(target)} as target"
-            with _named_after(f"the loss cannot take {given}"), warnings.catch_warnings():
+            remedy = _loss_remedy(output, target)
+            with _named_after(f"the loss cannot take {given}{remedy}"), warnings.catch_warnings():
                 # torch only warns where shapes are stretched to fit; the loss is then another one than was meant.
                 warnings.simplefilter("error", UserWarning)
                 measure(output, target)
@@ -117,6 +118,19 @@ def try_model(
         module.train(training)
         restore_rng(rng)
     return output
+
+
+def _loss_remedy(output: Any, target: Any) -> str:
+    """What usually helps, where shapes or types tell."""
+    if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return ""
+    if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
+        return " (add `shape: [1]` to the target's column)"
+    if output.ndim == target.ndim + 1 and target.is_floating_point():
+        return " (a loss over classes needs whole numbers as target: leave its `dtype` out)"
+    if output.ndim == target.ndim and output.is_floating_point() and not target.is_floating_point():
+        return " (this loss compares numbers: add `dtype: float32` to the target's column)"
+    return ""
 
 
 def shapes_in_words(value: Any) -> str:

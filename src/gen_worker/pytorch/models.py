@@ -32,7 +32,23 @@ def build_mlp(args: MlpArgs, row_shape: Shape | None) -> nn.Module:
         if args.dropout:
             layers.append(nn.Dropout(args.dropout))
         features = width
-    return nn.Sequential(*layers, nn.Linear(features, args.out_features))
+    return Mlp(*layers, nn.Linear(features, args.out_features))
+
+
+class Mlp(nn.Sequential):
+    """Several inputs, and columns of single numbers, become one row of values, in the order of the config."""
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        values = [*inputs, *named.values()]
+        if len(values) == 1 and values[0].ndim > 1:
+            return self._through(values[0])
+        rows = [value.reshape(len(value), -1).to(torch.get_default_dtype()) for value in values]
+        return self._through(torch.cat(rows, dim=1))
+
+    def _through(self, rows: Tensor) -> Tensor:
+        for layer in self:
+            rows = layer(rows)
+        return rows
 
 
 def build_cnn(args: CnnArgs, row_shape: Shape | None) -> nn.Module:

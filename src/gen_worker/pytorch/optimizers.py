@@ -10,7 +10,7 @@ import torch
 
 from gen_worker.errors import SpecError, StartupError
 from gen_worker.pytorch.config import OptimizerSpec, SchedulerSpec
-from gen_worker.pytorch.names import argument_faults, import_reference, try_call, unknown_name
+from gen_worker.pytorch.names import argument_faults, first_line, import_reference, try_call, unknown_name
 from gen_worker.trainer.optim import warmup_cosine_factor
 
 WARMUP_COSINE = "warmup_cosine"
@@ -130,7 +130,23 @@ def scheduler_faults(spec: SchedulerSpec, path: str = "hyperparams.scheduler") -
     if faults:
         return faults
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1, momentum=0.9)
-    return _build(spec, optimizer, total_steps=None, path=path)[1]
+    built, faults = _build(spec, optimizer, total_steps=2, path=path)
+    return faults or _trial_faults(built, optimizer, f"{path}.args")
+
+
+def _trial_faults(scheduler: Any, optimizer: torch.optim.Optimizer, path: str) -> list[str]:
+    """Arguments of a wrong kind show themselves only when a schedule is stepped."""
+    try:
+        for _ in range(2):
+            optimizer.step()
+            scheduler.step()
+    except ValueError as error:
+        return [] if "total" in str(error) else [f"{path}: {first_line(error)}"]
+    except (TypeError, ArithmeticError, LookupError, RuntimeError) as error:
+        return [
+            f"{path}: the schedule cannot be stepped with these: {type(error).__name__}: {first_line(error)}"
+        ]
+    return []
 
 
 def build_schedule(

@@ -1,5 +1,6 @@
 """From what the worker delivers to what a step takes."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,9 +46,13 @@ class Preparation:
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """Of the only input, as the model will see it; None where there are several or nobody can tell yet."""
-        if self.columns is None or len(self.columns.inputs) != 1:
+        """Of the only input, as the model will see it; of several, the number of their values together. None where
+        nobody can tell yet.
+        """
+        if self.columns is None:
             return None
+        if len(self.columns.inputs) > 1:
+            return (sum(math.prod(column.row_shape) for column in self.columns.inputs.values()),)
         (column,) = self.columns.inputs.values()
         shape = column.row_shape
         return (shape[0] - 1, *shape[1:]) if self._is_next_token and shape else shape

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gen_worker.errors import ModelLoadError
+from gen_worker.errors import ModelLoadError, SpecError
 from gen_worker.pytorch.config import RunnerConfig
 from gen_worker.pytorch.losses import NEXT_TOKEN, Loss, build_loss
 from gen_worker.pytorch.metrics import Evaluation, build_metrics
@@ -51,6 +51,16 @@ class RunnerState:
 
 def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
     """Everything a run of `config` needs. All that can be wrong with it is found here, before the first step."""
+    batch_size = ctx.job.dataset.batch_size if ctx.job.dataset is not None else None
+    share = None if batch_size is None else batch_size // ctx.world_size
+    if share is not None and config.gradient_accumulation > share:
+        raise SpecError(
+            f"the job of run {ctx.job.run_id}",
+            [
+                f"hyperparams.gradient_accumulation: found {config.gradient_accumulation}, but a step has only {share} rows"
+                f" in each process: raise dataset.batch_size, or lower it"
+            ],
+        )
     device = torch.device(ctx.device)
     is_next_token = config.loss_spec.name == NEXT_TOKEN
     prepare = Preparation(

@@ -159,11 +159,14 @@ def _require_same_parts(state: RunnerState, payload: Mapping[str, Any]) -> None:
 
 def _step_fault(error: Exception, prepared: Prepared, config: RunnerConfig) -> TrainStepError:
     text = str(error).strip().partition("\n")[0]
-    hint = ""
+    hint, remedy = "", ""
+    inputs, target = prepared[0], prepared[1]
     if isinstance(error, IndexError):
         hint = ": a class or a token id in the data lies outside what the model has"
-    inputs, target = prepared[0], prepared[1]
+        if isinstance(target, torch.Tensor) and target.numel() and not target.is_floating_point():
+            hint += f" (the target goes from {int(target.min())} to {int(target.max())} in this batch)"
+        remedy = "; raise the model's number of outputs (`out_features`, `vocab_size`), or mend the data"
     return TrainStepError(
-        f"the step failed{hint}: {type(error).__name__}: {text} (model {config.model.type}, inputs"
-        f" {shapes_in_words(inputs)}, target {shapes_in_words(target)})"
+        f"the step failed{hint}: {type(error).__name__}: {text} (model {config.model.type}, loss"
+        f" {config.loss_spec.name}, inputs {shapes_in_words(inputs)}, target {shapes_in_words(target)}){remedy}"
     )

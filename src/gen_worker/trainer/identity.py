@@ -12,12 +12,15 @@ from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.job_spec import spec_digest
 
+MAX_TOLD = 5
+
 
 def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: BatchSource) -> dict[str, Any]:
     """Plain JSON; equal runs have equal identities."""
     manifest = getattr(source, "manifest", None)
     return {
         "config_digest": spec_digest(job),
+        "config": _told_config(job),
         "code": _code_identity(type(trainer)),
         "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
     }
@@ -27,10 +30,37 @@ def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     """What a resumed run does differently, in words; allowed, but never without a word."""
     changes = []
     if saved.get("config_digest") not in (None, now["config_digest"]):
-        changes.append("the job changed")
+        changes.append(_job_changes(saved.get("config"), now["config"]))
     if saved.get("code") not in (None, now["code"]):
         changes.append(f"the code of {now['code']['trainer']} changed")
     return changes
+
+
+def _told_config(job: TrainingJobSpec) -> dict[str, Any]:
+    """The job without what may be secret, large or none of the run's own."""
+    told: dict[str, Any] = msgspec.to_builtins(job)
+    for name in ("env", "uploads", "profiles", "mock_batches", "tags"):
+        told.pop(name)
+    return told
+
+
+def _job_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
+    if saved is None:
+        return "the job changed"
+    was, is_ = _flat(saved), _flat(now)
+    names = sorted(name for name in {*was, *is_} if was.get(name) != is_.get(name))
+    told = [f"{name} was {was.get(name)!r:.40}, is now {is_.get(name)!r:.40}" for name in names[:MAX_TOLD]]
+    more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
+    return f"the job changed: {'; '.join(told)}{more}" if told else "the job changed"
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        found |= (
+            _flat(item, f"{prefix}{name}.") if isinstance(item, dict) and item else {f"{prefix}{name}": item}
+        )
+    return found
 
 
 def _code_identity(trainer_class: type) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from gen_worker.trainer.reporting import TrainingReporter
 logger = logging.getLogger("gen_worker.lifecycle")
 
 WATCH_EVERY_S = 0.2
+ONE_KEYPRESS_S = 0.5  # a Ctrl-C may arrive twice, through a wrapper that passes signals on
 _OURS = str(Path(__file__).resolve().parent.parent)
 _CALLS_THE_AUTHOR = (
     "api.py",
@@ -73,6 +74,7 @@ class JobLifecycle:
         self._started = clock()
         self._next_beat = self._started + heartbeat_s
         self._stop_seen: float | None = None
+        self._interrupted = float("-inf")
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lifecycle-watcher", daemon=True)
         self._old_handlers: dict[int, Any] = {}
@@ -141,11 +143,14 @@ class JobLifecycle:
         name = signal.Signals(number).name
         if self._reporter.terminal_event is not None:
             return
-        if self._stop.reason is not None and number == signal.SIGINT and _is_in_authors_code(frame):
+        is_repeated = self._clock() - self._interrupted < ONE_KEYPRESS_S
+        is_second = self._stop.reason is not None and number == signal.SIGINT and not is_repeated
+        if is_second and _is_in_authors_code(frame):
             raise TrainingCanceled(
-                f"{name} a second time: stopped at once, the step in progress is not saved"
+                f"{name} a second time: stopped at once; what was not saved before is lost"
             )
         if self._stop.reason is None:
+            self._interrupted = self._clock()
             self._stop.request(f"cancelled by {name}")
             again = "; Ctrl-C again gives up what is not saved" if number == signal.SIGINT else ""
             limit = f", at most {self._grace_s:g} s" if self._grace_s < float("inf") else ""

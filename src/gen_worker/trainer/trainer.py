@@ -4,6 +4,7 @@
 again, or in another process on the same folder, it goes on from the newest checkpoint.
 """
 
+import logging
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,8 @@ from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment, read_library_environment
 from gen_worker.trainer.state import MetricsRecord, TrainerState
 from gen_worker.trainer.trainer_config import TrainerConfig, debug_settings
+
+logger = logging.getLogger("gen_worker.trainer")
 
 Data = str | Path | BatchSource | Iterable[Any]
 
@@ -62,10 +65,16 @@ class Trainer(TrainerInterface):
         callbacks: Sequence[Callback] = (),
         folder: str | Path = "runs/notebook",
     ) -> None:
+        if not isinstance(callbacks, list | tuple):
+            raise StartupError(
+                f"callbacks: found {callbacks!r:.60}, expected a list: [{type(callbacks).__name__}()]"
+            )
         for item in callbacks:
+            if isinstance(item, type) and issubclass(item, Callback):
+                raise StartupError(f"callbacks: found the class {item.__name__}: write {item.__name__}()")
             if not isinstance(item, Callback):
                 raise StartupError(
-                    f"callbacks: found {item!r:.60}, expected instances of gen_worker.trainer.Callback"
+                    f"callbacks: found {item!r:.60}, expected a list of instances of gen_worker.trainer.Callback"
                 )
         train, validation, test = (
             _Data.of(data, config.seed) for data in (train_data, validation_data, test_data)
@@ -143,8 +152,15 @@ class Trainer(TrainerInterface):
             environment=self._environment, job=self._job, given=self._given, **self._options
         )
         loop = self.attempt.run()
-        if loop.state is None and self._loop is not None:
-            loop.state = self._loop.state  # there was nothing left to train: what is in memory is the end
+        if loop.state is None:
+            logger.warning(
+                "nothing was trained: the run in %s is finished at step %d; raise epochs or max_steps, or use another"
+                " folder",
+                self._environment.checkpoints_dir.parent,
+                loop.trainer_state.step,
+            )
+            if self._loop is not None:
+                loop.state = self._loop.state  # what is in memory is the end
         self._loop = loop
         state = loop.trainer_state
         return MetricsRecord(

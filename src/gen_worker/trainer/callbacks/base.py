@@ -123,6 +123,7 @@ class Callback:
     """
 
     _initial_settings: dict[str, Any]
+    _initial_objects: dict[str, Any]
 
     def on_train_begin(self, run: RunHandle) -> None:
         """The state is ready, restored if the run resumes (`run.state.step` is then above 0)."""

@@ -128,7 +128,10 @@ class CallbackList:
                 continue
             if _is_plain(value):
                 changed[attribute] = value
-            elif f"{name}.{attribute}" not in self._skipped:
+            elif (
+                f"{name}.{attribute}" not in self._skipped
+                and callback._initial_objects.get(attribute) is not value  # else it is as it was given
+            ):
                 self._skipped.add(f"{name}.{attribute}")
                 logger.warning(
                     "%s.%s is a %s, which a checkpoint cannot hold: it will not be restored on resume (begin its name"
@@ -162,6 +165,7 @@ def _settings_of(callback: Callback) -> dict[str, Any]:
     """Its public attributes as they were when it was first used: a second `train` must not take state for settings."""
     own = vars(callback)
     if "_initial_settings" not in own:
+        callback._initial_objects = {name: value for name, value in own.items() if not _is_plain(value)}
         callback._initial_settings = {
             name: copy.deepcopy(value)
             for name, value in own.items()

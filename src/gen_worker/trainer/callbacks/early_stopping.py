@@ -6,6 +6,7 @@ from typing import Any
 from gen_worker.errors import TrainStepError
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
 from gen_worker.trainer.contracts import EarlyStoppingSpec
+from gen_worker.trainer.plugin_import import nearest_names
 from gen_worker.trainer.state import MetricsRecord, Mode, is_better
 
 
@@ -46,6 +47,8 @@ class EarlyStopping(Callback):
 
     def on_metrics(self, run: RunHandle, values: Mapping[str, float]) -> None:
         if self.metric not in values:
+            if self.metric.startswith("train/") and "train/loss" in values:
+                raise self._unknown("train_step", values)
             return
         value = values[self.metric]
         if self.best is None or is_better(value, self.best, self.mode, self.min_delta):
@@ -53,14 +56,21 @@ class EarlyStopping(Callback):
             return
         self.num_without_improvement += 1
         if self.num_without_improvement >= self.patience:
+            way = "fall below" if self.mode == "min" else "rise above"
             run.stop(
-                f"{self.metric} did not improve on {self.best:.6g} (step {self.best_step}) in"
+                f"{self.metric} did not {way} {self.best:.6g} (step {self.best_step}) in"
                 f" {self.num_without_improvement} reports"
             )
 
-    def on_validation_end(self, run: RunHandle, record: MetricsRecord) -> None:  # noqa: ARG002
-        if self.metric.startswith("val/") and self.metric not in record.metrics:
-            raise TrainStepError(
-                f"validation gave no {self.metric!r}, which early stopping watches; it gave"
-                f" {', '.join(record.metrics) or 'nothing'}: name one of these as early_stopping.metric"
-            )
+    def on_validation_end(self, run: RunHandle, record: MetricsRecord) -> None:
+        is_elsewhere = self.metric.startswith("train/") or self.metric in run.state.metrics
+        if not is_elsewhere and self.metric not in record.metrics:
+            raise self._unknown("validation", record.metrics)
+
+    def _unknown(self, giver: str, found: Mapping[str, float]) -> TrainStepError:
+        nearest = nearest_names(self.metric, list(found))
+        hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+        return TrainStepError(
+            f"{giver} gave no {self.metric!r}, which early stopping watches; it gave {', '.join(found) or 'nothing'}:"
+            f" name one of these as early_stopping.metric{hint}"
+        )

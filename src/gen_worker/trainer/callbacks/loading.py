@@ -1,6 +1,7 @@
 """The callbacks that a job names."""
 
 from gen_worker.errors import PluginError
+from gen_worker.trainer import callbacks
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.early_stopping import EarlyStopping
 from gen_worker.trainer.contracts import TrainingJobSpec
@@ -15,6 +16,9 @@ def load_callbacks(job: TrainingJobSpec) -> list[Callback]:
 
 
 def _load_callback(ref: str) -> Callback:
+    if ":" not in ref:
+        shipped = f": did you mean gen_worker.trainer.callbacks:{ref}?" if ref in callbacks.__all__ else ""
+        raise PluginError(f"callbacks: found {ref!r}, expected module:symbol{shipped}")
     found = import_symbol(ref)
     if isinstance(found, type) and issubclass(found, Callback):
         try:

@@ -124,7 +124,7 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
             content = path.read_bytes()
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be read: {error.strerror}; `trn dataset index {path.parent}` makes an index"
+                f"{path}: cannot be read: {error.strerror}; `DatasetIndex.build({str(path.parent)!r})` makes an index"
             ) from error
         index = _decode_own(content) or _decode_strictly(path)
         index.read_schema(path.parent)
@@ -136,7 +136,7 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
         if schema.digest != self.schema_digest:
             raise InputError(
                 f"{Path(folder) / SCHEMA_NAME}: its columns are not those of {INDEX_NAME} (digest {schema.digest}, "
-                f"expected {self.schema_digest}): put the file back, or index again: `trn dataset index {folder}`"
+                f"expected {self.schema_digest}): put the file back, or index again: `DatasetIndex.build({str(folder)!r})`"
             )
         return schema
 

@@ -88,7 +88,9 @@ class DatasetSchema(Record, frozen=True, kw_only=True, dict=True):
         path = Path(path)
         path = path / SCHEMA_NAME if path.is_dir() else path
         if not path.exists():
-            raise InputError(f"{path}: no such file: index the folder with `trn dataset index {path.parent}`")
+            raise InputError(
+                f"{path}: no such file: index the folder with `DatasetIndex.build({str(path.parent)!r})`"
+            )
         data = read_document(path)
         refuse_other_version(data, SCHEMA_VERSION, source=str(path))
         return convert_document(data, cls, source=str(path), more_faults=_sense_faults(data))

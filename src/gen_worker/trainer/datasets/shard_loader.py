@@ -195,7 +195,7 @@ class ShardLoader:
     def _remedy(self) -> str:
         return (
             "restore these files; if the change was meant, index the folder again: "
-            f"`trn dataset index {self.folder}`"
+            f"`DatasetIndex.build({str(self.folder)!r})`"
         )
 
     def _refuse_closed(self) -> None:

@@ -94,10 +94,26 @@ class ListSource:
         pass
 
 
-class IterableSource:
-    """Batches handed in by a caller who has already placed them at the right position."""
+class _PlainPosition:
+    """A position that is nothing but two numbers, of batches that have no known end and no rows to count."""
 
     batches_per_epoch = None
+
+    def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
+        return {"version": 1, "epoch": epoch, "batch": batch}
+
+    def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
+        return int(state["epoch"]), int(state["batch"])
+
+    def rows_before(self, *, epoch: int, batch: int) -> int | None:  # noqa: ARG002
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class IterableSource(_PlainPosition):
+    """Batches handed in by a caller who has already placed them at the right position."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -105,38 +121,12 @@ class IterableSource:
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:  # noqa: ARG002  (the caller's promise)
         return iter(self._items)
 
-    def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
-        return {"version": 1, "epoch": epoch, "batch": batch}
 
-    def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
-        return int(state["epoch"]), int(state["batch"])
-
-    def rows_before(self, *, epoch: int, batch: int) -> int | None:  # noqa: ARG002
-        return None
-
-    def close(self) -> None:
-        pass
-
-
-class StepNumbers:
+class StepNumbers(_PlainPosition):
     """For a trainer class that makes its own data: each batch is the number of its step, without end."""
-
-    batches_per_epoch = None
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[int]:  # noqa: ARG002
         return count(batch)
-
-    def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
-        return {"version": 1, "epoch": epoch, "batch": batch}
-
-    def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
-        return int(state["epoch"]), int(state["batch"])
-
-    def rows_before(self, *, epoch: int, batch: int) -> int | None:  # noqa: ARG002
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 class FirstBatches:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from worker_process import Run, write_rows
 
+from gen_worker.trainer.lease import is_process_alive
+
 # 97 rows in batches of 8: 13 steps an epoch, and one row is left for the last: most ranks get none of it.
 NUM_ROWS = 97
 JOB: dict[str, Any] = {
@@ -121,7 +123,7 @@ def test_a_launcher_that_is_killed_leaves_no_process_and_no_attempt_without_its_
     _, stderr = worker.communicate(timeout=200)
     assert worker.returncode != 0
     assert len(run.events("failed")) == 1, stderr
-    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+    assert [pid for pid in ranks if is_process_alive(pid, None)] == []
     run.check_invariants()
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gen_worker.errors import LeaseHeldError, StartupError
-from gen_worker.trainer.lease import FILE_NAME, Holder, RunLease, start_ticks
+from gen_worker.trainer.lease import FILE_NAME, Holder, RunLease, is_process_alive, start_ticks
 
 HOLD = """
 import sys, pathlib
@@ -90,3 +90,13 @@ def test_the_checkpoints_of_another_run_are_not_taken_over(tmp_path: Path) -> No
     (tmp_path / "step-00000001.meta.json").touch()
     with pytest.raises(StartupError, match="'second'"):
         RunLease.acquire(tmp_path, run_id="third")
+
+
+def test_a_process_that_ended_and_was_not_asked_about_is_dead() -> None:
+    child = subprocess.Popen(["sleep", "0"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still in the table
+    assert start_ticks(child.pid) is not None
+    assert not is_process_alive(child.pid, None)
+    child.wait()
+    assert is_process_alive(os.getpid(), start_ticks(os.getpid()))
+    assert not is_process_alive(os.getpid(), 1)

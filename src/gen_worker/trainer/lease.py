@@ -36,20 +36,29 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_process_alive(pid: int, started_ticks: int | None) -> bool:
-    """Whether that very process lives; where the system cannot tell, it is taken to."""
-    ticks = start_ticks(pid)
-    if ticks is None:
+    """Whether that very process lives; where the system cannot tell, it is taken to. One that ended and that nobody
+    has asked about yet is dead.
+    """
+    stat = _read_stat(pid)
+    if stat is None:
         return Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists()
-    return started_ticks in (None, ticks)
+    state, ticks = stat
+    return state not in ("Z", "X") and started_ticks in (None, ticks)
 
 
 def start_ticks(pid: int) -> int | None:
     """When the process started, in clock ticks since boot; with the pid it names a process for good. Linux only."""
+    stat = _read_stat(pid)
+    return None if stat is None else stat[1]
+
+
+def _read_stat(pid: int) -> tuple[str, int] | None:
+    """(its state as a letter, when it started)."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    return fields[0], int(fields[19])
 
 
 class RunLease:

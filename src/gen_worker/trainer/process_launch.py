@@ -32,6 +32,7 @@ from gen_worker.trainer.process_outcome import (
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 
 POLL_S = 0.05
+KILL_PATIENCE_S = 10.0  # for the system to take a killed process away
 
 
 def build_command(num_processes: int) -> list[str]:
@@ -106,11 +107,12 @@ def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: "_
 
 def _end_survivors(folder: Path, relay: "_SignalRelay", *, grace_s: float) -> None:
     """Where the launcher itself was killed, the processes are left: they get to save and leave, and then have to."""
-    deadline = time.monotonic() + grace_s
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_PATIENCE_S)):
         for pid in read_living(folder):
-            os.kill(pid, number)
-        while read_living(folder) and (number == signal.SIGKILL or time.monotonic() < deadline):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience_s
+        while read_living(folder) and time.monotonic() < deadline:
             relay.pass_on()
             time.sleep(POLL_S)
 
@@ -146,7 +148,8 @@ class _SignalRelay:
     def pass_on(self) -> None:
         main = read_main(self._folder) if self._asked else None
         while main is not None and self._asked:
-            os.kill(main, self._asked.pop(0))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(main, self._asked.pop(0))
 
 
 def _judge(

@@ -183,3 +183,14 @@ def test_a_backlog_larger_than_the_reserve_gives_way_to_the_terminal_event(
     assert events[-1]["last"] is True
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert len(events) < 52
+
+
+def test_the_last_step_is_that_of_the_last_event_that_has_one(tmp_path: Path) -> None:
+    lines = [
+        b'{"seq":1,"attempt":1,"event":"started","run_id":"r"}',
+        b'{"seq":2,"attempt":1,"event":"metric","run_id":"r","step":40}',
+        b'{"seq":3,"attempt":1,"event":"log","run_id":"r","message":"m"}',
+    ]
+    (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    tail = read_tail(tmp_path / "events.jsonl")
+    assert (tail.last_event, tail.last_step) == ("log", 40)

@@ -71,7 +71,7 @@ def read_tail(path: Path) -> EventTail:
                     last_seq=head.seq,
                     last_attempt=head.attempt,
                     last_event=head.event,
-                    last_step=head.step or 0,
+                    last_step=head.step if head.step is not None else _last_step(block[:end]),
                     run_id=head.run_id,
                     good_bytes=good,
                     damaged_bytes=size - good,
@@ -91,6 +91,18 @@ def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | Non
         except msgspec.MsgspecError:
             end = begin
     return None
+
+
+def _last_step(block: bytes) -> int:
+    """The step of the last event in `block` that has one: a `log` line, say, has none."""
+    for line in reversed(block.splitlines()[1:]):
+        try:
+            head = msgspec.json.decode(line, type=_Head)
+        except msgspec.MsgspecError:
+            return 0
+        if head.step is not None:
+            return head.step
+    return 0
 
 
 class EventLog:

@@ -45,18 +45,31 @@ def test_ratio_and_difference_are_those_of_one_round(load: Any) -> None:
     assert measured.spread("ours", "ratio").median == 1.75
 
 
+def test_sittings_are_joined_and_a_failure_in_one_is_kept(load: Any) -> None:
+    measured = _measured(load)
+    measured.append(_measured(load, ours=[{"rate": 1.0}], hand=[{"rate": 2.0}]))
+    measured.append(
+        load("harness").Measurements(samples={"ours": [{"rate": 3.0}]}, failures={"hand": "died"})
+    )
+    assert measured.samples == {"ours": [{"rate": 1.0}, {"rate": 3.0}], "hand": [{"rate": 2.0}]}
+    assert measured.failures == {"hand": "died"}
+
+
 def test_the_runner_is_held_against_the_hand_written_side_of_the_same_rounds(load: Any) -> None:
     bench = load("runner_bench")
 
     def samples(*rates: float) -> list[dict[str, float]]:
         return [{"rows_per_s": rate, "step_us": 64e6 / rate} for rate in rates]
 
-    measured = _measured(load, **{bench.OURS: samples(90, 900, 9), bench.HAND: samples(100, 800, 10)})
+    sitting = _measured(load, **{bench.OURS: samples(90, 900, 9), bench.HAND: samples(100, 800, 10)})
+    sitting.note_pair(bench.OURS, bench.HAND, ratio_of="rows_per_s", difference_of="step_us")
+    measured = _measured(load)
+    measured.append(sitting)
     against, difference, rate = bench.build_rows(measured, bench.MODELS[0])
     assert (against.judged, against.verdict) == (0.9, "FAIL")
     assert difference.ours is not None
     assert difference.verdict == ""
-    assert [side.spread.median for side in rate.beside] == [100.0]
+    assert [side.spread and side.spread.median for side in rate.beside] == [100.0, None]
 
 
 def test_a_peer_that_is_not_installed_is_shown_and_ours_is_judged_all_the_same(load: Any) -> None:

@@ -152,15 +152,15 @@ class Trainer(TrainerInterface):
             environment=self._environment, job=self._job, given=self._given, **self._options
         )
         loop = self.attempt.run()
-        if loop.state is None:
+        if loop.state is None and self._given.trainer is not None:  # a worker's log has said so
             logger.warning(
                 "nothing was trained: the run in %s is finished at step %d; raise epochs or max_steps, or use another"
                 " folder",
                 self._environment.checkpoints_dir.parent,
                 loop.trainer_state.step,
             )
-            if self._loop is not None:
-                loop.state = self._loop.state  # what is in memory is the end
+        if loop.state is None and self._loop is not None:
+            loop.state = self._loop.state  # what is in memory is the end
         self._loop = loop
         state = loop.trainer_state
         return MetricsRecord(

@@ -1,15 +1,31 @@
-"""DDP by hand, for torchrun: `ddp_hand.py STEPS`. No events, no checkpoints, no stopping: only the training."""
+"""DDP by hand, for torchrun: `ddp_hand.py STEPS`. No events, no checkpoints, no stopping: only the training.
+
+An MLP, 256-1024-1024-10, batch 64 in each process, SGD with momentum, one thread each.
+"""
 
 import sys
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import training_data
-from ddp_work import BATCH_SIZE, build_model, build_optimizer
 from stretches import Stretches
+
+BATCH_SIZE = 64
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+
+
+def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def main(num_steps: int) -> None:

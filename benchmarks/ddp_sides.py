@@ -3,11 +3,13 @@ torchrun. Each keeps its processes for all rounds; a round is one stretch of ste
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import training_data
-from ddp_work import BATCH_SIZE
+from ddp_hand import BATCH_SIZE
 from harness import HERE, Prepare, Round, Sample, scratch_dir, serve
 from stretches import Plan, TimedRun
 
@@ -25,8 +27,7 @@ def rates(run: TimedRun) -> Round:
 def ours(options: Mapping[str, Any]) -> Round:
     """Through the worker: events every 10 steps, heartbeat, the agreed way to stop, the checkpoint writer."""
     plan = Plan(**options["plan"])
-    folder = scratch_dir() / "ddp"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=scratch_dir(), prefix="ddp-"))
     job = {
         "run_id": "ddp",
         "trainer": "ddp_work:MlpTrainer",
@@ -53,7 +54,8 @@ def hand(options: Mapping[str, Any]) -> Round:
     training_data.vectors()
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_PROCESSES}"]
     command = [sys.executable, *launcher, str(HERE / "ddp_hand.py"), str(plan.total_steps)]
-    return rates(TimedRun(command, {}, plan, log_path=scratch_dir() / "ddp-hand.log"))
+    folder = Path(tempfile.mkdtemp(dir=scratch_dir(), prefix="hand-"))
+    return rates(TimedRun(command, {}, plan, log_path=folder / "output.log"))
 
 
 SIDES: dict[str, Prepare] = {"ours": ours, "hand": hand}

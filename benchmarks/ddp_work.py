@@ -1,28 +1,14 @@
-"""The work of the benchmark of several processes, the same on both sides: an MLP, 256-1024-1024-10, batch 64 in each
-process, SGD with momentum, one thread each. `MlpTrainer` is the author's class; the loop by hand is in `ddp_hand`."""
+"""The author's class of the benchmark of several processes: the model and optimizer of `ddp_hand`, in six hooks."""
 
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
+from ddp_hand import build_model, build_optimizer
 from gen_worker.trainer import StepContext, StepResult, batch_to_torch
 from gen_worker.trainer.distributed import distribute_module
 from stretches import Stretches
-
-BATCH_SIZE = 64
-
-
-def build_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    )
-
-
-def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 class MlpTrainer:

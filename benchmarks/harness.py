@@ -70,6 +70,12 @@ class Measurements:
             sample["ratio"] = sample[ratio_of] / beside[ratio_of]
             sample["difference"] = sample[difference_of] - beside[difference_of]
 
+    def append(self, other: "Measurements") -> None:
+        """More samples of the same sides."""
+        for side, samples in other.samples.items():
+            self.samples.setdefault(side, []).extend(samples)
+        self.failures.update(other.failures)
+
     def merge(self, other: "Measurements") -> None:
         self.samples.update(other.samples)
         self.failures.update(other.failures)

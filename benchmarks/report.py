@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -127,5 +128,13 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Whole or not at all: an interrupted run keeps what the topics before it wrote."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    partial.write_text(_short_lines(text) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def _short_lines(text: str) -> str:
+    """The same JSON with each innermost object, such as a sample, on one line: there are thousands of them."""
+    return re.sub(
+        r"\{\n\s*([^{}\[\]]*?)\n\s*\}", lambda found: "{" + re.sub(r"\n\s*", " ", found[1]) + "}", text
+    )

@@ -5,7 +5,9 @@ Each is one process, kept for all rounds; a round is one stretch of steps, timed
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import training_data
@@ -47,8 +49,7 @@ def rates(run: TimedRun, batch_size: int) -> Round:
 def ours(options: Mapping[str, Any]) -> Round:
     """`python -m gen_worker.pytorch_runner --config FILE`: events every 10 steps, told on stdout as well."""
     plan, name, batch_size = Plan(**options["plan"]), options["model"], options["batch_size"]
-    folder = scratch_dir() / "runner"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=scratch_dir(), prefix="runner-"))
     config = {
         "run_id": "runner",
         "trainer": "runner_work:TimedRunner",
@@ -78,16 +79,21 @@ def ours(options: Mapping[str, Any]) -> Round:
     return rates(TimedRun([sys.executable, *runner], {}, plan, log_path=folder / "output.log"), batch_size)
 
 
-def hand(options: Mapping[str, Any]) -> Round:
+def hand(options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Round:
     plan, name, batch_size = Plan(**options["plan"]), options["model"], options["batch_size"]
     files_of(name)
     arguments = [name, str(batch_size), str(plan.total_steps)]
     command = [sys.executable, str(HERE / "runner_hand.py"), *arguments]
-    log_path = scratch_dir() / "hand.log"
-    return rates(TimedRun(command, {}, plan, log_path=log_path), batch_size)
+    folder = Path(tempfile.mkdtemp(dir=scratch_dir(), prefix="hand-"))
+    return rates(TimedRun(command, environ or {}, plan, log_path=folder / "output.log"), batch_size)
 
 
-SIDES: dict[str, Prepare] = {"ours": ours, "hand": hand}
+def hand_kept(options: Mapping[str, Any]) -> Round:
+    """The same, where glibc neither gives the top of the heap back nor maps blocks of less than 32 MB."""
+    return hand(options, {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)})
+
+
+SIDES: dict[str, Prepare] = {"ours": ours, "hand": hand, "hand_kept": hand_kept}
 
 if __name__ == "__main__":
     serve(SIDES)

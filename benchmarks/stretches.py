@@ -8,6 +8,7 @@ So two runs can be measured within the same second, however long each takes to s
 import atexit
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -52,6 +53,7 @@ class Stretches:
         self._num_done = 0
         self._is_warm = False
         self._started_s = self._started_cpu_s = 0.0
+        self._started_faults = 0
         self._connection = socket.create_connection(("127.0.0.1", found["port"]))
         self._requests = self._connection.makefile("rb")
         self._wait_request()
@@ -65,10 +67,16 @@ class Stretches:
     def _turn(self) -> None:
         if not self._is_warm:
             self._is_warm, self._left = True, self._plan.steps
+            self._started_faults = _num_page_faults()
             self._started_cpu_s, self._started_s = time.process_time(), time.perf_counter()
             return
         wall_s, cpu_s = time.perf_counter() - self._started_s, time.process_time() - self._started_cpu_s
-        answer = {"step_us": 1e6 * wall_s / self._plan.steps, "cpu_us": 1e6 * cpu_s / self._plan.steps}
+        steps = self._plan.steps
+        answer = {
+            "step_us": 1e6 * wall_s / steps,
+            "cpu_us": 1e6 * cpu_s / steps,
+            "page_faults": (_num_page_faults() - self._started_faults) / steps,
+        }
         self._connection.sendall(json.dumps(answer).encode() + b"\n")
         self._num_done += 1
         if self._num_done < self._plan.num_stretches:
@@ -78,6 +86,11 @@ class Stretches:
         if not self._requests.readline():
             raise RuntimeError("nobody asks for another stretch")
         self._is_warm, self._left = False, self._plan.warm_steps
+
+
+def _num_page_faults() -> int:
+    """Memory that is given back and asked for again at every step shows here."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 class TimedRun:

@@ -48,7 +48,7 @@ def test_a_stretch_has_its_steps_and_the_run_waits_after_each(
     plan = stretches.Plan(num_stretches=3, warm_steps=2, steps=5)
     run = start(plan)
     for number in range(1, plan.num_stretches + 1):
-        assert set(run.run_stretch()) == {"step_us", "cpu_us"}
+        assert set(run.run_stretch()) == {"step_us", "cpu_us", "page_faults"}
         if number < plan.num_stretches:
             # It waits before the step that would be the next one.
             assert (tmp_path / "steps").read_text().split() == [str(n) for n in range(7 * number - 1)]

@@ -1,5 +1,6 @@
 """What the benchmarks of `Trainer`, of several processes and of the runner stand on. No timings."""
 
+import json
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +44,22 @@ def test_ratio_and_difference_are_those_of_one_round(load: Any) -> None:
         {"rate": 5.0},
     ]
     assert measured.spread("ours", "ratio").median == 1.75
+
+
+def test_a_result_has_a_line_for_each_sample_and_is_the_same_json(load: Any, tmp_path: Path) -> None:
+    document = {
+        "note": 'braces {"in": 1}, [brackets]\nand lines',
+        "empty": {},
+        "samples": {"a side": [{"us": 1.5, "ratio": -2e-07}, {"us": 2.5, "ratio": 1.0}], "none": []},
+    }
+    path = tmp_path / "result.json"
+    load("report").write_json(path, document)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == document
+    assert [line.strip() for line in text.splitlines() if "us" in line] == [
+        '{"us": 1.5, "ratio": -2e-07},',
+        '{"us": 2.5, "ratio": 1.0}',
+    ]
 
 
 def test_sittings_are_joined_and_a_failure_in_one_is_kept(load: Any) -> None:

@@ -79,7 +79,7 @@ def throughput(run: HandBuiltRun) -> dict[str, float]:
 
 
 def test_throughput_counts_steps_samples_and_the_wait_for_data(clock: Clock) -> None:
-    run = HandBuiltRun([ThroughputMonitor()], samples_per_step=32).begin()
+    run = HandBuiltRun([ThroughputMonitor(report_s=0)], samples_per_step=32).begin()
     drive(run, clock, wait_s=50.0, step_s=1.0)  # what the first batch took is the start's, not the data's
     drive(run, clock, wait_s=3.0, step_s=1.0, num_steps=3)
     assert throughput(run) == {
@@ -92,8 +92,17 @@ def test_throughput_counts_steps_samples_and_the_wait_for_data(clock: Clock) -> 
     }
 
 
+def test_throughput_is_not_reported_for_less_than_the_time_asked_for(clock: Clock) -> None:
+    run = HandBuiltRun([ThroughputMonitor(report_s=10.0)]).begin()
+    drive(run, clock, wait_s=0.0, step_s=1.0, num_steps=9)
+    run.emit({"train/loss": 1.0})
+    assert run.reports[-1] == {"train/loss": 1.0}
+    drive(run, clock, wait_s=0.0, step_s=1.0, num_steps=3)
+    assert throughput(run)["steps_per_s"] == pytest.approx(1.0)
+
+
 def test_every_report_is_about_the_steps_since_the_last_one(clock: Clock) -> None:
-    run = HandBuiltRun([ThroughputMonitor()], samples_per_step=2).begin()
+    run = HandBuiltRun([ThroughputMonitor(report_s=0)], samples_per_step=2).begin()
     drive(run, clock, wait_s=5.0, step_s=100.0, num_steps=4)
     throughput(run)
     drive(run, clock, wait_s=1.0, step_s=1.0, num_steps=2)
@@ -106,7 +115,7 @@ def test_every_report_is_about_the_steps_since_the_last_one(clock: Clock) -> Non
 
 
 def test_percentiles_are_those_of_the_newest_steps_in_bounded_memory(clock: Clock) -> None:
-    monitor = ThroughputMonitor()
+    monitor = ThroughputMonitor(report_s=0)
     run = HandBuiltRun([monitor]).begin()
     drive(run, clock, wait_s=0.0, step_s=512.0, num_steps=500)
     for number in range(1, 1025):
@@ -150,7 +159,7 @@ def report_then_pause(run: HandBuiltRun, pause: Callable[[], None]) -> None:
 def test_validation_saves_and_samples_are_not_taken_for_a_wait_for_data(
     clock: Clock, job: dict[str, int], happen: Callable[[HandBuiltRun, Callable[[], None]], None]
 ) -> None:
-    run = HandBuiltRun([ThroughputMonitor()], **job).begin()
+    run = HandBuiltRun([ThroughputMonitor(report_s=0)], **job).begin()
     for _ in range(5):
         drive(run, clock, wait_s=1.0, step_s=1.0)
         if run.step == 3:
@@ -165,7 +174,7 @@ def test_a_save_that_a_callback_before_it_asks_for_is_not_taken_for_a_wait(clock
         def on_batch_end(self, run: Any, batch: Any, result: Any) -> None:
             run.save_checkpoint()
 
-    run = HandBuiltRun([Saver(), ThroughputMonitor()]).begin()
+    run = HandBuiltRun([Saver(), ThroughputMonitor(report_s=0)]).begin()
     for _ in range(3):
         drive(run, clock, wait_s=0.0, step_s=1.0)
         assert run.take_save()
@@ -174,7 +183,7 @@ def test_a_save_that_a_callback_before_it_asks_for_is_not_taken_for_a_wait(clock
 
 
 def test_a_checkpoint_keeps_nothing_of_the_monitors(clock: Clock) -> None:
-    callbacks = [LearningRateMonitor(), ThroughputMonitor()]
+    callbacks = [LearningRateMonitor(), ThroughputMonitor(report_s=0)]
     run = HandBuiltRun(callbacks).begin()
     drive(run, clock, wait_s=1.0, step_s=1.0, num_steps=3)
     assert run.callbacks.state_dict() == {}
@@ -447,7 +456,7 @@ class Trainer:
     def state_dict(self, state):
         return state
 state = {"w": np.ones(2)}
-callbacks = [LearningRateMonitor(), NonFiniteGuard("skip"), ModelCheckpoint(), ProgressBar(), JsonlLogger(), ThroughputMonitor()]
+callbacks = [LearningRateMonitor(), NonFiniteGuard("skip"), ModelCheckpoint(), ProgressBar(), JsonlLogger(), ThroughputMonitor(report_s=0)]
 run = HandBuiltRun(callbacks, Path(sys.argv[2]), trainer=Trainer(), model_state=state).begin()
 run.begin_batch()
 run.end_batch(loss=np.float32(1.0))

@@ -44,7 +44,7 @@ def _rates(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
 
 
 class ThroughputMonitor(Callback):
-    """Reports `throughput/…` of the steps since the last report, whenever a step's metrics are reported.
+    """Reports `throughput/…` of the steps since the last report, with a step's metrics, once in `report_s` at most.
 
     `samples_per_s`, `steps_per_s`, `data_wait_share` (of the time, how much passed between a step's end and the
     arrival of the next batch), and `step_p50_s`, `step_p95_s`, `step_p99_s` over the newest 1024 steps at most.
@@ -61,12 +61,14 @@ class ThroughputMonitor(Callback):
         "_num_steps",
         "_pause_at",
         "_pauses_every",
+        "_report_s",
         "_samples_before",
         "_times_s",
         "_waited_s",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, report_s: float = 1.0) -> None:
+        self._report_s = report_s
         self._times_s = [0.0] * WINDOW_STEPS
         self._pauses_every: tuple[int, ...] = ()
         self._samples_before: int | None = None
@@ -104,7 +106,8 @@ class ThroughputMonitor(Callback):
             self._ended_s = 0.0 if run.is_checkpoint_due or run.rollback else now
 
     def on_metrics(self, run: RunHandle, values: Mapping[str, float]) -> None:
-        if self._num_steps and has_train_values(values):
+        is_due = self._num_steps and self._busy_s + self._waited_s >= self._report_s
+        if is_due and has_train_values(values):
             report = self._measure(run)
             self._begin_window(run.state.step)
             run.report(report)

@@ -304,10 +304,10 @@ class TrainingLoop:
 
     def _close_step(self, step: int) -> None:
         """Validation and the end of an epoch. A checkpoint that is saved before they are done says so."""
-        self.ctx.progress.epoch, _ = self._schedule.position(step)
+        self.ctx.progress.epoch, batch = self._schedule.position(step)
         if self.validation is not None and self._schedule.is_validation_due(step):
             self._evaluate(self.validation)
-        if self._schedule.is_epoch_end(step):
+        if batch == 0 and self._schedule.is_epoch_end(step):
             self.callbacks.call("on_epoch_end", self._handle)
         self._is_work_due = False
 

@@ -1,6 +1,6 @@
 """When what is due, and where in the data a step is: arithmetic on (step, epoch, batch), without a clock or I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.contracts import TrainingJobSpec
@@ -34,11 +34,21 @@ class Schedule:
     source: BatchSource
     origin: Start
     num_epochs: int | None = None
+    _per_epoch: int | None = field(init=False)
+    _cadences: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        job = self.job
+        self._per_epoch = self.source.batches_per_epoch
+        cadences = [job.metric_every, job.checkpoint_every, job.sample_every]
+        if isinstance(job.validate_every, int):
+            cadences.append(job.validate_every)
+        self._cadences = tuple(sorted({every for every in cadences if every}))
 
     def end_step(self) -> int | None:
         """The step at which the run is done; None where only the end of the data can tell."""
         ends = [] if self.job.max_steps is None else [self.job.max_steps]
-        per_epoch = self.source.batches_per_epoch
+        per_epoch = self._per_epoch
         if self.num_epochs is not None and per_epoch is not None:
             left = (self.num_epochs - self.origin.epoch) * per_epoch - self.origin.batch
             ends.append(self.origin.step + max(left, 0))
@@ -46,29 +56,25 @@ class Schedule:
 
     def next_due(self, step: int, end: int | None) -> int:
         """The first step after `step` at which the loop has anything else to do than to step."""
-        job = self.job
-        cadences = [job.metric_every, job.checkpoint_every, job.sample_every]
-        if isinstance(job.validate_every, int):
-            cadences.append(job.validate_every)
-        due = [(step // every + 1) * every for every in cadences if every]
-        if end is not None:
-            due.append(end)
-        per_epoch = self.source.batches_per_epoch
-        if per_epoch is not None:
+        due = step + LOOK_EVERY_STEPS if end is None else end
+        for every in self._cadences:
+            at = step - step % every + every
+            due = min(due, at)
+        if self._per_epoch is not None:
             _, batch = self.position(step)
-            due.append(step + per_epoch - batch)
-        return min(due, default=step + LOOK_EVERY_STEPS)
+            due = min(due, step + self._per_epoch - batch)
+        return due
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, batch) of the cursor once `step` is committed: what was consumed, never what was prefetched."""
         epoch, batch = self.origin.epoch, self.origin.batch + step - self.origin.step
-        per_epoch = self.source.batches_per_epoch
+        per_epoch = self._per_epoch
         if per_epoch is None:
             return epoch, batch
         return epoch + batch // per_epoch, batch % per_epoch
 
     def is_epoch_end(self, step: int) -> bool:
-        return self.source.batches_per_epoch is not None and self.position(step)[1] == 0
+        return self._per_epoch is not None and self.position(step)[1] == 0
 
     def is_validation_due(self, step: int) -> bool:
         every = self.job.validate_every

@@ -63,6 +63,8 @@ class TrainingRuntime:
             environment = read_environment(self._environ)
             self.process = environment.process
             report_start(self.process)
+            if self.process is not None and self.process.rank > 0:
+                logging.getLogger("gen_worker").setLevel(logging.WARNING)  # one tells what all of them do
             token = take_capability_token(self._environ)
             self._redactor.add(token)
             job = read_job_spec(environment.job_spec_path)
@@ -140,8 +142,6 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is no news
-    if os.environ.get("RANK", "0") != "0":
-        logging.getLogger("gen_worker").setLevel(logging.WARNING)  # one process tells what all of them do
     runtime = TrainingRuntime(early_signals=early_signals)
     with runtime.redacted_logs():
         try:

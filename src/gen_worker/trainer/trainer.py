@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import msgspec
-
 from gen_worker.errors import SpecError, StartupError
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.assembly import Assembly, Given
@@ -98,7 +96,7 @@ class Trainer(TrainerInterface):
         )
         self._open(
             environment=read_library_environment(folder),
-            job=msgspec.structs.replace(job, mock_batches=None),
+            job=job,
             given=Given(
                 trainer=_build(trainer),
                 train=train.source,

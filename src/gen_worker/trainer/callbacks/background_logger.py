@@ -7,6 +7,7 @@ import importlib
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -238,7 +239,7 @@ class Delivery:
             self._say(message, level)
 
 
-class BackgroundLogger(Callback):
+class BackgroundLogger(Callback, ABC):
     """Base of the loggers: what happens in the hooks, for any back end. Only the main process logs."""
 
     def __init__(self, *, max_pending: int = MAX_PENDING, close_s: float = CLOSE_S) -> None:
@@ -247,9 +248,9 @@ class BackgroundLogger(Callback):
         self.close_s = close_s
         self._delivery: Delivery | None = None
 
+    @abstractmethod
     def make_sink(self, run: RunHandle) -> Sink:
         """The back end. Raises StartupError where it can never work; must not wait for a network."""
-        raise NotImplementedError
 
     def on_train_begin(self, run: RunHandle) -> None:
         if run.is_main:

@@ -13,6 +13,7 @@ import pyarrow.parquet  # noqa: F401
 import torch  # noqa: F401
 
 import gen_worker.trainer.runtime  # noqa: F401
+from gen_worker.trainer.checkpoints import warm_writer
 
 
 def become_worker(request: dict[str, Any]) -> NoReturn:
@@ -28,6 +29,7 @@ def become_worker(request: dict[str, Any]) -> NoReturn:
             os.dup2(fd, number)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
+        warm_writer.prepare()
         runpy.run_module("gen_worker.entrypoint", run_name="__main__")
         code = 0
     except SystemExit as exit_:

@@ -17,7 +17,7 @@ from gen_worker.errors import CheckpointError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
 from gen_worker.trainer.checkpoints import client as checkpoint_client
 from gen_worker.trainer.checkpoints import commit as checkpoint_commit
-from gen_worker.trainer.checkpoints.messages import WriterConfig
+from gen_worker.trainer.checkpoints.messages import Inbox, WriterConfig
 from gen_worker.trainer.checkpoints.staging import StagingBuffer
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 from gen_worker.trainer.checkpoints.writer import CheckpointWriter
@@ -88,7 +88,7 @@ class WriterThread:
 
     def _serve(self, config, connection, staging):
         with connection:
-            CheckpointWriter(config, connection, staging).serve()
+            CheckpointWriter(config, connection, staging).serve(Inbox())
         staging.close()
 
     def poll(self):

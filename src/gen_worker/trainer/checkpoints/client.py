@@ -26,6 +26,7 @@ from gen_worker.trainer.checkpoints.messages import (
     send,
 )
 from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
+from gen_worker.trainer.checkpoints.warm_writer import WarmWriter, take
 
 _MODULE = "gen_worker.trainer.checkpoints.writer"
 _RECEIVE_BYTES = 1 << 16
@@ -51,7 +52,7 @@ class CheckpointWriterClient:
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._inherit_fds = tuple(inherit_fds)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmWriter | None = None
         self._connection: socket.socket | None = None
         self._inbox = Inbox()
         self._stem = ""  # of the save in flight
@@ -65,7 +66,7 @@ class CheckpointWriterClient:
         return bool(self._stem)
 
     def start(self) -> None:
-        """Start the process if none runs. Returns at once; the process needs about 0.1 s until it listens."""
+        """Start the process if none runs. Returns at once; a cold one needs about 0.1 s until it listens."""
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:  # it had nothing in hand: no harm was done
@@ -73,16 +74,19 @@ class CheckpointWriterClient:
                 "the checkpoint writer %s while idle; starting another", _describe_end(self._process)
             )
             self._forget()
+        warm = take()
+        if warm is not None:
+            self._process, self._connection = warm, warm.connection
+            # The lease goes over as a descriptor, too: the folder stays leased while this writer finishes.
+            with contextlib.suppress(ConnectionError):  # it just died: the first save will say so
+                warm.begin(self._config(), (self.staging.fd, *self._inherit_fds))
+        else:
+            self._start_cold()
+        self._inbox = Inbox()
+
+    def _start_cold(self) -> None:
         ours, theirs = socket.socketpair()
-        config = WriterConfig(
-            checkpoints_dir=str(self._checkpoints_dir),
-            socket_fd=theirs.fileno(),
-            staging_fd=self.staging.fd,
-            token=self._token,
-            writer_token=secrets.token_hex(4),
-            keep_last=self._keep_last,
-            keep_best=self._keep_best,
-        )
+        config = self._config(socket_fd=theirs.fileno())
         # -P: a file beside the author's code must not stand in for a library of ours.
         command = [sys.executable, "-P", "-m", _MODULE, msgspec.json.encode(config).decode()]
         with theirs, _blocked_signals():
@@ -93,7 +97,17 @@ class CheckpointWriterClient:
                 pass_fds=(theirs.fileno(), self.staging.fd, *self._inherit_fds),
             )
         self._connection = ours
-        self._inbox = Inbox()
+
+    def _config(self, *, socket_fd: int = -1) -> WriterConfig:
+        return WriterConfig(
+            checkpoints_dir=str(self._checkpoints_dir),
+            socket_fd=socket_fd,
+            staging_fd=self.staging.fd,
+            token=self._token,
+            writer_token=secrets.token_hex(4),
+            keep_last=self._keep_last,
+            keep_best=self._keep_best,
+        )
 
     def send(self, request: SaveRequest) -> None:
         assert not self._stem, "one save in flight"
@@ -169,7 +183,7 @@ class CheckpointWriterClient:
         self._stem = ""
 
 
-def _describe_end(process: subprocess.Popen[bytes]) -> str:
+def _describe_end(process: subprocess.Popen[bytes] | WarmWriter) -> str:
     code = process.returncode
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"

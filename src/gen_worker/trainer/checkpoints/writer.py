@@ -49,13 +49,16 @@ class CheckpointWriter:
         except OSError as error:  # leftovers cost space, not correctness
             print(f"checkpoint writer: leftovers were not removed: {error}", file=sys.stderr)  # noqa: T201
 
-    def serve(self) -> None:
-        inbox = Inbox()
+    def serve(self, inbox: Inbox) -> None:
+        """Until the connection ends. `inbox` may hold what came with the greeting."""
         decoder = msgspec.json.Decoder(SaveRequest)
-        while data := self._connection.recv(_RECEIVE_BYTES):
-            inbox.feed(data)
+        while True:
             while (content := inbox.pop()) is not None:
                 self._answer(self._save(decoder.decode(content)))
+            data = self._connection.recv(_RECEIVE_BYTES)
+            if not data:
+                return
+            inbox.feed(data)
 
     def _save(self, request: SaveRequest) -> Done | Failed:
         image = self._staging.view(request.size_bytes)
@@ -73,14 +76,19 @@ class CheckpointWriter:
             send(self._connection, report)
 
 
-def main(argument: str) -> None:
+def serve_connection(config: WriterConfig, connection: socket.socket, inbox: Inbox) -> None:
+    """What a writer process does from its start to its end, however it was started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the trainer decides what they mean
     os.nice(NICENESS)
     failpoints.arm_from_env()
+    CheckpointWriter(config, connection, StagingBuffer(config.staging_fd)).serve(inbox)
+
+
+def main(argument: str) -> None:
     config = msgspec.json.decode(argument, type=WriterConfig)
     with socket.socket(fileno=config.socket_fd) as connection:
-        CheckpointWriter(config, connection, StagingBuffer(config.staging_fd)).serve()
+        serve_connection(config, connection, Inbox())
 
 
 if __name__ == "__main__":

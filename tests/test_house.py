@@ -11,14 +11,30 @@ import pytest
 SRC = Path(__file__).parent.parent / "src"
 TRAINER = "gen_worker.trainer"
 
+# what a job is and how it is judged: the daemon refuses what a worker would refuse, in the same words
+JOB_DOCUMENTS = (
+    "gen_worker.documents",
+    "gen_worker.errors",
+    "gen_worker.failpoints",
+    f"{TRAINER}.contracts",
+    f"{TRAINER}.job_spec",
+    f"{TRAINER}.subprocess_contract",
+)
+
 # room -> what it may import of our own packages; the longest matching prefix decides
 ROOMS: dict[str, tuple[str, ...]] = {
     "gen_worker": ("gen_worker",),
     "trn.core": ("trn.core",),
     "trn.proto": ("trn.core", "trn.proto"),
-    "trn.registry": ("trn.core", "trn.registry"),
-    "trn.executors": ("trn.core", "trn.executors", f"{TRAINER}.subprocess_contract"),
-    "trn.daemon": ("trn.core", "trn.proto", "trn.registry", "trn.executors", "trn.daemon"),
+    "trn.registry": ("trn.core", "trn.registry", "gen_worker.failpoints"),
+    "trn.executors": (
+        "trn.core",
+        "trn.executors",
+        "gen_worker.failpoints",
+        "gen_worker.launcher_protocol",
+        f"{TRAINER}.subprocess_contract",
+    ),
+    "trn.daemon": ("trn.core", "trn.proto", "trn.registry", "trn.executors", "trn.daemon", *JOB_DOCUMENTS),
     "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client"),
     "trn": ("trn",),
 }

@@ -30,6 +30,22 @@ ALL: tuple[str, ...] = (
     "checkpoint.retention",
 )
 
+# Around every commit of the orchestrator, and at every step of an attempt's way: a daemon may die at each of them.
+ORCHESTRATOR: tuple[str, ...] = (
+    "registry.before_commit",
+    "registry.committed",
+    "registry.told",
+    "ingest.read",
+    "ingest.committed",
+    "attempt.claimed",
+    "attempt.files_written",
+    "attempt.launched",
+    "attempt.exited",
+    "attempt.drained",
+    "attempt.closed",
+    "attempt.ended",
+)
+
 _armed: dict[str, tuple[str, int]] = {}
 _passed: Counter[str] = Counter()
 

@@ -18,9 +18,10 @@ from trn.core.digest import run_digest
 from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError, UnavailableError
 from trn.core.home import Home, find_home
 from trn.core.runs import OWNERS, TERMINAL, TRANSITIONS, Needs, RunState, require_transition
-from trn.registry.connection import migrate, open_writer
+from trn.registry.connection import back_up, check_integrity, migrate, open_writer
 from trn.registry.named_queries import queries
-from trn.registry.sqlite import Ending, NewRun, RegistryReader, RunRegistry
+from trn.registry.reader import RegistryReader
+from trn.registry.sqlite import Ending, NewRun, RunRegistry
 from trn.registry.writer import RegistryWriter
 
 
@@ -166,7 +167,7 @@ def test_runs_are_found_by_a_prefix_that_is_unique(registry: RunRegistry) -> Non
 def test_pages_and_queue_have_their_order(registry: RunRegistry) -> None:
     for number in range(7):
         registry.submit(new(f"run-{number}", priority=number % 2, name=f"n{number}")).result()
-    queue = [run.run_id for run in registry.queue(10)]
+    queue = [run.run_id for run in registry.queue(1 << 62, 10)]
     assert queue == [f"run-{number}" for number in (1, 3, 5, 0, 2, 4, 6)]
     seen: list[str] = []
     before = None
@@ -222,7 +223,7 @@ def test_an_acknowledged_submit_survives_a_killed_process(tmp_path: Path) -> Non
     assert acknowledged[-1] == 37
     registry = RunRegistry(path)
     assert {run.run_id for run in registry.page(limit=1000)} >= {f"r{number}" for number in acknowledged}
-    assert registry.check_integrity() == []
+    assert check_integrity(path) == []
     registry.close()
 
 
@@ -254,7 +255,7 @@ def test_checkpoint_and_backup(registry: RunRegistry, tmp_path: Path) -> None:
     registry.submit(new("one")).result()
     busy, _, _ = registry.checkpoint_wal()
     assert busy == 0
-    registry.back_up(tmp_path / "copy.db")
+    back_up(tmp_path / "registry.db", tmp_path / "copy.db")
     copy = RegistryReader(tmp_path / "copy.db")
     assert copy.get("one").run_id == "one"
     copy.close()
@@ -365,3 +366,49 @@ class RegistryMachine(RuleBasedStateMachine):
 
 TestRegistryMachine = RegistryMachine.TestCase
 TestRegistryMachine.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+
+
+def test_events_are_taken_in_once_whatever_is_repeated_and_places_lead_back_to_them(
+    registry: RunRegistry,
+) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+
+    def follow(offset: int, last_seq: int, step: int) -> None:
+        registry.follow(
+            "one", 1, offset=offset, last_seq=last_seq, step=step, heartbeat_ms=0, metrics={}
+        ).result()
+
+    follow(300_000, 10, 1)
+    follow(300_000, 10, 99)  # repeated after a lost reply
+    follow(310_000, 12, 2)
+    follow(900_000, 40, 3)
+    run = registry.get("one")
+    assert (run.step, run.last_seq, run.event_offset) == (3, 40, 900_000)
+    assert registry.event_place("one", 9) == (0, 0)
+    assert registry.event_place("one", 12) == (10, 300_000)
+    assert registry.event_place("one", 1000) == (40, 900_000)
+    registry.rewind("one", 500_000).result()
+    assert registry.event_place("one", 1000) == (10, 300_000)
+    assert registry.get("one").last_seq == 40
+
+
+def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    retry = Ending(
+        state=RunState.PENDING, reason="again", cause="killed", not_before_ms=5_000, is_interruption=True
+    )
+    registry.end("one", 1, retry).result()
+    assert registry.queue(4_999, 10) == []
+    assert registry.next_backoff_ms(4_999) == 5_000
+    assert [run.run_id for run in registry.queue(5_000, 10)] == ["one"]
+    assert registry.next_backoff_ms(5_000) is None
+    assert registry.get("one").num_interruptions == 1
+
+
+def test_the_same_request_twice_makes_one_run_also_where_another_was_wanted(registry: RunRegistry) -> None:
+    first, existed = registry.submit(new("one"), is_another_wanted=True).result()
+    again, existed_again = registry.submit(new("one"), is_another_wanted=True).result()
+    assert (first.run_id, existed, again.run_id, existed_again) == ("one", False, "one", True)
+    assert registry.counts() == {"PENDING": 1}

@@ -1,7 +1,11 @@
 """Where everything is: one folder for all, one folder for each run. Names are made here and nowhere else."""
 
+import contextlib
+import hashlib
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +15,10 @@ from trn.core.errors import InvalidRequestError, UnavailableError
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
+# A socket's whole path must fit into 108 bytes, on macOS into 104.
+MAX_SOCKET_PATH = 100
+
+
 def find_home(environ: Mapping[str, str] = os.environ) -> Path:
     """`$TRN_HOME`, else the platform's folder for state."""
     if environ.get("TRN_HOME"):
@@ -18,6 +26,27 @@ def find_home(environ: Mapping[str, str] = os.environ) -> Path:
     from platformdirs import user_state_path
 
     return Path(user_state_path("trn"))
+
+
+def socket_address(path: Path) -> str:
+    """A name for that socket that is short enough to bind or connect to.
+
+    Where its path is too long, a private folder in the system's temporary one gets a link to its folder.
+    """
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return str(path)
+    private = Path(tempfile.gettempdir()) / f"trn-{os.getuid()}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UnavailableError(
+            f"{path} is too long for a socket, and {private} is not a private folder of yours: set TRN_HOME to a"
+            " shorter path"
+        )
+    link = private / hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16]
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(path.parent)
+    return str(link / path.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +78,20 @@ class Home:
     @property
     def daemon_log(self) -> Path:
         return self.root / "daemon.log"
+
+    @property
+    def daemon_info(self) -> Path:
+        """Who the daemon is and where it listens; only as true as the lock is held."""
+        return self.root / "daemon.json"
+
+    @property
+    def token(self) -> Path:
+        """The operator's secret, for connections that do not come through the socket."""
+        return self.root / "token"
+
+    @property
+    def doorbell(self) -> Path:
+        return self.root / "doorbell.sock"
 
     @property
     def launcher(self) -> Path:
@@ -120,8 +163,14 @@ class RunFolder:
         return self.root / "code"
 
     @property
-    def cancel(self) -> Path:
-        return self.root / "cancel"
+    def attempts(self) -> Path:
+        """`<n>.json`: the process of attempt n, made by itself; `<n>.exit.json`: how it ended."""
+        return self.root / "attempts"
+
+    @property
+    def damaged_events(self) -> Path:
+        """Lines of the events file that are no events."""
+        return self.root / "metrics" / "events.damaged.jsonl"
 
     @property
     def report(self) -> Path:

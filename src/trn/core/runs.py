@@ -84,7 +84,17 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat_ms: int = 0
     step: int = 0
     devices: tuple[str, ...] = ()
-    event_offset: int = 0  # bytes of the events file that are in the registry
+
+
+class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """As much of a pending run as it takes to decide whether it starts."""
+
+    run_id: str
+    priority: int
+    submitted_ms: int
+    needs: Needs
+    reason: str
+    attempt: int
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +110,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str = ""
     snapshot: str = ""
     base_dir: str = ""
+    interpreter: str = ""
     is_cancel_wanted: bool = False
     cancel_reason: str = ""
     submitted_ms: int
@@ -108,9 +119,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_before_ms: int = 0
     attempt: int = 0
     max_attempts: int = 1
+    num_interruptions: int = 0  # attempts that ended through no fault of the run: they do not count
     step: int = 0
     end_step: int | None = None
     last_seq: int = 0
+    event_offset: int = 0  # bytes of its events file that are taken in
     metrics: dict[str, float] = {}
     devices: tuple[str, ...] = ()
     needs: Needs = Needs()

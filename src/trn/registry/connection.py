@@ -1,5 +1,6 @@
 """Opening the registry's file: one connection that writes, any number that read."""
 
+import contextlib
 import sqlite3
 from importlib.resources import files
 from pathlib import Path
@@ -59,3 +60,17 @@ def migrate(connection: sqlite3.Connection, package: str) -> int:
                 connection.execute("ROLLBACK")
             raise RegistryError(f"migration {name} failed and was taken back: {fault}") from fault
     return newest
+
+
+def check_integrity(path: Path) -> list[str]:
+    """What SQLite itself finds wrong; empty where all is well. Waits for nobody."""
+    with contextlib.closing(open_reader(path)) as connection:
+        found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    return [] if found == ["ok"] else found
+
+
+def back_up(path: Path, target: Path) -> None:
+    """A consistent copy, for the owner alone, while everything goes on."""
+    target.touch(mode=0o600)
+    with contextlib.closing(open_reader(path)) as source, contextlib.closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)

@@ -6,9 +6,9 @@ SELECT value FROM counters WHERE name = 'change'
 
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
-                  submitted_ms, updated_ms, max_attempts, needs, tags, change)
+                  interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change)
 VALUES (:run_id, :digest, 'PENDING', :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
-        :now_ms, :now_ms, :max_attempts, :needs, :tags, :change)
+        :interpreter, :now_ms, :now_ms, :max_attempts, :needs, :tags, :change)
 
 -- name: newest_of_digest
 SELECT * FROM runs WHERE digest = :digest ORDER BY submitted_ms DESC, rowid DESC LIMIT 1
@@ -20,7 +20,11 @@ SELECT * FROM runs WHERE run_id = :run_id
 SELECT * FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111) ORDER BY run_id LIMIT 5
 
 -- name: queue
-SELECT * FROM runs WHERE state = 'PENDING' ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
+SELECT run_id, priority, submitted_ms, needs, reason, attempt FROM runs
+WHERE state = 'PENDING' AND not_before_ms <= :now_ms ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
+
+-- name: next_backoff
+SELECT min(not_before_ms) AS at_ms FROM runs WHERE state = 'PENDING' AND not_before_ms > :now_ms
 
 -- name: live
 SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
@@ -52,8 +56,29 @@ WHERE run_id = :run_id
 
 -- name: progress
 UPDATE runs SET step = :step, end_step = coalesce(:end_step, end_step), last_seq = :last_seq, metrics = :metrics,
-                updated_ms = :now_ms, change = :change
+                event_offset = :offset, updated_ms = :now_ms, change = :change
 WHERE run_id = :run_id
+
+-- name: rewind
+UPDATE runs SET event_offset = :offset WHERE run_id = :run_id
+
+-- name: forget_places_after
+DELETE FROM event_places WHERE run_id = :run_id AND offset > :offset
+
+-- name: newest_place
+SELECT seq, offset FROM event_places WHERE run_id = :run_id ORDER BY seq DESC LIMIT 1
+
+-- name: add_place
+INSERT INTO event_places (run_id, seq, offset) VALUES (:run_id, :seq, :offset) ON CONFLICT DO NOTHING
+
+-- name: event_place
+SELECT seq, offset FROM event_places WHERE run_id = :run_id AND seq <= :seq ORDER BY seq DESC LIMIT 1
+
+-- name: set_reason
+UPDATE runs SET reason = :reason, updated_ms = :now_ms, change = :change WHERE run_id = :run_id
+
+-- name: interrupted
+UPDATE runs SET num_interruptions = num_interruptions + 1 WHERE run_id = :run_id
 
 -- name: add_attempt
 INSERT INTO attempts (run_id, number, launched_ms, last_heartbeat_ms, devices)
@@ -70,7 +95,7 @@ UPDATE attempts SET boot_id = :boot_id, pid = :pid, start_ticks = :start_ticks, 
 WHERE run_id = :run_id AND number = :number
 
 -- name: follow
-UPDATE attempts SET event_offset = :offset, step = :step, last_heartbeat_ms = max(last_heartbeat_ms, :heartbeat_ms)
+UPDATE attempts SET step = :step, last_heartbeat_ms = max(last_heartbeat_ms, :heartbeat_ms)
 WHERE run_id = :run_id AND number = :number
 
 -- name: end_attempt

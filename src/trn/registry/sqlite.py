@@ -1,5 +1,4 @@
-"""RunRegistry on SQLite. Changes go through one writer and are durable when they return; reads have their own file
-handle and wait for nobody.
+"""RunRegistry on SQLite. Changes go through one writer and are durable when their future is done.
 
 Every change of a run's state passes `_move`, which asks the transition table; slots are taken and freed in the same
 transaction as the state that says so.
@@ -10,17 +9,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError
+from trn.core.errors import ConflictError, NotFoundError
 from trn.core.runs import AttemptRecord, Needs, RunRecord, RunState, require_transition
-from trn.registry.connection import migrate, open_reader, open_writer
+from trn.registry.connection import migrate, open_writer
 from trn.registry.named_queries import sql
+from trn.registry.reader import RegistryReader, read_attempt, read_run
 from trn.registry.writer import RegistryWriter
 
-MAX_PAGE = 1000
+PLACE_EVERY_BYTES = 256 << 10
 
 _encode = msgspec.json.encode
 
@@ -36,6 +36,7 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str = ""
     snapshot: str = ""
     base_dir: str = ""
+    interpreter: str = ""
     max_attempts: int = 1
     needs: Needs = Needs()
     tags: dict[str, str] = {}
@@ -50,86 +51,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     category: str = ""
     exit_code: int | None = None
     not_before_ms: int = 0
-
-
-class RegistryReader:
-    """Reads of the registry; used by the daemon, and by commands while there is none."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise NotFoundError(f"there is no registry at {path}: nothing was ever submitted here")
-        self._read = open_reader(path)
-
-    def close(self) -> None:
-        self._read.close()
-
-    def get(self, run_id: str) -> RunRecord:
-        """By id, or by a prefix that only one run has."""
-        row = self._read.execute(sql("run"), {"run_id": run_id}).fetchone()
-        if row is not None:
-            return _run(row)
-        rows = self._read.execute(sql("runs_with_prefix"), {"prefix": run_id}).fetchall() if run_id else []
-        if len(rows) == 1:
-            return _run(rows[0])
-        if rows:
-            names = ", ".join(row["run_id"] for row in rows)
-            raise AmbiguousError(f"{run_id!r} is the beginning of several runs: {names}; give more of it")
-        raise NotFoundError(f"there is no run {run_id!r}: `trn list` shows those that there are")
-
-    def page(
-        self,
-        *,
-        states: Sequence[RunState] = (),
-        name: str = "",
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
-    ) -> list[RunRecord]:
-        """The newest first; `before` is (submitted_ms, run_id) of the last one of the page before."""
-        before_ms, before_id = before or (1 << 62, "")
-        rows = self._read.execute(
-            sql("page"),
-            {
-                "state_words": f"|{'|'.join(states)}|" if states else "",
-                "name": name,
-                "before_ms": before_ms,
-                "before_id": before_id,
-                "limit": min(max(limit, 1), MAX_PAGE),
-            },
-        )
-        return [_run(row) for row in rows]
-
-    def attempts(self, run_id: str) -> list[AttemptRecord]:
-        return [_attempt(row) for row in self._read.execute(sql("attempts"), {"run_id": run_id})]
-
-    def queue(self, limit: int) -> list[RunRecord]:
-        """Pending runs, in the order in which they are to start."""
-        return [_run(row) for row in self._read.execute(sql("queue"), {"limit": limit})]
-
-    def live(self) -> list[RunRecord]:
-        return [_run(row) for row in self._read.execute(sql("live"))]
-
-    def changed(self, after: int, limit: int = 500) -> list[RunRecord]:
-        """Runs whose last change is after that one, in the order of the changes."""
-        return [_run(row) for row in self._read.execute(sql("changed"), {"after": after, "limit": limit})]
-
-    def last_change(self) -> int:
-        return int(self._read.execute(sql("last_change")).fetchone()["value"])
-
-    def counts(self) -> dict[str, int]:
-        return {row["state"]: row["num"] for row in self._read.execute(sql("counts"))}
-
-    def slots(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self._read.execute(sql("slots"))]
-
-    def held(self) -> tuple[int, int]:
-        """(cpus, memory_mb) that live attempts hold."""
-        row = self._read.execute(sql("held")).fetchone()
-        return int(row["cpus"]), int(row["memory_mb"])
-
-    def check_integrity(self) -> list[str]:
-        """What SQLite itself finds wrong; empty where all is well."""
-        found = [row[0] for row in self._read.execute("PRAGMA integrity_check")]
-        return [] if found == ["ok"] else found
+    is_interruption: bool = False  # no fault of the run: it does not use up one of its attempts
 
 
 class RunRegistry(RegistryReader):
@@ -161,8 +83,11 @@ class RunRegistry(RegistryReader):
             if not is_another_wanted:
                 row = connection.execute(sql("newest_of_digest"), {"digest": new.digest}).fetchone()
                 if row is not None:
-                    return _run(row), True
-            if connection.execute(sql("run"), {"run_id": new.run_id}).fetchone() is not None:
+                    return read_run(row), True
+            row = connection.execute(sql("run"), {"run_id": new.run_id}).fetchone()
+            if row is not None and row["digest"] == new.digest:
+                return read_run(row), True  # the same request once more, after a reply that was lost
+            if row is not None:
                 raise ConflictError(
                     f"there is a run {new.run_id!r} with another config: give this one another run_id"
                 )
@@ -178,6 +103,7 @@ class RunRegistry(RegistryReader):
                     "parent_run_id": new.parent_run_id,
                     "snapshot": new.snapshot,
                     "base_dir": new.base_dir,
+                    "interpreter": new.interpreter,
                     "now_ms": self._clock_ms(),
                     "max_attempts": new.max_attempts,
                     "needs": _encode(new.needs).decode(),
@@ -227,7 +153,7 @@ class RunRegistry(RegistryReader):
             connection.execute(
                 sql("add_attempt"), {"run_id": run_id, "number": number, "now_ms": now_ms, "devices": devices}
             )
-            return _attempt(_attempt_row(connection, run_id, number))
+            return read_attempt(_attempt_row(connection, run_id, number))
 
         return self.writer.submit(change)
 
@@ -262,16 +188,20 @@ class RunRegistry(RegistryReader):
         """Events up to `offset` bytes of the run's file are taken in, exactly once."""
 
         def change(connection: sqlite3.Connection) -> RunRecord:
-            attempt = _attempt(_attempt_row(connection, run_id, number))
-            if offset <= attempt.event_offset:
-                return _get(connection, run_id)  # an ingest that was repeated after a lost reply
-            place = {"run_id": run_id, "number": number, "offset": offset, "step": step}
-            connection.execute(sql("follow"), {**place, "heartbeat_ms": heartbeat_ms})
             run = _get(connection, run_id)
+            if offset <= run.event_offset or last_seq < run.last_seq:
+                return run  # an ingest that was repeated after a lost reply
+            attempt = {"run_id": run_id, "number": number, "step": step, "heartbeat_ms": heartbeat_ms}
+            connection.execute(sql("follow"), attempt)
+            place = {"run_id": run_id, "seq": last_seq, "offset": offset}
+            newest = connection.execute(sql("newest_place"), {"run_id": run_id}).fetchone()
+            if offset - (0 if newest is None else newest["offset"]) >= PLACE_EVERY_BYTES:
+                connection.execute(sql("add_place"), place)
             connection.execute(
                 sql("progress"),
                 {
                     "run_id": run_id,
+                    "offset": offset,
                     "step": step,
                     "end_step": end_step,
                     "last_seq": last_seq,
@@ -281,6 +211,27 @@ class RunRegistry(RegistryReader):
                 },
             )
             return _get(connection, run_id)
+
+        return self.writer.submit(change)
+
+    def rewind(self, run_id: str, offset: int) -> "Future[None]":
+        """The run's file was cut back to there: its next attempt removed what was damaged. Known seqs stay known."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            place = {"run_id": run_id, "offset": offset}
+            connection.execute(sql("rewind"), place)
+            connection.execute(sql("forget_places_after"), place)
+
+        return self.writer.submit(change)
+
+    def set_reason(self, run_id: str, reason: str) -> "Future[None]":
+        """Say why a run still waits."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            run = _get(connection, run_id)
+            if run.state is RunState.PENDING and run.reason != reason:
+                values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
+                connection.execute(sql("set_reason"), {**values, "change": _next_change(connection)})
 
         return self.writer.submit(change)
 
@@ -305,6 +256,8 @@ class RunRegistry(RegistryReader):
             held = {"run_id": run_id, "attempt": number}
             connection.execute(sql("free_slots"), held)
             connection.execute(sql("let_go"), held)
+            if ending.is_interruption:
+                connection.execute(sql("interrupted"), {"run_id": run_id})
             self._move(connection, run, ending.state, ending.reason, not_before_ms=ending.not_before_ms)
             return _get(connection, run_id)
 
@@ -335,14 +288,6 @@ class RunRegistry(RegistryReader):
             return row[0], row[1], row[2]
 
         return self.writer.between(checkpoint).result()
-
-    def back_up(self, target: Path) -> None:
-        """A consistent copy, while everything goes on."""
-        copy = sqlite3.connect(target)
-        try:
-            self._read.backup(copy)
-        finally:
-            copy.close()
 
     def _move(
         self,
@@ -377,7 +322,7 @@ def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:
     row = connection.execute(sql("run"), {"run_id": run_id}).fetchone()
     if row is None:
         raise NotFoundError(f"there is no run {run_id!r}")
-    return _run(row)
+    return read_run(row)
 
 
 def _attempt_row(connection: sqlite3.Connection, run_id: str, number: int) -> sqlite3.Row:
@@ -392,30 +337,3 @@ def _attempt_row(connection: sqlite3.Connection, run_id: str, number: int) -> sq
 def _require_live(connection: sqlite3.Connection, run_id: str, number: int) -> None:
     if _attempt_row(connection, run_id, number)["ended_ms"] is not None:
         raise ConflictError(f"attempt {number} of run {run_id} has ended")
-
-
-_JSON_COLUMNS = ("config", "metrics", "devices", "needs", "tags")
-
-
-def _run(row: sqlite3.Row) -> RunRecord:
-    return _convert(row, RunRecord)
-
-
-def _attempt(row: sqlite3.Row) -> AttemptRecord:
-    return _convert(row, AttemptRecord)
-
-
-R = TypeVar("R", RunRecord, AttemptRecord)
-
-
-def _convert(row: sqlite3.Row, record: type[R]) -> R:
-    values = dict(row)
-    for name in _JSON_COLUMNS:
-        if name in values:
-            values[name] = msgspec.json.decode(values[name])
-    if "is_cancel_wanted" in values:
-        values["is_cancel_wanted"] = bool(values["is_cancel_wanted"])
-    try:
-        return msgspec.convert(values, record)
-    except msgspec.ValidationError as fault:
-        raise RegistryError(f"the registry holds a record that is not valid: {fault}") from fault

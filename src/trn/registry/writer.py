@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+from gen_worker.failpoints import failpoint
 from trn.core.errors import RegistryError, UnavailableError
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class RegistryWriter:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_closed = False
         self.num_commits = 0
+        self.on_commit: Callable[[], None] | None = None  # called in the writer's thread
         self._thread.start()
 
     def submit(self, change: Change[T]) -> "Future[T]":
@@ -85,7 +87,9 @@ class RegistryWriter:
         try:
             connection.execute("BEGIN IMMEDIATE")
             outcomes = [self._apply(item) for item in changes]
+            failpoint("registry.before_commit")
             connection.execute("COMMIT")
+            failpoint("registry.committed")
             self.num_commits += 1
         except sqlite3.Error as fault:
             if connection.in_transaction:
@@ -97,6 +101,9 @@ class RegistryWriter:
                 item.future.set_result(result)
             else:
                 item.future.set_exception(error)
+        failpoint("registry.told")
+        if self.on_commit is not None:
+            self.on_commit()
 
     def _apply(self, item: _Item) -> tuple[Any, BaseException | None]:
         connection = self._connection

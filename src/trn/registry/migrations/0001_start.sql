@@ -9,6 +9,7 @@ CREATE TABLE runs (
     parent_run_id    TEXT NOT NULL,
     snapshot         TEXT NOT NULL,
     base_dir         TEXT NOT NULL,
+    interpreter      TEXT NOT NULL,
     is_cancel_wanted INTEGER NOT NULL DEFAULT 0,
     cancel_reason    TEXT NOT NULL DEFAULT '',
     submitted_ms     INTEGER NOT NULL,
@@ -17,9 +18,11 @@ CREATE TABLE runs (
     not_before_ms    INTEGER NOT NULL DEFAULT 0,
     attempt          INTEGER NOT NULL DEFAULT 0,
     max_attempts     INTEGER NOT NULL,
+    num_interruptions INTEGER NOT NULL DEFAULT 0,
     step             INTEGER NOT NULL DEFAULT 0,
     end_step         INTEGER,
     last_seq         INTEGER NOT NULL DEFAULT 0,
+    event_offset     INTEGER NOT NULL DEFAULT 0,
     metrics          TEXT NOT NULL DEFAULT '{}',
     devices          TEXT NOT NULL DEFAULT '[]',
     needs            TEXT NOT NULL,
@@ -49,12 +52,19 @@ CREATE TABLE attempts (
     last_heartbeat_ms INTEGER NOT NULL DEFAULT 0,
     step              INTEGER NOT NULL DEFAULT 0,
     devices           TEXT NOT NULL DEFAULT '[]',
-    event_offset      INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 
 -- At most one live attempt of a run: the database itself refuses a second.
 CREATE UNIQUE INDEX attempts_live ON attempts (run_id) WHERE ended_ms IS NULL;
+
+-- Every so often, where in its file a run's event is: a replay begins near what it looks for.
+CREATE TABLE event_places (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    seq    INTEGER NOT NULL,
+    offset INTEGER NOT NULL,
+    PRIMARY KEY (run_id, seq)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE slots (
     device_id         TEXT PRIMARY KEY,

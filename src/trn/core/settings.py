@@ -1,0 +1,68 @@
+"""What an operator may set: `settings.toml` in the home. Everything has a default that suits one machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from trn.core.errors import InvalidRequestError
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class DeviceSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device as the operator says it is."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^(cuda|rocm):\d+$")]
+    name: str = "a device of the settings"
+    memory_mb: int = 0
+
+
+class InventorySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Stands in for what the machine would say of itself; what is left out is still detected."""
+
+    devices: list[DeviceSetting] | None = None
+    cpus: int | None = None
+    memory_mb: int | None = None
+
+
+class ListenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The daemon listens on its socket; on TCP only where this names an address."""
+
+    address: str = ""  # host:port
+    certificate: str = ""  # PEM files
+    private_key: str = ""
+    is_insecure: bool = False  # without TLS, on loopback only; the token is still asked for
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The daemon's settings."""
+
+    listen: ListenSettings = ListenSettings()
+    inventory: InventorySettings = InventorySettings()
+
+    heartbeat_timeout_s: Seconds = 60.0  # a worker that is silent for so long is ended
+    start_timeout_s: Seconds = 600.0  # from its launch to a worker's first event
+    kill_patience_s: Seconds = 15.0  # beyond a job's own grace, before SIGKILL
+    backfill_patience_s: Seconds = 300.0  # a run that waited for so long is not overtaken any more
+    sweep_s: Seconds = 10.0  # how often the dispatcher looks though nobody woke it
+    maintenance_s: Seconds = 60.0
+    idle_exit_s: Seconds | None = None  # end the daemon when nothing ran and nobody watched for so long
+    max_config_bytes: int = 1 << 20
+    max_snapshot_bytes: int = 256 << 20
+    min_free_bytes: int = 64 << 20  # below it the daemon neither starts nor launches
+    min_heartbeats_missed: int = 6  # a job's own `heartbeat_s` times this, where that is longer
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings in that file; the defaults where there is none."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return Settings()
+    except OSError as fault:
+        raise InvalidRequestError(f"the settings {path} cannot be read: {fault.strerror}") from fault
+    try:
+        return msgspec.toml.decode(text, type=Settings)
+    except msgspec.MsgspecError as fault:
+        raise InvalidRequestError(f"the settings {path} are not valid: {fault}") from fault

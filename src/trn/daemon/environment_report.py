@@ -1,0 +1,172 @@
+"""What a run trained with: interpreter, packages, machine, code. Kept with every run."""
+
+import contextlib
+import platform
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from trn.core.errors import TrnError
+from trn.core.runs import RunRecord
+from trn.core.snapshots import SnapshotStore
+from trn.daemon.devices import Inventory
+
+PATCH = "code.patch"
+TIMEOUT_S = 60.0
+# Variables that change what is computed, or how fast.
+PREFIXES = (
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "HSA_", "MIOPEN_", "PYTORCH_"),
+    *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "MALLOC_"),
+)
+NAMES = frozenset(
+    {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "CONDA_PREFIX"}
+)
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "_KEY")
+
+# Runs in the interpreter that is asked about. Reads torch's own note of its build; importing torch takes seconds.
+QUESTION = """
+import importlib.metadata, importlib.util, json, os, platform, runpy, site, sys
+if sys.prefix == sys.base_prefix and site.check_enableusersite():
+    site.addsitedir(site.getusersitepackages())
+packages = {}
+for found in importlib.metadata.distributions():
+    name = found.metadata["Name"]
+    if name:
+        packages.setdefault(name, found.version)
+torch = None
+spec = importlib.util.find_spec("torch")
+if spec is not None and spec.origin:
+    torch = {"version": packages.get("torch", "")}
+    try:
+        build = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py"))
+        torch.update((name, build.get(key)) for name, key in
+                     (("version", "__version__"), ("cuda", "cuda"), ("hip", "hip"), ("git", "git_version"))
+                     if build.get(key) is not None)
+    except Exception:
+        pass
+print(json.dumps({
+    "executable": sys.executable, "version": platform.python_version(),
+    "implementation": platform.python_implementation(), "prefix": sys.prefix,
+    "packages": sorted("%s==%s" % item for item in packages.items()),
+    "torch": torch, "paths": [path for path in sys.path if os.path.isdir(path)],
+}))
+"""
+
+
+class EnvironmentReports:
+    """One report for each interpreter, made when it is first asked for and again when its packages change."""
+
+    def __init__(self, inventory: Inventory, *, environ: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._inventory = inventory
+        self._environ = environ
+        self._locks: dict[str, threading.Lock] = {}  # one that hangs holds up nobody else
+        self._known: dict[str, tuple[object, dict[str, Any]]] = {}
+
+    def environment(self, python: str) -> dict[str, Any]:
+        """What a worker of that interpreter finds. Blocks; from any thread. A fault is told in it, not raised."""
+        with self._locks.setdefault(python, threading.Lock()):
+            mark, answer = self._known.get(python, (None, {}))
+            if mark is None or mark != _mark(answer):
+                answer = ask_interpreter(python)
+                self._known[python] = (_mark(answer), answer)
+        return {
+            "python": {
+                name: value for name, value in answer.items() if name not in ("packages", "torch", "paths")
+            },
+            "packages": answer.get("packages", []),
+            "torch": answer.get("torch"),
+            "platform": platform.platform(),
+            "hostname": socket.gethostname(),
+            "cpus": self._inventory.cpus,
+            "memory_mb": self._inventory.memory_mb,
+            "devices": [
+                {
+                    "id": device.device_id,
+                    "name": device.name,
+                    "memory_mb": device.memory_mb,
+                    "uuid": device.uuid,
+                }
+                for device in self._inventory.devices
+            ],
+            "variables": telling_variables(self._environ),
+        }
+
+
+def ask_interpreter(python: str) -> dict[str, Any]:
+    """What that interpreter says of itself; `error` where it says nothing."""
+    answer: dict[str, Any] = {"executable": python}
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", QUESTION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+        answer |= msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, Any])
+    except subprocess.CalledProcessError as fault:
+        words = fault.stderr.decode(errors="replace").strip().splitlines()
+        answer["error"] = (
+            f"it ended with exit code {fault.returncode}: {words[-1] if words else 'without a word'}"
+        )
+    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError, IndexError) as fault:
+        answer["error"] = f"it did not answer: {fault}"
+    return answer
+
+
+def telling_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that matter for a training, without anything that looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if (name.startswith(PREFIXES) or name in NAMES) and not any(word in name for word in SECRET_WORDS)
+    }
+
+
+def write_report(run: RunRecord, report: Path, *, environment: Mapping[str, Any], store: Path) -> None:
+    """Write the run's report, and beside it the patch that its code is to its commit. Blocks; safe to repeat."""
+    code: dict[str, Any] = {"snapshot": run.snapshot}
+    patch = b""
+    if run.snapshot:
+        snapshots = SnapshotStore(store)
+        try:
+            git = snapshots.manifest(run.snapshot).git
+            if git is not None:
+                code["git"] = git
+                patch = snapshots.object_path(git.diff).read_bytes() if git.diff else b""
+        except (TrnError, OSError) as fault:
+            code["error"] = f"where the code came from is not known: {fault}"
+    document = {
+        "schema_version": "environment.v1",
+        "run_id": run.run_id,
+        "digest": run.digest,
+        "code": code,
+        **environment,
+    }
+    report.parent.mkdir(parents=True, exist_ok=True)
+    if patch:
+        _write(report.with_name(PATCH), patch)
+    _write(report, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _mark(answer: Mapping[str, Any]) -> object:
+    """Changes when a package comes or goes: that touches the folder it is in. None: ask again."""
+    places = [answer["executable"], *answer.get("paths", [])] if "error" not in answer else []
+    mark = []
+    for place in places:
+        with contextlib.suppress(OSError):
+            mark.append((place, Path(place).stat().st_mtime_ns))
+    return mark or None
+
+
+def _write(path: Path, data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        file.write(data)
+    Path(file.name).replace(path)

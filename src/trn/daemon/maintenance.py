@@ -1,0 +1,112 @@
+"""What the daemon does now and then: bring the write-ahead logs back into their files, look at the disk, leave when idle.
+
+A checkpoint that comes back busy means that some reader has held the log for long. Once is nothing; a streak means
+that a process is stuck and the log grows, so it is said.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from trn.core.home import Home
+from trn.core.settings import Settings
+
+logger = logging.getLogger("trn.daemon.maintenance")
+
+BUSY_STREAK = 3
+
+
+class WalFile(Protocol):
+    def checkpoint_wal(self) -> tuple[int, int, int]: ...
+
+
+class WalKeeper:
+    """Checkpoints one file, and remembers how often in a row somebody was in the way."""
+
+    def __init__(self, name: str, file: WalFile) -> None:
+        self._name = name
+        self._file = file
+        self.busy_streak = 0
+
+    def checkpoint(self) -> None:
+        busy, num_log, num_checkpointed = self._file.checkpoint_wal()
+        self.busy_streak = self.busy_streak + 1 if busy else 0
+        if self.busy_streak >= BUSY_STREAK:
+            logger.warning(
+                "%s: its log could not be emptied %d times in a row (busy %d, log %d, checkpointed %d): a process"
+                " reads it without end; look for it with fuser",
+                self._name,
+                self.busy_streak,
+                busy,
+                num_log,
+                num_checkpointed,
+            )
+        else:
+            logger.debug(
+                "%s: checkpoint: busy %d, log %d, checkpointed %d",
+                self._name,
+                busy,
+                num_log,
+                num_checkpointed,
+            )
+
+
+class Maintenance:
+    """`run` is one task of the daemon; `warnings` are what an operator should know now."""
+
+    def __init__(
+        self,
+        *,
+        home: Home,
+        settings: Settings,
+        files: dict[str, WalFile],
+        is_busy: Callable[[], bool],
+        leave: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._home = home
+        self._settings = settings
+        self._keepers = [WalKeeper(name, file) for name, file in files.items()]
+        self._is_busy = is_busy
+        self._leave = leave
+        self._clock = clock
+        self._last_busy = clock()
+        self.warnings: list[str] = []
+
+    async def run(self) -> None:
+        settings = self._settings
+        next_round = self._clock() + settings.maintenance_s
+        pause_s = min(settings.maintenance_s, (settings.idle_exit_s or settings.maintenance_s) / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            self.look_for_idleness()
+            if self._clock() >= next_round:
+                next_round = self._clock() + settings.maintenance_s
+                await asyncio.to_thread(self.keep)
+
+    def look_for_idleness(self) -> None:
+        """Leave where nothing ran and nobody asked for `idle_exit_s`."""
+        if self._settings.idle_exit_s is None:
+            return
+        if self._is_busy():
+            self._last_busy = self._clock()
+        elif self._clock() - self._last_busy >= self._settings.idle_exit_s:
+            self._leave(f"idle for {self._settings.idle_exit_s:g} s")
+
+    def keep(self) -> None:
+        """One round. Blocks on the disk; any thread."""
+        for keeper in self._keepers:
+            try:
+                keeper.checkpoint()
+            except Exception:
+                logger.exception("a checkpoint failed; it is tried again")
+        free = shutil.disk_usage(self._home.root).free
+        warnings = []
+        if free < 4 * self._settings.min_free_bytes:
+            warnings.append(f"{self._home.root} has only {free >> 20} MiB free")
+        for warning in set(warnings) - set(self.warnings):
+            logger.warning("%s", warning)
+        self.warnings = warnings

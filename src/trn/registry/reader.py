@@ -1,0 +1,128 @@
+"""Reads of the registry: for the daemon, and for commands while there is none. They wait for nobody."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from trn.core.errors import AmbiguousError, NotFoundError, RegistryError
+from trn.core.runs import AttemptRecord, QueuedRun, RunRecord, RunState
+from trn.registry.connection import open_reader
+from trn.registry.named_queries import sql
+
+MAX_PAGE = 1000
+
+
+class RegistryReader:
+    """One read-only connection. Not for several threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise NotFoundError(f"there is no registry at {path}: nothing was ever submitted here")
+        self._read = open_reader(path)
+
+    def close(self) -> None:
+        self._read.close()
+
+    def get(self, run_id: str) -> RunRecord:
+        """By id, or by a prefix that only one run has."""
+        row = self._read.execute(sql("run"), {"run_id": run_id}).fetchone()
+        if row is not None:
+            return read_run(row)
+        rows = self._read.execute(sql("runs_with_prefix"), {"prefix": run_id}).fetchall() if run_id else []
+        if len(rows) == 1:
+            return read_run(rows[0])
+        if rows:
+            names = ", ".join(row["run_id"] for row in rows)
+            raise AmbiguousError(f"{run_id!r} is the beginning of several runs: {names}; give more of it")
+        raise NotFoundError(f"there is no run {run_id!r}: `trn list` shows those that there are")
+
+    def page(
+        self,
+        *,
+        states: Sequence[RunState] = (),
+        name: str = "",
+        before: tuple[int, str] | None = None,
+        limit: int = 100,
+    ) -> list[RunRecord]:
+        """The newest first; `before` is (submitted_ms, run_id) of the last one of the page before."""
+        before_ms, before_id = before or (1 << 62, "")
+        rows = self._read.execute(
+            sql("page"),
+            {
+                "state_words": f"|{'|'.join(states)}|" if states else "",
+                "name": name,
+                "before_ms": before_ms,
+                "before_id": before_id,
+                "limit": min(max(limit, 1), MAX_PAGE),
+            },
+        )
+        return [read_run(row) for row in rows]
+
+    def attempts(self, run_id: str) -> list[AttemptRecord]:
+        return [read_attempt(row) for row in self._read.execute(sql("attempts"), {"run_id": run_id})]
+
+    def queue(self, now_ms: int, limit: int) -> list[QueuedRun]:
+        """Pending runs whose backoff is over, in the order in which they are to start."""
+        rows = self._read.execute(sql("queue"), {"now_ms": now_ms, "limit": limit})
+        return [_convert(row, QueuedRun) for row in rows]
+
+    def next_backoff_ms(self, now_ms: int) -> int | None:
+        """When the next backoff is over."""
+        at_ms = self._read.execute(sql("next_backoff"), {"now_ms": now_ms}).fetchone()["at_ms"]
+        return None if at_ms is None else int(at_ms)
+
+    def event_place(self, run_id: str, seq: int) -> tuple[int, int]:
+        """(seq, offset): up to that offset of the run's file lie its events up to that seq, which is at most `seq`."""
+        row = self._read.execute(sql("event_place"), {"run_id": run_id, "seq": seq}).fetchone()
+        return (0, 0) if row is None else (row["seq"], row["offset"])
+
+    def live(self) -> list[RunRecord]:
+        return [read_run(row) for row in self._read.execute(sql("live"))]
+
+    def changed(self, after: int, limit: int = 500) -> list[RunRecord]:
+        """Runs whose last change is after that one, in the order of the changes."""
+        return [read_run(row) for row in self._read.execute(sql("changed"), {"after": after, "limit": limit})]
+
+    def last_change(self) -> int:
+        return int(self._read.execute(sql("last_change")).fetchone()["value"])
+
+    def counts(self) -> dict[str, int]:
+        return {row["state"]: row["num"] for row in self._read.execute(sql("counts"))}
+
+    def slots(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self._read.execute(sql("slots"))]
+
+    def held(self) -> tuple[int, int]:
+        """(cpus, memory_mb) that live attempts hold."""
+        row = self._read.execute(sql("held")).fetchone()
+        return int(row["cpus"]), int(row["memory_mb"])
+
+
+_JSON_COLUMNS = ("config", "metrics", "devices", "needs", "tags")
+
+
+def read_run(row: sqlite3.Row) -> RunRecord:
+    return _convert(row, RunRecord)
+
+
+def read_attempt(row: sqlite3.Row) -> AttemptRecord:
+    return _convert(row, AttemptRecord)
+
+
+R = TypeVar("R", RunRecord, AttemptRecord, QueuedRun)
+
+
+def _convert(row: sqlite3.Row, record: type[R]) -> R:
+    values = dict(row)
+    for name in _JSON_COLUMNS:
+        if name in values:
+            values[name] = msgspec.json.decode(values[name])
+    if "is_cancel_wanted" in values:
+        values["is_cancel_wanted"] = bool(values["is_cancel_wanted"])
+    try:
+        return msgspec.convert(values, record)
+    except msgspec.ValidationError as fault:
+        raise RegistryError(f"the registry holds a record that is not valid: {fault}") from fault

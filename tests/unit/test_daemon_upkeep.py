@@ -1,0 +1,160 @@
+"""One daemon for a home, what it refuses to start with, and what it does now and then."""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from trn.core.errors import AlreadyRunningError, InvalidRequestError, UnavailableError
+from trn.core.home import MAX_SOCKET_PATH, Home, socket_address
+from trn.core.settings import Settings, read_settings
+from trn.daemon.maintenance import BUSY_STREAK, Maintenance, WalKeeper
+from trn.daemon.singleton import DaemonInfo, Singleton, read_daemon_info
+from trn.daemon.startup_checks import check_start
+
+GOOD = {"grpcio": "1.85.1", "protobuf": "7.36.2"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.make()
+    return home
+
+
+def test_a_second_daemon_is_told_who_the_first_one_is(home: Home) -> None:
+    first = Singleton(home)
+    first.acquire()
+    first.announce(DaemonInfo(pid=4711, version="1", addresses=("unix:/somewhere",), started_ms=0))
+    with pytest.raises(AlreadyRunningError, match=r"pid 4711, at unix:/somewhere"):
+        Singleton(home).acquire()
+    first.release()
+    assert read_daemon_info(home) is None
+    Singleton(home).acquire()
+
+
+def test_the_lock_of_a_daemon_that_was_killed_is_taken_over(home: Home) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from trn.core.home import Home; from trn.daemon.singleton import Singleton\n"
+        "Singleton(Home(Path(sys.argv[1]))).acquire(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(home.root)], check=False).returncode == -9
+    assert home.lock.exists()
+    Singleton(home).acquire()
+
+
+def test_of_many_that_start_at_once_exactly_one_gets_the_home(home: Home) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from trn.core.home import Home; from trn.daemon.singleton import Singleton\n"
+        "from trn.core.errors import AlreadyRunningError\n"
+        "one = Singleton(Home(Path(sys.argv[1])))\n"
+        "try: one.acquire(); print('mine', flush=True)\n"
+        "except AlreadyRunningError: print('theirs', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(home.root)]
+    many = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)
+    ]
+    said = [one.stdout.readline().strip() for one in many if one.stdout]
+    for one in many:
+        one.communicate()
+    assert sorted(said) == ["mine"] + ["theirs"] * 5
+
+
+def test_versions_are_compared_as_versions_and_not_as_text(home: Home) -> None:
+    old = {"grpcio": "1.9.0", "protobuf": "7.36.2"}  # as text "1.9.0" is greater than "1.80.0"
+    with pytest.raises(UnavailableError, match=r"grpcio is 1\.9\.0, and 1\.80\.0 or newer is needed: pip"):
+        check_start(home, Settings(), installed=old.__getitem__)
+
+
+def test_everything_that_forbids_a_start_is_said_at_once(home: Home) -> None:
+    def installed(name: str) -> str:
+        if name == "grpcio":
+            raise PackageNotFoundError(name)
+        return "what?"
+
+    with pytest.raises(UnavailableError) as refusal:
+        check_start(
+            home, Settings(), installed=installed, sqlite_version="3.7.0", free_bytes=lambda _path: 1 << 20
+        )
+    lines = str(refusal.value).splitlines()
+    assert len(lines) == 5
+    assert "has 1 MiB free, and 64 are needed" in lines[-1]
+
+
+def test_a_home_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match=r"cannot be written: .*set TRN_HOME"):
+        check_start(Home(tmp_path / "file" / "home"), Settings(), installed=GOOD.__getitem__)
+
+
+def test_the_home_is_its_owners_alone(home: Home) -> None:
+    home.root.chmod(0o755)
+    check_start(home, Settings(), installed=GOOD.__getitem__)
+    assert home.root.stat().st_mode & 0o077 == 0
+
+
+def test_settings_that_are_wrong_are_refused_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    assert read_settings(path) == Settings()
+    path.write_text("heartbeat_timeout_s = -1\n")
+    with pytest.raises(InvalidRequestError, match=r"settings.toml.*heartbeat_timeout_s"):
+        read_settings(path)
+    path.write_text('[inventory]\ndevices = [{id = "cuda:0", memory_mb = 80000}]\n')
+    devices = read_settings(path).inventory.devices
+    assert devices is not None
+    assert devices[0].id == "cuda:0"
+
+
+def test_a_socket_in_a_deep_folder_gets_a_name_that_fits(tmp_path: Path) -> None:
+    import socket
+
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    address = socket_address(deep / "daemon.sock")
+    assert len(address) <= MAX_SOCKET_PATH
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(address)
+    assert (deep / "daemon.sock").exists()
+    assert socket_address(tmp_path / "s") == str(tmp_path / "s")
+
+
+class StuckFile:
+    def __init__(self, busy: list[int]) -> None:
+        self.busy = busy
+
+    def checkpoint_wal(self) -> tuple[int, int, int]:
+        return self.busy.pop(0), 100, 0
+
+
+def test_a_log_that_stays_busy_warns_only_as_a_streak(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = WalKeeper("registry.db", StuckFile([1, 1, 0, 1, 1, 1]))
+    for _ in range(5):
+        keeper.checkpoint()
+    assert caplog.records == []
+    keeper.checkpoint()
+    assert keeper.busy_streak == BUSY_STREAK
+    assert "busy 1, log 100, checkpointed 0" in caplog.text
+
+
+def test_the_daemon_leaves_only_after_being_idle_without_a_break(home: Home) -> None:
+    now, busy, said = [0.0], [True], list[str]()
+    maintenance = Maintenance(
+        home=home,
+        settings=Settings(idle_exit_s=10.0),
+        files={},
+        is_busy=lambda: busy[0],
+        leave=said.append,
+        clock=lambda: now[0],
+    )
+    for now[0], busy[0] in ((5.0, True), (14.0, False), (14.5, True), (24.0, False)):
+        maintenance.look_for_idleness()
+    assert said == []
+    now[0] = 24.5
+    maintenance.look_for_idleness()
+    assert said == ["idle for 10 s"]

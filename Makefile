@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench proto clean
+.PHONY: demo test check bench soak proto clean
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
@@ -20,9 +20,13 @@ check: $(VENV)/.test-ready
 bench:
 	@$(PYTHON) benchmarks/run.py
 
-# The wire format arrives with the daemon; until then there is nothing to generate.
-proto:
-	@echo "no proto/ folder yet: nothing to generate"
+# Hundreds of real runs while everything that can be killed is killed; prints what it checked.
+soak: $(VENV)/.test-ready
+	@$(BIN)/python tests/integration/fault_harness.py
+
+# No stubs are generated: both sides build their calls from the descriptor (trn.proto.methods).
+proto: $(VENV)/.test-ready
+	$(BIN)/python -m grpc_tools.protoc -Itrn/proto=proto --python_out=src --pyi_out=src trn/proto/trainer.proto
 
 clean:
 	rm -rf $(VENV) .venv-bench build dist demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -34,8 +34,8 @@ def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
                 f'"{API_VERSION}": use a worker of that version or rewrite the document as {API_VERSION}'
             ],
         )
-    rule_faults = list(_rule_faults(with_intended_names(document, TrainingJobSpec)))
-    return convert_document(document, TrainingJobSpec, source=source, more_faults=rule_faults)
+    broken_rules = list(rule_faults(with_intended_names(document, TrainingJobSpec)))
+    return convert_document(document, TrainingJobSpec, source=source, more_faults=broken_rules)
 
 
 def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
     return kept
 
 
-def _rule_faults(document: dict[str, Any]) -> Iterator[str]:
+def rule_faults(document: dict[str, Any]) -> Iterator[str]:
     """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
 
     def given(*path: str) -> Any:

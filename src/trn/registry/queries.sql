@@ -21,10 +21,10 @@ SELECT * FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
 
 -- name: queue
 SELECT run_id, priority, submitted_ms, needs, reason, attempt FROM runs
-WHERE state = 'PENDING' AND not_before_ms <= :now_ms ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
+WHERE state = 'PENDING' AND (not_before_ms <= :now_ms OR not_before_ms > :now_ms + :longest_ms) ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
 
 -- name: next_backoff
-SELECT min(not_before_ms) AS at_ms FROM runs WHERE state = 'PENDING' AND not_before_ms > :now_ms
+SELECT min(not_before_ms) AS at_ms FROM runs WHERE state = 'PENDING' AND not_before_ms > :now_ms AND not_before_ms <= :now_ms + :longest_ms
 
 -- name: live
 SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id

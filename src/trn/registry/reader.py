@@ -13,6 +13,8 @@ from trn.registry.connection import open_reader
 from trn.registry.named_queries import sql
 
 MAX_PAGE = 1000
+# No backoff lasts so long: one that seems to was begun before the clock was put back, and is over.
+LONGEST_BACKOFF_MS = 2 * 3600 * 1000
 
 
 class RegistryReader:
@@ -66,12 +68,15 @@ class RegistryReader:
 
     def queue(self, now_ms: int, limit: int) -> list[QueuedRun]:
         """Pending runs whose backoff is over, in the order in which they are to start."""
-        rows = self._read.execute(sql("queue"), {"now_ms": now_ms, "limit": limit})
+        rows = self._read.execute(
+            sql("queue"), {"now_ms": now_ms, "longest_ms": LONGEST_BACKOFF_MS, "limit": limit}
+        )
         return [_convert(row, QueuedRun) for row in rows]
 
     def next_backoff_ms(self, now_ms: int) -> int | None:
         """When the next backoff is over."""
-        at_ms = self._read.execute(sql("next_backoff"), {"now_ms": now_ms}).fetchone()["at_ms"]
+        values = {"now_ms": now_ms, "longest_ms": LONGEST_BACKOFF_MS}
+        at_ms = self._read.execute(sql("next_backoff"), values).fetchone()["at_ms"]
         return None if at_ms is None else int(at_ms)
 
     def event_place(self, run_id: str, seq: int) -> tuple[int, int]:

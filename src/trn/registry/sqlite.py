@@ -4,6 +4,7 @@ Every change of a run's state passes `_move`, which asks the transition table; s
 transaction as the state that says so.
 """
 
+import itertools
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from trn.registry.reader import RegistryReader, read_attempt, read_run
 from trn.registry.writer import RegistryWriter
 
 PLACE_EVERY_BYTES = 256 << 10
+MAX_NAMES = 1000  # of metrics, in a run's record; the metric store has all
 
 _encode = msgspec.json.encode
 
@@ -205,7 +207,7 @@ class RunRegistry(RegistryReader):
                     "step": step,
                     "end_step": end_step,
                     "last_seq": last_seq,
-                    "metrics": _encode({**run.metrics, **metrics}).decode(),
+                    "metrics": _encode(_newest(run.metrics, metrics)).decode(),
                     "now_ms": self._clock_ms(),
                     "change": _next_change(connection),
                 },
@@ -312,6 +314,11 @@ class RunRegistry(RegistryReader):
                 "change": _next_change(connection),
             },
         )
+
+
+def _newest(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
+    """The newest value of each name; of names without end, those that came first."""
+    return dict(itertools.islice({**known, **fresh}.items(), MAX_NAMES))
 
 
 def _next_change(connection: sqlite3.Connection) -> int:

@@ -71,7 +71,8 @@ class RegistryWriter:
             task: _Item | None = None
             item = self._waiting.get()
             while item is not None and item.is_change:
-                changes.append(item)
+                if item.future.set_running_or_notify_cancel():  # else nobody wants it any more
+                    changes.append(item)
                 if len(changes) == MAX_GROUP or self._waiting.empty():
                     break
                 item = self._waiting.get()
@@ -121,6 +122,8 @@ class RegistryWriter:
 
 
 def _settle(task: _Item) -> None:
+    if not task.future.set_running_or_notify_cancel():
+        return
     try:
         task.future.set_result(task.function())
     except Exception as fault:

@@ -34,6 +34,7 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_digest ON runs (digest, submitted_ms);
 -- What the dispatcher asks for: pending runs, the most urgent and oldest first.
 CREATE INDEX runs_in_queue ON runs (priority DESC, submitted_ms, run_id) WHERE state = 'PENDING';
+CREATE INDEX runs_in_backoff ON runs (not_before_ms) WHERE state = 'PENDING';
 CREATE INDEX runs_live ON runs (state) WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING');
 CREATE INDEX runs_by_age ON runs (submitted_ms DESC, run_id DESC);
 CREATE UNIQUE INDEX runs_by_change ON runs (change);

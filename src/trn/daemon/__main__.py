@@ -1,0 +1,115 @@
+"""`python -m trn.daemon`: serve a home, or look after its registry."""
+
+import argparse
+import asyncio
+import logging
+import logging.handlers
+import os
+import sys
+import time
+from pathlib import Path
+
+from trn.core.errors import TrnError, UnavailableError
+from trn.core.home import Home, find_home
+from trn.core.settings import read_settings
+
+LOG_BYTES = 10 << 20
+EXIT_REFUSED = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    home = Home(options.home.expanduser().absolute() if options.home else find_home())
+    try:
+        return int(options.do(home, options))
+    except TrnError as fault:
+        print(f"trn: {fault}", file=sys.stderr)  # noqa: T201
+        return EXIT_REFUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trn.daemon", description=__doc__)
+    parser.add_argument(
+        "--home", type=Path, help="the daemon's folder (default: $TRN_HOME, else the platform's)"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the daemon in the foreground, until SIGTERM or Ctrl-C")
+    serve.add_argument(
+        "--idle-exit-s", type=float, help="leave when nothing ran and nobody asked for so long"
+    )
+    serve.set_defaults(do=_serve)
+    check = commands.add_parser(
+        "check", help="let SQLite look through both files; also while the daemon runs"
+    )
+    check.set_defaults(do=_check)
+    backup = commands.add_parser("backup", help="a consistent copy of both files; also while the daemon runs")
+    backup.add_argument("folder", type=Path, nargs="?", help="default: a new one in the home's backups")
+    backup.set_defaults(do=_back_up)
+    return parser
+
+
+def _serve(home: Home, options: argparse.Namespace) -> int:
+    # The launcher forks, the daemon never does; gRPC's own fork handlers would only get in the way of starting it.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+    import msgspec
+
+    from gen_worker import failpoints
+
+    failpoints.arm_from_env()
+    settings = read_settings(home.settings)
+    if options.idle_exit_s is not None:
+        settings = msgspec.structs.replace(settings, idle_exit_s=options.idle_exit_s)
+    home.make()
+    _set_up_logging(home)
+    from trn.daemon.app import TrainerDaemon
+
+    async def serve() -> None:
+        await TrainerDaemon(home, settings).serve()
+
+    asyncio.run(serve())
+    return 0
+
+
+def _set_up_logging(home: Home) -> None:
+    file = logging.handlers.RotatingFileHandler(home.daemon_log, maxBytes=LOG_BYTES, backupCount=3)
+    handlers: list[logging.Handler] = [file, logging.StreamHandler()]
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers
+    )
+
+
+def _check(home: Home, _options: argparse.Namespace) -> int:
+    from trn.registry.connection import check_integrity
+
+    num_faults = 0
+    for path in (home.registry, home.metrics):
+        if not path.exists():
+            raise UnavailableError(f"there is no {path}: nothing was ever submitted here")
+        faults = check_integrity(path)
+        num_faults += len(faults)
+        print(f"{path.name}: {'sound' if not faults else f'{len(faults)} faults'}")  # noqa: T201
+        for fault in faults:
+            print(f"  - {fault}")  # noqa: T201
+    if num_faults:
+        raise UnavailableError(f"stop the daemon and put back a copy from {home.backups}")
+    return 0
+
+
+def _back_up(home: Home, options: argparse.Namespace) -> int:
+    from trn.registry.connection import back_up
+
+    folder = options.folder or home.backups / time.strftime("%Y%m%d-%H%M%S")
+    if not home.registry.exists():
+        raise UnavailableError(f"there is no {home.registry}: nothing was ever submitted here")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in (home.registry, home.metrics):
+        target = folder / path.name
+        if target.exists():
+            raise UnavailableError(f"{target} exists: name another folder")
+        back_up(path, target)
+    print(f"backed up to {folder}")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

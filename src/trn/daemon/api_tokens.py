@@ -1,0 +1,124 @@
+"""Who may call over TCP. Through the socket, whose folder is the owner's alone, nobody is asked.
+
+The operator's token is a secret in a file of the home. A run token is made from it: it names a run and a day on which
+it ends, and an HMAC that only the daemon can make. Nothing is stored; another operator's token ends them all.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trn.core.errors import ForbiddenError, UnavailableError
+from trn.daemon.service_errors import UnauthenticatedError
+
+RUN_TOKEN_LIFE_S = 30 * 24 * 3600
+MIN_TOKEN_CHARS = 32
+
+_HEAD = "trnrun1"
+
+
+def read_or_make_token(path: Path) -> str:
+    """The operator's token; made at first need. UnavailableError where others could read it."""
+    with contextlib.suppress(FileExistsError):
+        # Whole or not at all, also where two processes make it at once: linked into place, never overwritten.
+        draft = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+        if not path.exists():
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(secrets.token_urlsafe(32) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(draft, path)
+            finally:
+                draft.unlink()
+    found = path.stat()
+    if found.st_mode & 0o077 or found.st_uid != os.getuid():
+        raise UnavailableError(
+            f"{path} can be read by others (mode {found.st_mode & 0o777:o}): delete it, and a new one is made"
+        )
+    token = path.read_text().strip()
+    if len(token) < MIN_TOKEN_CHARS:
+        raise UnavailableError(
+            f"{path} holds {len(token)} characters, expected at least {MIN_TOKEN_CHARS}: delete it, and a new one is made"
+        )
+    return token
+
+
+class ApiTokens:
+    """Makes and judges tokens. The file is read once; to change the operator's token, delete it and restart."""
+
+    def __init__(self, path: Path, *, clock_s: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock_s = clock_s
+        self._secret: tuple[bytes, bytes] | None = None  # (the operator's token, the key of run tokens)
+
+    def make_run_token(self, run_id: str) -> str:
+        claim = f"{_HEAD}.{int(self._clock_s()) + RUN_TOKEN_LIFE_S}.{run_id}"
+        return f"{claim}.{self._sign(claim)}"
+
+    def authenticate(self, values: Sequence[str | bytes]) -> str | None:
+        """The run that the caller's `authorization` is for; None: it is the operator. UnauthenticatedError otherwise."""
+        if len(values) != 1:
+            raise UnauthenticatedError(
+                "this call needs one token: send the metadata `authorization: Bearer <token>`; the operator's is in the"
+                " file `token` of the daemon's home, a run's came with its submit"
+            )
+        value = values[0]
+        raw = value if isinstance(value, bytes) else value.encode()
+        scheme, _, token = raw.partition(b" ")
+        token = token.strip()
+        operator, _ = self._load()
+        if scheme.lower() != b"bearer" or not token:
+            raise UnauthenticatedError("the authorization is not of the form `Bearer <token>`")
+        if hmac.compare_digest(token, operator):
+            return None
+        return self._read_run_token(token)
+
+    def _read_run_token(self, token: bytes) -> str:
+        text = token.decode(errors="replace")
+        claim, _, signature = text.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(claim).encode()):
+            raise UnauthenticatedError(
+                "the token is not valid here: it is of another daemon, or was cut short"
+            )
+        _, expiry_s, run_id = claim.split(".", 2)
+        if int(expiry_s) <= self._clock_s():
+            raise UnauthenticatedError(
+                f"the token of run {run_id} has ended: submit the run once more for a new one, or use the operator's"
+            )
+        return run_id
+
+    def _sign(self, claim: str) -> str:
+        _, key = self._load()
+        return hmac.new(key, claim.encode(), hashlib.sha256).hexdigest()
+
+    def _load(self) -> tuple[bytes, bytes]:
+        if self._secret is None:
+            operator = read_or_make_token(self._path).encode()
+            self._secret = operator, hmac.new(operator, b"trn run tokens v1", hashlib.sha256).digest()
+        return self._secret
+
+
+# What a run's token is good for, and where in the request the run is named.
+_OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "CancelRun"})
+
+
+def require_allowed(run_id: str | None, method: str, request: object) -> None:
+    """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do all."""
+    if run_id is None:
+        return
+    if method in _OF_ONE_RUN:
+        named = [getattr(request, "run_id", "")]
+    elif method == "WatchRuns":
+        named = list(getattr(request, "run_ids", ()))
+    else:
+        raise ForbiddenError(f"a run's token is not good for {method}: use the operator's")
+    if named != [run_id]:
+        asked = ", ".join(repr(name) for name in named) or "every run"
+        raise ForbiddenError(f"this token is for run {run_id} alone, and {asked} was asked for")

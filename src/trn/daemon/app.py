@@ -1,0 +1,172 @@
+"""The daemon, put together: everything it is made of is built here, and only here.
+
+It holds no truth of its own. What was promised is in the registry, what workers said is in their files, how they
+ended is with the launcher; so it may be killed at any moment, and the next one goes on from there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from trn.core.errors import UnavailableError
+from trn.core.home import Home, socket_address
+from trn.core.settings import Settings
+from trn.daemon.broadcaster import RunEventBroadcaster
+from trn.daemon.devices import Devices
+from trn.daemon.dispatcher import TrainerDispatcher
+from trn.daemon.ingest import Ingest
+from trn.daemon.maintenance import Maintenance
+from trn.daemon.service import TrainerService, add_ports, build_server
+from trn.daemon.singleton import DaemonInfo, Singleton
+from trn.daemon.startup_checks import check_start
+from trn.executors.local import LocalExecutor
+from trn.registry.metrics import MetricStore
+from trn.registry.sqlite import RunRegistry
+
+logger = logging.getLogger("trn.daemon")
+
+STOP_GRACE_S = 2.0  # for calls in flight
+
+
+class TrainerDaemon:
+    """One home's daemon. `serve` returns when it was asked to stop; workers are left running."""
+
+    def __init__(self, home: Home, settings: Settings) -> None:
+        self._home = home
+        self._settings = settings
+        self._stop = asyncio.Event()
+
+    def stop(self, reason: str) -> None:
+        """End `serve`. From the loop's thread."""
+        if not self._stop.is_set():
+            logger.info("stopping: %s; workers go on", reason)
+        self._stop.set()
+
+    async def serve(self, ready: Callable[[DaemonInfo], None] = lambda _info: None) -> None:
+        """Run until `stop`, SIGTERM or SIGINT. Refusals to start are TrnErrors; `ready` is called once it answers."""
+        for note in check_start(self._home, self._settings):
+            logger.info("%s", note)
+        singleton = Singleton(self._home)
+        singleton.acquire()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await self._serve(stack, singleton, ready)
+        finally:
+            singleton.release()
+
+    async def _serve(
+        self, stack: contextlib.AsyncExitStack, singleton: Singleton, ready: Callable[[DaemonInfo], None]
+    ) -> None:
+        home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
+        registry = RunRegistry(home.registry)
+        stack.callback(registry.close)
+        metrics = MetricStore(home.metrics)
+        stack.callback(metrics.close)
+        devices = Devices(settings.inventory, environ=os.environ)
+        await asyncio.wrap_future(
+            registry.set_slots([device.device_id for device in devices.inventory.devices])
+        )
+        executor = LocalExecutor(home)
+        stack.push_async_callback(executor.aclose)
+        await executor.start()
+        broadcaster = RunEventBroadcaster(registry)
+        registry.writer.on_commit = broadcaster.run_changed
+        ingest = Ingest(registry=registry, metrics=metrics, broadcaster=broadcaster, home=home)
+        stack.enter_context(_doorbell(home, loop, ingest.ring))
+        dispatcher = TrainerDispatcher(
+            registry=registry,
+            executor=executor,
+            ingest=ingest,
+            devices=devices,
+            home=home,
+            settings=settings,
+            environ=os.environ,
+        )
+        info = DaemonInfo(
+            pid=os.getpid(), version=version("trn"), addresses=(), started_ms=time.time_ns() // 1_000_000
+        )
+        service = TrainerService(
+            registry=registry,
+            metrics=metrics,
+            broadcaster=broadcaster,
+            dispatcher=dispatcher,
+            executor=executor,
+            devices=devices,
+            home=home,
+            settings=settings,
+            info=info,
+        )
+        maintenance = Maintenance(
+            home=home,
+            settings=settings,
+            files={"registry.db": registry, "metrics.db": metrics},
+            is_busy=lambda: bool(registry.live() or service.is_in_use()),
+            leave=self.stop,
+        )
+        service.warnings = lambda: [*devices.warnings, *maintenance.warnings]
+        server = build_server(service, settings=settings, home=home)
+        info = DaemonInfo(
+            pid=info.pid,
+            version=info.version,
+            addresses=tuple(add_ports(server, settings, home)),
+            started_ms=info.started_ms,
+        )
+        service.info = info
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        async with asyncio.TaskGroup() as tasks:
+            parts = [part.run() for part in (ingest, broadcaster, dispatcher, maintenance)]
+            running = [tasks.create_task(part) for part in parts]
+            with _signals(loop, self.stop):
+                singleton.announce(info)
+                logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
+                ready(info)
+                await self._stop.wait()
+            service.end_streams()
+            await server.stop(STOP_GRACE_S)
+            for task in running:
+                task.cancel()
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], None]) -> Iterator[None]:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, f"received {number.name}")
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _doorbell(home: Home, loop: asyncio.AbstractEventLoop, ring: Callable[[str], None]) -> Iterator[None]:
+    """Workers say here that there is something new in their file. Whoever rings is not believed, only looked after."""
+    home.doorbell.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        try:
+            bell.bind(socket_address(home.doorbell))
+        except OSError as fault:
+            raise UnavailableError(f"{home.doorbell} cannot be bound: {fault.strerror}") from fault
+        home.doorbell.chmod(0o600)
+        bell.setblocking(False)
+
+        def hear() -> None:
+            heard: set[str] = set()
+            with contextlib.suppress(BlockingIOError):
+                while len(heard) < 256:
+                    heard.add(bell.recv(512).decode(errors="replace"))
+            for run_id in heard:
+                ring(run_id)
+
+        loop.add_reader(bell, hear)
+        try:
+            yield
+        finally:
+            loop.remove_reader(bell)

@@ -1,0 +1,259 @@
+"""TrainerDispatcher: takes runs from the queue, places them, and owns the supervisors of all that live.
+
+It is woken by submits, ends and backoffs; a slow sweep is only the safety net. A round reads a window of the queue,
+so its cost does not grow with what waits behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from trn.core.errors import ConflictError, InfeasibleError, TrnError
+from trn.core.home import Home, socket_address
+from trn.core.runs import Needs, QueuedRun, RunRecord, RunState
+from trn.core.settings import Settings
+from trn.daemon.attempt_parts import DeviceView, EventIngest, Parts
+from trn.daemon.environment_report import EnvironmentReports
+from trn.daemon.placement import FreeResources, choose_starts
+from trn.daemon.submission import find_misfits
+from trn.daemon.supervisor import QUARANTINE, AttemptSupervisor, settle
+from trn.daemon.worker_plan import build_plan, encode_files
+from trn.executors.base import Executor
+from trn.registry.sqlite import NewRun, RunRegistry
+
+logger = logging.getLogger("trn.daemon.dispatcher")
+
+WINDOW = 64  # runs that a round looks at
+MAX_UNFIT = 1024  # beyond the window, for those that this machine cannot hold at present
+MAX_REASONS = 16  # written in a round
+FAULT_PAUSE_S = 1.0
+
+
+class TrainerDispatcher:
+    """One for a daemon. All of it lives in the loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        registry: RunRegistry,
+        executor: Executor,
+        ingest: EventIngest,
+        devices: DeviceView,
+        home: Home,
+        settings: Settings,
+        python: str = sys.executable,
+        environ: Mapping[str, str] = {},  # that workers inherit: named in their reports
+        clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self._parts = Parts(
+            registry=registry,
+            executor=executor,
+            ingest=ingest,
+            devices=devices,
+            home=home,
+            settings=settings,
+            reports=EnvironmentReports(devices.inventory, environ=environ),
+            doorbell=socket_address(home.doorbell),
+            python=python,
+            launcher_python=python,
+            clock=clock,
+            now_ms=now_ms,
+        )
+        self._free_bytes = free_bytes or (lambda: shutil.disk_usage(home.root).free)
+        self._supervisors: dict[str, AttemptSupervisor] = {}
+        self._woken = asyncio.Event()
+        self._swept = float("-inf")
+        self._num_unfit = 0
+
+    def wake(self) -> None:
+        """Something may be able to start: look soon."""
+        self._woken.set()
+
+    def cancel_wanted(self, run_id: str) -> None:
+        """A cancel was recorded: carry it out."""
+        supervisor = self._supervisors.get(run_id)
+        if supervisor is not None:
+            supervisor.cancel()
+        self.wake()
+
+    def check_feasible(self, needs: Needs) -> None:
+        """InfeasibleError where this machine could never hold that, with the most that it could."""
+        inventory = self._parts.devices.inventory
+        device_ids = [device.device_id for device in inventory.devices]
+        faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
+        if faults:
+            raise InfeasibleError("this machine could never run it", faults)
+
+    def plan(self, new: NewRun) -> bytes:
+        """What would be started for it on an idle machine, as JSON. Queues nothing, writes nothing."""
+        parts = self._parts
+        device_ids = tuple(device.device_id for device in parts.devices.inventory.devices)
+        queued = QueuedRun(
+            run_id=new.run_id, priority=0, submitted_ms=0, needs=new.needs, reason="", attempt=0
+        )
+        idle = FreeResources(device_ids=device_ids, cpus=new.needs.cpus, memory_mb=new.needs.memory_mb)
+        starts = choose_starts([queued], idle, now_ms=0, patience_s=0).starts
+        chosen = starts[0][1] if starts else new.needs.devices
+        now_ms = parts.now_ms()
+        run = RunRecord(
+            run_id=new.run_id,
+            digest=new.digest,
+            state=RunState.PENDING,
+            reason="a dry run",
+            config=new.config,
+            snapshot=new.snapshot,
+            base_dir=new.base_dir,
+            interpreter=new.interpreter,
+            submitted_ms=now_ms,
+            updated_ms=now_ms,
+            needs=new.needs,
+        )
+        files = build_plan(
+            run,
+            1,
+            parts.home.run(new.run_id),
+            device_ids=chosen,
+            devices_env=parts.devices.worker_env(chosen),
+            doorbell=parts.doorbell,
+            python=parts.python,
+            launcher_python=parts.launcher_python,
+            is_detected=parts.settings.inventory.devices is None,
+        )
+        return encode_files(files)
+
+    async def run(self) -> None:
+        """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._woken.clear()
+                try:
+                    await self._round(group)
+                except Exception:  # the registry or the disk: nothing was started that is not recorded
+                    logger.exception("a round of the dispatcher failed")
+                    await asyncio.sleep(FAULT_PAUSE_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._idle_s()):
+                        await self._woken.wait()
+
+    def _idle_s(self) -> float:
+        """Until the next sweep or the end of a backoff."""
+        parts = self._parts
+        idle_s = max(self._swept + parts.settings.sweep_s - parts.clock(), 0.0)
+        now_ms = parts.now_ms()
+        backoff_ms = parts.registry.next_backoff_ms(now_ms)
+        if backoff_ms is not None:
+            idle_s = min(idle_s, (backoff_ms - now_ms) / 1000 + 0.001)
+        return idle_s
+
+    async def _round(self, group: asyncio.TaskGroup) -> None:
+        parts = self._parts
+        if parts.clock() - self._swept >= parts.settings.sweep_s:
+            self._swept = parts.clock()
+            self._adopt(group)
+            await self._lift_quarantines()
+        queue = parts.registry.queue(parts.now_ms(), WINDOW + self._num_unfit)
+        if not queue:
+            return
+        free_bytes = self._free_bytes()
+        if free_bytes < parts.settings.min_free_bytes:
+            least = parts.settings.min_free_bytes >> 20
+            reason = (
+                f"the disk of {parts.home.root} is nearly full ({free_bytes >> 20} MB left): free {least} MB"
+            )
+            await self._say(queue, dict.fromkeys((run.run_id for run in queue), reason))
+            return
+        slots = parts.registry.slots()
+        known = [device.device_id for device in parts.devices.inventory.devices]
+        usable = {slot["device_id"] for slot in slots if not slot["quarantine_reason"]}
+        taken = {slot["device_id"] for slot in slots if slot["run_id"] is not None}
+        waits = self._find_unfit(queue, [device_id for device_id in known if device_id in usable])
+        self._num_unfit = min(len(waits), MAX_UNFIT)
+        cpus, memory_mb = parts.registry.held()
+        free = FreeResources(
+            device_ids=tuple(device_id for device_id in known if device_id in usable - taken),
+            cpus=parts.devices.inventory.cpus - cpus,
+            memory_mb=parts.devices.inventory.memory_mb - memory_mb,
+        )
+        decision = choose_starts(
+            [run for run in queue if run.run_id not in waits],
+            free,
+            now_ms=parts.now_ms(),
+            patience_s=parts.settings.backfill_patience_s,
+        )
+        await self._start(decision.starts, group)
+        await self._say(queue, {**waits, **decision.waits})
+
+    def _find_unfit(self, queue: list[QueuedRun], usable: list[str]) -> dict[str, str]:
+        """Runs that could not start even if all others ended: they must not keep anything from anybody."""
+        inventory = self._parts.devices.inventory
+        waits = {}
+        for run in queue:
+            misfits = find_misfits(run.needs, usable, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
+            if misfits:
+                waits[run.run_id] = f"cannot start while devices are missing or set aside: {misfits[0]}"
+        return waits
+
+    async def _start(self, starts: tuple[tuple[str, tuple[str, ...]], ...], group: asyncio.TaskGroup) -> None:
+        # All at once: claims that wait together share one commit.
+        claims = [(run_id, self._parts.registry.claim(run_id, device_ids)) for run_id, device_ids in starts]
+        for run_id, claim in claims:
+            try:
+                await settle(claim)
+            except ConflictError as fault:  # it was cancelled, say
+                logger.info("run %s is not started: %s", run_id, fault)
+            except TrnError as fault:
+                logger.error("run %s could not be claimed: %s", run_id, fault)  # noqa: TRY400
+            else:
+                self._supervise(self._parts.registry.get(run_id), group, is_adopted=False)
+        if len(starts) >= WINDOW:
+            self.wake()
+
+    async def _say(self, queue: list[QueuedRun], waits: Mapping[str, str]) -> None:
+        """Write why runs wait, where that is news."""
+        news = [run.run_id for run in queue if waits.get(run.run_id, run.reason) != run.reason]
+        changes = [self._parts.registry.set_reason(run_id, waits[run_id]) for run_id in news[:MAX_REASONS]]
+        for change in changes:
+            await settle(change)
+
+    def _adopt(self, group: asyncio.TaskGroup) -> None:
+        """Every live run has a supervisor: after a restart, and if ever one was lost."""
+        for run in self._parts.registry.live():
+            if run.run_id not in self._supervisors:
+                logger.info("adopting %s#%d", run.run_id, run.attempt)
+                self._supervise(run, group, is_adopted=True)
+
+    def _supervise(self, run: RunRecord, group: asyncio.TaskGroup, *, is_adopted: bool) -> None:
+        supervisor = AttemptSupervisor(run, self._parts, is_adopted=is_adopted)
+        self._supervisors[run.run_id] = supervisor
+        group.create_task(self._tend(run.run_id, supervisor), name=f"supervisor-{run.run_id}")
+
+    async def _tend(self, run_id: str, supervisor: AttemptSupervisor) -> None:
+        try:
+            await supervisor.run()
+        except Exception:
+            logger.exception("the supervisor of %s failed; the next sweep gives it another", run_id)
+        finally:
+            del self._supervisors[run_id]
+        self.wake()
+
+    async def _lift_quarantines(self) -> None:
+        """Hand out again what nobody else uses any more."""
+        parts = self._parts
+        known = {device.device_id for device in parts.devices.inventory.devices}
+        for slot in parts.registry.slots():
+            device_id = slot["device_id"]
+            is_ours = slot["quarantine_reason"].startswith(QUARANTINE)
+            if not is_ours or slot["run_id"] is not None or device_id not in known:
+                continue
+            try:
+                if not await parts.devices.foreign_processes(device_id, set()):
+                    await settle(parts.registry.quarantine(device_id, ""))
+                    logger.info("%s is free again", device_id)
+            except Exception:
+                logger.exception("%s: whether it is free could not be found out", device_id)

@@ -1,0 +1,116 @@
+"""Which of the waiting runs start now, and on which devices. Pure: the same question has the same answer.
+
+The most urgent goes first, then the oldest. What does not fit may be overtaken, but not for ever: a run that has
+waited longer than the patience keeps whatever it needs of what is free, and what is freed gathers for it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trn.core.runs import Needs, QueuedRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeResources:
+    """What nobody holds, in the order in which devices are handed out. Quarantined devices are not in it."""
+
+    device_ids: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Who starts on what, in this order; why the others do not."""
+
+    starts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    waits: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What is still free while we decide."""
+
+    device_ids: list[str]
+    cpus: int
+    memory_mb: int
+
+    def take(self, device_ids: Sequence[str], needs: Needs) -> None:
+        """Take what there is of it: whoever gathers takes less than it needs."""
+        self.device_ids = [device_id for device_id in self.device_ids if device_id not in device_ids]
+        self.cpus -= min(needs.cpus, self.cpus)
+        self.memory_mb -= min(needs.memory_mb, self.memory_mb)
+
+
+def choose_starts(
+    queue: Sequence[QueuedRun], free: FreeResources, *, now_ms: int, patience_s: float
+) -> Decision:
+    """Decide for all of `queue` at once. Costs O(runs x devices), whatever else waits behind them."""
+    pool = _Pool(list(free.device_ids), free.cpus, free.memory_mb)
+    named = Counter(device_id for run in queue for device_id in run.needs.devices)
+    starts: list[tuple[str, tuple[str, ...]]] = []
+    waits: dict[str, str] = {}
+    gathers_for = ""
+    for run in sorted(queue, key=lambda run: (-run.priority, run.submitted_ms, run.run_id)):
+        device_ids = _pick(run.needs, pool.device_ids, named)
+        lacks = _lacks(run.needs, pool, has_devices=device_ids is not None)
+        if device_ids is not None and not lacks:
+            pool.take(device_ids, run.needs)
+            starts.append((run.run_id, device_ids))
+            continue
+        would_fit = gathers_for and _fits(run.needs, free, named)
+        waits[run.run_id] = (
+            f"waits for {lacks}: what is free is kept for {gathers_for}, which has waited long"
+            if would_fit
+            else f"waits for {lacks}"
+        )
+        if now_ms - run.submitted_ms > patience_s * 1000:
+            gathers_for = gathers_for or run.run_id
+            kept = device_ids
+            if kept is None:
+                is_wanted = set(run.needs.devices).__contains__ if run.needs.devices else bool
+                kept = tuple(device_id for device_id in pool.device_ids if is_wanted(device_id))
+            pool.take(kept, run.needs)
+    return Decision(starts=tuple(starts), waits=waits)
+
+
+def kind_of(device_id: str) -> str:
+    """`cuda` of `cuda:3`."""
+    return device_id.partition(":")[0]
+
+
+def _fits(needs: Needs, free: FreeResources, named: Mapping[str, int]) -> bool:
+    has_devices = _pick(needs, free.device_ids, named) is not None
+    return has_devices and needs.cpus <= free.cpus and needs.memory_mb <= free.memory_mb
+
+
+def _pick(needs: Needs, free: Sequence[str], named: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The devices for it, or None. Of those that would do, the ones that nobody asks for by name come first."""
+    if needs.devices:
+        return needs.devices if set(needs.devices) <= set(free) else None
+    if needs.gpus == 0:
+        return ()
+    for kind in dict.fromkeys(map(kind_of, free)):  # a worker has one kind only: its torch is built for one
+        of_kind = [device_id for device_id in free if kind_of(device_id) == kind]
+        if len(of_kind) >= needs.gpus:
+            chosen = set(sorted(of_kind, key=lambda device_id: named[device_id])[: needs.gpus])
+            return tuple(device_id for device_id in of_kind if device_id in chosen)
+    return None
+
+
+def _lacks(needs: Needs, pool: _Pool, *, has_devices: bool) -> str:
+    """What is missing, in words; empty where nothing is."""
+    parts = []
+    if not has_devices:
+        gone = [device_id for device_id in needs.devices if device_id not in pool.device_ids]
+        parts.append(" and ".join(gone) if gone else _count(needs.gpus, "GPU"))
+    if needs.cpus > pool.cpus:
+        parts.append(_count(needs.cpus, "CPU"))
+    if needs.memory_mb > pool.memory_mb:
+        parts.append(f"{needs.memory_mb} MB of memory")
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,330 @@
+"""TrainerService: the calls of `proto/trainer.proto`. It reads the registry, hands changes to it, and wakes who acts.
+
+Each call is a coroutine that takes (request, context) and returns its message; streams write bytes, see `run_streams`.
+Who may call is decided before, errors are made statuses after: in `server`.
+"""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
+from trn.core.home import Home
+from trn.core.runs import RunRecord
+from trn.core.settings import Settings
+from trn.core.snapshots import SnapshotStore
+from trn.daemon.api_tokens import ApiTokens
+from trn.daemon.devices import Inventory
+from trn.daemon.resumption import META_SUFFIX, merge, newest_checkpoint, plan_resume, with_checkpoint
+from trn.daemon.run_streams import Broadcaster, RunStreams
+from trn.daemon.server import Context, add_ports, build_server
+from trn.daemon.service_errors import TooMuchError
+from trn.daemon.singleton import DaemonInfo
+from trn.daemon.submission import Asked, read_config, read_submission
+from trn.proto import trainer_pb2 as pb
+from trn.proto.convert import attempt_message, known_states, run_message
+from trn.registry.metrics import MetricReader
+from trn.registry.sqlite import NewRun, RunRegistry
+
+__all__ = ["TrainerService", "add_ports", "build_server"]
+
+DEFAULT_PAGE, MAX_PAGE = 100, 1000
+PAGE_BYTES = 2 << 20  # a page ends early rather than outgrow a message
+MAX_POINTS = 500_000
+MAX_REASON = 1000
+
+T = TypeVar("T")
+
+
+class Dispatcher(Protocol):
+    def wake(self) -> None: ...
+
+    def cancel_wanted(self, run_id: str) -> None: ...
+
+    def plan(self, new: NewRun) -> bytes: ...
+
+
+class DeviceInventory(Protocol):
+    @property
+    def inventory(self) -> Inventory: ...
+
+
+class TrainerService:
+    """All calls. `info` and `warnings` are what GetHealth tells; the assembler sets them when it knows them."""
+
+    def __init__(
+        self,
+        *,
+        registry: RunRegistry,
+        metrics: MetricReader,
+        broadcaster: Broadcaster,
+        dispatcher: Dispatcher,
+        executor: object,
+        devices: DeviceInventory,
+        home: Home,
+        settings: Settings,
+        info: DaemonInfo,
+    ) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._dispatcher = dispatcher
+        self._executor = executor
+        self._devices = devices
+        self._home = home
+        self._settings = settings
+        self.info = info
+        self.warnings: Callable[[], Sequence[str]] = lambda: ()
+        self.tokens = ApiTokens(home.token)
+        self.streams = RunStreams(registry=registry, broadcaster=broadcaster, home=home)
+        self.num_calls = 0
+        self._num_calls_seen = 0
+        self.WatchRuns = self.streams.watch_runs
+        self.StreamEvents = self.streams.stream_events
+        self.StreamLogs = self.streams.stream_logs
+
+    def is_in_use(self) -> bool:
+        """Whether somebody watches, or has asked for anything since this was last asked."""
+        has_news, self._num_calls_seen = self.num_calls != self._num_calls_seen, self.num_calls
+        return has_news or self.streams.num_open > 0
+
+    def end_streams(self) -> None:
+        """The daemon stops: watchers are told to come again, instead of being waited for."""
+        self.streams.end_all()
+
+    async def SubmitRun(self, request: pb.SubmitRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
+        asked = Asked(
+            config_json=request.config_json,
+            code_identity=request.code_identity,
+            snapshot=request.snapshot,
+            base_dir=request.base_dir,
+            interpreter=request.interpreter,
+            priority=request.priority,
+        )
+        return await self._submit(asked, is_another=request.is_another_wanted, is_dry_run=request.is_dry_run)
+
+    async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
+        asked = await self._read_resume(request)
+        return await self._submit(asked, is_another=request.is_another_wanted, is_dry_run=False)
+
+    async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
+        run_id = self.find(request.run_id).run_id
+        reason = request.reason[:MAX_REASON] or "cancelled by request"
+        record, was_live = await committed(self._registry.want_cancel(run_id, reason))
+        if was_live:
+            self._dispatcher.cancel_wanted(run_id)
+        return pb.CancelRunResponse(run=run_message(record), was_live=was_live)
+
+    async def GetRun(self, request: pb.GetRunRequest, _context: Context) -> pb.GetRunResponse:  # noqa: N802
+        record = self.find(request.run_id)
+        return pb.GetRunResponse(
+            run=run_message(record, with_config=True),
+            attempts=[attempt_message(attempt) for attempt in self._registry.attempts(record.run_id)],
+            folder=str(self._home.run(record.run_id).root),
+        )
+
+    async def ListRuns(self, request: pb.ListRunsRequest, _context: Context) -> pb.ListRunsResponse:  # noqa: N802
+        states = known_states(request.states)
+        before = _read_page_token(request.page_token)
+        size = min(request.page_size or DEFAULT_PAGE, MAX_PAGE)
+        answer = pb.ListRunsResponse()
+        if request.states and not states:
+            return answer  # no run of ours can be in a state that we do not know
+        records = self._registry.page(states=states, name=request.name_contains, before=before, limit=size)
+        size_bytes = 0
+        for record in records:
+            message = run_message(record, with_config=request.with_config)
+            size_bytes += message.ByteSize()
+            if answer.runs and size_bytes > PAGE_BYTES:
+                break
+            answer.runs.append(message)
+        if answer.runs and (len(records) == size or len(answer.runs) < len(records)):
+            last = answer.runs[-1]
+            answer.next_page_token = _make_page_token(last.submitted_ms, last.run_id)
+        return answer
+
+    async def GetMetrics(self, request: pb.GetMetricsRequest, _context: Context) -> pb.GetMetricsResponse:  # noqa: N802
+        record = self.find(request.run_id)
+        found = await asyncio.to_thread(
+            self._metrics.query,
+            record.run_id,
+            list(request.names),
+            request.from_step if request.HasField("from_step") else None,
+            request.to_step if request.HasField("to_step") else None,
+            request.max_points,
+        )
+        num_points = sum(len(series.steps) for series in found)
+        if num_points > MAX_POINTS:
+            raise TooMuchError(
+                f"that would be {num_points} points, at most {MAX_POINTS} are sent at once: thin them out with max_points,"
+                " or ask for fewer names or a range of steps"
+            )
+        return pb.GetMetricsResponse(
+            series=[
+                pb.MetricSeries(
+                    name=series.name,
+                    steps=series.steps,
+                    values=series.values,
+                    timestamps_ms=series.timestamps_ms,
+                    num_points=series.num_points,
+                    lows=series.lows,
+                    highs=series.highs,
+                )
+                for series in found
+            ]
+        )
+
+    async def ListDevices(self, _request: pb.ListDevicesRequest, _context: Context) -> pb.ListDevicesResponse:  # noqa: N802
+        inventory = self._devices.inventory
+        slots = {slot["device_id"]: slot for slot in self._registry.slots()}
+        cpus_held, memory_mb_held = self._registry.held()
+        answer = pb.ListDevicesResponse(
+            cpus=inventory.cpus,
+            cpus_held=cpus_held,
+            memory_mb=inventory.memory_mb,
+            memory_mb_held=memory_mb_held,
+        )
+        for device in inventory.devices:
+            slot: dict[str, Any] = slots.get(device.device_id, {})
+            answer.devices.add(
+                device_id=device.device_id,
+                kind=device.kind,
+                name=device.name,
+                memory_mb=device.memory_mb,
+                run_id=slot.get("run_id") or "",
+                attempt=slot.get("attempt") or 0,
+                quarantine_reason=slot.get("quarantine_reason") or "",
+            )
+        return answer
+
+    async def GetHealth(self, _request: pb.GetHealthRequest, _context: Context) -> pb.GetHealthResponse:  # noqa: N802
+        return pb.GetHealthResponse(
+            version=self.info.version,
+            pid=self.info.pid,
+            started_ms=self.info.started_ms,
+            home=str(self._home.root),
+            address=", ".join(self.info.addresses),
+            runs_by_state=self._registry.counts(),
+            launcher=str(getattr(self._executor, "state", "")),
+            num_watchers=self.streams.num_open,
+            warnings=self.warnings(),
+            last_change=self._registry.last_change(),
+        )
+
+    def find(self, run_id: str) -> RunRecord:
+        """By id or unique prefix. What could be no id is refused before anything is looked up."""
+        self._home.run(run_id)
+        return self._registry.get(run_id)
+
+    async def _submit(self, asked: Asked, *, is_another: bool, is_dry_run: bool) -> pb.SubmitRunResponse:
+        new = self._read(asked)
+        if new.snapshot:
+            await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
+        if is_dry_run:
+            run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
+            return pb.SubmitRunResponse(run=run, plan_json=self._dispatcher.plan(new))
+        while True:
+            try:
+                record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
+                break
+            except ConflictError:
+                taken, new = new.run_id, self._read(asked)
+                if new.run_id == taken:
+                    raise  # the caller chose it; one that was drawn is drawn again
+        if not existed:
+            self._dispatcher.wake()
+        return pb.SubmitRunResponse(
+            run=run_message(record), existed=existed, run_token=self.tokens.make_run_token(record.run_id)
+        )
+
+    def _read(self, asked: Asked) -> NewRun:
+        return read_submission(
+            asked,
+            home=self._home,
+            inventory=self._devices.inventory,
+            max_config_bytes=self._settings.max_config_bytes,
+        )
+
+    async def _read_resume(self, request: pb.ResumeRunRequest) -> Asked:
+        overrides = _read_object(request.overrides_json, self._settings.max_config_bytes)
+        meta = Path(request.checkpoint_path) if request.checkpoint_path else None
+        if meta is not None:
+            if not meta.is_absolute() or not meta.name.endswith(META_SUFFIX):
+                raise InvalidRequestError(
+                    f"checkpoint_path is {request.checkpoint_path!r}, expected the absolute path of a {META_SUFFIX}"
+                )
+            if not await asyncio.to_thread(meta.is_file):
+                raise NotFoundError(f"there is no checkpoint {meta}")
+        if request.run_id:
+            return await self._resume_run(request, overrides, meta)
+        if meta is None or not request.config_json:
+            raise InvalidRequestError(
+                "resume needs a run_id, or a checkpoint_path with the config to go on with"
+            )
+        config = merge(
+            read_config(request.config_json, max_config_bytes=self._settings.max_config_bytes), overrides
+        )
+        return Asked(
+            config_json=msgspec.json.encode(with_checkpoint(config, meta)),
+            code_identity=request.code_identity,
+            snapshot=request.snapshot,
+            base_dir=request.base_dir,
+            interpreter=request.interpreter,
+            priority=request.priority,
+        )
+
+    async def _resume_run(
+        self, request: pb.ResumeRunRequest, overrides: dict[str, Any], meta: Path | None
+    ) -> Asked:
+        if request.config_json:
+            raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
+        parent = self.find(request.run_id)
+        checkpoint: tuple[Path, int | None] | None = None
+        if meta is not None:
+            checkpoint = meta, None
+        else:
+            folder = self._home.run(parent.run_id).checkpoints
+            checkpoint = await asyncio.to_thread(newest_checkpoint, folder)
+        plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
+        return Asked(
+            config_json=msgspec.json.encode(plan.config),
+            code_identity=request.code_identity,
+            snapshot=request.snapshot or parent.snapshot,
+            base_dir=request.base_dir or parent.base_dir,
+            interpreter=request.interpreter or parent.interpreter,
+            priority=request.priority,
+            parent_run_id=parent.run_id,
+        )
+
+
+async def committed(future: "Future[T]") -> T:
+    """Its result. A caller that goes away takes nothing back: what was handed in is committed all the same."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _read_object(text: bytes, max_bytes: int) -> dict[str, Any]:
+    return read_config(text, max_config_bytes=max_bytes) if text else {}
+
+
+def _make_page_token(submitted_ms: int, run_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{submitted_ms}/{run_id}".encode()).decode().rstrip("=")
+
+
+def _read_page_token(token: str) -> tuple[int, str] | None:
+    if not token:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+        submitted, slash, run_id = text.partition("/")
+        if not slash or not submitted.isascii() or not submitted.isdigit() or len(submitted) > 18:
+            raise ValueError(text)
+    except (binascii.Error, UnicodeError, ValueError) as fault:
+        raise InvalidRequestError(
+            f"page_token is {token[:60]!r}, which no answer ever gave: start with an empty one"
+        ) from fault
+    return int(submitted), run_id

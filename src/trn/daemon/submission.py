@@ -1,0 +1,209 @@
+"""What is asked for -> a run that can be queued, or every fault of it. Pure: nothing is looked up or written.
+
+A run that no machine of ours could ever hold is refused here, with the most that it could ask for.
+"""
+
+import contextlib
+import re
+import secrets
+from typing import Any
+
+import msgspec
+
+from gen_worker.documents import parse_document
+from gen_worker.errors import SpecError
+from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
+from gen_worker.trainer.job_spec import parse_job_spec, rule_faults
+from trn.core.digest import run_digest
+from trn.core.errors import InfeasibleError, InvalidRequestError
+from trn.core.home import Home
+from trn.core.runs import Needs
+from trn.daemon.devices import Inventory
+from trn.daemon.placement import kind_of
+from trn.registry.sqlite import NewRun
+
+MAX_PRIORITY = 1000
+MAX_TEXT = 4096  # of a path, a name, an identity
+MAX_SLUG = 40
+CPU = "cpu"
+_SOURCE = "the job"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A submit, as it came."""
+
+    config_json: bytes
+    code_identity: str = ""
+    snapshot: str = ""
+    base_dir: str = ""
+    interpreter: str = ""
+    priority: int = 0
+    parent_run_id: str = ""
+
+
+def read_submission(asked: Asked, *, home: Home, inventory: Inventory, max_config_bytes: int) -> NewRun:
+    """The run to queue. InvalidRequestError with all faults; InfeasibleError where it could never start."""
+    config = read_config(asked.config_json, max_config_bytes=max_config_bytes)
+    faults = _request_faults(asked)
+    given_id = config.get("run_id")
+    if given_id is None:
+        config = {**config, "run_id": make_run_id(config)}
+    try:
+        job = parse_job(config)
+    except SpecError as fault:
+        raise InvalidRequestError(f"{_SOURCE} is not valid", [*fault.faults, *faults]) from fault
+    if job.trainer is None:
+        faults.append("trainer: not given, expected the trainer class as module:symbol")
+    if job.resources.nodes > 1:
+        faults.append(
+            f"resources.nodes: found {job.resources.nodes}, but this daemon starts workers on its own machine only:"
+            " set it to 1, or start the worker with torchrun on each node"
+        )
+    if faults:
+        raise InvalidRequestError(f"{_SOURCE} is not valid", faults)
+    home.run(job.run_id)  # refuses an id that could name another place
+    needs = needs_of(job, inventory)
+    check_fit(job, needs, inventory)
+    # A resumed run is not the run that it goes on from, though it asks for the same.
+    parent = {"parent_run_id": asked.parent_run_id} if asked.parent_run_id else {}
+    return NewRun(
+        run_id=job.run_id,
+        digest=run_digest({**config, **parent}, asked.code_identity or asked.snapshot),
+        config=config,
+        name=job.name or "",
+        priority=asked.priority,
+        parent_run_id=asked.parent_run_id,
+        snapshot=asked.snapshot,
+        base_dir=asked.base_dir,
+        interpreter=asked.interpreter,
+        max_attempts=job.retry.max_attempts,
+        needs=needs,
+        tags=job.tags,
+    )
+
+
+def read_config(config_json: bytes, *, max_config_bytes: int) -> dict[str, Any]:
+    """The plain data of a config: bounded in size and depth."""
+    if len(config_json) > max_config_bytes:
+        raise InvalidRequestError(
+            f"the config has {len(config_json)} bytes, at most {max_config_bytes} are taken: put data into files and"
+            " name them, or raise max_config_bytes in the settings"
+        )
+    try:
+        config = parse_document(config_json.decode(), format_="json", source=_SOURCE)
+    except UnicodeDecodeError as fault:
+        raise InvalidRequestError(f"the config is not UTF-8 text: byte {fault.start}") from fault
+    except SpecError as fault:
+        raise InvalidRequestError(f"{_SOURCE} is not valid", fault.faults) from fault
+    if not isinstance(config, dict):
+        raise InvalidRequestError("the config is no object: expected one with the fields of a job")
+    return config
+
+
+def parse_job(config: dict[str, Any]) -> TrainingJobSpec:
+    """The job in plain data, or a SpecError with every fault.
+
+    A good one is converted at once; only what msgspec or a rule refuses takes the long way, which finds all faults.
+    """
+    if config.get("trainer_api_version", API_VERSION) == API_VERSION:
+        with contextlib.suppress(msgspec.ValidationError):
+            job = msgspec.convert(config, TrainingJobSpec)
+            if next(rule_faults(config), None) is None:
+                return job
+    return parse_job_spec(config, source=_SOURCE)
+
+
+def make_run_id(config: dict[str, Any]) -> str:
+    """A name that a person can tell from others, and that nobody has."""
+    name = config.get("name") or str(config.get("trainer") or "").rpartition(":")[2] or "run"
+    slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:MAX_TEXT].lower()).strip("-")[:MAX_SLUG].strip("-")
+    return f"{slug or 'run'}-{secrets.token_hex(3)}"
+
+
+def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:
+    """What the run holds while it runs. Where the job says nothing: a GPU for each process, as far as there are any."""
+    wanted = job.resources
+    devices: tuple[str, ...] = ()
+    gpus = 0
+    if wanted.devices is not None:
+        devices = tuple(dict.fromkeys(name for name in wanted.devices if name != CPU))
+    elif wanted.gpus is not None:
+        gpus = wanted.gpus
+    else:
+        gpus = min(wanted.processes, most_gpus([device.device_id for device in inventory.devices]))
+    return Needs(
+        devices=devices,
+        gpus=gpus,
+        cpus=wanted.cpus or wanted.processes,
+        memory_mb=wanted.memory_mb or 0,
+    )
+
+
+def most_gpus(device_ids: list[str]) -> int:
+    """How many GPUs one run can have: they are of one kind."""
+    kinds = [kind_of(device_id) for device_id in device_ids]
+    return max(map(kinds.count, kinds), default=0)
+
+
+def check_fit(job: TrainingJobSpec, needs: Needs, inventory: Inventory) -> None:
+    """InfeasibleError with every reason why it could never start here, and the most that would."""
+    device_ids = [device.device_id for device in inventory.devices]
+    faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
+    num_gpus, processes = len(needs.devices) or needs.gpus, job.resources.processes
+    is_shared_on_purpose = num_gpus == 1 and (job.resources.devices or job.resources.gpus)
+    if not faults and 0 < num_gpus < processes and not is_shared_on_purpose:
+        faults.append(
+            f"resources.processes: {processes} processes need a GPU each and get {num_gpus}: ask for at most"
+            f' {num_gpus}, or for the CPU with resources.devices ["cpu"]'
+        )
+    if faults:
+        raise InfeasibleError("this machine could never run it", faults)
+
+
+def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: int) -> list[str]:
+    """Why needs exceed all that there is; empty where they would fit if nobody else were there."""
+    faults = []
+    unknown = [name for name in needs.devices if name not in device_ids]
+    if unknown:
+        there = ", ".join(device_ids) or "no GPU"
+        faults.append(
+            f"resources.devices: asks for {', '.join(unknown)}, this machine has {there}: name one of those, or any"
+            " with resources.gpus"
+            if device_ids
+            else f"resources.devices: asks for {', '.join(unknown)}, this machine has {there}: use"
+            f' ["{CPU}"], or leave it out'
+        )
+    elif len({kind_of(name) for name in needs.devices}) > 1:
+        faults.append("resources.devices: names GPUs of several kinds, a run can have only one kind")
+    most = most_gpus(device_ids)
+    if needs.gpus > most:
+        faults.append(
+            f"resources.gpus: asks for {needs.gpus} GPUs, this machine has {most}: ask for at most {most}"
+        )
+    if needs.cpus > cpus:
+        faults.append(
+            f"resources.cpus: asks for {needs.cpus} CPUs, this machine has {cpus}: ask for at most {cpus} (it is the"
+            " number of processes where it is not given)"
+        )
+    if needs.memory_mb > memory_mb:
+        faults.append(
+            f"resources.memory_mb: asks for {needs.memory_mb} MB, this machine has {memory_mb}: ask for at most"
+            f" {memory_mb}"
+        )
+    return faults
+
+
+def _request_faults(asked: Asked) -> list[str]:
+    faults = []
+    if not -MAX_PRIORITY <= asked.priority <= MAX_PRIORITY:
+        faults.append(
+            f"priority: found {asked.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    for name in ("base_dir", "interpreter"):
+        path: str = getattr(asked, name)
+        if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
+            faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")
+    for name in ("code_identity", "snapshot", "parent_run_id"):
+        if len(getattr(asked, name)) > MAX_TEXT:
+            faults.append(f"{name}: has {len(getattr(asked, name))} characters, expected at most {MAX_TEXT}")
+    return faults

@@ -1,0 +1,134 @@
+"""An attempt -> all that starts its worker: the plan, the contract and the job file. Built purely, printable, then done."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
+from trn.core.home import RunFolder
+from trn.core.runs import RunRecord
+from trn.executors.base import LaunchPlan
+
+ENTRY = (
+    "-P",
+    "-m",
+    "gen_worker.entrypoint",
+)  # -P: neither the folder nor the script is on the import path by itself
+
+
+class WorkerFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan, and what has to be in the run's folder before it is launched."""
+
+    plan: LaunchPlan
+    contract: TrainerSubprocessContractV1
+    job: dict[str, Any]
+
+
+def build_plan(
+    run: RunRecord,
+    number: int,
+    folder: RunFolder,
+    *,
+    device_ids: Sequence[str],
+    devices_env: Mapping[str, str],
+    doorbell: str,
+    python: str,
+    launcher_python: str,
+    is_detected: bool = True,
+) -> WorkerFiles:
+    """Attempt `number` of the run on those devices. `python` is for runs that name no interpreter.
+
+    Only a worker of the launcher's own interpreter can be warm. `is_detected` is False where the devices are the
+    settings' word: then the worker takes what it finds instead of being told.
+    """
+    interpreter = run.interpreter or python
+    env = {
+        "WORKER_MODE": "trainer",
+        "TRAINER_CONTRACT_PATH": str(folder.contract),
+        "TRAINER_ATTEMPT": str(number),
+        "TRAINER_DOORBELL": doorbell,
+        **devices_env,
+    }
+    if run.base_dir:
+        env["TRAINER_BASE_DIR"] = run.base_dir
+    if _resources(run.config).get("cpus") is not None:
+        env["OMP_NUM_THREADS"] = str(run.needs.cpus)
+    plan = LaunchPlan(
+        run_id=run.run_id,
+        number=number,
+        argv=(interpreter, *ENTRY),
+        env=env,
+        cwd=run.base_dir or str(folder.root),
+        code_dir=str(folder.code) if run.snapshot else run.base_dir,
+        log_path=str(folder.log),
+        attempt_dir=str(folder.attempts),
+        contract_path=str(folder.contract),
+        is_warm=interpreter == launcher_python,
+    )
+    contract = TrainerSubprocessContractV1(
+        trainer_plugin=run.config.get("trainer") or "",
+        job_spec_path=str(folder.job),
+        checkpoints_dir=str(folder.checkpoints),
+        samples_dir=str(folder.samples),
+        events_path=str(folder.events),
+    )
+    job = with_devices(run.config, device_ids, is_detected=is_detected)
+    return WorkerFiles(plan=plan, contract=contract, job=job)
+
+
+def with_devices(
+    config: Mapping[str, Any], device_ids: Sequence[str], *, is_detected: bool = True
+) -> dict[str, Any]:
+    """The job as its worker sees it: the GPUs that it holds are the only ones there, and numbered from 0.
+
+    torch calls a ROCm device `cuda` too.
+    """
+    resources = dict(_resources(config))
+    asked = resources.pop("devices", None)
+    resources.pop("gpus", None)
+    seen = {device_id: f"cuda:{index}" for index, device_id in enumerate(device_ids)}
+    if not device_ids:
+        resources["devices"] = ["cpu"]
+    elif is_detected:
+        resources["devices"] = [seen.get(name, name) for name in asked] if asked else list(seen.values())
+    return {**config, "resources": resources}
+
+
+def write_attempt_files(files: WorkerFiles, folder: RunFolder) -> None:
+    """Put the job and the contract in their place, each whole or not at all. Blocks; safe to repeat."""
+    folder.attempts.mkdir(parents=True, exist_ok=True)
+    for path, content in ((folder.job, files.job), (folder.contract, files.contract)):
+        text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+        _replace(path, text)
+
+
+def render_plan(plan: LaunchPlan) -> str:
+    """As a person would type it."""
+    lines = [f"cd {shlex.quote(plan.cwd)}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(plan.env.items())]
+    if plan.code_dir:
+        lines.append(f'export PYTHONPATH={shlex.quote(plan.code_dir)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+    lines.append(f"{shlex.join(plan.argv)} >> {shlex.quote(plan.log_path)} 2>&1")
+    return "\n".join(lines)
+
+
+def encode_files(files: WorkerFiles) -> bytes:
+    """The whole of it as JSON, with the shell's view beside it: what a dry run answers."""
+    shell = {"shell": render_plan(files.plan)}
+    return msgspec.json.encode({**msgspec.to_builtins(files), **shell})
+
+
+def _resources(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("resources")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _replace(path: Path, text: bytes) -> None:
+    # Not synced: after a power cut the worker is gone too, and the next attempt writes them again.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(text)
+    temporary.replace(path)

@@ -1,0 +1,96 @@
+"""What an executor is: a plan goes in, a worker comes to be, and one day it has ended.
+
+The plan is pure data that can be printed. An attempt is named by its key, and at most one process can ever stand for
+a key: the worker makes the attempt's record file before it does anything else, and whoever gives an attempt up makes
+the same file first, so that only one of the two can.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from trn.core.errors import UnavailableError
+
+
+class AttemptKey(msgspec.Struct, frozen=True):
+    """One attempt of one run."""
+
+    run_id: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.run_id}#{self.number}"
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that starts one attempt's worker."""
+
+    run_id: str
+    number: int
+    argv: tuple[str, ...]  # for a cold start; a warm one runs the same module in a fork
+    env: dict[str, str]  # laid over the launcher's own environment
+    cwd: str
+    code_dir: str  # first on the worker's import path; empty: none
+    log_path: str  # stdout and stderr, appended
+    attempt_dir: str  # its record and its exit are made here
+    contract_path: str
+    is_warm: bool
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.run_id, self.number)
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Names a process for good: pids are used again, this is not."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int | None = None
+
+
+class WorkerExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker's process ended. The code is None where nobody was there to see it."""
+
+    exit_code: int | None = None  # negative: ended by that signal
+    is_out_of_memory: bool = False  # the system says that it killed it for memory
+    is_reboot: bool = False  # the machine went down under it
+    detail: str = ""
+
+
+class LaunchUnknownError(UnavailableError):
+    """Whether the worker started is not known: `find` tells."""
+
+
+class Executor(Protocol):
+    """Starts and ends workers. All calls are safe to repeat, and to make after a restart of the daemon."""
+
+    async def launch(self, plan: LaunchPlan) -> WorkerIdentity:
+        """Start it, or return the process that already stands for this attempt.
+
+        UnavailableError where it certainly does not run and never will; LaunchUnknownError where nobody can say.
+        """
+        ...
+
+    async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
+        """The process that stands for the attempt, alive or ended. None: it never started, and from now on cannot."""
+        ...
+
+    async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
+        """Returns once the process has ended and how it did is known, as far as it can be. May be cancelled."""
+        ...
+
+    async def signal(self, identity: WorkerIdentity, number: int) -> bool:
+        """Send a signal to the worker's own process; False where it is gone."""
+        ...
+
+    async def end(self, identity: WorkerIdentity) -> None:
+        """SIGKILL the worker, its process group and what it started, until none is left.
+
+        UnavailableError where something cannot be ended (and so still holds its devices).
+        """
+        ...
+
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+        """Write the attempt's terminal event if it wrote none itself. False where that could not be done."""
+        ...

@@ -1,0 +1,193 @@
+"""An executor without processes: scripted workers that write real events files. Ships beside the interface it fakes.
+
+It outlives any number of dispatchers, as the launcher and its workers do, and keeps the promise of the record file:
+at most one process ever stands for an attempt. `violations` says where someone made it start two of a run at once, or
+two on one device.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.trainer.subprocess_contract import read_subprocess_contract
+from trn.core.errors import UnavailableError
+from trn.executors.base import AttemptKey, LaunchPlan, WorkerExit, WorkerIdentity
+
+BOOT_ID = "fake-boot"
+WELL = WorkerExit(exit_code=0)
+UNKNOWN = WorkerExit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a worker does: it begins, lasts or not, writes its last event, ends."""
+
+    event: str = "completed"  # "failed", or "" for none
+    category: str = ""
+    error: str = ""
+    step: int = 1
+    exit: WorkerExit = WELL
+    lasts: bool = False  # until it is stopped, or `finish` is called
+    is_silent: bool = False  # not even `started`
+    is_deaf: bool = False  # to SIGTERM
+    num_end_faults: int = 0  # so often it cannot be ended
+
+
+@dataclass(slots=True)
+class FakeProcess:
+    """One worker."""
+
+    plan: LaunchPlan
+    script: Script
+    identity: WorkerIdentity
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    exit: WorkerExit = UNKNOWN
+    signals: list[int] = field(default_factory=list)
+    num_ends: int = 0
+
+
+async def _go_on(_point: str, _key: AttemptKey) -> None:
+    """The default of `at`: nothing happens."""
+
+
+@dataclass(slots=True)
+class FakeExecutor:
+    """Answers like an executor. `behave` scripts each launch; `at(point, key)` runs at each point and may raise or hang."""
+
+    behave: Callable[[LaunchPlan], Script] = lambda _plan: Script()
+    at: Callable[[str, AttemptKey], Awaitable[None]] = _go_on
+    processes: dict[AttemptKey, FakeProcess] = field(default_factory=dict)
+    abandoned: set[AttemptKey] = field(default_factory=set)
+    violations: list[str] = field(default_factory=list)
+
+    async def launch(self, plan: LaunchPlan) -> WorkerIdentity:
+        await self.at("launch.asked", plan.key)
+        if plan.key in self.abandoned:
+            raise UnavailableError(f"{plan.key} was given up")
+        if plan.key not in self.processes:
+            self._fork(plan)
+        await self.at("launch.done", plan.key)
+        return self.processes[plan.key].identity
+
+    async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
+        assert Path(attempt_dir).name == "attempts"
+        await self.at("find.asked", key)
+        if key not in self.processes:
+            self.abandoned.add(key)
+        await self.at("find.done", key)
+        return self.processes[key].identity if key in self.processes else None
+
+    async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
+        assert Path(attempt_dir).name == "attempts"
+        process = self._of(identity)
+        await self.at("wait.asked", key)
+        await process.ended.wait()
+        await self.at("wait.done", key)
+        return process.exit
+
+    async def signal(self, identity: WorkerIdentity, number: int) -> bool:
+        process = self._of(identity)
+        await self.at("signal", process.plan.key)
+        if process.ended.is_set():
+            return False
+        process.signals.append(number)
+        if number == signal.SIGTERM and not process.script.is_deaf:
+            cancelled = {"event": "failed", "category": "cancelled", "error": "cancelled by SIGTERM"}
+            self._write(process, **cancelled, step=process.script.step)
+            self._end(process, WorkerExit(exit_code=75))
+        return True
+
+    async def end(self, identity: WorkerIdentity) -> None:
+        process = self._of(identity)
+        await self.at("end.asked", process.plan.key)
+        process.num_ends += 1
+        if process.num_ends <= process.script.num_end_faults:
+            raise UnavailableError(f"process {identity.pid} cannot be ended")
+        self._end(process, WorkerExit(exit_code=-signal.SIGKILL))
+        await self.at("end.done", process.plan.key)
+
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+        await self.at("close.asked", plan.key)
+        process = self.processes[plan.key]
+        events = read_events(_events_path(plan))
+        if not any(
+            item["attempt"] == plan.number and item["event"] in ("completed", "failed") for item in events
+        ):
+            self._write(process, event="failed", category=category, error=error, step=process.script.step)
+        await self.at("close.done", plan.key)
+        return True
+
+    def finish(self, run_id: str, script: Script | None = None) -> None:
+        """Let the run's lasting worker end now, as its script says, or as this one does."""
+        process = next(item for item in self.live() if item.plan.run_id == run_id)
+        self._finish(process, script or process.script)
+
+    def live(self) -> list[FakeProcess]:
+        return [process for process in self.processes.values() if not process.ended.is_set()]
+
+    def _of(self, identity: WorkerIdentity) -> FakeProcess:
+        return next(item for item in self.processes.values() if item.identity == identity)
+
+    def _fork(self, plan: LaunchPlan) -> None:
+        for other in self.live():
+            if other.plan.run_id == plan.run_id:
+                self.violations.append(f"{plan.key} was started while {other.plan.key} ran")
+            if _devices(plan) & _devices(other.plan):
+                self.violations.append(f"{plan.key} was started on a device of {other.plan.key}")
+        pid = 1000 + len(self.processes)
+        identity = WorkerIdentity(boot_id=BOOT_ID, pid=pid, start_ticks=pid)
+        process = FakeProcess(plan, self.behave(plan), identity)
+        self.processes[plan.key] = process
+        if not process.script.is_silent:
+            self._write(process, event="started")
+        if not process.script.lasts:
+            self._finish(process, process.script)
+
+    def _finish(self, process: FakeProcess, script: Script) -> None:
+        if script.event == "completed":
+            self._write(process, event="completed", step=script.step, final_checkpoint=None)
+        elif script.event:
+            told = {"category": script.category, "error": script.error}
+            self._write(process, event=script.event, step=script.step, **told)
+        self._end(process, script.exit)
+
+    def _end(self, process: FakeProcess, worker_exit: WorkerExit) -> None:
+        if not process.ended.is_set():
+            process.exit = worker_exit
+            process.ended.set()
+
+    def _write(self, process: FakeProcess, **fields: Any) -> None:
+        path = _events_path(process.plan)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        line = {
+            "schema_version": "trainer_event.v1",
+            "event": fields.pop("event"),
+            "seq": len(read_events(path)) + 1,
+            "run_id": process.plan.run_id,
+            "attempt": process.plan.number,
+            "timestamp_ms": time.time_ns() // 1_000_000,
+        }
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode({**line, **fields}) + b"\n")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All events of a file; none where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    return []
+
+
+def _events_path(plan: LaunchPlan) -> Path:
+    return Path(read_subprocess_contract(plan.contract_path).events_path)
+
+
+def _devices(plan: LaunchPlan) -> set[str]:
+    return set(filter(None, plan.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))

@@ -1,0 +1,83 @@
+"""Real daemons in homes of their own, started, killed and ended by tests."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from trn.core.home import Home
+from trn.daemon.singleton import DaemonInfo, read_daemon_info
+
+DEADLINE_S = 120
+SRC = Path(__file__).parents[2] / "src"
+
+
+class DaemonProcess:
+    """One daemon of a home. Leaves nothing behind: `end_everything` also ends launcher and workers."""
+
+    def __init__(self, home: Path, *, failpoints: str = "", settings: str | None = None) -> None:
+        self.home = Home(home)
+        self.home.make()
+        if settings is not None:
+            self.home.settings.write_text(settings)
+        self.log = home / "daemon-output.txt"
+        environ = {**os.environ, "GEN_WORKER_FAILPOINTS": failpoints}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "trn.daemon", "--home", str(home), "serve"],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def wait_ready(self) -> DaemonInfo:
+        """Until it answers; an AssertionError with its output where it ends instead."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            info = read_daemon_info(self.home)
+            if info is not None and info.pid == self.pid:
+                return info
+            if not self.is_running():
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"no daemon: exit {self.process.poll()}\n{self.log.read_text()[-4000:]}")
+
+    def kill(self) -> None:
+        """As a power cut would, for this process alone."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+
+def end_everything(home: Path) -> None:
+    """Every process that has to do with that home: daemon, launcher, workers."""
+    ours = set()
+    for process in psutil.process_iter():
+        try:
+            text = " ".join(process.cmdline())
+            if str(home) in text and process.pid != os.getpid():
+                ours |= {process, *process.children(recursive=True)}
+        except psutil.Error:
+            continue
+    for process in ours:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(list(ours), timeout=DEADLINE_S)

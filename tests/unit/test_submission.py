@@ -1,0 +1,247 @@
+"""Submits: every fault at once, what can never fit is refused with the most that would, a resume goes on exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gen_worker.trainer.job_spec import parse_job_spec
+from trn.core.digest import run_digest
+from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
+from trn.core.home import Home
+from trn.core.runs import Needs, RunRecord, RunState
+from trn.daemon.devices import Device, Inventory
+from trn.daemon.resumption import merge, newest_checkpoint, plan_resume, with_checkpoint
+from trn.daemon.submission import Asked, parse_job, read_submission
+from trn.registry.sqlite import NewRun
+
+JOB = {"trainer": "pkg.mod:MyTrainer", "mock_batches": [1, 2]}
+
+
+def machine(num_gpus: int = 8, *, cpus: int = 16, memory_mb: int = 1000, kind: str = "cuda") -> Inventory:
+    devices = tuple(Device(device_id=f"{kind}:{index}", kind=kind, index=index) for index in range(num_gpus))
+    return Inventory(devices=devices, cpus=cpus, memory_mb=memory_mb)
+
+
+def submit(config: dict[str, Any] | bytes, inventory: Inventory | None = None, **fields: Any) -> NewRun:
+    text = config if isinstance(config, bytes) else json.dumps(config).encode()
+    return read_submission(
+        Asked(config_json=text, **fields),
+        home=Home(Path("/nowhere")),
+        inventory=inventory or machine(),
+        max_config_bytes=100_000,
+    )
+
+
+def test_a_good_config_becomes_a_run() -> None:
+    config = {
+        **JOB,
+        "run_id": "mine",
+        "name": "n",
+        "retry": {"max_attempts": 4},
+        "tags": {"a": "b"},
+        "resources": {"gpus": 2, "memory_mb": 5},
+    }
+    new = submit(config, priority=3, base_dir="/x", snapshot="sha256:1", interpreter="/py")
+    assert new == NewRun(
+        run_id="mine",
+        digest=run_digest(config, "sha256:1"),
+        config=config,
+        name="n",
+        priority=3,
+        snapshot="sha256:1",
+        base_dir="/x",
+        interpreter="/py",
+        max_attempts=4,
+        needs=Needs(gpus=2, cpus=1, memory_mb=5),
+        tags={"a": "b"},
+    )
+
+
+def test_an_id_is_made_of_its_name_and_is_no_part_of_what_was_asked() -> None:
+    one, two = submit(JOB), submit(JOB)
+    assert one.run_id != two.run_id
+    assert one.run_id.startswith("mytrainer-")
+    assert one.config["run_id"] == one.run_id
+    assert one.digest == two.digest == run_digest(JOB)
+    assert submit({**JOB, "name": "Größe: 3 / x" * 20}).run_id.startswith("gr-e-3-x")
+    assert submit({**JOB, "name": "…"}).run_id.startswith("run-")
+
+
+@pytest.mark.parametrize("run_id", ["../x", "a/b", ".", "a..b", "", "x" * 129, "a\nb"])
+def test_an_id_that_could_name_another_place_is_refused(run_id: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        submit({**JOB, "run_id": run_id})
+
+
+def test_all_faults_come_at_once_with_the_requests_own() -> None:
+    config = {"max_stepz": 3, "mock_batches": [1], "seed": 1.5, "resources": {"nodes": 1, "gpus": "two"}}
+    with pytest.raises(InvalidRequestError) as caught:
+        submit(config, priority=5000, base_dir="relative")
+    text = str(caught.value)
+    for word in ("max_steps", "seed", "resources.gpus", "priority", "base_dir"):
+        assert word in text
+    with pytest.raises(InvalidRequestError, match=r"resources\.nodes: found 2") as caught:
+        submit({"mock_batches": [1], "resources": {"nodes": 2}})
+    assert any(fault.startswith("trainer: not given") for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (b"{", "JSON"),
+        (b"[]", "no object"),
+        (b"\xff", "not UTF-8"),
+        (b" ", "empty"),
+        (b'{"a": NaN}', "finite"),
+        (b'{"seed": 1, "seed": 2}', "more than once"),
+        (b"[" * 5000 + b"]" * 5000, "nested deeper"),
+        (b'{"hyperparams":' + b'{"a":' * 100 + b"1" + b"}" * 101, "nested deeper"),
+        (b" " * 100_001, "at most 100000"),
+        (b'{"run_id": "a\\u0000"}', "NUL"),
+    ],
+)
+def test_hostile_bytes_are_refused_in_words(config: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        submit(config)
+
+
+@pytest.mark.parametrize(
+    ("resources", "num_gpus", "needs"),
+    [
+        ({}, 8, Needs(gpus=1, cpus=1)),
+        ({}, 0, Needs(gpus=0, cpus=1)),
+        ({"processes": 4}, 8, Needs(gpus=4, cpus=4)),
+        ({"processes": 4}, 0, Needs(gpus=0, cpus=4)),
+        ({"processes": 4, "cpus": 2}, 8, Needs(gpus=4, cpus=2)),
+        ({"devices": ["cpu"]}, 8, Needs(cpus=1)),
+        ({"gpus": 0}, 8, Needs(cpus=1)),
+        ({"devices": ["cuda:3", "cuda:1", "cuda:3"]}, 8, Needs(devices=("cuda:3", "cuda:1"), cpus=1)),
+        ({"devices": ["cuda:3"], "processes": 2}, 8, Needs(devices=("cuda:3",), cpus=2)),
+        ({"gpus": 3, "memory_mb": 10}, 8, Needs(gpus=3, cpus=1, memory_mb=10)),
+    ],
+)
+def test_resources_become_needs(resources: dict[str, Any], num_gpus: int, needs: Needs) -> None:
+    assert submit({**JOB, "resources": resources}, machine(num_gpus)).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("resources", "num_gpus", "words"),
+    [
+        ({"gpus": 16}, 8, "asks for 16 GPUs, this machine has 8: ask for at most 8"),
+        ({"gpus": 1}, 0, "asks for 1 GPUs, this machine has 0"),
+        ({"devices": ["cuda:9", "cuda:0"]}, 2, "asks for cuda:9, this machine has cuda:0, cuda:1"),
+        ({"devices": ["cuda:0"]}, 0, r'asks for cuda:0, this machine has no GPU: use \["cpu"\]'),
+        ({"cpus": 99}, 8, "asks for 99 CPUs, this machine has 16: ask for at most 16"),
+        ({"processes": 99, "gpus": 0}, 8, "asks for 99 CPUs"),
+        ({"memory_mb": 5000}, 8, "asks for 5000 MB, this machine has 1000"),
+        ({"processes": 4}, 2, "4 processes need a GPU each and get 2"),
+        ({"processes": 4, "gpus": 2}, 8, "4 processes need a GPU each and get 2"),
+        ({"processes": 2}, 1, "2 processes need a GPU each and get 1"),
+    ],
+)
+def test_what_can_never_fit_is_refused_with_the_most_that_would(
+    resources: dict[str, Any], num_gpus: int, words: str
+) -> None:
+    with pytest.raises(InfeasibleError, match=words):
+        submit({**JOB, "resources": resources}, machine(num_gpus))
+
+
+@pytest.mark.parametrize("job", [JOB, {**JOB, "seed": 3.0}, {**JOB, "max_steps": 2.0}, {**JOB, "grace_s": 3}])
+def test_the_quick_way_judges_as_the_thorough_one(job: dict[str, Any]) -> None:
+    config = {**job, "run_id": "r"}
+
+    def outcome(parse: Any) -> Any:
+        try:
+            return parse(config)
+        except Exception as fault:
+            return str(fault)
+
+    assert outcome(parse_job) == outcome(lambda data: parse_job_spec(data, source="the job"))
+
+
+def parent(**fields: Any) -> RunRecord:
+    given: dict[str, Any] = {
+        "run_id": "old",
+        "digest": "sha256:1",
+        "state": RunState.FAILED,
+        "reason": "",
+        "config": {
+            **JOB,
+            "run_id": "old",
+            "max_steps": 10,
+            "profiles": {"p": {}},
+            "hyperparams": {"lr": 1, "b": 2},
+            "inputs": {"resume_checkpoint_ref": "hf:x", "base_model_ref": "hf:y"},
+        },
+        "submitted_ms": 0,
+        "updated_ms": 0,
+        "step": 10,
+    }
+    return RunRecord(**{**given, **fields})
+
+
+def test_a_resumed_run_is_a_run_of_its_own_that_goes_on_from_the_checkpoint() -> None:
+    meta = Path("/h/runs/old/checkpoints/step-00000010.meta.json")
+    plan = plan_resume(parent(), overrides={"hyperparams": {"lr": 3}, "tags": None}, checkpoint=(meta, 10))
+    assert plan.config["resume_checkpoint_path"] == str(meta)
+    assert plan.config["hyperparams"] == {"lr": 3, "b": 2}
+    assert plan.config["inputs"] == {"base_model_ref": "hf:y"}  # the two may not be given together
+    assert {"run_id", "profiles"} & plan.config.keys() == set()
+    assert plan.note == "goes on from step-00000010.meta.json of run old at step 10"
+    again = submit({**plan.config, "inputs": {}}, parent_run_id="old")
+    assert again.parent_run_id == "old"
+    assert again.run_id != "old"
+
+
+def test_a_run_without_a_checkpoint_starts_anew_and_is_not_taken_for_its_parent() -> None:
+    config = {**JOB, "max_steps": 10}
+    plan = plan_resume(parent(config={**config, "run_id": "old"}), overrides={}, checkpoint=None)
+    assert plan.note == "run old saved no checkpoint: this one starts from the beginning"
+    assert plan.config == config
+    assert submit(plan.config, parent_run_id="old").digest != submit(config).digest
+    assert submit(plan.config, parent_run_id="old").digest == submit(plan.config, parent_run_id="old").digest
+
+
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.DISPATCHING, RunState.RUNNING])
+def test_a_live_run_is_not_resumed(state: RunState) -> None:
+    with pytest.raises(ConflictError, match="cancel it first, or wait"):
+        plan_resume(parent(state=state), overrides={}, checkpoint=None)
+
+
+def test_a_complete_run_is_resumed_only_for_more() -> None:
+    complete = parent(state=RunState.COMPLETED, end_step=10)
+    for overrides in ({}, {"max_steps": 10}, {"max_steps": 5}, {"hyperparams": {"lr": 2}}):
+        with pytest.raises(InvalidRequestError, match="complete at step 10"):
+            plan_resume(complete, overrides=overrides, checkpoint=None)
+    assert plan_resume(complete, overrides={"max_steps": 11}, checkpoint=None).config["max_steps"] == 11
+    stopped_early = parent(state=RunState.COMPLETED, step=4, end_step=10)
+    assert plan_resume(stopped_early, overrides={}, checkpoint=None).config["max_steps"] == 10
+
+
+def test_the_newest_whole_checkpoint_is_found_and_a_final_one_comes_after_its_step(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "none") is None
+
+    def save(stem: str, step: int, *, final: bool = False, size_bytes: int = 3) -> Path:
+        (tmp_path / f"{stem}.pt").write_bytes(b"abc")
+        files = [{"name": f"{stem}.pt", "size_bytes": size_bytes, "hash": ""}]
+        meta = tmp_path / f"{stem}.meta.json"
+        meta.write_text(json.dumps({"step": step, "final": final, "files": files, "state": {}}))
+        return meta
+
+    save("step-00000002", 2)
+    ten = save("step-00000010", 10)
+    save("step-00000020", 20, size_bytes=99)
+    (tmp_path / "step-00000030.meta.json").write_text("{")
+    (tmp_path / "step-00000040.meta.json").write_text(
+        '{"step": 40, "files": [{"name": "gone", "size_bytes": 1}]}'
+    )
+    assert newest_checkpoint(tmp_path) == (ten, 10)
+    final = save("final", 10, final=True)
+    assert newest_checkpoint(tmp_path) == (final, 10)
+
+
+def test_overrides_are_merged_key_by_key_and_null_takes_away() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": None}) == {"a": {"b": 4, "c": 2}}
+    assert with_checkpoint({}, Path("/x.meta.json")) == {"resume_checkpoint_path": "/x.meta.json"}

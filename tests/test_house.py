@@ -166,6 +166,8 @@ def test_the_environment_is_read_in_few_known_places() -> None:
     assert readers == {
         "gen_worker.entrypoint",  # WORKER_MODE
         "gen_worker.failpoints",  # for tests
+        "gen_worker.launcher",  # hands it on to its workers
+        "gen_worker.launcher_worker",  # makes it the worker's
         "gen_worker.pytorch_runner",  # sets up the worker that it runs
         f"{TRAINER}.assembly",  # sets the job's `env`
         f"{TRAINER}.distributed",  # where torch's launcher keeps its store
@@ -177,6 +179,8 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         f"{TRAINER}.runtime",  # the default of `environ`
         f"{TRAINER}.runtime_env",  # everything else
         "trn.core.home",  # TRN_HOME
+        "trn.daemon.__main__",  # switches gRPC's fork handlers off
+        "trn.daemon.app",  # what workers inherit
     }
 
 

@@ -78,12 +78,11 @@ def _build(found: Any, ref: str) -> object:
                 f"write a class with the methods {', '.join(REQUIRED_HOOKS)}"
             )
         return cast("object", found)
-    where = source_line(found)
     try:
         inspect.signature(found).bind()
     except TypeError as error:
         raise PluginError(
-            f"{where}: {ref} cannot be built: it is called without arguments, but {error}; "
+            f"{source_line(found)}: {ref} cannot be built: it is called without arguments, but {error}; "
             "give its constructor defaults, or export an instance"
         ) from error
     except ValueError:
@@ -93,5 +92,5 @@ def _build(found: Any, ref: str) -> object:
     except (TrainingCanceled, TrainingTimeout):
         raise  # a stop request that arrived meanwhile, not the author's doing
     except (Exception, SystemExit) as error:
-        line = author_line(error.__traceback__) or where
+        line = author_line(error.__traceback__) or source_line(found)
         raise PluginError(f"{line}: building {ref} raised {exception_text(error)}") from error

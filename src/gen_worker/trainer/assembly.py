@@ -187,7 +187,7 @@ class Assembly:
         ref = self.environment.plugin or self.job.trainer
         trainer = self.given.trainer
         if trainer is None:
-            trainer = _load_plugin(ref, job_dir=self.environment.job_spec_path.parent)
+            trainer = _load_plugin(ref, job_dir=self.environment.job_dir)
         if self.job.sample_every and not hasattr(trainer, "sample"):
             name = ref or type(trainer).__qualname__
             self.reporter.log(
@@ -224,7 +224,7 @@ class Assembly:
             resume_checkpoint_ref=wanted.resume_checkpoint_ref,
             cache=InputCache(self.environment.cache_dir / "inputs"),
             auth=self.auth,
-            base_dir=self.environment.job_spec_path.parent,
+            base_dir=self.environment.job_dir,
             on_progress=DownloadProgress(self.reporter, self.stop),
             options=transfer_options(self.environment),
         )
@@ -255,7 +255,7 @@ class Assembly:
         if self.processes.rank == 0:
             given = inputs.resume_checkpoint_path
             if self.job.resume_checkpoint_path is not None:
-                given = self.environment.job_spec_path.parent / self.job.resume_checkpoint_path
+                given = self.environment.job_dir / self.job.resume_checkpoint_path
             resume = choose_resume_point(self.job, self.environment.checkpoints_dir, given)
             for item in resume.passed_over:
                 self.reporter.log(f"passed over {item.path.name}: {item.reason}", level="warning")
@@ -433,7 +433,7 @@ def _model_handles(
     if inputs.base_model_path is not None:
         handles["base_model"] = inputs.base_model_path
     if job.weights is not None:
-        handles["weights"] = environment.job_spec_path.parent / job.weights
+        handles["weights"] = environment.job_dir / job.weights
         if not handles["weights"].exists():
             raise InputError(f"weights: {handles['weights']} does not exist")
     return handles

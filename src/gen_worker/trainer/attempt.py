@@ -21,7 +21,7 @@ from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.assembly import Assembly, Given, is_finished
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
-from gen_worker.trainer.event_log import DiscardedEvents
+from gen_worker.trainer.event_log import DiscardedEvents, EventLog
 from gen_worker.trainer.failure import describe_failure
 from gen_worker.trainer.job_lifecycle import JobLifecycle
 from gen_worker.trainer.lease import FILE_NAME as LEASE_FILE
@@ -151,10 +151,18 @@ class Attempt:
         return is_ours and not isinstance(cause, TrainingCanceled | TrainingTimeout)
 
     def _open_reporter(self) -> TrainingReporter:
+        environment, run_id = self.environment, self.job.run_id
         return TrainingReporter(
-            self.environment.events_path,
-            run_id=self.job.run_id,
-            log=None if self.is_main else DiscardedEvents(),
+            environment.events_path,
+            run_id=run_id,
+            log=EventLog(
+                environment.events_path,
+                run_id=run_id,
+                attempt=environment.attempt,
+                doorbell=environment.doorbell,
+            )
+            if self.is_main
+            else DiscardedEvents(),
             redact=self.redact,
             echo_every_s=self.echo_every_s if self.is_main else None,
         )

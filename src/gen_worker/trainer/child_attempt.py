@@ -1,8 +1,8 @@
 """An attempt that other processes make for this one: how it ended, and the terminal event they could not write."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 from gen_worker.errors import Category, WorkerError
 from gen_worker.trainer.contracts import TrainingJobSpec
@@ -11,6 +11,7 @@ from gen_worker.trainer.failure import describe_failure
 from gen_worker.trainer.lease import RunLease
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
 
 Redact = Callable[[str], str]
 
@@ -32,25 +33,75 @@ def report_missing_end(
     is_continued: bool,
 ) -> None:
     """Write the terminal event that is missing: of the children's attempt, or of one that never got to one."""
-    with _reporter(environment, job, redact, is_continued=is_continued) as (reporter, log):
-        if is_continued and log.last_event in (None, "completed", "failed"):
-            return  # it told the end itself, or never began
-        if not is_continued:
-            reporter.started(trainer=environment.plugin or job.trainer, pid=os.getpid())
-        category, error = describe_failure(cause)
-        reporter.failed(log.last_step if is_continued else 0, category, error)
+    category, error = describe_failure(cause)
+    _write_end(
+        job.run_id,
+        checkpoints_dir=environment.checkpoints_dir,
+        events_path=environment.events_path,
+        trainer=environment.plugin or job.trainer,
+        attempt=environment.attempt,
+        doorbell=environment.doorbell,
+        category=category,
+        error=error,
+        redact=redact,
+        is_continued=is_continued,
+    )
 
 
-@contextlib.contextmanager
-def _reporter(
-    environment: WorkerEnvironment, job: TrainingJobSpec, redact: Redact, *, is_continued: bool
-) -> Iterator[tuple[TrainingReporter, EventLog]]:
-    lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)  # waits for the child's writer
+def close_attempt(
+    contract: TrainerSubprocessContractV1,
+    *,
+    run_id: str,
+    attempt: int,
+    category: Category,
+    error: str,
+    doorbell: str | None = None,
+) -> None:
+    """For whoever started a worker that is gone: write its terminal event, unless there is one. Safe to repeat.
+
+    An attempt that wrote nothing at all gets its `started` too. LeaseHeldError where somebody still works there.
+    """
+    _write_end(
+        run_id,
+        checkpoints_dir=Path(contract.checkpoints_dir).absolute(),
+        events_path=Path(contract.events_path).absolute(),
+        trainer=contract.trainer_plugin or None,
+        attempt=attempt,
+        doorbell=doorbell,
+        category=category,
+        error=error,
+        redact=str,
+        is_continued=True,
+    )
+
+
+def _write_end(
+    run_id: str,
+    *,
+    checkpoints_dir: Path,
+    events_path: Path,
+    trainer: str | None,
+    attempt: int | None,
+    doorbell: str | None,
+    category: Category,
+    error: str,
+    redact: Redact,
+    is_continued: bool,
+) -> None:
+    lease = RunLease.acquire(checkpoints_dir, run_id=run_id)  # waits for the child's writer
     try:
-        log = EventLog(environment.events_path, run_id=job.run_id, is_continued=is_continued)
-        reporter = TrainingReporter(environment.events_path, run_id=job.run_id, log=log, redact=redact)
+        log = EventLog(
+            events_path, run_id=run_id, is_continued=is_continued, attempt=attempt, doorbell=doorbell
+        )
+        reporter = TrainingReporter(events_path, run_id=run_id, log=log, redact=redact)
         try:
-            yield reporter, log
+            if log.last_event in ("completed", "failed"):
+                return  # it told the end itself
+            if log.last_event is None:
+                if is_continued and attempt is None:
+                    return  # it never began, and there is no number to tell that with
+                reporter.started(trainer=trainer, pid=os.getpid())
+            reporter.failed(log.last_step, category, error)
         finally:
             reporter.close()
     finally:

@@ -1,6 +1,5 @@
 """A job's data, opened: parquet files, an Arrow IPC file, batches in the job, or none at all."""
 
-from pathlib import Path
 from typing import Any
 
 from gen_worker.errors import InputError
@@ -67,7 +66,7 @@ def local_paths(
     from gen_worker.trainer.datasets.schema import check_schema
     from gen_worker.trainer.datasets.shard_loader import ShardLoader
 
-    base: Path = environment.job_spec_path.parent
+    base = environment.job_dir
     resolved = resolve_dataset_paths([str(base / path) for path in dataset.parquet_paths])
     for (folder, index), schema in zip(resolved.indexes, resolved.schemas, strict=True):
         with ShardLoader(index, folder, cache_dir=environment.cache_dir / "verified") as shards:

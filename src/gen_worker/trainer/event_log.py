@@ -10,9 +10,11 @@ Invariants
 - `append_last` returns after fsync, also on a full disk: a reserve file is given up for it. Nothing follows it.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +26,13 @@ from gen_worker.failpoints import failpoint
 
 logger = logging.getLogger("gen_worker.events")
 
-WRITE_EVERY_S = 0.05  # how stale the file may be; the loop pays nothing for waking the writer
+WRITE_EVERY_S = 0.02  # how stale the file may be; the loop pays nothing for waking the writer
 MAX_PENDING_BYTES = 32 << 20
 RESERVE_BYTES = 64 << 10
+
+
+# Damage may also be nested deeper than the decoder goes, or be no text.
+_NOT_AN_EVENT = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 class EventTail(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +94,7 @@ def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | Non
             return None
         try:
             return msgspec.json.decode(block[begin + 1 : end], type=_Head), end + 1
-        except msgspec.MsgspecError:
+        except _NOT_AN_EVENT:
             end = begin
     return None
 
@@ -98,7 +104,7 @@ def _last_step(block: bytes) -> int:
     for line in reversed(block.splitlines()[1:]):
         try:
             head = msgspec.json.decode(line, type=_Head)
-        except msgspec.MsgspecError:
+        except _NOT_AN_EVENT:
             return 0
         if head.step is not None:
             return head.step
@@ -109,6 +115,8 @@ class EventLog:
     """Appends event lines. Any thread may append; one thread of its own writes.
 
     `is_continued` goes on with the last attempt instead of a new one: for whoever reports on a worker that died.
+    `attempt` is the number that this attempt must carry; None: the one after the last. `doorbell` is told the run's id
+    after each write.
     """
 
     def __init__(
@@ -117,12 +125,15 @@ class EventLog:
         *,
         run_id: str,
         is_continued: bool = False,
+        attempt: int | None = None,
+        doorbell: str | None = None,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         write_every_s: float = WRITE_EVERY_S,
     ) -> None:
         self.path = path
         self.run_id = run_id
         self._is_continued = is_continued
+        self._wanted_attempt = attempt
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -133,6 +144,7 @@ class EventLog:
         except BaseException:
             os.close(self._fd)
             raise
+        self._doorbell = Doorbell(doorbell, run_id) if doorbell else None
         self._max_pending_bytes = max_pending_bytes
         self._write_every_s = write_every_s
         self._lock = threading.Lock()
@@ -164,18 +176,30 @@ class EventLog:
                 f"{self.path} holds the events of run {tail.run_id!r}, not of {self.run_id!r};"
                 " set TRAINER_ARTIFACTS_DIR (or TRAINER_EVENTS_PATH) to a folder of its own"
             )
+        self.attempt = self._choose_attempt(tail)
         if tail.damaged_bytes:
             self._set_aside(tail)
         self.damaged_bytes = tail.damaged_bytes
-        self.attempt = tail.last_attempt if self._is_continued else tail.last_attempt + 1
-        self.last_event = tail.last_event
-        self.last_step = tail.last_step
+        is_ours = self.attempt == tail.last_attempt
+        self.last_event = tail.last_event if is_ours else None  # of this attempt
+        self.last_step = tail.last_step if is_ours else 0
         self._seq = tail.last_seq
         self._reserve = self.path.with_name(f".{self.path.name}.reserve")
         try:
             self._reserve.write_bytes(b"\0" * RESERVE_BYTES)
         except OSError as fault:
             logger.warning("no room for the %d byte reserve of %s: %s", RESERVE_BYTES, self.path, fault)
+
+    def _choose_attempt(self, tail: EventTail) -> int:
+        wanted = self._wanted_attempt
+        if wanted is None:
+            return tail.last_attempt if self._is_continued else tail.last_attempt + 1
+        if wanted < tail.last_attempt or (wanted == tail.last_attempt and not self._is_continued):
+            raise StartupError(
+                f"{self.path} holds events of attempt {tail.last_attempt}, and this is attempt {wanted}:"
+                f" give the next one a number above {tail.last_attempt}"
+            )
+        return wanted
 
     def _set_aside(self, tail: EventTail) -> None:
         damaged = os.pread(self._fd, tail.damaged_bytes, tail.good_bytes)
@@ -270,6 +294,7 @@ class EventLog:
                 needs_sync, self._needs_sync = self._needs_sync, False
                 after_sync, self._after_sync = self._after_sync, []
             self._unwritten += b"".join(queued)
+            has_news = bool(self._unwritten)
             try:
                 while self._unwritten:
                     failpoint("events.write")
@@ -288,6 +313,8 @@ class EventLog:
             finally:
                 with self._lock:
                     self._pending_bytes = len(self._unwritten) + sum(map(len, self._pending))
+            if self._doorbell is not None and has_news:
+                self._doorbell.ring()
             for then in after_sync:  # under the lock: whoever flushes next finds them done
                 then()
 
@@ -318,6 +345,33 @@ class EventLog:
         self._flush_and_note()
         self._reserve.unlink(missing_ok=True)
         os.close(self._fd)
+        if self._doorbell is not None:
+            self._doorbell.close()
+
+
+class Doorbell:
+    """Tells whoever follows a run's events that there are new ones. Whether anyone hears it makes no difference."""
+
+    def __init__(self, address: str, run_id: str) -> None:
+        self._address = address
+        self._message = run_id.encode()
+        self._socket: socket.socket | None = None
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        except (OSError, AttributeError):
+            self.close()
+
+    def ring(self) -> None:
+        if self._socket is not None:
+            # By its name each time: the one who listens may have come back meanwhile.
+            with contextlib.suppress(OSError, ValueError):
+                self._socket.sendto(self._message, self._address)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 class DiscardedEvents:

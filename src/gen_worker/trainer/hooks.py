@@ -37,7 +37,6 @@ def missing_hooks(candidate: object) -> list[str]:
 
 def check_hooks(trainer: object, ref: str) -> None:
     """PluginError with everything that is wrong with the hooks of an instance."""
-    where = source_line(type(trainer))
     missing = missing_hooks(trainer)
     faults = []
     if missing:
@@ -46,11 +45,13 @@ def check_hooks(trainer: object, ref: str) -> None:
     for name in (*REQUIRED_HOOKS, *OPTIONAL_HOOKS):
         if name not in missing:
             faults += _hook_faults(trainer, name)
+    if not faults:
+        return  # to look a line up is slow: only where it is told
+    where = source_line(type(trainer))
     if len(faults) == 1:
         raise PluginError(f"{where}: {ref} is not a sound trainer class: {faults[0]}")
-    if faults:
-        listed = "".join(f"\n  - {fault}" for fault in faults)
-        raise PluginError(f"{where}: {ref} is not a sound trainer class:{listed}")
+    listed = "".join(f"\n  - {fault}" for fault in faults)
+    raise PluginError(f"{where}: {ref} is not a sound trainer class:{listed}")
 
 
 def source_line(code: Any) -> str:
@@ -78,14 +79,13 @@ def _hook_faults(trainer: object, name: str) -> list[str]:
         )
     if not callable(hook):
         return [f"`{name}` is a {type(hook).__name__}, expected a method `{_signature_in_words(name)}`"]
-    where = source_line(hook)
     for code in (hook, inspect.getattr_static(type(hook), "__call__", None)):  # an object may be a hook
         if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
             return [
-                f"{where}: `{name}` is async, expected a plain `def {name}`: the loop does not await hooks"
+                f"{source_line(hook)}: `{name}` is async, expected a plain `def {name}`: the loop does not await hooks"
             ]
         if inspect.isgeneratorfunction(code):
-            return [f"{where}: `{name}` contains `yield`, expected one that returns its result"]
+            return [f"{source_line(hook)}: `{name}` contains `yield`, expected one that returns its result"]
     try:
         signature = inspect.signature(hook)
     except (ValueError, TypeError):
@@ -96,7 +96,7 @@ def _hook_faults(trainer: object, name: str) -> list[str]:
     except TypeError as error:
         how = "positionally" if positional else "by keyword"
         return [
-            f"{where}: `{name}{signature}` cannot be called {how} with ({', '.join(positional or keyword)}): {error}; "
+            f"{source_line(hook)}: `{name}{signature}` cannot be called {how} with ({', '.join(positional or keyword)}): {error}; "
             f"expected `{_signature_in_words(name)}`"
         ]
     return []

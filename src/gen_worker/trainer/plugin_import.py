@@ -119,6 +119,8 @@ def _extend_search_path() -> None:
         folder = str(Path.cwd())
     except FileNotFoundError:  # the working folder was removed
         folder = ""
+    if os.environ.get("PYTHONSAFEPATH"):  # as Python has it: only what is named
+        folder = ""
     if folder and folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
     known = set(sys.path)

@@ -48,6 +48,14 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     gcs_endpoint: str | None = None
     capability_public_key: str | None = None
     process: RankEnvironment | None = None
+    attempt: int | None = None  # the orchestrator's number of this attempt
+    doorbell: str | None = None  # a datagram socket that wants to hear of new events
+    base_dir: Path | None = None
+
+    @property
+    def job_dir(self) -> Path:
+        """Where relative paths of the job start."""
+        return self.base_dir or self.job_spec_path.parent
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -88,6 +96,9 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
         capability_public_key=environ.get("TRAINER_CAPABILITY_PUBLIC_KEY") or None,
         process=_process(environ, faults),
+        attempt=_attempt(environ, faults),
+        doorbell=environ.get("TRAINER_DOORBELL") or None,
+        base_dir=Path(environ["TRAINER_BASE_DIR"]).absolute() if environ.get("TRAINER_BASE_DIR") else None,
     )
     if faults:
         raise SpecError("the worker's environment", faults)
@@ -172,6 +183,16 @@ def _positive(environ: Mapping[str, str], name: str, faults: list[str]) -> float
         faults.append(f"{name}: found {text!r}, expected a number of seconds above 0")
         return None
     return value
+
+
+def _attempt(environ: Mapping[str, str], faults: list[str]) -> int | None:
+    text = environ.get("TRAINER_ATTEMPT", "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        faults.append(f"TRAINER_ATTEMPT: found {text!r}, expected a number above 0")
+        return None
+    return int(text)
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:

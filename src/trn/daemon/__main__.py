@@ -53,9 +53,9 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     import msgspec
 
-    from gen_worker import failpoints
+    from gen_worker.failpoints import arm_from_env
 
-    failpoints.arm_from_env()
+    arm_from_env()
     settings = read_settings(home.settings)
     if options.idle_exit_s is not None:
         settings = msgspec.structs.replace(settings, idle_exit_s=options.idle_exit_s)

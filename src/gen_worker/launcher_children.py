@@ -1,0 +1,242 @@
+"""The forks of a launcher: how each came to be, whom to tell, and how it ended.
+
+What is gone has its exit file: a child is reaped only after that was written.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from gen_worker.launcher_channel import Channel
+from gen_worker.launcher_protocol import (
+    AttemptRecord,
+    Closed,
+    Ended,
+    ExitRecord,
+    Launched,
+    Refused,
+    WorkerPlan,
+    claim,
+    exit_path,
+    read_record,
+    record_path,
+    write_exit,
+)
+from gen_worker.launcher_worker import StartReport
+
+Reply = Callable[[Channel, msgspec.Struct], None]
+
+
+@dataclass(slots=True)
+class Child:
+    """A fork of ours: a worker, or one that closes an attempt. `waiting` are those who asked for it."""
+
+    plan: WorkerPlan
+    report_fd: int
+    is_worker: bool
+    waiting: list[tuple[Channel, int]] = field(default_factory=list)
+    deadline: float | None = None
+    reported: bytes = b""
+    is_settled: bool = False
+    is_claimed: bool = False
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.plan.run_id, self.plan.number
+
+
+class Children:
+    """`reply` answers one who asked, `announce` tells everyone. Used from the launcher's one thread."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, reply: Reply, announce: Callable[[Ended], None]
+    ) -> None:
+        self._selector = selector
+        self._reply = reply
+        self._announce = announce
+        self._by_pid: dict[int, Child] = {}
+        self._never: set[tuple[str, int]] = (
+            set()
+        )  # attempts that failed to start and could not be recorded so
+        self._unwritten: list[tuple[Path, ExitRecord]] = []
+        self._oom_kills = _count_oom_kills()
+
+    def __len__(self) -> int:
+        return len(self._by_pid)
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is to be looked after soon."""
+        return bool(self._unwritten) or any(not child.is_worker for child in self._by_pid.values())
+
+    def workers(self) -> dict[int, Child]:
+        return {pid: child for pid, child in self._by_pid.items() if child.is_worker}
+
+    def find_starting(self, plan: WorkerPlan) -> Child | None:
+        key = plan.run_id, plan.number
+        found = (child for child in self.workers().values() if not child.is_settled and child.key == key)
+        return next(found, None)
+
+    def is_hopeless(self, plan: WorkerPlan) -> bool:
+        return (plan.run_id, plan.number) in self._never
+
+    def fork(self, plan: WorkerPlan, become: Callable[[int], NoReturn], *, is_worker: bool) -> Child:
+        read_fd, write_fd = os.pipe()  # both close on exec
+        os.set_blocking(read_fd, False)
+        sys.stderr.flush()
+        # A signal that is meant for the child must not meet the launcher's handlers in it.
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    become(write_fd)
+                finally:
+                    os._exit(1)
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            os.close(write_fd)
+        child = Child(plan, read_fd, is_worker)
+        self._by_pid[pid] = child
+        self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._hear(pid, child))
+        return child
+
+    def _hear(self, pid: int, child: Child) -> None:
+        """What a child says of its start; it has said all when it closes the pipe (or its exec does)."""
+        try:
+            while data := os.read(child.report_fd, 4096):
+                child.reported += data
+        except BlockingIOError:
+            return
+        self._settle(pid, child)
+
+    def _settle(self, pid: int, child: Child) -> None:
+        self._selector.unregister(child.report_fd)
+        os.close(child.report_fd)
+        child.is_settled = True
+        reports = [msgspec.json.decode(line, type=StartReport) for line in child.reported.splitlines()]
+        child.error = " ".join(report.error for report in reports if report.error)
+        is_done = any(report.is_done for report in reports)
+        waiting, child.waiting = child.waiting, []
+        if not child.is_worker:
+            detail = child.error or ("" if is_done else "the process that was to write it died")
+            for channel, id_ in waiting:
+                self._reply(channel, Closed(id=id_, is_closed=is_done, detail=detail))
+            return
+        record = read_record(record_path(child.plan.attempt_dir, child.plan.number))
+        child.is_claimed = record is not None and not record.abandoned and record.pid == pid
+        if record is None:  # it died, or the disk refuses: nobody may start it later
+            record = self.give_up(child.plan)
+        for channel, id_ in waiting:
+            self._reply(channel, as_reply(id_, record, child.error))
+
+    def give_up(self, plan: WorkerPlan) -> AttemptRecord:
+        path = record_path(plan.attempt_dir, plan.number)
+        given_up = AttemptRecord(abandoned=True)
+        try:
+            return given_up if claim(path, given_up) else read_record(path) or given_up
+        except OSError:
+            self._never.add((plan.run_id, plan.number))
+            return given_up
+
+    def reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            is_signal = ended.si_code != os.CLD_EXITED
+            child = self._by_pid.pop(ended.si_pid, None)
+            if child is not None:
+                self._note_end(ended.si_pid, child, -ended.si_status if is_signal else ended.si_status)
+            os.waitpid(ended.si_pid, 0)  # only now: what is gone has its exit file
+
+    def _note_end(self, pid: int, child: Child, exit_code: int) -> None:
+        if not child.is_settled:
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(child.report_fd, 4096):
+                    child.reported += data
+            self._settle(pid, child)
+        if not child.is_claimed:
+            return
+        is_out_of_memory = exit_code == -signal.SIGKILL and self._look_for_oom_kills()
+        record = ExitRecord(
+            exit_code=exit_code,
+            is_out_of_memory=is_out_of_memory,
+            detail=child.error or _describe(exit_code, is_out_of_memory=is_out_of_memory),
+        )
+        self._unwritten.append((exit_path(child.plan.attempt_dir, child.plan.number), record))
+        self._write_exits()
+        ended = Ended(run_id=child.plan.run_id, number=child.plan.number, pid=pid, exit=record)
+        self._announce(ended)
+
+    def _write_exits(self) -> None:
+        waiting, self._unwritten = self._unwritten, []
+        for path, record in waiting:
+            try:
+                write_exit(path, record)
+            except FileNotFoundError:
+                continue  # the run's folder was removed
+            except OSError as fault:
+                _say(f"{path} cannot be written: {fault}")
+                self._unwritten.append((path, record))
+
+    def _look_for_oom_kills(self) -> bool:
+        before, self._oom_kills = self._oom_kills, _count_oom_kills()
+        return self._oom_kills > before
+
+    def look_after(self) -> None:
+        if self._unwritten:
+            self._write_exits()
+        self._look_for_oom_kills()
+        for pid, child in self._by_pid.items():
+            if child.deadline is not None and time.monotonic() > child.deadline:
+                child.deadline = None
+                os.kill(pid, signal.SIGKILL)
+
+
+def as_reply(id_: int, record: AttemptRecord, error: str = "") -> Launched | Refused:
+    if error or record.abandoned:
+        return Refused(id=id_, message=error or "the attempt was given up before its worker came to be")
+    return Launched(id=id_, boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)
+
+
+def _describe(exit_code: int, *, is_out_of_memory: bool) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"killed by {name}" + (": the system ran out of memory" if is_out_of_memory else "")
+
+
+def _count_oom_kills() -> int:
+    """How often the system killed for memory since it started, as far as it tells."""
+    total = 0
+    for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    total += int(line.split()[1])
+    return total
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"launcher {os.getpid()}: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,296 @@
+"""What passes between a launcher, its workers and whoever asks for them: messages, record files, names of processes.
+
+Messages are JSON, one a line, over a Unix stream socket. Each request has an id and gets one reply with it; `Ended` is
+pushed to everyone who is connected.
+
+The record file of an attempt (`<n>.json`) decides who it belongs to. The worker makes it before it does anything, and
+whoever gives an attempt up makes it first; making it fails where it exists, so that only one of them can. How the
+worker ended is in `<n>.exit.json`, written before the process is reaped: a process that is gone without that file
+ended when nobody was there to see it.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import msgspec
+
+VERSION = 1
+MAX_LINE_BYTES = 4 << 20
+STAMPED_PACKAGES = ("torch", "pyarrow", "numpy", "msgspec")
+PROCESS_MARK = (
+    "GEN_WORKER_PROCESS"  # in the environment of all that a worker starts: whose it is, as `pid:start`
+)
+
+
+class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`<n>.exit.json`: how that process ended; a negative code is the signal that ended it."""
+
+    exit_code: int | None
+    is_out_of_memory: bool = False
+    detail: str = ""
+
+
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that starts one attempt's worker: the executor's `LaunchPlan`, as it crosses the socket."""
+
+    run_id: str
+    number: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    code_dir: str
+    log_path: str
+    attempt_dir: str
+    contract_path: str
+    is_warm: bool
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    id: int
+
+
+class Hello(Request, frozen=True, kw_only=True):
+    """Who are you, and are you ready?"""
+
+
+class Launch(Request, frozen=True, kw_only=True):
+    plan: WorkerPlan
+
+
+class Close(Request, frozen=True, kw_only=True):
+    """Write the attempt's terminal event if it wrote none itself."""
+
+    plan: WorkerPlan
+    category: str
+    error: str
+
+
+class List(Request, frozen=True, kw_only=True):
+    """Which workers are yours and alive?"""
+
+
+class Retire(Request, frozen=True, kw_only=True):
+    """Start no worker any more, and leave when the last has ended."""
+
+
+AnyRequest = Hello | Launch | Close | List | Retire
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    id: int
+
+
+class Welcome(Reply, frozen=True, kw_only=True):
+    pid: int
+    stamp: str
+    is_retired: bool
+    version: int = VERSION
+
+
+class Launched(Reply, frozen=True, kw_only=True):
+    boot_id: str
+    pid: int
+    start_ticks: int | None
+
+
+class Closed(Reply, frozen=True, kw_only=True):
+    is_closed: bool
+    detail: str = ""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    number: int
+    pid: int
+
+
+class Workers(Reply, frozen=True, kw_only=True):
+    workers: tuple[Worker, ...]
+
+
+class Retired(Reply, frozen=True, kw_only=True):
+    num_workers: int
+
+
+class Refused(Reply, frozen=True, kw_only=True):
+    """It was not done, and will not be. A retired launcher says so: another one may do it."""
+
+    message: str
+    is_retired: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="ended"):
+    """Pushed: this worker has ended, and its exit file is there unless the disk refuses it."""
+
+    run_id: str
+    number: int
+    pid: int
+    exit: ExitRecord
+
+
+AnyReply = Welcome | Launched | Closed | Workers | Retired | Refused | Ended
+
+encode = msgspec.json.Encoder().encode
+request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+reply_decoder: msgspec.json.Decoder[AnyReply] = msgspec.json.Decoder(AnyReply)
+
+
+class _Numbered(msgspec.Struct):
+    id: int = 0
+
+
+def read_id(line: bytes) -> int:
+    """The id of a request that is none otherwise; 0 where there is no telling."""
+    try:
+        return msgspec.json.decode(line, type=_Numbered).id
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return 0
+
+
+class LauncherInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`<instance>.json` in the launcher's folder: where it listens, and whether it is still the one."""
+
+    pid: int
+    start_ticks: int | None
+    boot_id: str
+    socket: str  # a file name in the same folder
+    stamp: str
+    version: int = VERSION
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`<n>.json`: the one process of an attempt, or that there is none and will never be."""
+
+    boot_id: str = ""
+    pid: int = 0
+    start_ticks: int | None = None
+    abandoned: bool = False
+
+
+def record_path(attempt_dir: str, number: int) -> Path:
+    return Path(attempt_dir) / f"{number}.json"
+
+
+def exit_path(attempt_dir: str, number: int) -> Path:
+    return Path(attempt_dir) / f"{number}.exit.json"
+
+
+def claim(path: Path, record: AttemptRecord) -> bool:
+    """Make the attempt's record; False where somebody was first. OSError: nobody knows, since the disk refuses."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        _write_synced(temporary, encode(record))
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def read_record(path: Path) -> AttemptRecord | None:
+    """None where nobody made it. One that a power cut emptied names a process of another boot."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError:
+        return AttemptRecord()
+
+
+def write_exit(path: Path, record: ExitRecord) -> None:
+    write_atomically(path, encode(record))
+
+
+def read_exit(path: Path) -> ExitRecord | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ExitRecord)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        _write_synced(temporary, content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def boot_id() -> str:
+    """Another after each start of the machine; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the system says of one process."""
+
+    letter: str  # Z: it has ended and waits to be reaped
+    parent: int
+    start_ticks: int
+
+    @property
+    def is_ended(self) -> bool:
+        return self.letter in ("Z", "X")
+
+
+def read_process(pid: int) -> ProcessState | None:
+    """None where there is none. Linux only."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return ProcessState(letter=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
+
+
+def is_same_process(pid: int, start_ticks: int | None, boot: str) -> bool:
+    """Whether that very process still runs; one that has ended and was not reaped does not."""
+    if boot != boot_id() or pid <= 0:
+        return False
+    found = read_process(pid)
+    if found is None:
+        if Path("/proc/self").exists():
+            return False
+        with contextlib.suppress(PermissionError):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return False
+        return True
+    return not found.is_ended and start_ticks in (None, found.start_ticks)
+
+
+def code_stamp() -> str:
+    """Changes with the worker's sources, its interpreter and its heavy libraries: a warm process has the old ones."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    digest = hashlib.sha256(f"{VERSION} {sys.executable} {sys.version}".encode())
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        found = path.stat()
+        digest.update(f"{path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    for name in STAMPED_PACKAGES:
+        try:
+            digest.update(f"{name} {version(name)}\n".encode())
+        except PackageNotFoundError:
+            continue
+    return digest.hexdigest()[:32]

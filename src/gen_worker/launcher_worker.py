@@ -1,0 +1,227 @@
+"""What a launcher's child does between its fork and the work it was made for.
+
+A child first sheds what is the launcher's: its session, signals, descriptors, random state. A worker then makes sure of
+its log and its folder, makes the attempt's record (from there on it is the attempt, whatever becomes of the launcher)
+and goes on as a freshly started interpreter would. It tells the launcher how far it got over a pipe.
+"""
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from gen_worker import entrypoint
+from gen_worker.launcher_protocol import (
+    PROCESS_MARK,
+    AttemptRecord,
+    Close,
+    WorkerPlan,
+    boot_id,
+    claim,
+    encode,
+    read_process,
+    record_path,
+)
+
+NO_EXEC = 127  # as shells say it
+
+_not_ours: list[Any] = []  # let go of, but never freed
+
+
+class StartReport(msgspec.Struct, frozen=True, kw_only=True):
+    """From the child to the launcher, one a line."""
+
+    is_claimed: bool = False
+    is_taken: bool = False  # somebody made the record first
+    is_done: bool = False  # of a child that closes an attempt
+    error: str = ""
+
+
+def become_worker(
+    plan: WorkerPlan, report_fd: int, *, import_path: Sequence[str], environ: dict[str, str]
+) -> NoReturn:
+    """Never returns. `import_path` and `environ` are those of a fresh interpreter started by the launcher."""
+
+    def work() -> int:
+        os.setsid()
+        _shed_launcher(keep_fd=report_fd)
+        environ_of_worker = _lay_over(environ, plan)
+        try:
+            _open_log(plan.log_path)
+            os.chdir(plan.cwd)
+            if not plan.is_warm and shutil.which(plan.argv[0], path=environ_of_worker.get("PATH")) is None:
+                raise FileNotFoundError(2, "No such program", plan.argv[0])
+        except OSError as fault:
+            return _tell(report_fd, StartReport(error=_words(fault)))
+        pid = os.getpid()
+        state = read_process(pid)
+        ticks = None if state is None else state.start_ticks
+        record = AttemptRecord(boot_id=boot_id(), pid=pid, start_ticks=ticks)
+        try:
+            is_ours = claim(record_path(plan.attempt_dir, plan.number), record)
+        except OSError as fault:
+            return _tell(report_fd, StartReport(error=f"the attempt cannot be recorded: {_words(fault)}"))
+        if not is_ours:
+            return _tell(report_fd, StartReport(is_taken=True))
+        _tell(report_fd, StartReport(is_claimed=True))
+        environ_of_worker[PROCESS_MARK] = f"{pid}:{'' if ticks is None else ticks}"
+        if not plan.is_warm:
+            _exec(plan, environ_of_worker, report_fd)
+        os.close(report_fd)
+        os.environ.clear()
+        os.environ.update(environ_of_worker)
+        _prepare_interpreter(plan, import_path)
+        return entrypoint.main()
+
+    _run_to_exit(work)
+
+
+def become_closer(request: Close, report_fd: int) -> NoReturn:
+    """Never returns. Writes the terminal event of an attempt that is over, and says whether it could."""
+
+    def work() -> int:
+        _shed_launcher(keep_fd=report_fd)
+        try:
+            from gen_worker.errors import Category
+            from gen_worker.trainer.child_attempt import close_attempt
+            from gen_worker.trainer.subprocess_contract import read_subprocess_contract
+
+            close_attempt(
+                read_subprocess_contract(request.plan.contract_path),
+                run_id=request.plan.run_id,
+                attempt=request.plan.number,
+                category=Category(request.category),
+                error=request.error,
+                doorbell=request.plan.env.get("TRAINER_DOORBELL") or None,
+            )
+        except Exception as fault:  # whatever it is, the one who asked must hear of it
+            return _tell(report_fd, StartReport(error=_words(fault)))
+        _tell(report_fd, StartReport(is_done=True))
+        return 0
+
+    _run_to_exit(work)
+
+
+def _shed_launcher(*, keep_fd: int) -> None:
+    """No signal handler, descriptor or random stream of the launcher's is left. Signals were blocked before the fork."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            signal.signal(number, signal.SIG_DFL)
+    # As the interpreter has it at its start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    os.closerange(3, keep_fd)
+    os.closerange(keep_fd + 1, _max_fd())
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _max_fd() -> int:
+    try:
+        return max(map(int, os.listdir("/proc/self/fd"))) + 1  # noqa: PTH208
+    except OSError:
+        return os.sysconf("SC_OPEN_MAX")
+
+
+def _lay_over(environ: dict[str, str], plan: WorkerPlan) -> dict[str, str]:
+    laid = {**environ, **plan.env}
+    if plan.code_dir:
+        # For this process and for all that it starts: the run's code is first, and the current folder is not there.
+        paths = [path for path in laid.get("PYTHONPATH", "").split(os.pathsep) if path]
+        laid["PYTHONPATH"] = os.pathsep.join([plan.code_dir, *(p for p in paths if p != plan.code_dir)])
+        laid["PYTHONSAFEPATH"] = "1"
+    return laid
+
+
+def _open_log(log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(null)
+
+
+def _exec(plan: WorkerPlan, environ: dict[str, str], report_fd: int) -> NoReturn:
+    for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):  # what is ignored stays so in another program
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execvpe(plan.argv[0], plan.argv, environ)  # noqa: S606
+    except OSError as fault:
+        _tell(report_fd, StartReport(error=_words(fault)))
+    os._exit(NO_EXEC)
+
+
+def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str]) -> None:
+    """What a start from scratch would have found: import path, arguments, threads, random numbers of its own."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*given, *import_path]
+    sys.modules["__main__"] = entrypoint
+    sys.argv = [entrypoint.__file__]
+    # What the launcher's libraries would tidy up at exit is the launcher's. (Also, to look at it copies 30 MB.)
+    _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
+    weakref.finalize._registry = {}  # type: ignore[attr-defined]
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()  # the fork must not repeat what its siblings draw; `random` sees to itself
+    threads = plan.env.get("OMP_NUM_THREADS", "")
+    if torch is not None and threads.isdecimal() and int(threads) > 0:
+        torch.set_num_threads(int(threads))  # it read the variable when it was imported
+    if numpy is not None and torch is not None:
+        from gen_worker.trainer.checkpoints import warm_writer
+
+        with contextlib.suppress(OSError):  # then it starts one itself
+            warm_writer.prepare()
+
+
+def _run_to_exit(work: Callable[[], int]) -> NoReturn:
+    """Run it and end as an interpreter ends, without unwinding into the launcher's frames."""
+    code = 1
+    try:
+        try:
+            code = work()
+        except SystemExit as exit_:
+            code = _exit_code(exit_.code)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of a main module does
+        atexit._run_exitfuncs()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code & 0xFF)
+
+
+def _exit_code(code: str | int | None) -> int:
+    if code is None or isinstance(code, int):
+        return code or 0
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _tell(report_fd: int, report: StartReport) -> int:
+    """Also returns the exit code of a child that ends with this."""
+    with contextlib.suppress(OSError):  # the launcher may be gone; the record is what counts
+        os.write(report_fd, encode(report) + b"\n")
+    return 1 if report.error else 0
+
+
+def _words(fault: BaseException) -> str:
+    if isinstance(fault, OSError) and fault.strerror:
+        return f"{fault.strerror}: {fault.filename}" if fault.filename else fault.strerror
+    return str(fault) or type(fault).__name__

@@ -1,0 +1,88 @@
+"""One connection to a launcher: requests and their replies, and what it tells by itself."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.launcher_protocol import (
+    MAX_LINE_BYTES,
+    AnyReply,
+    AnyRequest,
+    Ended,
+    LauncherInfo,
+    encode,
+    reply_decoder,
+)
+from trn.core.home import socket_address
+
+
+class LauncherLink:
+    """Made by `connect`, ended by `aclose`; its one task is owned by it. Used in one event loop."""
+
+    def __init__(
+        self,
+        info: LauncherInfo,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_ended: Callable[[Ended], None],
+    ) -> None:
+        self.info = info
+        self.lost = asyncio.Event()
+        self._reader = reader
+        self._writer = writer
+        self._on_ended = on_ended
+        self._next_id = 1
+        self._waiting: dict[int, asyncio.Future[AnyReply]] = {}
+        self._task = asyncio.create_task(self._read(), name=f"launcher-{info.pid}")
+
+    @classmethod
+    async def connect(
+        cls, folder: Path, info: LauncherInfo, on_ended: Callable[[Ended], None]
+    ) -> "LauncherLink":
+        """OSError where nobody listens."""
+        address = socket_address(folder / Path(info.socket).name)
+        reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
+        return cls(info, reader, writer, on_ended)
+
+    async def ask(self, make: Callable[[int], AnyRequest], *, timeout_s: float) -> AnyReply:
+        """ConnectionError where it broke before the reply, TimeoutError where none came: it may have been done."""
+        if self.lost.is_set():
+            raise ConnectionResetError("the launcher is gone")
+        id_, self._next_id = self._next_id, self._next_id + 1
+        reply: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
+        self._waiting[id_] = reply
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(encode(make(id_)) + b"\n")
+                await self._writer.drain()
+                return await reply
+        finally:
+            self._waiting.pop(id_, None)
+            if reply.done() and not reply.cancelled():
+                reply.exception()  # it is told already, or nobody asks any more
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                message = reply_decoder.decode(line)
+                if isinstance(message, Ended):
+                    self._on_ended(message)
+                elif (reply := self._waiting.get(message.id)) is not None and not reply.done():
+                    reply.set_result(message)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            pass  # a launcher that speaks another language is as good as gone
+        finally:
+            self.lost.set()
+            for reply in self._waiting.values():
+                if not reply.done():
+                    reply.set_exception(ConnectionResetError("the launcher is gone"))
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()

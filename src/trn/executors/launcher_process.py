@@ -1,0 +1,65 @@
+"""The launchers of a home: which of them live, and how another is started."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.launcher_protocol import LauncherInfo, is_same_process
+from trn.core.errors import UnavailableError
+
+START_PATIENCE_S = 60.0
+LOG_NAME = "launcher.log"
+
+
+def find_launchers(folder: Path) -> list[LauncherInfo]:
+    """Those that live, the oldest first. What the dead left is removed. Blocks."""
+    living: list[LauncherInfo] = []
+    for path in folder.glob("*.json"):
+        try:
+            info = msgspec.json.decode(path.read_bytes(), type=LauncherInfo)
+        except FileNotFoundError:
+            continue
+        except msgspec.MsgspecError:
+            path.unlink(missing_ok=True)
+            continue
+        if is_same_process(info.pid, info.start_ticks, info.boot_id):
+            living.append(info)
+        else:
+            path.unlink(missing_ok=True)
+            (folder / Path(info.socket).name).unlink(missing_ok=True)
+    return sorted(living, key=lambda info: (info.start_ticks or 0, info.pid))
+
+
+def start_launcher(folder: Path, *, idle_exit_s: float, is_bare: bool = False) -> None:
+    """Returns when a new one listens; it is warm some seconds later. Blocks."""
+    # -P: a file in the current folder must not stand in for a library.
+    command = [sys.executable, "-P", "-m", "gen_worker.launcher", "--folder", str(folder)]
+    command += ["--idle-exit-s", str(idle_exit_s), *(["--bare"] if is_bare else [])]
+    log_path = folder / LOG_NAME
+    try:
+        with log_path.open("ab") as log:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
+                timeout=START_PATIENCE_S,
+                check=False,
+            )
+    except (OSError, subprocess.SubprocessError) as fault:
+        raise UnavailableError(f"no launcher can be started: {fault}") from fault
+    if done.returncode != 0:
+        raise UnavailableError(f"the launcher did not start: {_last_line(log_path)} (see {log_path})")
+
+
+def _last_line(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = path.read_text(errors="replace").splitlines()
+        if lines:
+            return lines[-1]
+    return "it said nothing"

@@ -1,0 +1,334 @@
+"""Workers on this machine, forked by a warm launcher that outlives us as they do.
+
+The launcher only makes starting quick and sees how workers end. What is true of an attempt is in its files and in the
+system's list of processes, so everything else works without it, and after the death of either of us.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from gen_worker.launcher_protocol import (
+    AnyReply,
+    AttemptRecord,
+    Close,
+    Closed,
+    Ended,
+    ExitRecord,
+    Hello,
+    Launch,
+    Launched,
+    Refused,
+    Retire,
+    Welcome,
+    WorkerPlan,
+    boot_id,
+    claim,
+    code_stamp,
+    exit_path,
+    read_exit,
+    read_process,
+    read_record,
+    record_path,
+)
+from trn.core.errors import UnavailableError
+from trn.core.home import Home
+from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit, WorkerIdentity
+from trn.executors.launcher_link import LauncherLink
+from trn.executors.launcher_process import find_launchers, start_launcher
+from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal
+
+logger = logging.getLogger("trn.executor")
+
+WARM_PATIENCE_S = 180.0
+LAUNCH_PATIENCE_S = 120.0
+CLOSE_PATIENCE_S = 120.0
+NUM_TRIES = 3
+MAX_KEPT_EXITS = 4096
+SWEEP_S = 30.0  # of a worker that lives; the alarm should have come
+BLIND_POLL_S = 0.5  # where the system has no alarm
+REAP_POLL_S = 0.02  # from its end to its exit file
+
+
+class LocalExecutor:
+    """Implements `base.Executor`. Belongs to one event loop; `aclose` leaves everything running.
+
+    A launcher that is `bare` has nothing imported ahead: slower starts, less memory.
+    """
+
+    def __init__(self, home: Home, *, idle_exit_s: float = 600.0, is_bare: bool = False) -> None:
+        self._is_bare = is_bare
+        self._folder = home.launcher
+        self._idle_exit_s = idle_exit_s
+        self._stamp = ""
+        self._link: LauncherLink | None = None
+        self._connecting = asyncio.Lock()
+        self._keeper: asyncio.Task[None] | None = None
+        self._state = "the launcher is not started"
+        self._exits: dict[AttemptKey, ExitRecord] = {}
+        self._news: dict[AttemptKey, set[asyncio.Event]] = {}
+        self._ended_by_us: set[WorkerIdentity] = set()
+
+    async def start(self) -> None:
+        """Begin to have a launcher, now and always; does not wait for it."""
+        self._keeper = asyncio.create_task(self._keep_launcher(), name="launcher-keeper")
+
+    async def wait_ready(self) -> None:
+        """Until a launcher is warm; UnavailableError where there is none to be had."""
+        await self._have_link()
+
+    def state(self) -> str:
+        """In words, for people."""
+        return self._state
+
+    async def aclose(self) -> None:
+        """Let go of the launcher. It and the workers go on."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        async with self._connecting:
+            if self._link is not None:
+                await self._link.aclose()
+                self._link = None
+
+    # The launcher
+
+    async def _keep_launcher(self) -> None:
+        pause_s = 1.0
+        while True:
+            try:
+                link = await self._have_link()
+            except UnavailableError as fault:
+                logger.warning("%s; trying again in %.0f s", fault, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 30.0)
+            else:
+                pause_s = 1.0
+                await link.lost.wait()
+                logger.warning("the launcher (pid %d) is gone; its workers go on", link.info.pid)
+
+    async def _have_link(self) -> LauncherLink:
+        async with self._connecting:
+            if self._link is not None:
+                if not self._link.lost.is_set():
+                    return self._link
+                await self._link.aclose()
+                self._link = None
+            self._state = "the launcher is starting"
+            try:
+                self._link = await self._find_or_start()
+            except (OSError, TimeoutError) as fault:
+                self._state = f"no launcher: {fault}"
+                raise UnavailableError(f"no launcher can be reached: {fault}") from fault
+            except UnavailableError as fault:
+                self._state = f"no launcher: {fault}"
+                raise
+            self._state = f"the launcher is warm (pid {self._link.info.pid})"
+            return self._link
+
+    async def _find_or_start(self) -> LauncherLink:
+        self._stamp = await asyncio.to_thread(code_stamp)
+        link = await self._connect_to_living()
+        if link is None:
+            await asyncio.to_thread(
+                start_launcher, self._folder, idle_exit_s=self._idle_exit_s, is_bare=self._is_bare
+            )
+            link = await self._connect_to_living()
+        if link is None:
+            raise UnavailableError(f"the launcher ended at once: see {self._folder / 'launcher.log'}")
+        return link
+
+    async def _connect_to_living(self) -> LauncherLink | None:
+        """The oldest with our stamp. All others start no workers any more."""
+        chosen: LauncherLink | None = None
+        links: list[LauncherLink] = []
+        try:
+            for info in await asyncio.to_thread(find_launchers, self._folder):
+                try:
+                    links.append(await LauncherLink.connect(self._folder, info, self._note_end))
+                except OSError as fault:
+                    logger.warning("the launcher with pid %d does not listen: %s", info.pid, fault)
+            usable: LauncherLink | None = None
+            for link in links:
+                with contextlib.suppress(ConnectionError):
+                    if usable is None and await self._is_usable(link):
+                        usable = link
+                    else:
+                        await link.ask(lambda id_: Retire(id=id_), timeout_s=WARM_PATIENCE_S)
+                        logger.info("the launcher with pid %d is retired", link.info.pid)
+            chosen = usable
+        finally:
+            for link in links:
+                if link is not chosen:
+                    await link.aclose()
+        return chosen
+
+    async def _is_usable(self, link: LauncherLink) -> bool:
+        if link.info.stamp != self._stamp:
+            return False
+        welcome = await link.ask(lambda id_: Hello(id=id_), timeout_s=WARM_PATIENCE_S)
+        return isinstance(welcome, Welcome) and not welcome.is_retired
+
+    def _note_end(self, message: Ended) -> None:
+        key = AttemptKey(message.run_id, message.number)
+        self._exits[key] = message.exit
+        while len(self._exits) > MAX_KEPT_EXITS:
+            del self._exits[next(iter(self._exits))]
+        for event in self._news.get(key, ()):
+            event.set()
+
+    # Starting
+
+    async def launch(self, plan: LaunchPlan) -> WorkerIdentity:
+        """See `Executor.launch`."""
+        wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
+        problem = "no launcher took it"
+        for _ in range(NUM_TRIES):
+            try:
+                link = await self._have_link()
+                reply = await link.ask(lambda id_: Launch(id=id_, plan=wanted), timeout_s=LAUNCH_PATIENCE_S)
+            except UnavailableError as fault:
+                problem = str(fault)
+                break
+            except TimeoutError:
+                problem = f"the launcher did not answer for {LAUNCH_PATIENCE_S:.0f} s"
+                break
+            except ConnectionError:
+                problem = "the launcher died"
+                continue  # another one finds out by the record whether the worker is there
+            if isinstance(reply, Launched):
+                return WorkerIdentity(boot_id=reply.boot_id, pid=reply.pid, start_ticks=reply.start_ticks)
+            assert isinstance(reply, Refused), reply
+            if not reply.is_retired:
+                raise UnavailableError(f"the worker of {plan.key} did not start: {reply.message}")
+            problem = reply.message
+            await self._drop(link)
+        return await self._settle_launch(plan, problem)
+
+    async def _drop(self, link: LauncherLink) -> None:
+        async with self._connecting:
+            if self._link is link:
+                self._link = None
+            await link.aclose()
+
+    async def _settle_launch(self, plan: LaunchPlan, problem: str) -> WorkerIdentity:
+        """After this it is certain: either the worker has the attempt, or nobody ever will."""
+        try:
+            found = await asyncio.to_thread(_take_or_find, plan.attempt_dir, plan.number)
+        except OSError as fault:
+            raise LaunchUnknownError(
+                f"whether {plan.key} started is not known: {problem}; {fault}"
+            ) from fault
+        if found is None:
+            raise UnavailableError(f"the worker of {plan.key} did not start: {problem}")
+        return found
+
+    async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
+        """See `Executor.find`. UnavailableError where the disk lets nobody decide."""
+        try:
+            return await asyncio.to_thread(_take_or_find, attempt_dir, key.number)
+        except OSError as fault:
+            raise UnavailableError(f"whether {key} has a worker cannot be found out: {fault}") from fault
+
+    # Ending
+
+    async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
+        """See `Executor.wait`."""
+        news = asyncio.Event()
+        self._news.setdefault(key, set()).add(news)
+        try:
+            with end_alarm(identity, news.set) as has_alarm:
+                while True:
+                    record = self._exits.get(key)
+                    if record is None:
+                        record = await asyncio.to_thread(self._look_for_exit, key, attempt_dir, identity)
+                    if record is not None:
+                        return self._as_exit(record, identity)
+                    poll_s = REAP_POLL_S
+                    if is_alive(identity):
+                        poll_s = SWEEP_S if has_alarm else BLIND_POLL_S
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(poll_s):
+                            await news.wait()
+                    news.clear()
+        finally:
+            self._news[key].discard(news)
+            if not self._news[key]:
+                del self._news[key]
+
+    def _look_for_exit(
+        self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity
+    ) -> ExitRecord | None:
+        """None while it runs, and while a launcher has yet to say how it ended."""
+        path = exit_path(attempt_dir, key.number)
+        if is_alive(identity):
+            return None
+        state = read_process(identity.pid) if identity.boot_id == boot_id() else None
+        if state is not None and state.start_ticks == identity.start_ticks and state.is_ended:
+            is_watched = any(info.pid == state.parent for info in find_launchers(self._folder))
+            if is_watched:
+                return read_exit(path)
+        # It is reaped: if a launcher saw it, the file is there. In this order.
+        return read_exit(path) or ExitRecord(exit_code=None)
+
+    def _as_exit(self, record: ExitRecord, identity: WorkerIdentity) -> WorkerExit:
+        is_reboot = record.exit_code is None and identity.boot_id != boot_id()
+        is_ours = identity in self._ended_by_us
+        self._ended_by_us.discard(identity)
+        unseen = "the machine was restarted" if is_reboot else "nobody saw how it ended"
+        return WorkerExit(
+            exit_code=record.exit_code,
+            is_out_of_memory=record.is_out_of_memory and not is_ours,
+            is_reboot=is_reboot,
+            detail=record.detail or unseen,
+        )
+
+    async def signal(self, identity: WorkerIdentity, number: int) -> bool:
+        """See `Executor.signal`."""
+        return send_signal(identity, number)
+
+    async def end(self, identity: WorkerIdentity) -> None:
+        """See `Executor.end`."""
+        self._ended_by_us.add(identity)
+        left = await asyncio.to_thread(end_processes, identity)
+        if left:
+            pids = ", ".join(map(str, left))
+            raise UnavailableError(
+                f"these processes do not end, even by SIGKILL: {pids}; they may hang in the system (see `ps -o stat,wchan`)"
+            )
+
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+        """See `Executor.close_attempt`."""
+        wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
+        reply: AnyReply | None = None
+        for _ in range(NUM_TRIES):
+            try:
+                link = await self._have_link()
+                reply = await link.ask(
+                    lambda id_: Close(id=id_, plan=wanted, category=category, error=error),
+                    timeout_s=CLOSE_PATIENCE_S,
+                )
+                break
+            except ConnectionError:
+                continue
+            except (UnavailableError, TimeoutError) as fault:
+                logger.warning("the end of %s cannot be written: %s", plan.key, fault)
+                return False
+        if isinstance(reply, Closed) and reply.is_closed:
+            return True
+        logger.warning("the end of %s was not written: %s", plan.key, reply)
+        return False
+
+
+def _take_or_find(attempt_dir: str, number: int) -> WorkerIdentity | None:
+    """The process of the attempt; None once the attempt is given up, by us now or by someone before."""
+    path = record_path(attempt_dir, number)
+    record = read_record(path)
+    if record is None:
+        given_up = AttemptRecord(abandoned=True)
+        record = given_up if claim(path, given_up) else read_record(path)
+    if record is None or record.abandoned:
+        return None
+    return WorkerIdentity(boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)

@@ -14,6 +14,7 @@ import hashlib
 import os
 import secrets
 import sys
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -233,6 +234,7 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
+@cache
 def boot_id() -> str:
     """Another after each start of the machine; empty where the system has none."""
     try:

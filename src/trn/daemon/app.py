@@ -106,7 +106,7 @@ class TrainerDaemon:
             home=home,
             settings=settings,
             files={"registry.db": registry, "metrics.db": metrics},
-            is_busy=lambda: bool(registry.live() or service.is_in_use()),
+            is_busy=lambda: registry.has_unfinished() or service.is_in_use(),
             leave=self.stop,
         )
         service.warnings = lambda: [*devices.warnings, *maintenance.warnings]

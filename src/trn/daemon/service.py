@@ -8,9 +8,8 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,6 +19,7 @@ from trn.core.runs import RunRecord
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.api_tokens import ApiTokens
+from trn.daemon.commit_waiter import CommitWaiter
 from trn.daemon.devices import Inventory
 from trn.daemon.resumption import META_SUFFIX, merge, newest_checkpoint, plan_resume, with_checkpoint
 from trn.daemon.run_streams import Broadcaster, RunStreams
@@ -39,8 +39,6 @@ PAGE_BYTES = 2 << 20  # a page ends early rather than outgrow a message
 MAX_POINTS = 500_000
 MAX_REASON = 1000
 
-T = TypeVar("T")
-
 
 class Dispatcher(Protocol):
     def wake(self) -> None: ...
@@ -48,6 +46,10 @@ class Dispatcher(Protocol):
     def cancel_wanted(self, run_id: str) -> None: ...
 
     def plan(self, new: NewRun) -> bytes: ...
+
+
+class Launcher(Protocol):
+    def state(self) -> str: ...
 
 
 class DeviceInventory(Protocol):
@@ -65,7 +67,7 @@ class TrainerService:
         metrics: MetricReader,
         broadcaster: Broadcaster,
         dispatcher: Dispatcher,
-        executor: object,
+        executor: Launcher,
         devices: DeviceInventory,
         home: Home,
         settings: Settings,
@@ -82,6 +84,7 @@ class TrainerService:
         self.warnings: Callable[[], Sequence[str]] = lambda: ()
         self.tokens = ApiTokens(home.token)
         self.streams = RunStreams(registry=registry, broadcaster=broadcaster, home=home)
+        self._committed = CommitWaiter().committed
         self.num_calls = 0
         self._num_calls_seen = 0
         self.WatchRuns = self.streams.watch_runs
@@ -115,7 +118,7 @@ class TrainerService:
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
         run_id = self.find(request.run_id).run_id
         reason = request.reason[:MAX_REASON] or "cancelled by request"
-        record, was_live = await committed(self._registry.want_cancel(run_id, reason))
+        record, was_live = await self._committed(self._registry.want_cancel(run_id, reason))
         if was_live:
             self._dispatcher.cancel_wanted(run_id)
         return pb.CancelRunResponse(run=run_message(record), was_live=was_live)
@@ -210,7 +213,7 @@ class TrainerService:
             home=str(self._home.root),
             address=", ".join(self.info.addresses),
             runs_by_state=self._registry.counts(),
-            launcher=str(getattr(self._executor, "state", "")),
+            launcher=self._executor.state(),
             num_watchers=self.streams.num_open,
             warnings=self.warnings(),
             last_change=self._registry.last_change(),
@@ -230,7 +233,9 @@ class TrainerService:
             return pb.SubmitRunResponse(run=run, plan_json=self._dispatcher.plan(new))
         while True:
             try:
-                record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
+                record, existed = await self._committed(
+                    self._registry.submit(new, is_another_wanted=is_another)
+                )
                 break
             except ConflictError:
                 taken, new = new.run_id, self._read(asked)
@@ -300,11 +305,6 @@ class TrainerService:
             priority=request.priority,
             parent_run_id=parent.run_id,
         )
-
-
-async def committed(future: "Future[T]") -> T:
-    """Its result. A caller that goes away takes nothing back: what was handed in is committed all the same."""
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _read_object(text: bytes, max_bytes: int) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def make_run_id(config: dict[str, Any]) -> str:
     """A name that a person can tell from others, and that nobody has."""
     name = config.get("name") or str(config.get("trainer") or "").rpartition(":")[2] or "run"
     slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:MAX_TEXT].lower()).strip("-")[:MAX_SLUG].strip("-")
-    return f"{slug or 'run'}-{secrets.token_hex(3)}"
+    return f"{slug or 'run'}-{secrets.token_hex(4)}"
 
 
 def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:

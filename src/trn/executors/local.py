@@ -291,7 +291,8 @@ class LocalExecutor:
 
     async def end(self, identity: WorkerIdentity) -> None:
         """See `Executor.end`."""
-        self._ended_by_us.add(identity)
+        if is_alive(identity):
+            self._ended_by_us.add(identity)
         left = await asyncio.to_thread(end_processes, identity)
         if left:
             pids = ", ".join(map(str, left))

@@ -6,10 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
-import psutil
-
-from gen_worker.launcher_protocol import PROCESS_MARK, boot_id, is_same_process, read_process
+from gen_worker.launcher_protocol import PROCESS_MARK, boot_id, is_same_process
 from trn.executors.base import WorkerIdentity
 
 END_PATIENCE_S = 20.0
@@ -94,40 +94,61 @@ def end_processes(identity: WorkerIdentity, *, patience_s: float = END_PATIENCE_
             return []
 
 
+class _Process(NamedTuple):
+    parent: int
+    group: int
+    session: int
+    start_ticks: int
+    is_ended: bool
+
+
 def _belonging(identity: WorkerIdentity) -> dict[int, int]:
     """pid -> start ticks of every living process that is the worker, descends from it, is of its session or group,
     or inherited its mark.
     """
-    mark = f"{identity.pid}:{'' if identity.start_ticks is None else identity.start_ticks}"
+    earliest = identity.start_ticks or 0
+    # Nothing that a worker started is older than it; so most of a busy machine is passed over at once.
+    younger = {pid: one for pid, one in _processes() if one.start_ticks >= earliest and pid != os.getpid()}
+    root = younger.get(identity.pid)
+    is_reused = root is not None and identity.start_ticks not in (None, root.start_ticks)
     children: dict[int, list[int]] = {}
     ours: set[int] = set()
-    root = read_process(identity.pid)
-    is_reused = root is not None and identity.start_ticks not in (None, root.start_ticks)
-    for process in psutil.process_iter(["ppid"]):
-        pid = process.pid
-        children.setdefault(process.info["ppid"], []).append(pid)
+    for pid, one in younger.items():
+        children.setdefault(one.parent, []).append(pid)
         if pid == identity.pid:
-            if not is_reused:
-                ours.add(pid)
-            continue
-        with contextlib.suppress(OSError, psutil.Error):
-            if (not is_reused and identity.pid in (os.getsid(pid), os.getpgid(pid))) or process.environ().get(
-                PROCESS_MARK
-            ) == mark:
-                ours.add(pid)
+            is_ours = not is_reused
+        else:
+            is_related = not is_reused and identity.pid in (one.group, one.session)
+            is_ours = is_related or _has_mark(pid, identity)
+        if is_ours:
+            ours.add(pid)
     waiting = list(ours)
     while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            if pid not in ours:
-                ours.add(pid)
-                waiting.append(pid)
-    states = {pid: read_process(pid) for pid in ours - {os.getpid()}}
-    earliest = identity.start_ticks or 0
-    return {
-        pid: state.start_ticks
-        for pid, state in states.items()
-        if state is not None and not state.is_ended and state.start_ticks >= earliest
-    }
+        fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in ours]
+        ours.update(fresh)
+        waiting += fresh
+    return {pid: younger[pid].start_ticks for pid in ours if not younger[pid].is_ended}
+
+
+def _processes() -> Iterator[tuple[int, _Process]]:
+    """Every process there is, as the system sees it."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{entry.name}/stat", "rb") as file:  # noqa: PTH123  (hot)
+            letter, parent, group, session, *rest = file.read().rpartition(b")")[2].split()
+            yield (
+                int(entry.name),
+                _Process(int(parent), int(group), int(session), int(rest[15]), letter in (b"Z", b"X")),
+            )
+
+
+def _has_mark(pid: int, identity: WorkerIdentity) -> bool:
+    mark = f"{PROCESS_MARK}={identity.pid}:{'' if identity.start_ticks is None else identity.start_ticks}"
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # not ours to look at, or gone
+        return False
 
 
 def _kill(pid: int, ticks: int, number: int) -> None:

@@ -29,6 +29,9 @@ SELECT min(not_before_ms) AS at_ms FROM runs WHERE state = 'PENDING' AND not_bef
 -- name: live
 SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
 
+-- name: has_unfinished
+SELECT 1 FROM runs WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING') LIMIT 1
+
 -- name: changed
 SELECT * FROM runs WHERE change > :after ORDER BY change LIMIT :limit
 

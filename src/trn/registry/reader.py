@@ -87,6 +87,10 @@ class RegistryReader:
     def live(self) -> list[RunRecord]:
         return [read_run(row) for row in self._read.execute(sql("live"))]
 
+    def has_unfinished(self) -> bool:
+        """Whether any run still waits or runs."""
+        return self._read.execute(sql("has_unfinished")).fetchone() is not None
+
     def changed(self, after: int, limit: int = 500) -> list[RunRecord]:
         """Runs whose last change is after that one, in the order of the changes."""
         return [read_run(row) for row in self._read.execute(sql("changed"), {"after": after, "limit": limit})]

@@ -1,0 +1,339 @@
+"""AsyncClient: the daemon's API in Python. It reconnects and replays by itself; a restart of the daemon is only time."""
+
+import logging
+import os
+import re
+import secrets
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from trn.client.connection import Connection
+from trn.core.errors import ConflictError, InvalidRequestError, UnavailableError
+from trn.proto import convert
+from trn.proto import trainer_pb2 as pb
+from trn.proto.records import (
+    Health,
+    LogChunk,
+    Machine,
+    MetricSeries,
+    Run,
+    RunDetails,
+    Submission,
+)
+
+logger = logging.getLogger("trn.client")
+
+_LAST_PRIORITY = (1 << 31) - 1
+
+
+class AsyncClient:
+    """A daemon by its home (through its socket), or by address, token and certificate.
+
+    Belongs to one event loop; two loops in two threads may each have one. Nothing is opened before the first call.
+    Calls raise TrnErrors. Where no daemon answers for `patience_s`, UnavailableError; 0 tries once.
+    """
+
+    def __init__(
+        self,
+        home: Path | str | None = None,
+        *,
+        address: str = "",
+        token: str = "",
+        ca_certificate: Path | str = "",
+        is_insecure: bool = False,
+        patience_s: float = 60.0,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._connection = Connection(
+            home,
+            address=address,
+            token=token,
+            ca_certificate=ca_certificate,
+            is_insecure=is_insecure,
+            patience_s=patience_s,
+            timeout_s=timeout_s,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection; the streams of this client end with it."""
+        await self._connection.close()
+
+    async def submit(
+        self,
+        config: Mapping[str, Any] | Path | str,
+        *,
+        base_dir: Path | str | None = None,
+        snapshot: str = "",
+        code_identity: str = "",
+        priority: int = 0,
+        is_another_wanted: bool = False,
+        interpreter: str | None = None,
+        is_dry_run: bool = False,
+    ) -> Submission:
+        """Queue a run; durable when it returns. An equal run that exists is returned, and `existed` says so.
+
+        `config` is a job, or a file with one; its relative paths are taken from `base_dir` (default: the file's
+        folder, else the current one). `interpreter` is by default the Python that runs this.
+        """
+        document, folder = _read_config(config)
+        if is_another_wanted and not document.get("run_id"):
+            # Named here: a repeat after a lost reply then asks for this very run, not for yet another.
+            document["run_id"] = _make_run_id(document.get("name"))
+        request = pb.SubmitRunRequest(
+            config_json=_encode(document, "config"),
+            code_identity=code_identity,
+            snapshot=snapshot,
+            base_dir=_absolute(folder if base_dir is None else base_dir),
+            interpreter=sys.executable if interpreter is None else interpreter,
+            priority=_priority(priority),
+            is_another_wanted=is_another_wanted,
+            is_dry_run=is_dry_run,
+        )
+        return await self._submit("SubmitRun", request)
+
+    async def resume(
+        self,
+        run_id: str = "",
+        *,
+        checkpoint_path: Path | str = "",
+        overrides: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | Path | str | None = None,
+        base_dir: Path | str | None = None,
+        snapshot: str = "",
+        code_identity: str = "",
+        priority: int = 0,
+        is_another_wanted: bool = False,
+        interpreter: str = "",
+    ) -> Submission:
+        """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with)."""
+        laid_over = dict(overrides or {})
+        if is_another_wanted and not laid_over.get("run_id"):
+            laid_over["run_id"] = _make_run_id()
+        document, folder = _read_config(config) if config is not None else ({}, Path.cwd())
+        request = pb.ResumeRunRequest(
+            run_id=run_id,
+            checkpoint_path=_absolute(checkpoint_path) if checkpoint_path else "",
+            overrides_json=_encode(laid_over, "overrides") if laid_over else b"",
+            priority=_priority(priority),
+            config_json=_encode(document, "config") if document else b"",
+            code_identity=code_identity,
+            snapshot=snapshot,
+            base_dir=_absolute(base_dir or folder) if document or base_dir else "",
+            interpreter=interpreter,
+            is_another_wanted=is_another_wanted,
+        )
+        return await self._submit("ResumeRun", request)
+
+    async def get(self, run_id: str) -> Run:
+        """By id, or by a prefix that only one run has; with its config."""
+        return (await self.details(run_id)).run
+
+    async def details(self, run_id: str) -> RunDetails:
+        """The run with its attempts and its folder."""
+        answer, _ = await self._connection.call("GetRun", pb.GetRunRequest(run_id=run_id))
+        return convert.read_details(answer)
+
+    async def list(
+        self,
+        *,
+        states: Sequence[str] = (),
+        name_contains: str = "",
+        with_config: bool = False,
+        page_size: int = 0,
+    ) -> AsyncGenerator[Run, None]:
+        """Runs, the newest first; pages are fetched as they are needed."""
+        token = ""
+        while True:
+            request = pb.ListRunsRequest(
+                states=[convert.state_number(state) for state in states],  # type: ignore[misc]
+                name_contains=name_contains,
+                page_size=page_size,
+                page_token=token,
+                with_config=with_config,
+            )
+            answer, _ = await self._connection.call("ListRuns", request)
+            for run in answer.runs:
+                yield convert.read_run(run)
+            token = answer.next_page_token
+            if not token:
+                return
+
+    async def watch(
+        self, *, after_change: int = 0, run_ids: Sequence[str] = (), is_live_only: bool = False
+    ) -> AsyncGenerator[Run, None]:
+        """Runs as they change, first what changed after `after_change`. Endless. What came too fast is coalesced:
+        the newest of a run always comes, not every step on the way."""
+        change, is_new = after_change, True
+
+        def request() -> pb.WatchRunsRequest:
+            return pb.WatchRunsRequest(
+                after_change=change, run_ids=run_ids, live_only=is_live_only and is_new
+            )
+
+        async with aclosing(
+            self._connection.stream("WatchRuns", request, is_end=lambda _answer: False)
+        ) as answers:
+            async for answer in answers:
+                is_new = False
+                if answer.HasField("fell_behind"):
+                    logger.info("this watch fell behind and goes on from the registry")
+                for run in answer.runs:
+                    yield convert.read_run(run)
+                change = max(change, answer.change)
+        raise UnavailableError("the daemon ended the watch")
+
+    async def events(
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """A run's events in order, each once, none missing; followed until the run has ended."""
+        async with aclosing(
+            self.event_lines(run_id, after_seq=after_seq, is_followed=is_followed)
+        ) as batches:
+            async for lines in batches:
+                for line in lines.splitlines():
+                    yield msgspec.json.decode(line)
+
+    async def event_lines(
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True
+    ) -> AsyncGenerator[bytes, None]:
+        """As `events`, several at a time, as the JSON lines that they are."""
+        seq = after_seq
+
+        def request() -> pb.StreamEventsRequest:
+            return pb.StreamEventsRequest(run_id=run_id, after_seq=seq, follow=is_followed)
+
+        async with aclosing(
+            self._connection.stream("StreamEvents", request, is_end=lambda answer: answer.is_end)
+        ) as answers:
+            async for answer in answers:
+                if answer.HasField("fell_behind"):
+                    logger.warning(
+                        "the events of %s came faster than they were read; they follow from its file", run_id
+                    )
+                if answer.last_seq <= seq:
+                    continue
+                if answer.first_seq != seq + 1:
+                    logger.warning("events of %s: %d came after %d", run_id, answer.first_seq, seq)
+                seq = answer.last_seq
+                yield answer.lines
+
+    async def logs(
+        self, run_id: str, *, offset: int = 0, is_followed: bool = False, tail_bytes: int = 0
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Bytes of a run's log from `offset`, or its last `tail_bytes`; the last chunk says that it is the last."""
+        at, tail = offset, tail_bytes
+
+        def request() -> pb.StreamLogsRequest:
+            return pb.StreamLogsRequest(run_id=run_id, offset=at, follow=is_followed, tail_bytes=tail)
+
+        async with aclosing(
+            self._connection.stream("StreamLogs", request, is_end=lambda answer: answer.is_end)
+        ) as answers:
+            async for answer in answers:
+                at, tail = answer.offset + len(answer.data), 0
+                yield convert.read_log_chunk(answer)
+
+    async def metrics(
+        self,
+        run_id: str,
+        names: Sequence[str] = (),
+        *,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int = 0,
+    ) -> dict[str, MetricSeries]:
+        """A run's metric points by name, thinned out to `max_points` of each where given."""
+        request = pb.GetMetricsRequest(
+            run_id=run_id, names=names, from_step=from_step, to_step=to_step, max_points=max_points
+        )
+        answer, _ = await self._connection.call("GetMetrics", request)
+        return {series.name: convert.read_series(series) for series in answer.series}
+
+    async def cancel(self, run_id: str, reason: str = "") -> tuple[Run, bool]:
+        """Ask a run to end; it is recorded when this returns. (the run, whether it was still live)."""
+        answer, _ = await self._connection.call(
+            "CancelRun", pb.CancelRunRequest(run_id=run_id, reason=reason)
+        )
+        return convert.read_run(answer.run), answer.was_live
+
+    async def wait(self, run_id: str) -> Run:
+        """The run once it has ended. For a limit, `asyncio.timeout` around it."""
+        run = await self.get(run_id)
+        if run.is_terminal:
+            return run
+        async with aclosing(self.watch(after_change=run.change, run_ids=[run.run_id])) as changes:
+            async for run in changes:
+                if run.is_terminal:
+                    return run
+        raise AssertionError("a watch does not end")
+
+    async def devices(self) -> Machine:
+        """What the daemon's machine has to give."""
+        answer, _ = await self._connection.call("ListDevices", pb.ListDevicesRequest())
+        return convert.read_machine(answer)
+
+    async def health(self) -> Health:
+        """The daemon of itself."""
+        answer, _ = await self._connection.call("GetHealth", pb.GetHealthRequest())
+        return convert.read_health(answer)
+
+    async def _submit(self, name: str, request: Any) -> Submission:
+        answer, num_tries = await self._connection.call(name, request)
+        submission = convert.read_submission(answer)
+        if not request.is_another_wanted or not submission.existed:
+            return submission
+        if num_tries > 1:
+            return msgspec.structs.replace(submission, existed=False)  # made by a try whose reply was lost
+        raise ConflictError(
+            f"another run was asked for, and there is a {submission.run.run_id} with this config: give it another run_id"
+        )
+
+
+def _make_run_id(name: object = None) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", str(name or "run").lower())[:40].strip("-")
+    return f"{slug or 'run'}-{secrets.token_hex(6)}"
+
+
+def _absolute(path: Path | str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100
+
+
+def _priority(priority: int) -> int:
+    if abs(priority) > _LAST_PRIORITY:
+        raise InvalidRequestError(f"priority is {priority}, expected a number of 32 bits")
+    return priority
+
+
+def _encode(document: Mapping[str, Any], what: str) -> bytes:
+    try:
+        return msgspec.json.encode(document)
+    except TypeError as fault:
+        raise InvalidRequestError(f"the {what} cannot be written as JSON: {fault}") from fault
+
+
+def _read_config(config: Mapping[str, Any] | Path | str) -> tuple[dict[str, Any], Path]:
+    """(the document, the folder that its relative paths start from)."""
+    if isinstance(config, Mapping):
+        return dict(config), Path.cwd()
+    path = Path(config).expanduser().absolute()
+    formats = {".yaml": msgspec.yaml, ".yml": msgspec.yaml, ".toml": msgspec.toml}
+    try:
+        document = formats.get(path.suffix.lower(), msgspec.json).decode(path.read_bytes())
+    except OSError as fault:
+        raise InvalidRequestError(f"the config {path} cannot be read: {fault.strerror}") from fault
+    except (msgspec.MsgspecError, ValueError) as fault:
+        raise InvalidRequestError(f"the config {path} is not valid: {fault}") from fault
+    if not isinstance(document, dict):
+        raise InvalidRequestError(f"the config {path} holds no object")
+    return document, path.parent

@@ -1,0 +1,240 @@
+"""One connection to a daemon: where it is, who we are, and how long we keep trying.
+
+A daemon may be restarted at any moment and loses nothing by it, so everything asked of it is safe to ask again. What
+the daemon itself refused is an error; what merely broke on the way is tried again, until nobody has answered for
+`patience_s`.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trn.core import errors
+from trn.core.errors import ConflictError, InvalidRequestError, TrnError, UnavailableError
+from trn.core.home import Home, find_home, socket_address
+from trn.proto.addresses import is_loopback
+from trn.proto.methods import ERROR_KEY, METHODS
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+MAX_ANSWER_BYTES = 64 << 20
+LAST_COMPLETIONS_S = 0.01
+
+_BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL"})
+_BY_STATUS: dict[str, Callable[[str], TrnError]] = {
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "FAILED_PRECONDITION": ConflictError,
+    "NOT_FOUND": errors.NotFoundError,
+    "PERMISSION_DENIED": errors.ForbiddenError,
+    "UNAUTHENTICATED": errors.ForbiddenError,
+    "UNAVAILABLE": UnavailableError,
+    "DEADLINE_EXCEEDED": UnavailableError,
+    "RESOURCE_EXHAUSTED": UnavailableError,
+}
+
+
+class Connection:
+    """Belongs to the event loop that first uses it. Costs nothing before its first call."""
+
+    def __init__(
+        self,
+        home: Path | str | None,
+        *,
+        address: str,
+        token: str,
+        ca_certificate: Path | str,
+        is_insecure: bool,
+        patience_s: float,
+        timeout_s: float,
+    ) -> None:
+        if home is not None and address:
+            raise InvalidRequestError("give a home or an address, not both")
+        if is_insecure and ca_certificate:
+            raise InvalidRequestError("is_insecure and ca_certificate exclude each other")
+        self._home = None if address else Home(Path(home).expanduser().absolute() if home else find_home())
+        self._address = address
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._ca_certificate = ca_certificate
+        self._is_insecure = is_insecure
+        self._patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: dict[str, Any] = {}
+
+    @property
+    def where(self) -> str:
+        return self._address or f"unix:{self._home.socket if self._home else ''}"
+
+    async def close(self) -> None:
+        channel, self._channel, self._calls = self._channel, None, {}
+        if channel is not None:
+            await channel.close()
+            # gRPC has one completion queue for all loops of a process. What ends late for this one, after it is closed,
+            # would be an error in the log of another: let it end now.
+            await asyncio.sleep(LAST_COMPLETIONS_S)
+
+    async def call(self, name: str, request: Any, *, timeout_s: float | None = None) -> tuple[Any, int]:
+        """(the answer, how many times it took). TrnError where the daemon refused, UnavailableError where none answers."""
+        from grpc.aio import AioRpcError
+
+        patience = _Patience(self._patience_s)
+        num_tries = 0
+        while True:
+            num_tries += 1
+            try:
+                call = self._method(name)
+                return await call(
+                    request, timeout=timeout_s or self._timeout_s, metadata=self._metadata
+                ), num_tries
+            except AioRpcError as fault:
+                await self._pause_or_raise(fault, name, patience)
+
+    async def stream(
+        self, name: str, next_request: Callable[[], Any], *, is_end: Callable[[Any], bool]
+    ) -> AsyncGenerator[Any, None]:
+        """Its answers; after a break goes on with what `next_request` asks for then. Ends with `is_end` or the daemon."""
+        from grpc.aio import AioRpcError
+
+        patience = _Patience(self._patience_s)
+        while True:
+            call = self._method(name)(next_request(), metadata=self._metadata)
+            try:
+                async for answer in call:
+                    patience.answered()
+                    yield answer
+                    patience.answered()  # the time that our caller took is not the daemon's
+                    if is_end(answer):
+                        break
+            except AioRpcError as fault:
+                await self._pause_or_raise(fault, name, patience)
+            else:
+                return
+            finally:
+                call.cancel()
+
+    async def _pause_or_raise(self, fault: "grpc.aio.AioRpcError", name: str, patience: "_Patience") -> None:
+        if not _is_broken(fault):
+            raise self._error(fault, name) from None
+        pause_s = patience.next_pause_s()
+        if pause_s is None:
+            raise UnavailableError(self._explain_absence(fault.details() or "")) from None
+        await asyncio.sleep(pause_s)
+
+    def _explain_absence(self, detail: str) -> str:
+        tried = f"no daemon answers at {self.where}, tried for {self._patience_s:g} s ({detail})"
+        if self._home is None:
+            return f"{tried}: is it running, and is this its address?"
+        return f"{tried}: start one with `python -m trn.daemon --home {self._home.root} serve`"
+
+    def _error(self, fault: "grpc.aio.AioRpcError", name: str) -> TrnError:
+        text = fault.details() or fault.code().name
+        if fault.code().name == "DEADLINE_EXCEEDED":
+            return UnavailableError(f"the daemon at {self.where} did not answer {name} in time: {text}")
+        told = _told(fault)
+        if told == "InfeasibleError":
+            return errors.InfeasibleError(text)
+        make = _BY_STATUS.get(fault.code().name)
+        return make(text) if make else TrnError(f"{name} failed with {fault.code().name}: {text}")
+
+    def _method(self, name: str) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise ConflictError("this client belongs to another event loop: make one for each loop")
+        if self._channel is None:
+            self._channel = self._open()
+        call = self._calls.get(name)
+        if call is None:
+            method = METHODS[name]
+            make = self._channel.unary_stream if method.is_stream else self._channel.unary_unary
+            call = make(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            self._calls[name] = call
+        return call
+
+    def _open(self) -> "grpc.aio.Channel":
+        import grpc
+        import grpc.aio
+
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            (
+                "grpc.keepalive_time_ms",
+                30_000,
+            ),  # a daemon that hangs is found out, also while nothing is said
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.max_pings_without_data", 0),
+            # Two clients in one process are two connections: closing one must not disturb the other.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        ]
+        if self._home is not None:
+            options.append(("grpc.default_authority", "localhost"))  # else the socket's path, escaped
+            return grpc.aio.insecure_channel(f"unix:{socket_address(self._home.socket)}", options=options)
+        if self._is_insecure:
+            self._require_loopback()
+            return grpc.aio.insecure_channel(self._address, options=options)
+        roots = None
+        if self._ca_certificate:
+            try:
+                roots = Path(self._ca_certificate).expanduser().read_bytes()
+            except OSError as fault:
+                raise InvalidRequestError(f"ca_certificate: {fault}") from fault
+        credentials = grpc.ssl_channel_credentials(root_certificates=roots)
+        return grpc.aio.secure_channel(self._address, credentials, options=options)
+
+    def _require_loopback(self) -> None:
+        host = self._address.rpartition(":")[0]
+        if not is_loopback(host):
+            raise InvalidRequestError(
+                f"is_insecure is for loopback alone, and {host} is not: the token would travel in the clear"
+            )
+
+
+class _Patience:
+    """How long nobody has answered, and how long to wait before the next try."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._is_fresh = True
+        self._since = 0.0
+        self._num_pauses = 0
+
+    def answered(self) -> None:
+        self._is_fresh, self._num_pauses = True, 0
+
+    def next_pause_s(self) -> float | None:
+        """None: enough. Jitter keeps a thousand watchers of a restarted daemon apart."""
+        now = time.monotonic()
+        if self._is_fresh:
+            self._is_fresh, self._since = False, now
+        left_s = self._since + self._patience_s - now
+        if left_s <= 0:
+            return None
+        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * (1 << min(self._num_pauses, 16)))
+        self._num_pauses += 1
+        return min(left_s, longest_s * random.uniform(0.5, 1.0))
+
+
+def _told(fault: "grpc.aio.AioRpcError") -> str:
+    for key, value in fault.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return ""
+
+
+def _is_broken(fault: "grpc.aio.AioRpcError") -> bool:
+    return fault.code().name in _BROKEN and not _told(fault)

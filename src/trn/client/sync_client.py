@@ -1,0 +1,229 @@
+"""Client: AsyncClient for code that does not await. One thread with an event loop; no logic of its own."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from trn.client.client import AsyncClient
+from trn.core.errors import ConflictError
+from trn.proto.records import Health, LogChunk, Machine, MetricSeries, Run, RunDetails, Submission
+
+T = TypeVar("T")
+
+
+class Client:
+    """As AsyncClient, blocking. May be used from any thread, also from one in which an event loop runs; not after a
+    fork. Its iterators end their stream when they are closed or dropped."""
+
+    def __init__(self, home: Path | str | None = None, **connection: Any) -> None:
+        self._client = AsyncClient(home, **connection)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and the thread. Calls of other threads that still wait are cancelled."""
+        with self._lock:
+            self._is_closed = True
+            loop, self._loop = self._loop, None
+        if loop is None or os.getpid() != self._pid:
+            return
+        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        assert self._thread is not None
+        self._thread.join()
+
+    def submit(
+        self,
+        config: Mapping[str, Any] | Path | str,
+        *,
+        base_dir: Path | str | None = None,
+        snapshot: str = "",
+        code_identity: str = "",
+        priority: int = 0,
+        is_another_wanted: bool = False,
+        interpreter: str | None = None,
+        is_dry_run: bool = False,
+    ) -> Submission:
+        return self._do(
+            self._client.submit(
+                config,
+                base_dir=base_dir,
+                snapshot=snapshot,
+                code_identity=code_identity,
+                priority=priority,
+                is_another_wanted=is_another_wanted,
+                interpreter=interpreter,
+                is_dry_run=is_dry_run,
+            )
+        )
+
+    def resume(
+        self,
+        run_id: str = "",
+        *,
+        checkpoint_path: Path | str = "",
+        overrides: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | Path | str | None = None,
+        base_dir: Path | str | None = None,
+        snapshot: str = "",
+        code_identity: str = "",
+        priority: int = 0,
+        is_another_wanted: bool = False,
+        interpreter: str = "",
+    ) -> Submission:
+        return self._do(
+            self._client.resume(
+                run_id,
+                checkpoint_path=checkpoint_path,
+                overrides=overrides,
+                config=config,
+                base_dir=base_dir,
+                snapshot=snapshot,
+                code_identity=code_identity,
+                priority=priority,
+                is_another_wanted=is_another_wanted,
+                interpreter=interpreter,
+            )
+        )
+
+    def get(self, run_id: str) -> Run:
+        return self._do(self._client.get(run_id))
+
+    def details(self, run_id: str) -> RunDetails:
+        return self._do(self._client.details(run_id))
+
+    def list(
+        self,
+        *,
+        states: Sequence[str] = (),
+        name_contains: str = "",
+        with_config: bool = False,
+        page_size: int = 0,
+    ) -> Iterator[Run]:
+        return self._each(
+            self._client.list(
+                states=states, name_contains=name_contains, with_config=with_config, page_size=page_size
+            )
+        )
+
+    def watch(
+        self, *, after_change: int = 0, run_ids: Sequence[str] = (), is_live_only: bool = False
+    ) -> Iterator[Run]:
+        return self._each(
+            self._client.watch(after_change=after_change, run_ids=run_ids, is_live_only=is_live_only)
+        )
+
+    def events(
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        return self._each(self._client.events(run_id, after_seq=after_seq, is_followed=is_followed))
+
+    def event_lines(self, run_id: str, *, after_seq: int = 0, is_followed: bool = True) -> Iterator[bytes]:
+        return self._each(self._client.event_lines(run_id, after_seq=after_seq, is_followed=is_followed))
+
+    def logs(
+        self, run_id: str, *, offset: int = 0, is_followed: bool = False, tail_bytes: int = 0
+    ) -> Iterator[LogChunk]:
+        return self._each(
+            self._client.logs(run_id, offset=offset, is_followed=is_followed, tail_bytes=tail_bytes)
+        )
+
+    def metrics(
+        self,
+        run_id: str,
+        names: Sequence[str] = (),
+        *,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int = 0,
+    ) -> dict[str, MetricSeries]:
+        return self._do(
+            self._client.metrics(run_id, names, from_step=from_step, to_step=to_step, max_points=max_points)
+        )
+
+    def cancel(self, run_id: str, reason: str = "") -> tuple[Run, bool]:
+        return self._do(self._client.cancel(run_id, reason))
+
+    def wait(self, run_id: str, timeout_s: float | None = None) -> Run:
+        """TimeoutError where it has not ended by then."""
+
+        async def wait() -> Run:
+            async with asyncio.timeout(timeout_s):
+                return await self._client.wait(run_id)
+
+        return self._do(wait())
+
+    def devices(self) -> Machine:
+        return self._do(self._client.devices())
+
+    def health(self) -> Health:
+        return self._do(self._client.health())
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            loop = self._running_loop()
+        except BaseException:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: what nobody waits for any more ends
+            raise
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        async def take() -> tuple[T] | None:
+            try:
+                return (await anext(items),)
+            except StopAsyncIteration:
+                return None
+
+        async def stop() -> None:
+            await items.aclose()
+
+        try:
+            while (item := self._do(take())) is not None:
+                yield item[0]
+        finally:
+            if not self._is_closed:
+                self._do(stop())
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if os.getpid() != self._pid:
+                raise ConflictError("this client was made before a fork: make a new one in each process")
+            if self._is_closed:
+                raise ConflictError("this client is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="trn-client", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -1,0 +1,138 @@
+"""What a client is given: frozen records, made from messages by `trn.proto.convert`.
+
+States are words here, not an enum: a newer daemon may know states that this client does not (`UNKNOWN_17`).
+"""
+
+from typing import Any
+
+import msgspec
+
+from trn.core.runs import TERMINAL, Needs
+
+TERMINAL_WORDS = frozenset(state.value for state in TERMINAL)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as the daemon last said it is. `config` is None where it was not asked for."""
+
+    run_id: str
+    digest: str
+    state: str
+    reason: str
+    config: dict[str, Any] | None = None
+    name: str = ""
+    priority: int = 0
+    parent_run_id: str = ""
+    snapshot: str = ""
+    base_dir: str = ""
+    interpreter: str = ""
+    is_cancel_wanted: bool = False
+    cancel_reason: str = ""
+    submitted_ms: int = 0
+    updated_ms: int = 0
+    ended_ms: int | None = None
+    not_before_ms: int = 0
+    attempt: int = 0
+    max_attempts: int = 1
+    step: int = 0
+    end_step: int | None = None
+    last_seq: int = 0
+    metrics: dict[str, float] = {}
+    devices: tuple[str, ...] = ()
+    needs: Needs = Needs()
+    tags: dict[str, str] = {}
+    change: int = 0
+
+    @property
+    def is_terminal(self) -> bool:
+        """It has ended for good, also in a way that this client has no word for."""
+        return self.state in TERMINAL_WORDS or self.ended_ms is not None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a run."""
+
+    number: int
+    launched_ms: int
+    ended_ms: int | None = None
+    pid: int = 0
+    exit_code: int | None = None
+    category: str = ""
+    cause: str = ""
+    last_heartbeat_ms: int = 0
+    step: int = 0
+    devices: tuple[str, ...] = ()
+
+
+class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with its config, its attempts and its folder on the daemon's machine."""
+
+    run: Run
+    attempts: tuple[Attempt, ...]
+    folder: str
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a submit."""
+
+    run: Run
+    existed: bool  # an equal run was there before
+    run_token: str = ""  # lets its holder see and cancel this run, and nothing else
+    plan: dict[str, Any] | None = None  # of a dry run
+
+
+class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a log. `is_end`: the run has ended, or nothing was to be followed, and this was all of it."""
+
+    offset: int
+    data: bytes
+    is_end: bool = False
+
+
+class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Points of one metric; where thinned out, `lows` and `highs` are of what each point stands for."""
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    timestamps_ms: tuple[int, ...]
+    num_points: int
+    lows: tuple[float, ...] = ()
+    highs: tuple[float, ...] = ()
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of the daemon's machine and who holds it."""
+
+    device_id: str
+    kind: str
+    name: str = ""
+    memory_mb: int = 0
+    run_id: str = ""
+    attempt: int = 0
+    quarantine_reason: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon has to give, and how much of it is held."""
+
+    devices: tuple[Device, ...]
+    cpus: int
+    cpus_held: int
+    memory_mb: int
+    memory_mb_held: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon of itself."""
+
+    version: str
+    pid: int
+    started_ms: int
+    home: str
+    address: str
+    runs_by_state: dict[str, int]
+    launcher: str
+    num_watchers: int
+    warnings: tuple[str, ...]
+    last_change: int

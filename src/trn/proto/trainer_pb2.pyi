@@ -1,0 +1,426 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_STATE_UNSPECIFIED: _ClassVar[RunState]
+    RUN_STATE_PENDING: _ClassVar[RunState]
+    RUN_STATE_DISPATCHING: _ClassVar[RunState]
+    RUN_STATE_RUNNING: _ClassVar[RunState]
+    RUN_STATE_COMPLETED: _ClassVar[RunState]
+    RUN_STATE_FAILED: _ClassVar[RunState]
+    RUN_STATE_CANCELLED: _ClassVar[RunState]
+RUN_STATE_UNSPECIFIED: RunState
+RUN_STATE_PENDING: RunState
+RUN_STATE_DISPATCHING: RunState
+RUN_STATE_RUNNING: RunState
+RUN_STATE_COMPLETED: RunState
+RUN_STATE_FAILED: RunState
+RUN_STATE_CANCELLED: RunState
+
+class Needs(_message.Message):
+    __slots__ = ("devices", "gpus", "cpus", "memory_mb")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MB_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    gpus: int
+    cpus: int
+    memory_mb: int
+    def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TagsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIR_FIELD_NUMBER: _ClassVar[int]
+    IS_CANCEL_WANTED_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_REASON_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_MS_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    END_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    INTERPRETER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    digest: str
+    state: RunState
+    reason: str
+    config_json: bytes
+    name: str
+    priority: int
+    parent_run_id: str
+    snapshot: str
+    base_dir: str
+    is_cancel_wanted: bool
+    cancel_reason: str
+    submitted_ms: int
+    updated_ms: int
+    ended_ms: int
+    not_before_ms: int
+    attempt: int
+    max_attempts: int
+    step: int
+    end_step: int
+    last_seq: int
+    metrics: _containers.ScalarMap[str, float]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    needs: Needs
+    tags: _containers.ScalarMap[str, str]
+    change: int
+    interpreter: str
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "cause", "last_heartbeat_ms", "step", "devices")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHED_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    CATEGORY_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    launched_ms: int
+    ended_ms: int
+    pid: int
+    exit_code: int
+    category: str
+    cause: str
+    last_heartbeat_ms: int
+    step: int
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SubmitRunRequest(_message.Message):
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIR_FIELD_NUMBER: _ClassVar[int]
+    INTERPRETER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    IS_ANOTHER_WANTED_FIELD_NUMBER: _ClassVar[int]
+    IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    config_json: bytes
+    code_identity: str
+    snapshot: str
+    base_dir: str
+    interpreter: str
+    priority: int
+    is_another_wanted: bool
+    is_dry_run: bool
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+
+class SubmitRunResponse(_message.Message):
+    __slots__ = ("run", "existed", "run_token", "plan_json")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    RUN_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    existed: bool
+    run_token: str
+    plan_json: bytes
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ...) -> None: ...
+
+class CancelRunRequest(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CancelRunResponse(_message.Message):
+    __slots__ = ("run", "was_live")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    WAS_LIVE_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    was_live: bool
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_JSON_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIR_FIELD_NUMBER: _ClassVar[int]
+    INTERPRETER_FIELD_NUMBER: _ClassVar[int]
+    IS_ANOTHER_WANTED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    checkpoint_path: str
+    overrides_json: bytes
+    priority: int
+    config_json: bytes
+    code_identity: str
+    snapshot: str
+    base_dir: str
+    interpreter: str
+    is_another_wanted: bool
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ...) -> None: ...
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetRunResponse(_message.Message):
+    __slots__ = ("run", "attempts", "folder")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    folder: str
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ("states", "name_contains", "page_size", "page_token", "with_config")
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WITH_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedScalarFieldContainer[RunState]
+    name_contains: str
+    page_size: int
+    page_token: str
+    with_config: bool
+    def __init__(self, states: _Optional[_Iterable[_Union[RunState, str]]] = ..., name_contains: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., with_config: _Optional[bool] = ...) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs", "next_page_token")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    next_page_token: str
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class WatchRunsRequest(_message.Message):
+    __slots__ = ("after_change", "run_ids", "live_only")
+    AFTER_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    RUN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    after_change: int
+    run_ids: _containers.RepeatedScalarFieldContainer[str]
+    live_only: bool
+    def __init__(self, after_change: _Optional[int] = ..., run_ids: _Optional[_Iterable[str]] = ..., live_only: _Optional[bool] = ...) -> None: ...
+
+class WatchRunsResponse(_message.Message):
+    __slots__ = ("runs", "fell_behind", "change")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    FELL_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    fell_behind: FellBehind
+    change: int
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., fell_behind: _Optional[_Union[FellBehind, _Mapping]] = ..., change: _Optional[int] = ...) -> None: ...
+
+class FellBehind(_message.Message):
+    __slots__ = ("missed_from", "missed_to")
+    MISSED_FROM_FIELD_NUMBER: _ClassVar[int]
+    MISSED_TO_FIELD_NUMBER: _ClassVar[int]
+    missed_from: int
+    missed_to: int
+    def __init__(self, missed_from: _Optional[int] = ..., missed_to: _Optional[int] = ...) -> None: ...
+
+class StreamEventsRequest(_message.Message):
+    __slots__ = ("run_id", "after_seq", "follow")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    after_seq: int
+    follow: bool
+    def __init__(self, run_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class StreamEventsResponse(_message.Message):
+    __slots__ = ("first_seq", "last_seq", "lines", "fell_behind", "is_end")
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FELL_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    first_seq: int
+    last_seq: int
+    lines: bytes
+    fell_behind: FellBehind
+    is_end: bool
+    def __init__(self, first_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., lines: _Optional[bytes] = ..., fell_behind: _Optional[_Union[FellBehind, _Mapping]] = ..., is_end: _Optional[bool] = ...) -> None: ...
+
+class StreamLogsRequest(_message.Message):
+    __slots__ = ("run_id", "offset", "follow", "tail_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TAIL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    offset: int
+    follow: bool
+    tail_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., offset: _Optional[int] = ..., follow: _Optional[bool] = ..., tail_bytes: _Optional[int] = ...) -> None: ...
+
+class StreamLogsResponse(_message.Message):
+    __slots__ = ("offset", "data", "is_end")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    is_end: bool
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_end: _Optional[bool] = ...) -> None: ...
+
+class GetMetricsRequest(_message.Message):
+    __slots__ = ("run_id", "names", "from_step", "to_step", "max_points")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_POINTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    from_step: int
+    to_step: int
+    max_points: int
+    def __init__(self, run_id: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., max_points: _Optional[int] = ...) -> None: ...
+
+class MetricSeries(_message.Message):
+    __slots__ = ("name", "steps", "values", "timestamps_ms", "num_points", "lows", "highs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_POINTS_FIELD_NUMBER: _ClassVar[int]
+    LOWS_FIELD_NUMBER: _ClassVar[int]
+    HIGHS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    timestamps_ms: _containers.RepeatedScalarFieldContainer[int]
+    num_points: int
+    lows: _containers.RepeatedScalarFieldContainer[float]
+    highs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., steps: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., timestamps_ms: _Optional[_Iterable[int]] = ..., num_points: _Optional[int] = ..., lows: _Optional[_Iterable[float]] = ..., highs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GetMetricsResponse(_message.Message):
+    __slots__ = ("series",)
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    series: _containers.RepeatedCompositeFieldContainer[MetricSeries]
+    def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
+
+class ListDevicesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("device_id", "kind", "name", "memory_mb", "run_id", "attempt", "quarantine_reason")
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MB_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_REASON_FIELD_NUMBER: _ClassVar[int]
+    device_id: str
+    kind: str
+    name: str
+    memory_mb: int
+    run_id: str
+    attempt: int
+    quarantine_reason: str
+    def __init__(self, device_id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_mb: _Optional[int] = ..., run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., quarantine_reason: _Optional[str] = ...) -> None: ...
+
+class ListDevicesResponse(_message.Message):
+    __slots__ = ("devices", "cpus", "cpus_held", "memory_mb", "memory_mb_held")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_HELD_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MB_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MB_HELD_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    cpus: int
+    cpus_held: int
+    memory_mb: int
+    memory_mb_held: int
+    def __init__(self, devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., cpus: _Optional[int] = ..., cpus_held: _Optional[int] = ..., memory_mb: _Optional[int] = ..., memory_mb_held: _Optional[int] = ...) -> None: ...
+
+class GetHealthRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetHealthResponse(_message.Message):
+    __slots__ = ("version", "pid", "started_ms", "home", "address", "runs_by_state", "launcher", "num_watchers", "warnings", "last_change")
+    class RunsByStateEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_BY_STATE_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
+    NUM_WATCHERS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    pid: int
+    started_ms: int
+    home: str
+    address: str
+    runs_by_state: _containers.ScalarMap[str, int]
+    launcher: str
+    num_watchers: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    last_change: int
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., home: _Optional[str] = ..., address: _Optional[str] = ..., runs_by_state: _Optional[_Mapping[str, int]] = ..., launcher: _Optional[str] = ..., num_watchers: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., last_change: _Optional[int] = ...) -> None: ...

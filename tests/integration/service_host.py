@@ -1,0 +1,193 @@
+"""The daemon's service over the real registry, ingest and broadcaster, in the test's own loop; no worker runs.
+
+`Host` is one life of a daemon: leave the context and enter another one on the same home, and it was restarted.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+import msgspec
+
+from trn.core.home import Home
+from trn.core.runs import RunRecord, RunState
+from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
+from trn.daemon.broadcaster import RunEventBroadcaster
+from trn.daemon.devices import Devices
+from trn.daemon.ingest import Ingest
+from trn.daemon.server import add_ports, build_server
+from trn.daemon.service import TrainerService
+from trn.daemon.singleton import DaemonInfo
+from trn.registry.metrics import MetricStore
+from trn.registry.sqlite import Ending, NewRun, RunRegistry
+
+INVENTORY = InventorySettings(
+    devices=[DeviceSetting(id="cuda:0", memory_mb=1000), DeviceSetting(id="cuda:1", memory_mb=1000)],
+    cpus=8,
+    memory_mb=16_000,
+)
+LOOPBACK = ListenSettings(address="127.0.0.1:0", is_insecure=True)
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """A job that no worker will ever run."""
+    return {"trainer": "nowhere:Trainer", "max_steps": 10, "mock_batches": [[1]], **changes}
+
+
+class Dispatcher:
+    """Stands in for the one that starts workers: remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.num_wakes = 0
+        self.cancels: list[str] = []
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+    def cancel_wanted(self, run_id: str) -> None:
+        self.cancels.append(run_id)
+
+    def plan(self, new: NewRun) -> bytes:
+        return msgspec.json.encode({"plan": {"run_id": new.run_id}})
+
+
+class Launcher:
+    """There is none; it only says so."""
+
+    def state(self) -> str:
+        return "no launcher in this test"
+
+
+class Host:
+    """One life of the daemon's service."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        listen: ListenSettings | None = None,
+        settings: Mapping[str, Any] | None = None,
+        ring: Mapping[str, int] | None = None,
+    ) -> None:
+        self.home = Home(root)
+        self.settings = Settings(
+            inventory=INVENTORY, listen=listen or ListenSettings(), **dict(settings or {})
+        )
+        self._ring = dict(ring or {})
+        self._stack = contextlib.AsyncExitStack()
+        self.dispatcher = Dispatcher()
+        self.addresses: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        stack, home = self._stack, self.home
+        home.make()
+        self.registry = RunRegistry(home.registry)
+        stack.callback(self.registry.close)
+        self.metrics = MetricStore(home.metrics)
+        stack.callback(self.metrics.close)
+        self.broadcaster = RunEventBroadcaster(self.registry, **self._ring)
+        self.registry.writer.on_commit = self.broadcaster.run_changed
+        self.ingest = Ingest(
+            registry=self.registry, metrics=self.metrics, broadcaster=self.broadcaster, home=home
+        )
+        devices = Devices(self.settings.inventory)
+        await self.commit(self.registry.set_slots(["cuda:0", "cuda:1"]))
+        self.service = TrainerService(
+            registry=self.registry,
+            metrics=self.metrics,
+            broadcaster=self.broadcaster,
+            dispatcher=self.dispatcher,
+            executor=Launcher(),
+            devices=devices,
+            home=home,
+            settings=self.settings,
+            info=DaemonInfo(pid=1, version="0", addresses=(), started_ms=1),
+        )
+        tasks = [asyncio.create_task(part.run()) for part in (self.broadcaster, self.ingest)]
+        stack.push_async_callback(_end, tasks)
+        self.server = self.build_server()
+        self.addresses = add_ports(self.server, self.settings, home)
+        await self.server.start()
+        stack.push_async_callback(self.server.stop, 0.2)
+        stack.callback(self.service.end_streams)
+        return self
+
+    def build_server(self) -> grpc.aio.Server:
+        return build_server(self.service, settings=self.settings, home=self.home)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def tcp(self) -> str:
+        return self.addresses[1]
+
+    async def commit(self, future: Any) -> Any:
+        return await asyncio.wrap_future(future)
+
+    async def add_run(self, run_id: str, **config: Any) -> RunRecord:
+        new = NewRun(
+            run_id=run_id, digest=f"sha256:{run_id}", config=job(run_id=run_id, **config), name=run_id
+        )
+        record, existed = await self.commit(self.registry.submit(new))
+        assert not existed
+        return record
+
+    async def start(self, run_id: str) -> None:
+        """The run's next attempt runs, in a process that is none."""
+        attempt = await self.commit(self.registry.claim(run_id, []))
+        await self.commit(self.registry.launched(run_id, attempt.number, boot_id="b", pid=4, start_ticks=1))
+        self.home.run(run_id).events.parent.mkdir(parents=True, exist_ok=True)
+        self.ingest.follow(run_id, attempt.number)
+
+    def write_events(self, run_id: str, first: int, last: int, *, pad: int = 0) -> None:
+        """As a worker would: events with these numbers, and a ring."""
+        with self.home.run(run_id).events.open("ab") as file:
+            file.write(b"".join(event_line(run_id, seq, pad=pad) for seq in range(first, last + 1)))
+        self.ingest.ring(run_id)
+
+    async def end(self, run_id: str, state: RunState = RunState.COMPLETED) -> RunRecord:
+        await self.ingest.drain(run_id)
+        attempt = self.registry.get(run_id).attempt
+        record = await self.commit(
+            self.registry.end(run_id, attempt, Ending(state=state, reason="it ended", cause="exit 0"))
+        )
+        await self.ingest.unfollow(run_id)
+        return record
+
+
+def event_line(run_id: str, seq: int, *, pad: int = 0) -> bytes:
+    event: dict[str, Any] = {
+        "schema_version": "trainer_event.v1",
+        "event": "metric",
+        "seq": seq,
+        "run_id": run_id,
+        "attempt": 1,
+        "timestamp_ms": time.time_ns() // 1_000_000,
+        "name": "train/loss",
+        "value": 1.0 / seq,
+        "step": seq,
+    }
+    if pad:
+        event["note"] = "x" * pad
+    return msgspec.json.encode(event) + b"\n"
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Looks until it is so; there is nothing to be woken by."""
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,591 @@
+"""The service over the real registry, ingest and broadcaster: what it promises to whoever calls it."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from service_host import Host, job, until
+
+from trn.core.home import socket_address
+from trn.core.runs import RunState
+from trn.daemon.server import MAX_MESSAGE_BYTES
+from trn.proto import trainer_pb2 as pb
+from trn.proto.methods import METHODS
+
+PATIENCE_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def channel_to(host: Host, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
+    settings = [("grpc.use_local_subchannel_pool", 1), *options.items()]
+    async with grpc.aio.insecure_channel(
+        f"unix:{socket_address(host.home.socket)}", options=settings
+    ) as channel:
+        yield channel
+
+
+def method(channel: grpc.aio.Channel, name: str) -> Any:
+    found = METHODS[name]
+    make = channel.unary_stream if found.is_stream else channel.unary_unary
+    return make(
+        found.path,
+        request_serializer=found.request.SerializeToString,
+        response_deserializer=found.response.FromString,
+    )
+
+
+def submit_request(**changes: Any) -> pb.SubmitRunRequest:
+    return pb.SubmitRunRequest(config_json=json.dumps(job(**changes)).encode())
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How it was refused, also where answers came first."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await call.code(), await call.details()
+
+
+def test_a_submit_is_in_the_registry_when_it_returns_and_a_repeat_says_that_it_existed(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit = method(channel, "SubmitRun")
+            first = await submit(submit_request(name="one"))
+            assert host.registry.get(first.run.run_id).digest == first.run.digest
+            assert host.dispatcher.num_wakes == 1
+            again = await submit(submit_request(name="one"))
+            assert (first.existed, again.existed) == (False, True)
+            assert again.run.run_id == first.run.run_id
+            assert host.dispatcher.num_wakes == 1
+            request = submit_request(name="one")
+            request.is_another_wanted = True
+            another = await submit(request)
+            assert not another.existed
+            assert another.run.run_id != first.run.run_id
+        async with Host(tmp_path) as host:
+            assert host.registry.counts() == {"PENDING": 2}
+
+    asyncio.run(main())
+
+
+def test_a_drawn_name_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["taken", "taken", "taken", "free"])
+
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("taken")
+            monkeypatch.setattr("trn.daemon.submission.make_run_id", lambda _config: next(names))
+            with pytest.raises(grpc.aio.AioRpcError):  # the same name twice is as good as chosen
+                await method(channel, "SubmitRun")(submit_request(max_steps=3))
+            answer = await method(channel, "SubmitRun")(submit_request(max_steps=3))
+            assert answer.run.run_id == "free"
+
+    asyncio.run(main())
+
+
+def test_a_dry_run_plans_and_queues_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            request = submit_request()
+            request.is_dry_run = True
+            answer = await method(channel, "SubmitRun")(request)
+            assert json.loads(answer.plan_json)["plan"]["run_id"] == answer.run.run_id
+            assert host.registry.counts() == {}
+            assert host.dispatcher.num_wakes == 0
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_run_is_refused_with_its_faults_and_the_right_status(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            Host(tmp_path, settings={"max_config_bytes": 10_000}) as host,
+            channel_to(host) as channel,
+        ):
+            submit = method(channel, "SubmitRun")
+            code, text = await refusal(submit(submit_request(max_stepps=1)))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "did you mean `max_steps`" in text
+            code, text = await refusal(submit(submit_request(resources={"gpus": 3})))
+            assert code == grpc.StatusCode.FAILED_PRECONDITION
+            assert "this machine has 2" in text
+            code, text = await refusal(submit(submit_request(tags={"big": "x" * 10_000})))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "at most 10000 are taken" in text
+            code, text = await refusal(submit(submit_request(**{f"field{n}": n for n in range(500)})))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT  # a list of faults that no header could carry
+            assert len(text.encode()) <= 4096
+            code, text = await refusal(submit(pb.SubmitRunRequest(config_json=b"{", snapshot="x")))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            request = submit_request()
+            request.snapshot = "0" * 64
+            code, text = await refusal(submit(request))
+            assert (code, "no snapshot" in text) == (grpc.StatusCode.NOT_FOUND, True)
+            assert host.registry.counts() == {}
+
+    asyncio.run(main())
+
+
+def test_pages_give_every_run_once_the_newest_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            for number in range(25):
+                await host.add_run(f"run-{number:02}")
+            stored = [record.run_id for record in host.registry.page()]
+            list_runs = method(channel, "ListRuns")
+            for size in (1, 7, 25, 1000):
+                found: list[str] = []
+                token = ""
+                while True:
+                    page = await list_runs(pb.ListRunsRequest(page_size=size, page_token=token))
+                    assert len(page.runs) <= size
+                    found += [run.run_id for run in page.runs]
+                    token = page.next_page_token
+                    if not token:
+                        break
+                assert found == stored
+            page = await list_runs(pb.ListRunsRequest(name_contains="-07"))
+            assert [run.run_id for run in page.runs] == ["run-07"]
+
+    asyncio.run(main())
+
+
+def test_a_page_with_configs_ends_before_it_outgrows_a_message(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            for number in range(12):
+                await host.add_run(f"run-{number:02}", tags={"big": "x" * 900_000})
+            found: list[str] = []
+            token, num_pages = "", 0
+            while True:
+                page = await method(channel, "ListRuns")(
+                    pb.ListRunsRequest(page_token=token, with_config=True)
+                )
+                assert page.ByteSize() < MAX_MESSAGE_BYTES
+                num_pages += 1
+                found += [run.run_id for run in page.runs]
+                token = page.next_page_token
+                if not token:
+                    break
+            assert found == [f"run-{number:02}" for number in reversed(range(12))]
+            assert num_pages > 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("token", ["nonsense", "////", "MTIz", "a" * 5000, "LTUvYQ", "ä"])
+def test_a_page_token_that_nobody_gave_is_refused(tmp_path: Path, token: str) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            call = method(channel, "ListRuns")(pb.ListRunsRequest(page_token=token))
+            assert (await refusal(call))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(main())
+
+
+def test_a_state_that_only_a_newer_client_knows_matches_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            list_runs = method(channel, "ListRuns")
+            assert len((await list_runs(pb.ListRunsRequest(states=[17]))).runs) == 0  # type: ignore[list-item]
+            both = pb.ListRunsRequest(states=[17, 1])  # type: ignore[list-item]
+            assert [run.run_id for run in (await list_runs(both)).runs] == ["a"]
+
+    asyncio.run(main())
+
+
+def test_a_cancel_ends_a_waiting_run_at_once_and_tells_who_ends_a_running_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("waits")
+            await host.add_run("runs")
+            await host.start("runs")
+            cancel = method(channel, "CancelRun")
+            ended = await cancel(pb.CancelRunRequest(run_id="waits", reason="enough"))
+            assert (ended.run.state, ended.run.reason, ended.was_live) == (
+                pb.RUN_STATE_CANCELLED,
+                "enough",
+                True,
+            )
+            ending = await cancel(pb.CancelRunRequest(run_id="runs"))
+            assert (ending.run.state, ending.run.is_cancel_wanted) == (pb.RUN_STATE_RUNNING, True)
+            assert "runs" in host.dispatcher.cancels
+            again = await cancel(pb.CancelRunRequest(run_id="waits", reason="again"))
+            assert (again.was_live, again.run.reason) == (False, "enough")
+
+    asyncio.run(main())
+
+
+def test_an_ended_run_is_resumed_as_a_run_of_its_own_and_a_live_one_is_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("old")
+            await host.start("old")
+            resume = method(channel, "ResumeRun")
+            code, text = await refusal(resume(pb.ResumeRunRequest(run_id="old")))
+            assert code == grpc.StatusCode.FAILED_PRECONDITION
+            assert "goes on by itself" in text
+            await host.end("old", RunState.FAILED)
+            answer = await resume(pb.ResumeRunRequest(run_id="old"))
+            assert answer.run.parent_run_id == "old"
+            assert answer.run.run_id != "old"
+            again = await resume(pb.ResumeRunRequest(run_id="old"))
+            assert (again.run.run_id, again.existed) == (answer.run.run_id, True)
+            more = await resume(pb.ResumeRunRequest(run_id="old", overrides_json=b'{"max_steps": 20}'))
+            assert host.registry.get(more.run.run_id).config["max_steps"] == 20
+            for request in (
+                pb.ResumeRunRequest(),
+                pb.ResumeRunRequest(checkpoint_path="relative.meta.json", config_json=b"{}"),
+                pb.ResumeRunRequest(checkpoint_path="/etc/passwd", config_json=b"{}"),
+                pb.ResumeRunRequest(run_id="old", overrides_json=b"[1]"),
+                pb.ResumeRunRequest(run_id="old", config_json=b"{}"),
+            ):
+                assert (await refusal(resume(request)))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(main())
+
+
+def test_events_come_from_the_file_then_live_without_gap_or_repeat_and_say_when_they_end(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            await host.start("a")
+            host.write_events("a", 1, 500)
+            await host.ingest.drain("a")
+            call = method(channel, "StreamEvents")(
+                pb.StreamEventsRequest(run_id="a", after_seq=3, follow=True)
+            )
+            seq, is_end, last = 3, False, 500
+            async with asyncio.timeout(PATIENCE_S):
+                async for answer in call:
+                    assert not is_end
+                    is_end = answer.is_end
+                    numbers = [json.loads(line)["seq"] for line in answer.lines.splitlines()]
+                    assert numbers == list(range(seq + 1, seq + 1 + len(numbers)))
+                    if numbers:
+                        assert (answer.first_seq, answer.last_seq) == (numbers[0], numbers[-1])
+                        seq = numbers[-1]
+                    if seq == last < 1500:  # caught up with the live stream: write on
+                        host.write_events("a", last + 1, last + 100)
+                        last += 100
+                    elif seq == 1500 and not is_end:
+                        await host.end("a")
+            assert is_end
+            assert seq == 1500
+
+    asyncio.run(main())
+
+
+def test_events_without_follow_are_those_that_there_are(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            await host.start("a")
+            host.write_events("a", 1, 3000)
+            await host.ingest.drain("a")
+            request = pb.StreamEventsRequest(run_id="a")
+            answers = [answer async for answer in method(channel, "StreamEvents")(request)]
+            assert answers[-1].last_seq == 3000
+            assert not answers[-1].is_end  # the run goes on
+            assert len(answers) < 10  # several events in a message
+            await host.end("a")
+            answers = [answer async for answer in method(channel, "StreamEvents")(request)]
+            assert answers[-1].is_end
+
+    asyncio.run(main())
+
+
+def test_300_watchers_of_one_run_get_every_event_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            await host.start("a")
+            host.write_events("a", 1, 10)
+            stream = method(channel, "StreamEvents")
+
+            async def watch(after_seq: int) -> list[int]:
+                call = stream(pb.StreamEventsRequest(run_id="a", after_seq=after_seq, follow=True))
+                return [
+                    json.loads(line)["seq"] async for answer in call for line in answer.lines.splitlines()
+                ]
+
+            async with asyncio.timeout(4 * PATIENCE_S), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(watch(number % 10)) for number in range(300)]
+                await until(lambda: host.service.streams.num_open == 300)
+                for first in range(11, 511, 50):
+                    host.write_events("a", first, first + 49)
+                    await host.ingest.drain("a")
+                await host.end("a")
+            for number, task in enumerate(tasks):
+                assert task.result() == list(range(number % 10 + 1, 511))
+            assert host.broadcaster.num_watchers == 0
+
+    asyncio.run(main())
+
+
+def test_a_watcher_that_does_not_read_is_told_what_it_missed_gets_it_all_and_slows_nobody(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        # A small ring, and a connection that takes little ahead of its reader.
+        async with (
+            Host(tmp_path, ring={"max_items": 4, "max_bytes": 64 << 10}) as host,
+            channel_to(host, **{"grpc.http2.lookahead_bytes": 1024, "grpc.http2.bdp_probe": 0}) as slow,
+            channel_to(host) as quick,
+        ):
+            await host.add_run("a")
+            await host.start("a")
+            request = pb.StreamEventsRequest(run_id="a", follow=True)
+            sleeper = method(slow, "StreamEvents")(request)
+            await until(lambda: host.service.streams.num_open == 1)
+
+            async def keep_up() -> int:
+                return [answer.last_seq async for answer in method(quick, "StreamEvents")(request)][-2]
+
+            reader = asyncio.create_task(keep_up())
+            await until(lambda: host.service.streams.num_open == 2)
+            last = 0
+            while last < 6000:  # 6 MB, far more than the ring and the connection hold
+                host.write_events("a", last + 1, last + 100, pad=1000)
+                await host.ingest.drain("a")
+                last += 100
+            await host.end("a")
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader == 6000  # while the other one has not read a byte
+                seq, missed = 0, []
+                async for answer in sleeper:
+                    if answer.HasField("fell_behind"):
+                        missed.append((answer.fell_behind.missed_from, answer.fell_behind.missed_to))
+                        assert answer.fell_behind.missed_from == seq + 1
+                    for line in answer.lines.splitlines():
+                        assert json.loads(line)["seq"] == seq + 1
+                        seq += 1
+            assert seq == 6000
+            assert missed
+
+    asyncio.run(main())
+
+
+def test_a_watch_tells_what_changed_since_then_and_what_changes_now(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            change = (await host.add_run("b")).change
+            await host.add_run("c")
+            watch = method(channel, "WatchRuns")(pb.WatchRunsRequest(after_change=change))
+            answer = await watch.read()
+            assert [run.run_id for run in answer.runs] == ["c"]
+            assert (await watch.read()).change == host.registry.last_change()
+            await host.commit(host.registry.want_cancel("a", "enough"))
+            answer = await watch.read()
+            assert [(run.run_id, run.state) for run in answer.runs] == [("a", pb.RUN_STATE_CANCELLED)]
+            assert answer.change == host.registry.last_change()
+            watch.cancel()
+            await until(lambda: host.broadcaster.num_watchers == 0)
+
+    asyncio.run(main())
+
+
+def test_a_watch_of_some_runs_tells_of_those_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            for run_id in ("a", "b", "c"):
+                await host.add_run(run_id)
+            watch = method(channel, "WatchRuns")(pb.WatchRunsRequest(run_ids=["b"]))
+            assert [run.run_id for run in (await watch.read()).runs] == ["b"]
+            assert not (await watch.read()).runs
+            await host.commit(host.registry.want_cancel("a", "enough"))
+            await host.commit(host.registry.want_cancel("b", "enough"))
+            answer = await watch.read()
+            assert [run.run_id for run in answer.runs] == ["b"]
+            watch.cancel()
+            call = method(channel, "WatchRuns")(pb.WatchRunsRequest(run_ids=["unknown"]))
+            assert (await refusal(call))[0] == grpc.StatusCode.NOT_FOUND
+            many = pb.WatchRunsRequest(run_ids=[f"r{number}" for number in range(1001)])
+            assert (await refusal(method(channel, "WatchRuns")(many)))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(main())
+
+
+def test_a_live_watch_begins_with_now(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            watch = method(channel, "WatchRuns")(pb.WatchRunsRequest(live_only=True))
+            first = await watch.read()
+            assert (len(first.runs), first.change) == (0, host.registry.last_change())
+            await host.add_run("b")
+            assert [run.run_id for run in (await watch.read()).runs] == ["b"]
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_does_not_read_ends_up_with_the_newest_of_every_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            Host(tmp_path, ring={"max_items": 4, "max_bytes": 64 << 10}) as host,
+            channel_to(host, **{"grpc.http2.lookahead_bytes": 1024, "grpc.http2.bdp_probe": 0}) as channel,
+        ):
+            watch = method(channel, "WatchRuns")(pb.WatchRunsRequest())
+            await until(lambda: host.broadcaster.num_watchers == 1)
+            for number in range(300):
+                await host.add_run(f"run-{number}", tags={"big": "x" * 2000})
+                await host.commit(host.registry.want_cancel(f"run-{number}", "enough " * 100))
+            states: dict[str, int] = {}
+            async with asyncio.timeout(PATIENCE_S):
+                while len(states) < 300 or set(states.values()) != {pb.RUN_STATE_CANCELLED}:
+                    states |= {run.run_id: run.state for run in (await watch.read()).runs}
+
+    asyncio.run(main())
+
+
+def test_a_log_is_read_by_offset_by_its_tail_and_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            logs = method(channel, "StreamLogs")
+            none = [answer async for answer in logs(pb.StreamLogsRequest(run_id="a"))]
+            assert [(answer.offset, answer.data, answer.is_end) for answer in none] == [(0, b"", True)]
+            await host.start("a")
+            text = b"".join(b"line %d\n" % number for number in range(100_000))
+            host.home.run("a").log.write_bytes(text)
+            answers = [answer async for answer in logs(pb.StreamLogsRequest(run_id="a", offset=5))]
+            assert b"".join(answer.data for answer in answers) == text[5:]
+            assert max(len(answer.data) for answer in answers) <= 256 << 10
+            assert (answers[-1].is_end, answers[-1].offset) == (True, len(text))
+            tail = [answer async for answer in logs(pb.StreamLogsRequest(run_id="a", tail_bytes=10))]
+            assert b"".join(answer.data for answer in tail) == text[-10:]
+            beyond = [answer async for answer in logs(pb.StreamLogsRequest(run_id="a", offset=(1 << 64) - 1))]
+            assert [answer.is_end for answer in beyond] == [True]
+
+            call = logs(pb.StreamLogsRequest(run_id="a", offset=len(text), follow=True))
+            await until(lambda: host.service.streams.num_open == 1)
+            with host.home.run("a").log.open("ab") as file:
+                file.write(b"more\n")
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await call.read()).data == b"more\n"
+                with host.home.run("a").log.open("ab") as file:
+                    file.write(b"last\n")
+                await host.end("a")
+                assert (await call.read()).data == b"last\n"
+                assert (await call.read()).is_end
+                assert await call.read() is grpc.aio.EOF
+
+    asyncio.run(main())
+
+
+def test_metrics_are_answered_by_name_and_range(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            await host.add_run("a")
+            await host.start("a")
+            host.write_events("a", 1, 100)
+            await host.ingest.drain("a")
+            get = method(channel, "GetMetrics")
+            answer = await get(pb.GetMetricsRequest(run_id="a", from_step=0, to_step=10))
+            assert list(answer.series[0].steps) == list(range(1, 11))
+            thin = await get(pb.GetMetricsRequest(run_id="a", max_points=5))
+            assert len(thin.series[0].steps) <= 5
+            assert thin.series[0].num_points == 100
+            none = await get(pb.GetMetricsRequest(run_id="a", names=["nothing"]))
+            assert len(none.series) == 0
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            await host.add_run("a")
+            async with channel_to(host) as channel:
+                for name, request in (
+                    ("WatchRuns", pb.WatchRunsRequest()),
+                    ("StreamEvents", pb.StreamEventsRequest(run_id="a", follow=True)),
+                    ("StreamLogs", pb.StreamLogsRequest(run_id="a", follow=True)),
+                ):
+                    calls = [method(channel, name)(request) for _ in range(20)]
+                    await until(lambda: host.service.streams.num_open == 20)
+                    assert host.service.is_in_use()
+                    for call in calls:
+                        call.cancel()
+                    await until(lambda: host.service.streams.num_open == 0)
+                    timed = method(channel, name)(request, timeout=0.2)
+                    assert (await refusal(timed))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+                    await until(lambda: host.service.streams.num_open == 0)
+            assert host.broadcaster.num_watchers == 0
+            host.service.is_in_use()
+            assert not host.service.is_in_use()
+
+    asyncio.run(main())
+
+
+def test_a_submit_that_its_caller_gave_up_is_whole_or_not_there_and_the_next_one_works(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit = method(channel, "SubmitRun")
+            for number in range(50):
+                call = submit(submit_request(run_id=f"r{number}", max_steps=number + 1))
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                call.cancel()
+            answer = await submit(submit_request(run_id="kept", max_steps=99))
+            assert host.registry.get("kept").digest == answer.run.digest
+            for record in host.registry.page():
+                assert record.state == RunState.PENDING
+
+    asyncio.run(main())
+
+
+def test_an_error_that_is_not_ours_is_a_number_for_the_caller_and_a_trace_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            host.registry.counts = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+            code, text = await refusal(method(channel, "GetHealth")(pb.GetHealthRequest()))
+            assert code == grpc.StatusCode.INTERNAL
+            assert "division" not in text
+            number = text.partition("error ")[2].partition(";")[0]
+            assert number
+            assert f"error {number} in trn.v1.Trainer/GetHealth" in caplog.text
+            assert "ZeroDivisionError" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_health_and_reflection_answer_as_grpc_expects(tmp_path: Path) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", "trn.v1.Trainer"):
+                answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+            reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+            await reflection.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            services = {service.name for service in (await reflection.read()).list_services_response.service}
+            assert "trn.v1.Trainer" in services
+            await reflection.write(
+                reflection_pb2.ServerReflectionRequest(file_containing_symbol="trn.v1.Trainer")
+            )
+            files = (await reflection.read()).file_descriptor_response.file_descriptor_proto
+            assert b"SubmitRunRequest" in files[0]
+            await reflection.done_writing()
+
+    asyncio.run(main())

@@ -1,0 +1,160 @@
+"""The wire: generated code is fresh, records survive the way there and back, and what is unknown is carried."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from trn.core.runs import AttemptRecord, Needs, RunRecord, RunState
+from trn.proto import trainer_pb2 as pb
+from trn.proto.convert import (
+    attempt_message,
+    known_states,
+    read_attempt,
+    read_run,
+    run_message,
+    state_number,
+    state_word,
+)
+from trn.proto.methods import METHODS
+from trn.proto.records import Attempt, Run
+
+ROOT = Path(__file__).parent.parent.parent
+
+RECORD = RunRecord(
+    run_id="demo-1",
+    digest="sha256:ab",
+    state=RunState.RUNNING,
+    reason="attempt 2 runs",
+    config={"run_id": "demo-1", "max_steps": 3, "hyperparams": {"lr": 0.1}},
+    name="demo",
+    priority=-7,
+    parent_run_id="demo-0",
+    snapshot="cd",
+    base_dir="/jobs",
+    interpreter="/usr/bin/python3",
+    is_cancel_wanted=True,
+    cancel_reason="enough",
+    submitted_ms=1,
+    updated_ms=2,
+    ended_ms=None,
+    not_before_ms=3,
+    attempt=2,
+    max_attempts=4,
+    step=5,
+    end_step=6,
+    last_seq=7,
+    metrics={"train/loss": 0.25},
+    devices=("cuda:0",),
+    needs=Needs(devices=("cuda:0",), gpus=1, cpus=2, memory_mb=3),
+    tags={"team": "a"},
+    change=8,
+)
+
+
+def test_the_generated_code_is_what_the_proto_generates(tmp_path: Path) -> None:
+    """If this fails, run `make proto`."""
+    command = next(
+        line.strip().replace("$(BIN)/python", sys.executable).replace("=src", f"={tmp_path}")
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if "grpc_tools.protoc" in line
+    )
+    subprocess.run(command.split(), cwd=ROOT, check=True, timeout=120)
+    for name in ("trainer_pb2.py", "trainer_pb2.pyi"):
+        fresh = (tmp_path / "trn" / "proto" / name).read_text()
+        assert (ROOT / "src" / "trn" / "proto" / name).read_text() == fresh
+
+
+def test_every_call_of_the_contract_is_on_the_wire() -> None:
+    streams = {"WatchRuns", "StreamEvents", "StreamLogs"}
+    assert set(METHODS) == streams | {
+        "SubmitRun",
+        "CancelRun",
+        "ResumeRun",
+        "GetRun",
+        "ListRuns",
+        "GetMetrics",
+        "ListDevices",
+        "GetHealth",
+    }
+    assert {name for name, method in METHODS.items() if method.is_stream} == streams
+
+
+def test_a_run_loses_nothing_on_the_wire() -> None:
+    sent = run_message(RECORD, with_config=True).SerializeToString()
+    came = read_run(pb.Run.FromString(sent))
+    # What only the daemon needs stays with it.
+    kept = {name for name in RunRecord.__struct_fields__ if name not in ("event_offset", "num_interruptions")}
+    assert kept == set(Run.__struct_fields__)
+    assert {name: getattr(came, name) for name in kept} == {name: getattr(RECORD, name) for name in kept}
+
+
+def test_the_config_travels_only_where_it_is_asked_for() -> None:
+    assert read_run(run_message(RECORD)).config is None
+
+
+def test_an_attempt_loses_nothing_on_the_wire() -> None:
+    record = AttemptRecord(
+        run_id="demo-1",
+        number=2,
+        launched_ms=1,
+        ended_ms=9,
+        pid=77,
+        exit_code=-9,
+        category="train-step",
+        cause="ended by SIGKILL",
+        last_heartbeat_ms=5,
+        step=4,
+        devices=("cuda:1",),
+    )
+    came = read_attempt(pb.Attempt.FromString(attempt_message(record).SerializeToString()))
+    assert {name: getattr(came, name) for name in Attempt.__struct_fields__} == {
+        name: getattr(record, name) for name in Attempt.__struct_fields__
+    }
+    assert read_attempt(attempt_message(msgspec.structs.replace(record, exit_code=0))).exit_code == 0
+    assert read_attempt(attempt_message(msgspec.structs.replace(record, exit_code=None))).exit_code is None
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_every_state_has_a_number_and_comes_back_from_it(state: RunState) -> None:
+    number = state_number(state)
+    assert number > 0
+    assert state_word(number) == state
+    assert known_states([number]) == [state]
+
+
+def test_a_state_of_a_newer_peer_is_carried_and_crashes_nobody() -> None:
+    message = run_message(RECORD)
+    message.state = 17  # type: ignore[assignment]
+    came = read_run(pb.Run.FromString(message.SerializeToString()))
+    assert came.state == "UNKNOWN_17"
+    assert not came.is_terminal
+    assert state_number(came.state) == 17
+    assert known_states([17, state_number("FAILED")]) == [RunState.FAILED]
+    assert state_number("NONSENSE") == 0
+
+
+def test_a_field_of_a_newer_peer_is_no_error() -> None:
+    newer = run_message(RECORD).SerializeToString() + b"\xf2\x7f\x03new"  # field 2046, three bytes
+    assert read_run(pb.Run.FromString(newer)).run_id == "demo-1"
+
+
+def test_an_ended_run_is_terminal_also_in_a_state_that_nobody_knows() -> None:
+    message = run_message(msgspec.structs.replace(RECORD, ended_ms=4))
+    message.state = 17  # type: ignore[assignment]
+    assert read_run(message).is_terminal
+
+
+def loaded_after(code: str) -> set[str]:
+    code += "; import sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_trn_and_making_a_client_loads_no_grpc() -> None:
+    assert not loaded_after("import trn") & {"grpc", "google.protobuf", "msgspec"}
+    assert "grpc" not in loaded_after("import trn; trn.Client(); trn.AsyncClient()")

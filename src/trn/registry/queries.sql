@@ -7,8 +7,9 @@ SELECT value FROM counters WHERE name = 'change'
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change)
-VALUES (:run_id, :digest, 'PENDING', :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
-        :interpreter, :now_ms, :now_ms, :max_attempts, :needs, :tags, :change)
+VALUES (:run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
+        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change)
+ON CONFLICT (run_id) DO NOTHING
 
 -- name: newest_of_digest
 SELECT * FROM runs WHERE digest = :digest ORDER BY submitted_ms DESC, rowid DESC LIMIT 1

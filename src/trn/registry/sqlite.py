@@ -86,34 +86,29 @@ class RunRegistry(RegistryReader):
                 row = connection.execute(sql("newest_of_digest"), {"digest": new.digest}).fetchone()
                 if row is not None:
                     return read_run(row), True
-            row = connection.execute(sql("run"), {"run_id": new.run_id}).fetchone()
-            if row is not None and row["digest"] == new.digest:
-                return read_run(row), True  # the same request once more, after a reply that was lost
-            if row is not None:
-                raise ConflictError(
-                    f"there is a run {new.run_id!r} with another config: give this one another run_id"
-                )
-            connection.execute(
-                sql("add_run"),
-                {
-                    "run_id": new.run_id,
-                    "digest": new.digest,
-                    "reason": "waits for the dispatcher",
-                    "config": _encode(new.config).decode(),
-                    "name": new.name,
-                    "priority": new.priority,
-                    "parent_run_id": new.parent_run_id,
-                    "snapshot": new.snapshot,
-                    "base_dir": new.base_dir,
-                    "interpreter": new.interpreter,
-                    "now_ms": self._clock_ms(),
-                    "max_attempts": new.max_attempts,
-                    "needs": _encode(new.needs).decode(),
-                    "tags": _encode(new.tags).decode(),
-                    "change": _next_change(connection),
-                },
+            now_ms = self._clock_ms()
+            run = RunRecord(
+                **msgspec.structs.asdict(new),
+                state=RunState.PENDING,
+                reason="waits for the dispatcher",
+                submitted_ms=now_ms,
+                updated_ms=now_ms,
+                change=_next_change(connection),
             )
-            return _get(connection, new.run_id), False
+            values = {
+                **msgspec.structs.asdict(run),
+                "config": _encode(run.config).decode(),
+                "needs": _encode(run.needs).decode(),
+                "tags": _encode(run.tags).decode(),
+            }
+            if connection.execute(sql("add_run"), values).rowcount == 1:
+                return run, False
+            existing = _get(connection, new.run_id)
+            if existing.digest == new.digest:
+                return existing, True  # the same request once more, after a reply that was lost
+            raise ConflictError(
+                f"there is a run {new.run_id!r} with another config: give this one another run_id"
+            )
 
         return self.writer.submit(change)
 

@@ -2,6 +2,7 @@
 
 Invariant: a future is resolved only after the commit that holds its change. A change that raises is taken back alone;
 the others of its group are not touched. If the commit fails, every one of the group fails, and none of it happened.
+A change may be applied twice before it is committed, so it does nothing but use the connection.
 """
 
 import queue
@@ -16,6 +17,8 @@ from trn.core.errors import RegistryError, UnavailableError
 
 T = TypeVar("T")
 Change = Callable[[sqlite3.Connection], T]
+
+_Outcome = tuple[Any, BaseException | None]
 
 MAX_GROUP = 512
 
@@ -84,19 +87,12 @@ class RegistryWriter:
                 _settle(task)
 
     def _commit(self, changes: list[_Item]) -> None:
-        connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            outcomes = [self._apply(item) for item in changes]
-            failpoint("registry.before_commit")
-            connection.execute("COMMIT")
-            failpoint("registry.committed")
-            self.num_commits += 1
+            outcomes = self._apply_together(changes) or self._apply_apart(changes)
         except sqlite3.Error as fault:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            cause = _explain(fault)
-            outcomes = [(None, cause)] * len(changes)
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            outcomes = [(None, _explain(fault))] * len(changes)
         for item, (result, error) in zip(changes, outcomes, strict=True):
             if error is None:
                 item.future.set_result(result)
@@ -106,14 +102,40 @@ class RegistryWriter:
         if self.on_commit is not None:
             self.on_commit()
 
-    def _apply(self, item: _Item) -> tuple[Any, BaseException | None]:
+    def _apply_together(self, changes: list[_Item]) -> list[_Outcome] | None:
+        """All in one transaction; None where one of them raises, and nothing of it happened. The usual way."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            outcomes: list[_Outcome] = [(item.function(self._connection), None) for item in changes]
+        except Exception as fault:
+            if not self._connection.in_transaction:
+                raise  # SQLite itself took everything back: the disk is full, say
+            self._connection.execute("ROLLBACK")
+            return [(None, fault)] if len(changes) == 1 else None
+        self._end_transaction()
+        return outcomes
+
+    def _apply_apart(self, changes: list[_Item]) -> list[_Outcome]:
+        """One transaction again, but each change can be taken back alone."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        outcomes = [self._apply(item) for item in changes]
+        self._end_transaction()
+        return outcomes
+
+    def _end_transaction(self) -> None:
+        failpoint("registry.before_commit")
+        self._connection.execute("COMMIT")
+        failpoint("registry.committed")
+        self.num_commits += 1
+
+    def _apply(self, item: _Item) -> _Outcome:
         connection = self._connection
         connection.execute("SAVEPOINT change")
         try:
             result = item.function(connection)
         except Exception as fault:
             if not connection.in_transaction:
-                raise  # SQLite itself took everything back: the disk is full, say
+                raise
             connection.execute("ROLLBACK TO change")
             connection.execute("RELEASE change")
             return None, fault

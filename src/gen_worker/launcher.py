@@ -116,6 +116,9 @@ class Launcher:
                 importlib.import_module(name)
             except ImportError as fault:
                 _say(f"{name} is not warm: {fault}")
+        runtime = sys.modules.get("gen_worker.trainer.runtime")
+        if runtime is not None:
+            runtime.set_log_levels()  # once here, instead of in each worker
         gc.collect()
         gc.freeze()  # a collection in a child would copy every page it looks at
         _collapse_pages()

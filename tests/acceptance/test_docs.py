@@ -1,12 +1,17 @@
 """Every command and snippet of the docs runs; what the docs name exists; what they list is what the code has."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
+import psutil
 import pytest
 from documents import (
     ROOT,
@@ -28,6 +33,8 @@ NOT_RUN = {
     "make demo": "test_demo.py runs the demo itself",
     "make test": "it would run this test",
     "make bench": "it installs the peers and takes minutes",
+    "make soak": "it takes minutes; test_nothing_lost.py runs its short form",
+    "make proto": "it would write into the sources; test_proto.py makes the same and compares",
     ". .venv/bin/activate": "the sandbox has this interpreter first in its PATH",
     ".venv/bin/python -m pytest tests/unit/test_lease.py -q": "the tests run already",
 }
@@ -41,8 +48,11 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
-    """Blocks run in order in one folder per page; files that a block is (`file=NAME`) are there for the later ones."""
+def test_every_block_of_the_page_runs(page: Path, sandbox: Path) -> None:
+    """Blocks run in order in one folder per page; files that a block is (`file=NAME`) are there for the later ones.
+
+    So are daemons: a block may start one in the background, if it sends its output to a file.
+    """
     blocks = read_blocks(page)
     for index, block in enumerate(blocks):
         if block.file_name is not None:
@@ -51,26 +61,53 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
             assert re.search(rf"\b{re.escape(used)}\b", rest), (
                 f"{block}: nothing below uses {block.file_name}"
             )
-            (tmp_path / block.file_name).write_text(block.text)
+            (sandbox / block.file_name).write_text(block.text)
         elif block.no_run_reason is not None:
             assert len(block.no_run_reason.split()) >= 3, (
                 f"{block}: no-run needs a reason: `no-run: because …`"
             )
         elif block.language == "python":
-            script = tmp_path / f"block_{block.line}.py"
+            script = sandbox / f"block_{block.line}.py"
             script.write_text(block.text)
-            done = run([sys.executable, script.name], tmp_path)
+            done = run([sys.executable, script.name], sandbox)
             assert done.returncode == 0, f"{block}:\n{done.stdout}"
         elif block.language in ("sh", "bash"):
-            run_commands(block, tmp_path)
+            run_commands(block, sandbox)
         elif block.language == "console":
-            run_console(block, tmp_path)
+            run_console(block, sandbox)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Path]:
+    """A folder to run a page in. Daemons, launchers and workers that were started there end with it."""
+    yield tmp_path
+    end_processes(tmp_path)
+
+
+def end_processes(folder: Path) -> int:
+    """End all that was started there, and how many that were."""
+    num_ended = 0
+    while ours := [process for process in psutil.process_iter() if is_of(process, folder)]:
+        for process in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        num_ended += len(psutil.wait_procs(ours, timeout=DEADLINE_S)[0])
+    return num_ended
+
+
+def is_of(process: psutil.Process, folder: Path) -> bool:
+    try:
+        is_over = process.status() == psutil.STATUS_ZOMBIE
+        return not is_over and process.environ().get("HOME") == str(folder)
+    except psutil.Error:
+        return False
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(folder),
+        "TRN_HOME": str(folder / "home"),  # short: a socket's path must be
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -147,11 +184,12 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", all_pages(), ids=name_of)
 def test_repository_paths_in_prose_exist(page: Path) -> None:
-    tops = "|".join(("src", "tests", "docs", "examples", "benchmarks"))
+    tops = "|".join(("src", "tests", "docs", "examples", "benchmarks", "proto"))
+    elsewhere = {"settings.toml"}  # in the daemon's home
     named = [
         word
         for word in code_words(prose(page))
-        if re.fullmatch(rf"({tops})/[\w./-]*|[A-Z]+\.md|\w+\.toml", word)
+        if re.fullmatch(rf"({tops})/[\w./-]*|[A-Z]+\.md|\w+\.toml", word) and word not in elsewhere
     ]
     assert [word for word in named if not (ROOT / word).exists()] == []
 
@@ -195,18 +233,17 @@ def test_the_environment_table_is_what_the_worker_reads() -> None:
     assert documented == set(re.findall(pattern, code))
 
 
-def test_every_module_has_its_room_in_the_architecture() -> None:
-    from fnmatch import fnmatch
-
+@pytest.mark.parametrize("package", ["gen_worker", "trn"])
+def test_every_module_has_its_room_in_the_architecture(package: str) -> None:
     patterns = [
         word
-        for row in table_rows(DOCS / "architecture.md", "Rooms of gen_worker")
+        for row in table_rows(DOCS / "architecture.md", f"Rooms of {package}")
         for word in code_words(row[1])
     ]
-    package = ROOT / "src" / "gen_worker"
+    folder = ROOT / "src" / package
     modules = [
-        ".".join(path.relative_to(package).with_suffix("").parts)
-        for path in package.rglob("*.py")
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
         if path.name != "__init__.py"
     ]
     assert [name for name in modules if not any(fnmatch(name, pattern) for pattern in patterns)] == []
@@ -314,3 +351,14 @@ def test_the_events_a_run_writes_have_the_documented_fields(tmp_path: Path) -> N
     for event in events:
         if event["event"] != "log":  # its extra fields differ by message
             assert set(event) == documented[event["event"]], event
+
+
+def test_no_process_of_a_page_is_left_behind(tmp_path: Path) -> None:
+    """What ends the daemons of a page also finds what was detached, or has another folder."""
+    command = "exec > /dev/null 2>&1; cd /; sleep 600 & setsid sleep 600 &"
+    assert run(["bash", "-c", command], tmp_path).returncode == 0
+    deadline = time.monotonic() + DEADLINE_S
+    num_ended = 0
+    while num_ended < 2 and time.monotonic() < deadline:
+        num_ended += end_processes(tmp_path)
+    assert num_ended == 2

@@ -79,7 +79,8 @@ def _build(found: Any, ref: str) -> object:
             )
         return cast("object", found)
     try:
-        inspect.signature(found).bind()
+        if found.__init__ is not object.__init__ or found.__new__ is not object.__new__:  # type: ignore[misc, comparison-overlap]
+            inspect.signature(found).bind()
     except TypeError as error:
         raise PluginError(
             f"{source_line(found)}: {ref} cannot be built: it is called without arguments, but {error}; "

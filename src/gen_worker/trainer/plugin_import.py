@@ -37,7 +37,7 @@ def import_symbol(ref: str) -> Any:
 def import_author_module(name: str) -> ModuleType:
     """Import from the working folder, PYTHONPATH and what is installed."""
     _extend_search_path()
-    importlib.invalidate_caches()  # the file may have been written a moment ago
+    _look_again(name)
     try:
         return importlib.import_module(name)
     except (TrainingCanceled, TrainingTimeout):
@@ -56,6 +56,22 @@ def import_author_module(name: str) -> ModuleType:
         raise fault from error
     except Exception as error:
         raise _import_fault(name, error) from error
+
+
+def _look_again(name: str) -> None:
+    """The file may have been written a moment ago: forget what its folders held. Those of everybody else are left
+    alone: a warm worker would copy a page for each.
+    """
+    folders = list(sys.path)
+    while "." in name:
+        name = name.rpartition(".")[0]
+        folders += getattr(sys.modules.get(name), "__path__", ())
+    for folder in folders:
+        finder = sys.path_importer_cache.get(folder)
+        if finder is None:
+            sys.path_importer_cache.pop(folder, None)
+        elif hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
 
 
 def find_symbol(module: ModuleType, dotted: str) -> Any:

@@ -128,6 +128,16 @@ def _check_processes(job: TrainingJobSpec, environment: WorkerEnvironment) -> No
         raise SpecError(str(environment.job_spec_path), faults)
 
 
+def set_log_levels() -> None:
+    """What a worker's log shows. Setting a level visits every logger there is, so it is set only where it differs."""
+    for name, level in (
+        (None, logging.INFO),
+        ("httpx", logging.WARNING),
+    ):  # a line for each request is no news
+        if logging.getLogger(name).level != level:
+            logging.getLogger(name).setLevel(level)
+
+
 def run_training_runtime_from_env() -> int:
     """Run the job that the environment names; 0 on success. The root cause of a failure is raised."""
     runtime = TrainingRuntime()
@@ -140,8 +150,8 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
 
     `early_signals` grows while nobody else handles SIGTERM: until the attempt's own lifecycle does.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is no news
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_log_levels()
     runtime = TrainingRuntime(early_signals=early_signals)
     with runtime.redacted_logs():
         try:

@@ -132,7 +132,8 @@ def hash_file(path: Path, *, from_disk: bool = False) -> str:
         if from_disk and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what was written without direct access
         position = 0
-        with mmap.mmap(-1, _CHUNK) as buffer, memoryview(buffer) as view:  # direct reading wants whole pages
+        pages_bytes = min(_CHUNK, -(-max(size, 1) // PAGE) * PAGE)  # direct reading wants whole pages
+        with mmap.mmap(-1, pages_bytes) as buffer, memoryview(buffer) as view:
             # Up to the size, not to the end of file: a direct read at an odd offset is an error for some.
             while position < size and (count := os.preadv(fd, [buffer], position)):
                 digest.update(view[:count])

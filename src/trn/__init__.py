@@ -5,10 +5,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trn.client.client import AsyncClient
     from trn.client.sync_client import Client
+    from trn.core.errors import TrnError
 
-__all__ = ["AsyncClient", "Client"]
+__all__ = ["AsyncClient", "Client", "TrnError"]
 
-_WHERE = {"AsyncClient": "trn.client.client", "Client": "trn.client.sync_client"}
+_WHERE = {
+    "AsyncClient": "trn.client.client",
+    "Client": "trn.client.sync_client",
+    "TrnError": "trn.core.errors",
+}
 
 
 def __getattr__(name: str) -> object:

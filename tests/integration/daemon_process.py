@@ -35,6 +35,7 @@ class DaemonProcess:
                 stderr=log,
                 start_new_session=True,
             )
+        _started.append(self)
 
     @property
     def pid(self) -> int:
@@ -65,6 +66,9 @@ class DaemonProcess:
         return self.process.wait(DEADLINE_S)
 
 
+_started: list["DaemonProcess"] = []
+
+
 def end_everything(home: Path) -> None:
     """Every process that has to do with that home: daemon, launcher, workers."""
     ours = set()
@@ -81,3 +85,6 @@ def end_everything(home: Path) -> None:
         except psutil.Error:
             continue
     psutil.wait_procs(list(ours), timeout=DEADLINE_S)
+    for daemon in _started:
+        if daemon.home.root == home:
+            daemon.process.wait(DEADLINE_S)

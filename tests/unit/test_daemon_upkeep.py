@@ -1,5 +1,7 @@
 """One daemon for a home, what it refuses to start with, and what it does now and then."""
 
+import asyncio
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -7,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trn.core.errors import AlreadyRunningError, InvalidRequestError, UnavailableError
+from trn.core.errors import AlreadyRunningError, InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.home import MAX_SOCKET_PATH, Home, socket_address
 from trn.core.settings import Settings, read_settings
+from trn.core.snapshot_manifest import FileEntry, Manifest
+from trn.core.snapshots import SnapshotStore
 from trn.daemon.maintenance import BUSY_STREAK, Maintenance, WalKeeper
 from trn.daemon.singleton import DaemonInfo, Singleton, read_daemon_info
 from trn.daemon.startup_checks import check_start
@@ -148,6 +152,7 @@ def test_the_daemon_leaves_only_after_being_idle_without_a_break(home: Home) -> 
         home=home,
         settings=Settings(idle_exit_s=10.0),
         files={},
+        snapshots_in_use=set,
         is_busy=lambda: busy[0],
         leave=said.append,
         clock=lambda: now[0],
@@ -158,3 +163,28 @@ def test_the_daemon_leaves_only_after_being_idle_without_a_break(home: Home) -> 
     now[0] = 24.5
     maintenance.look_for_idleness()
     assert said == ["idle for 10 s"]
+
+
+def test_code_that_no_run_names_is_removed_and_the_rest_is_kept(home: Home) -> None:
+    store = SnapshotStore(home.snapshots)
+    digests = []
+    for text in (b"kept", b"nobody's"):
+        with store.adding():
+            file = FileEntry(
+                path="code.py", sha256=store.put_bytes(text).sha256, mode=0o644, size_bytes=len(text)
+            )
+            digests.append(store.put_manifest(Manifest(files=(file,))))
+    for path in home.snapshots.rglob("*"):
+        os.utime(path, (0, 0))  # older than any snapshot that is being taken
+    maintenance = Maintenance(
+        home=home,
+        settings=Settings(),
+        files={},
+        snapshots_in_use=lambda: {digests[0]},
+        is_busy=lambda: False,
+        leave=lambda _reason: None,
+    )
+    asyncio.run(maintenance.collect())
+    assert store.manifest(digests[0]).files[0].path == "code.py"
+    with pytest.raises(NotFoundError):
+        store.manifest(digests[1])

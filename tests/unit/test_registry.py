@@ -412,3 +412,27 @@ def test_the_same_request_twice_makes_one_run_also_where_another_was_wanted(regi
     again, existed_again = registry.submit(new("one"), is_another_wanted=True).result()
     assert (first.run_id, existed, again.run_id, existed_again) == ("one", False, "one", True)
     assert registry.counts() == {"PENDING": 1}
+
+
+def test_a_backoff_from_before_the_clock_was_put_back_is_over(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    year_ms = 365 * 24 * 3600 * 1000
+    retry = Ending(state=RunState.PENDING, reason="again", cause="killed", not_before_ms=year_ms)
+    registry.end("one", 1, retry).result()
+    assert [run.run_id for run in registry.queue(1_000, 10)] == ["one"]
+    assert registry.next_backoff_ms(1_000) is None
+    assert registry.queue(year_ms - 1_000, 10) == []
+
+
+def test_a_change_that_nobody_waits_for_any_more_does_not_end_the_writer(registry: RunRegistry) -> None:
+    import concurrent.futures
+
+    gate = threading.Event()
+    held = registry.writer.submit(lambda _connection: gate.wait())
+    dropped = registry.submit(new("dropped"))
+    assert dropped.cancel()
+    gate.set()
+    concurrent.futures.wait([held])
+    registry.submit(new("kept")).result()
+    assert [run.run_id for run in registry.page()] == ["kept"]

@@ -1,5 +1,6 @@
 """AsyncClient: the daemon's API in Python. It reconnects and replays by itself; a restart of the daemon is only time."""
 
+import asyncio
 import logging
 import os
 import re
@@ -8,12 +9,13 @@ import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from trn.client.connection import Connection
 from trn.core.errors import ConflictError, InvalidRequestError, UnavailableError
+from trn.core.settings import read_settings
 from trn.proto import convert
 from trn.proto import trainer_pb2 as pb
 from trn.proto.records import (
@@ -25,6 +27,9 @@ from trn.proto.records import (
     RunDetails,
     Submission,
 )
+
+if TYPE_CHECKING:
+    from trn.client.snapshot import Snapshot
 
 logger = logging.getLogger("trn.client")
 
@@ -74,6 +79,7 @@ class AsyncClient:
         config: Mapping[str, Any] | Path | str,
         *,
         base_dir: Path | str | None = None,
+        code_dir: Path | str | None = None,
         snapshot: str = "",
         code_identity: str = "",
         priority: int = 0,
@@ -84,8 +90,12 @@ class AsyncClient:
         """Queue a run; durable when it returns. An equal run that exists is returned, and `existed` says so.
 
         `config` is a job, or a file with one; its relative paths are taken from `base_dir` (default: the file's
-        folder, else the current one). `interpreter` is by default the Python that runs this.
+        folder, else the current one). `code_dir` is frozen now: the run trains this code, whatever becomes of the
+        folder. Without it (or a `snapshot` that was taken before) the code is found in `base_dir` when the run starts.
+        `interpreter` is by default the Python that runs this.
         """
+        if code_dir is not None:
+            snapshot = (await self._freeze(Path(code_dir))).digest
         document, folder = _read_config(config)
         if is_another_wanted and not document.get("run_id"):
             # Named here: a repeat after a lost reply then asks for this very run, not for yet another.
@@ -287,6 +297,17 @@ class AsyncClient:
         """The daemon of itself."""
         answer, _ = await self._connection.call("GetHealth", pb.GetHealthRequest())
         return convert.read_health(answer)
+
+    async def _freeze(self, folder: Path) -> "Snapshot":
+        home = self._connection.home
+        if home is None:
+            raise InvalidRequestError(
+                "code_dir needs the daemon's home on this machine, and this client knows only its address"
+            )
+        from trn.client.snapshot import take_snapshot
+
+        max_bytes = read_settings(home.settings).max_snapshot_bytes
+        return await asyncio.to_thread(take_snapshot, folder, home, max_bytes=max_bytes)
 
     async def _submit(self, name: str, request: Any) -> Submission:
         answer, num_tries = await self._connection.call(name, request)

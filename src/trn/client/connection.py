@@ -56,7 +56,7 @@ class Connection:
             raise InvalidRequestError("give a home or an address, not both")
         if is_insecure and ca_certificate:
             raise InvalidRequestError("is_insecure and ca_certificate exclude each other")
-        self._home = None if address else Home(Path(home).expanduser().absolute() if home else find_home())
+        self.home = None if address else Home(Path(home).expanduser().absolute() if home else find_home())
         self._address = address
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._ca_certificate = ca_certificate
@@ -69,7 +69,7 @@ class Connection:
 
     @property
     def where(self) -> str:
-        return self._address or f"unix:{self._home.socket if self._home else ''}"
+        return self._address or f"unix:{self.home.socket if self.home else ''}"
 
     async def close(self) -> None:
         channel, self._channel, self._calls = self._channel, None, {}
@@ -128,9 +128,9 @@ class Connection:
 
     def _explain_absence(self, detail: str) -> str:
         tried = f"no daemon answers at {self.where}, tried for {self._patience_s:g} s ({detail})"
-        if self._home is None:
+        if self.home is None:
             return f"{tried}: is it running, and is this its address?"
-        return f"{tried}: start one with `python -m trn.daemon --home {self._home.root} serve`"
+        return f"{tried}: start one with `python -m trn.daemon --home {self.home.root} serve`"
 
     def _error(self, fault: "grpc.aio.AioRpcError", name: str) -> TrnError:
         text = fault.details() or fault.code().name
@@ -181,9 +181,9 @@ class Connection:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
-        if self._home is not None:
+        if self.home is not None:
             options.append(("grpc.default_authority", "localhost"))  # else the socket's path, escaped
-            return grpc.aio.insecure_channel(f"unix:{socket_address(self._home.socket)}", options=options)
+            return grpc.aio.insecure_channel(f"unix:{socket_address(self.home.socket)}", options=options)
         if self._is_insecure:
             self._require_loopback()
             return grpc.aio.insecure_channel(self._address, options=options)

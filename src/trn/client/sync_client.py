@@ -49,6 +49,7 @@ class Client:
         config: Mapping[str, Any] | Path | str,
         *,
         base_dir: Path | str | None = None,
+        code_dir: Path | str | None = None,
         snapshot: str = "",
         code_identity: str = "",
         priority: int = 0,
@@ -60,6 +61,7 @@ class Client:
             self._client.submit(
                 config,
                 base_dir=base_dir,
+                code_dir=code_dir,
                 snapshot=snapshot,
                 code_identity=code_identity,
                 priority=priority,

@@ -106,6 +106,7 @@ class TrainerDaemon:
             home=home,
             settings=settings,
             files={"registry.db": registry, "metrics.db": metrics},
+            snapshots_in_use=registry.snapshots,
             is_busy=lambda: registry.has_unfinished() or service.is_in_use(),
             leave=self.stop,
         )

@@ -1,4 +1,5 @@
-"""What the daemon does now and then: bring the write-ahead logs back into their files, look at the disk, leave when idle.
+"""What the daemon does now and then: bring the write-ahead logs back into their files, remove code snapshots that no run
+names, look at the disk, leave when idle.
 
 A checkpoint that comes back busy means that some reader has held the log for long. Once is nothing; a streak means
 that a process is stuck and the log grows, so it is said.
@@ -11,12 +12,15 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.settings import Settings
+from trn.core.snapshots import collect_garbage
 
 logger = logging.getLogger("trn.daemon.maintenance")
 
 BUSY_STREAK = 3
+COLLECT_EVERY_S = 3600.0
 
 
 class WalFile(Protocol):
@@ -63,6 +67,7 @@ class Maintenance:
         home: Home,
         settings: Settings,
         files: dict[str, WalFile],
+        snapshots_in_use: Callable[[], set[str]],
         is_busy: Callable[[], bool],
         leave: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -70,10 +75,12 @@ class Maintenance:
         self._home = home
         self._settings = settings
         self._keepers = [WalKeeper(name, file) for name, file in files.items()]
+        self._snapshots_in_use = snapshots_in_use
         self._is_busy = is_busy
         self._leave = leave
         self._clock = clock
         self._last_busy = clock()
+        self._next_collection = clock() + COLLECT_EVERY_S
         self.warnings: list[str] = []
 
     async def run(self) -> None:
@@ -86,6 +93,9 @@ class Maintenance:
             if self._clock() >= next_round:
                 next_round = self._clock() + settings.maintenance_s
                 await asyncio.to_thread(self.keep)
+            if self._clock() >= self._next_collection:
+                self._next_collection = self._clock() + COLLECT_EVERY_S
+                await self.collect()
 
     def look_for_idleness(self) -> None:
         """Leave where nothing ran and nobody asked for `idle_exit_s`."""
@@ -95,6 +105,16 @@ class Maintenance:
             self._last_busy = self._clock()
         elif self._clock() - self._last_busy >= self._settings.idle_exit_s:
             self._leave(f"idle for {self._settings.idle_exit_s:g} s")
+
+    async def collect(self) -> None:
+        """Remove the code that no run names."""
+        try:
+            done = await asyncio.to_thread(collect_garbage, self._home.snapshots, self._snapshots_in_use())
+        except (OSError, TrnError):
+            logger.exception("old code snapshots could not be removed; it is tried again")
+        else:
+            if done.num_manifests or done.num_objects:
+                logger.info("removed %d code snapshots, %d bytes", done.num_manifests, done.freed_bytes)
 
     def keep(self) -> None:
         """One round. Blocks on the disk; any thread."""

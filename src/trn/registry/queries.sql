@@ -33,6 +33,9 @@ SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_
 -- name: has_unfinished
 SELECT 1 FROM runs WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING') LIMIT 1
 
+-- name: snapshots
+SELECT DISTINCT snapshot FROM runs WHERE snapshot != ''
+
 -- name: changed
 SELECT * FROM runs WHERE change > :after ORDER BY change LIMIT :limit
 

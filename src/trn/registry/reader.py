@@ -91,6 +91,10 @@ class RegistryReader:
         """Whether any run still waits or runs."""
         return self._read.execute(sql("has_unfinished")).fetchone() is not None
 
+    def snapshots(self) -> set[str]:
+        """The code snapshots that runs name."""
+        return {row["snapshot"] for row in self._read.execute(sql("snapshots"))}
+
     def changed(self, after: int, limit: int = 500) -> list[RunRecord]:
         """Runs whose last change is after that one, in the order of the changes."""
         return [read_run(row) for row in self._read.execute(sql("changed"), {"after": after, "limit": limit})]

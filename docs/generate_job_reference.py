@@ -26,26 +26,20 @@ A job is a JSON, YAML or TOML file (`.yaml`, `.yml` and `.toml` by their suffix,
 A job that is not valid is refused before anything is spent, with every fault at once: the path in the document,
 the value found, what was expected, and the nearest valid name for a misspelt field.
 
-- Paths are relative to the folder of the job file.
+- Paths are relative to the folder of the job file, or to `TRAINER_BASE_DIR`, which the daemon sets to the folder that
+  the run was submitted from.
 - A cadence of 0 is off. Steps are optimizer steps.
 - `max_steps` or `epochs` (or both: whichever ends first) is needed, unless `mock_batches` is given.
 - Exactly one source of data is needed: `dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or
   `mock_batches`.
 - `validate_every` needs `validation.dataset`; `early_stopping` needs `validate_every`, or a metric that starts with `train/`.
 
-The last column says who reads a field: **worker** (this release acts on it), **later** (valid and kept, but nothing
-reads it yet).
+The last column says who reads a field: the **worker**, the **daemon** (a worker without one passes it over), or
+**later** (valid and kept, but nothing reads it yet).
 """
 
-LATER = {
-    "profiles",
-    "release_ref",
-    "resources.cpus",
-    "resources.gpus",
-    "resources.memory_mb",
-    "retry",
-    "tags",
-}
+LATER = {"profiles", "release_ref"}
+OF_DAEMON = {"resources.cpus", "resources.gpus", "resources.memory_mb", "retry", "tags"}
 
 MEANINGS = {
     "trainer_api_version": "Version of this document. Another one is refused.",
@@ -112,15 +106,15 @@ MEANINGS = {
     "resources": "What the run needs.",
     "resources.devices": "Devices by name, such as `cpu` or `cuda:1`: one for each process of a machine. Without it, GPUs in "
     "their order, or the CPU.",
-    "resources.gpus": "A number of GPUs, instead of names.",
-    "resources.cpus": "CPU cores.",
-    "resources.memory_mb": "Memory.",
+    "resources.gpus": "A number of GPUs, instead of names: see [devices](daemon.md#devices).",
+    "resources.cpus": "CPUs that the run holds; its worker uses as many threads. Without it, one for each process.",
+    "resources.memory_mb": "Memory that the run holds; counted, not enforced. Without it, not counted.",
     "resources.processes": "Processes on each machine: see [many processes](distributed.md).",
     "resources.nodes": "Machines. Above 1 it is refused unless torchrun started the worker on each: see "
     "[several machines](distributed.md#several-machines).",
-    "retry": "What to do when an attempt fails.",
-    "retry.max_attempts": "Attempts in all.",
-    "retry.backoff_s": "Seconds between two attempts.",
+    "retry": "What to do when an attempt fails: see [retries](daemon.md#retries).",
+    "retry.max_attempts": "Attempts that may fail. Interruptions do not count.",
+    "retry.backoff_s": "Seconds before the second attempt; doubled each time after it.",
     "time_limit_s": "Seconds an attempt may take; then it saves and ends as `timeout`. "
     "`TRAINER_MAX_RUNTIME_SECONDS` can only shorten it.",
     "grace_s": "Seconds from a stop request until the worker leaves without the step in progress.",
@@ -190,8 +184,10 @@ def _is_record(hint: Any) -> bool:
 
 
 def _reader(path: str) -> str:
-    is_later = any(path == name or path.startswith(f"{name}.") for name in LATER)
-    return "later" if is_later else "worker"
+    for reader, names in (("later", LATER), ("daemon", OF_DAEMON)):
+        if any(path == name or path.startswith(f"{name}.") for name in names):
+            return reader
+    return "worker"
 
 
 def build_page() -> str:

@@ -266,9 +266,13 @@ def test_a_full_disk_refuses_in_words_and_everything_goes_on_when_there_is_room(
                         file.write(b"\0" * (1 << 16))
                 except OSError:
                     pass
-            with pytest.raises(UnavailableError, match="space"):
+
+            def submit_many() -> None:
                 for number in range(200):
                     client.submit(job(tmp_path, name=f"more-{number}"), base_dir=TRAINERS)
+
+            with pytest.raises(UnavailableError, match="space"):
+                submit_many()
             filler.unlink()
             submitted = client.submit(job(tmp_path, name="after"), base_dir=TRAINERS)
             assert client.wait(submitted.run.run_id, timeout_s=DEADLINE_S).state == "COMPLETED"

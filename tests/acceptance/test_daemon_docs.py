@@ -2,6 +2,7 @@
 
 import configparser
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -116,6 +117,13 @@ def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
     shown = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     for client in (AsyncClient, Client):
         assert shown == {name for name in vars(client) if not name.startswith("_")}
+    for word in (word for row in rows for word in code_words(row[0])):
+        name, _, parameters = word.partition("(")
+        known = inspect.signature(getattr(Client, name)).parameters
+        named = set(re.findall(r"\w+", parameters))
+        assert named <= known.keys(), word
+        if ", …" not in word and name != "wait":  # cut short; and only one of the two has a limit
+            assert named == known.keys() - {"self"}, word
 
 
 def test_the_promises_name_tests_that_exist() -> None:

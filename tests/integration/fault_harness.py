@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from fault_checker import History, Report, check
 
+from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from gen_worker.failpoints import ORCHESTRATOR
 from gen_worker.trainer.lease import is_process_alive
 from trn.client.client import AsyncClient

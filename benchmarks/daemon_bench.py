@@ -60,19 +60,18 @@ def _measure_all(folder: Path, *, quick: bool, say: Callable[[str], None]) -> Me
             measure(script, sides, num_rounds=rounds, fresh=False, say=say, timeout_s=PEER_TIMEOUT_S)
         )
 
-    num_slow = 3 if quick else 7
+    num_slow = 2 if quick else 7
     starts = [
         side(START, "first_step"),
         side(FORK, "warm_fork"),
         side(COLD, "cold_worker", max_rounds=num_slow),
         side(IMPORT, "import_torch", max_rounds=num_slow),
     ]
-    take(STARTS, 9 if quick else 21, *starts)
+    take(STARTS, 8 if quick else 21, *starts)
     take(STARTS, 1 if quick else 3, side(BURST, "burst", num_runs=100))
-    take(STARTS, 3 if quick else 5, side(SUBMITIT, "submitit_start"))
-    take(STARTS, 1, side(SUBMITIT, "submitit_burst", num_runs=20))
-    take(STARTS, 3 if quick else 5, side(RAY, "ray_start"))
-    take(STARTS, 1, side(RAY, "ray_burst", num_runs=5 if quick else 10))
+    peers = {"num_rounds": 3 if quick else 5}
+    take(STARTS, peers["num_rounds"], side(SUBMITIT, "submitit_jobs", num_runs=20, **peers))
+    take(STARTS, peers["num_rounds"], side(RAY, "ray_jobs", num_runs=5 if quick else 10, **peers))
 
     take(CALL_SIDES, 5 if quick else 11, side(CALLS, "submits", seconds=0.3 if quick else 1.0))
     take(STREAMS, 1 if quick else 3, side(EVENTS, "event_latency", num_events=100 if quick else 300))

@@ -192,7 +192,7 @@ def _idle_rows(measured: Measurements) -> list[Row]:
             key="percent",
             ours=IDLE,
             bar=Bar(limit=0.5),
-            note="user and system time over at least 10 s without a client",
+            note="user and system time over 30 s (quick: 10 s) without a client, counted in 10 ms",
         ),
         build_row(
             measured,

@@ -1,8 +1,12 @@
 """`python -m gen_worker.launcher --folder F`: a warm parent that forks workers, reaps them and remembers how they ended.
 
-One thread, no gRPC, the heavy modules imported: a worker is a fork away. It belongs to nobody: daemons come and go, and
-it stays while it has workers; if it goes itself, they stay. What it knows that others need is in files: the attempt's
-record (made by the worker) and its exit (made here, before the process is reaped).
+One thread of ours, no gRPC, the heavy modules imported: a worker is a fork away. It belongs to nobody: daemons come and
+go, and it stays while it has workers; if it goes itself, they stay. What it knows that others need is in files: the
+attempt's record (made by the worker) and its exit (made here, before the process is reaped).
+
+Libraries have idle threads in it, and a fork is safe from these alone: OpenBLAS (numpy) ends its own before each fork and
+makes them anew when they are needed, jemalloc (pyarrow) holds its locks over the fork. torch starts its threads with the
+first operator, and none is run here. A module that starts a thread and does neither must not be warm.
 """
 
 import argparse
@@ -24,6 +28,7 @@ import msgspec
 
 from gen_worker.launcher_channel import Channel
 from gen_worker.launcher_children import Children, as_reply
+from gen_worker.launcher_log import say
 from gen_worker.launcher_protocol import (
     AnyRequest,
     Close,
@@ -72,7 +77,7 @@ WARM_MODULES = (
 
 
 class Launcher:
-    """`listen`, `warm_up`, `run`: in this order, in one thread. The current folder is its folder."""
+    """`listen`, `warm_up`, `run`: in this order, in the thread that also forks. The current folder is its folder."""
 
     def __init__(self, folder: Path, *, idle_exit_s: float) -> None:
         self.folder = folder
@@ -99,6 +104,9 @@ class Launcher:
         listener.listen(64)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        self._publish(is_warm=False)
+
+    def _publish(self, *, is_warm: bool) -> None:
         state = read_process(os.getpid())
         info = LauncherInfo(
             pid=os.getpid(),
@@ -106,6 +114,7 @@ class Launcher:
             boot_id=boot_id(),
             socket=f"{self._instance}.sock",
             stamp=self._stamp,
+            is_warm=is_warm,
         )
         write_atomically(Path(f"{self._instance}.json"), encode(info))
 
@@ -115,13 +124,15 @@ class Launcher:
             try:
                 importlib.import_module(name)
             except ImportError as fault:
-                _say(f"{name} is not warm: {fault}")
+                say(f"{name} is not warm: {fault}")
         runtime = sys.modules.get("gen_worker.trainer.runtime")
         if runtime is not None:
             runtime.set_log_levels()  # once here, instead of in each worker
         gc.collect()
         gc.freeze()  # a collection in a child would copy every page it looks at
         _collapse_pages()
+        with contextlib.suppress(OSError):  # then it is only given more time to answer
+            self._publish(is_warm=True)
 
     def run(self) -> None:
         """Until there is nobody to serve."""
@@ -296,11 +307,6 @@ def _drain(waker: socket.socket) -> None:
             pass
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} launcher {os.getpid()}: {text}\n")
-    sys.stderr.flush()
-
-
 def _collapse_pages() -> None:
     """Ask for large pages under the heap: a fork copies the table of pages, and so takes a third of the time."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
@@ -354,7 +360,8 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(code)
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from gen_worker.launcher_channel import Channel
+from gen_worker.launcher_log import say
 from gen_worker.launcher_protocol import (
     AttemptRecord,
     Closed,
@@ -93,7 +94,8 @@ class Children:
     def fork(self, plan: WorkerPlan, become: Callable[[int], NoReturn], *, is_worker: bool) -> Child:
         read_fd, write_fd = os.pipe()  # both close on exec
         os.set_blocking(read_fd, False)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            sys.stderr.flush()
         # A signal that is meant for the child must not meet the launcher's handlers in it.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -193,7 +195,7 @@ class Children:
             except FileNotFoundError:
                 continue  # the run's folder was removed
             except OSError as fault:
-                _say(f"{path} cannot be written: {fault}")
+                say(f"{path} cannot be written: {fault}")
                 self._unwritten.append((path, record))
 
     def _look_for_oom_kills(self) -> bool:
@@ -235,8 +237,3 @@ def _count_oom_kills() -> int:
                 if line.startswith("oom_kill "):
                     total += int(line.split()[1])
     return total
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"launcher {os.getpid()}: {text}\n")
-    sys.stderr.flush()

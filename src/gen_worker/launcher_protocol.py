@@ -22,9 +22,10 @@ import msgspec
 VERSION = 1
 MAX_LINE_BYTES = 4 << 20
 STAMPED_PACKAGES = ("torch", "pyarrow", "numpy", "msgspec")
-PROCESS_MARK = (
-    "GEN_WORKER_PROCESS"  # in the environment of all that a worker starts: whose it is, as `pid:start`
-)
+# Whose a process is, as `pid:start` of the worker. All that a worker executes has it in its environment; the forks of a
+# warm one, which is never executed itself, have it in the name of this descriptor.
+PROCESS_MARK = "GEN_WORKER_PROCESS"
+MARK_FD = 199  # one number, so that to look at it is one call; beyond those that programs use by number
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +161,7 @@ class LauncherInfo(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     socket: str  # a file name in the same folder
     stamp: str
+    is_warm: bool = False  # it answers at once; before, it imports
     version: int = VERSION
 
 
@@ -279,6 +281,35 @@ def is_same_process(pid: int, start_ticks: int | None, boot: str) -> bool:
                 return False
         return True
     return not found.is_ended and start_ticks in (None, found.start_ticks)
+
+
+def process_mark(pid: int, start_ticks: int | None) -> str:
+    return f"{pid}:{'' if start_ticks is None else start_ticks}"
+
+
+def hold_mark(mark: str) -> None:
+    """Give this process and all its forks, wherever they go, the mark; what they execute does not get it from here."""
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # no such thing here: those who slip away are not found
+        fd = os.memfd_create(f"{PROCESS_MARK}={mark}")
+        try:
+            os.dup2(fd, MARK_FD, inheritable=False)
+        finally:
+            os.close(fd)
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    try:
+        held = os.readlink(f"/proc/{pid}/fd/{MARK_FD}")  # noqa: PTH115  (hot)
+        if held == f"/memfd:{PROCESS_MARK}={mark} (deleted)":
+            return True
+    except OSError:  # it has no such descriptor, is not ours to look at, or gone
+        pass
+    try:
+        return f"{PROCESS_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def code_stamp() -> str:

@@ -27,6 +27,8 @@ from gen_worker.launcher_protocol import (
     boot_id,
     claim,
     encode,
+    hold_mark,
+    process_mark,
     read_process,
     record_path,
 )
@@ -72,10 +74,11 @@ def become_worker(
         if not is_ours:
             return _tell(report_fd, StartReport(is_taken=True))
         _tell(report_fd, StartReport(is_claimed=True))
-        environ_of_worker[PROCESS_MARK] = f"{pid}:{'' if ticks is None else ticks}"
+        environ_of_worker[PROCESS_MARK] = process_mark(pid, ticks)
         if not plan.is_warm:
             _exec(plan, environ_of_worker, report_fd)
         os.close(report_fd)
+        hold_mark(environ_of_worker[PROCESS_MARK])
         os.environ.clear()
         os.environ.update(environ_of_worker)
         _prepare_interpreter(plan, import_path)

@@ -74,6 +74,7 @@ def test_a_run_is_trained_and_everything_about_it_is_in_one_folder(
     details = client.details(run.run_id)
     assert [(attempt.exit_code, attempt.step) for attempt in details.attempts] == [(0, 5)]
     folder = Path(details.folder)
+    wait_until((folder / "environment.json").exists)
     kept = {
         "job.json",
         "contract.json",

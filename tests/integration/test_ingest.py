@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import random
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -600,3 +601,54 @@ def test_the_clock_of_growth_is_the_one_that_was_given(stores: Stores) -> None:
     assert ingest.last_growth("r") == 5.0
     ingest.follow("r", 2)
     assert ingest.last_growth("r") == 7.0
+
+
+def test_points_that_cannot_be_stored_hold_up_nothing_and_follow_later(stores: Stores) -> None:
+    async def main() -> None:
+        stores.start_run("r")
+        append(stores.path("r"), metric(1) + metric(2))
+        connection = stores.metrics._connection
+        stores.metrics.writer.between(
+            lambda: connection.execute("ALTER TABLE points RENAME TO away")
+        ).result()
+        async with stores.ingesting(sweep_s=0.001) as ingest:
+            ingest.follow("r", 1)
+            await ingest.drain("r")
+            assert stores.registry.get("r").last_seq == 2
+            stores.metrics.writer.between(
+                lambda: connection.execute("ALTER TABLE away RENAME TO points")
+            ).result()
+            append(stores.path("r"), metric(3))
+            await ingest.drain("r")
+            assert stores.metrics.query("r") == []
+            ingest._tails["r"].store_again_at = 0.0
+            for _ in range(10_000):
+                if stores.metrics.query("r"):
+                    break
+                await asyncio.sleep(0.001)
+        [series] = stores.metrics.query("r")
+        assert series.num_points == 3
+        assert stores.registry.get("r").last_seq == 3
+
+    asyncio.run(main())
+
+
+def test_an_events_file_that_cannot_be_read_holds_up_nobody(stores: Stores) -> None:
+    async def main() -> None:
+        stores.start_run("r")
+        path = stores.path("r")
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.exists():
+            shutil.rmtree(path.parent)
+        path.parent.write_text("a file where its folder should be")
+        async with stores.ingesting(sweep_s=0.001) as ingest:
+            ingest.follow("r", 1)
+            for _ in range(20):
+                await asyncio.sleep(0.002)  # sweeps go on
+            stores.start_run("other")
+            append(stores.path("other"), metric(1))
+            ingest.follow("other", 1)
+            await ingest.drain("other")
+        assert stores.registry.get("other").last_seq == 1
+
+    asyncio.run(main())

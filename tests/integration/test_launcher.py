@@ -339,8 +339,27 @@ def test_a_warm_worker_is_a_fork_with_torch_there_and_nothing_of_the_launchers(t
     assert first["main"] == "gen_worker.entrypoint"
     assert first["argv"][0].endswith("entrypoint.py")
     assert first["num_threads"] == 1
-    # jemalloc (in pyarrow) has a thread of its own and knows of forks; nothing else may run beside the one that forks.
+    # jemalloc (in pyarrow) has a thread of its own and knows of forks; OpenBLAS ended its own before the last fork;
+    # nothing else may run beside the one that forks.
     assert [name for name in tasks if name != "jemalloc_bg_thd"] == tasks[:1]
+
+
+def test_it_has_nothing_of_the_worker_that_may_have_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its workers are taken for that one's, and end with it."""
+    workers = {
+        *("GEN_WORKER_PROCESS", "TRAINER_ATTEMPT", "TRAINER_BASE_DIR", "WORKER_MODE", "RANK", "LOCAL_RANK"),
+        *("WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "GEN_WORKER_OUTCOME_DIR"),
+        "GEN_WORKER_LAUNCHER",
+    }
+    for name in workers:
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("OF_THE_MACHINE", "kept")
+    with launcher_in(tmp_path / "home") as (_, info):
+        seen = Path(f"/proc/{info.pid}/environ").read_bytes().decode().split("\0")
+    assert "OF_THE_MACHINE=kept" in seen
+    assert not workers & {line.partition("=")[0] for line in seen}
 
 
 def _identity(launched: dict[str, Any]) -> WorkerIdentity:

@@ -14,12 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, until
+from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, until, wait_until
 from worker_process import write_rows
 
 from gen_worker.launcher_protocol import AttemptRecord, boot_id, claim, read_process
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
+from trn.executors import local
 from trn.executors.base import Executor, WorkerExit, WorkerIdentity
 from trn.executors.launcher_process import start_launcher
 from trn.executors.local import LocalExecutor
@@ -322,6 +323,18 @@ class Family(Counting):
             os.setsid()
             time.sleep(600)
             os._exit(0)
+        # And one that does the same without another program: only what a fork inherits tells whose it is.
+        told, tell = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.setsid()
+                os.write(tell, str(os.getpid()).encode())
+                time.sleep(600)
+            os._exit(0)
+        os.waitpid(middle, 0)
+        pids.append(int(os.read(told, 100)))
         Path(ctx.job.hyperparams["pids"]).write_text(" ".join(map(str, [*pids, pid])))
 """
 
@@ -345,7 +358,7 @@ def test_ending_a_worker_takes_all_that_it_started_and_nothing_else(
         await until(lambda: run.events("log") or not is_running(identity), "its training")
         pids = [identity.pid, *map(int, pids_path.read_text().split())]
         states = [read_process(pid) for pid in pids]
-        assert len(pids) == 5
+        assert len(pids) == 6
         assert all(state is not None and not state.is_ended for state in states), run.log()
         if not has_launcher:
             (info,) = living(home)
@@ -475,6 +488,78 @@ def test_of_two_launchers_one_is_left(home: Home) -> None:
         await executor.wait_ready()
         await until(lambda: not runs(new), "its leave")
         assert runs(old)
+
+    work(home, claims)
+
+
+def test_a_launcher_that_hangs_holds_no_run_and_takes_no_other(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def claims(executor: LocalExecutor) -> None:
+        run, identity = await launch_waiting(executor, home, "held")
+        (old,) = living(home)
+        os.kill(old.pid, signal.SIGSTOP)
+        os.kill(identity.pid, signal.SIGKILL)
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "EXIT_PATIENCE_S", 0.1)
+            ended = await finish(executor, run, identity)
+        assert ended.exit_code is None
+        assert "hangs" in ended.detail
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "SILENCE_S", 1.0)
+            closing = executor.close_attempt(run.plan(), category="train-step", error="it died")
+            other = LaunchedRun(home, "other")
+            is_closed, other_identity = await asyncio.gather(closing, executor.launch(other.plan()))
+        assert is_closed
+        assert len(run.events("failed")) == 1
+        assert (await finish(executor, other, other_identity)).exit_code == 0
+        assert len(other.events("started")) == 1
+        assert runs(old)
+        os.kill(old.pid, signal.SIGCONT)
+        await until(lambda: not runs(old), "its leave")
+        assert len(living(home)) == 1
+        assert (await finish(executor, run, identity)).exit_code == -9, "what it saw in the end is lost"
+        assert len(run.events("failed")) == 1
+
+    work(home, claims)
+
+
+@pytest.mark.parametrize("stamp", ["of other sources", None])
+def test_a_launcher_that_hangs_keeps_no_other_from_being_had(
+    home: Home, monkeypatch: pytest.MonkeyPatch, stamp: str | None
+) -> None:
+    start_launcher(home.launcher, idle_exit_s=600.0, is_bare=True)
+    wait_until(lambda: living(home)[0].is_warm, "its word that it is warm")
+    (old,) = living(home)
+    os.kill(old.pid, signal.SIGSTOP)
+    (path,) = home.launcher.glob("*.json")
+    path.write_text(path.read_text().replace(old.stamp, stamp or old.stamp))
+    monkeypatch.setattr(local, "RETIRE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(local, "ANSWER_PATIENCE_S", 2.0)
+
+    async def claims(executor: LocalExecutor) -> None:
+        async with asyncio.timeout(local.WARM_PATIENCE_S / 2):
+            await executor.wait_ready()
+        assert runs(old)
+        assert f"pid {old.pid}" not in executor.state()
+        os.kill(old.pid, signal.SIGCONT)
+        await until(lambda: not runs(old), "its leave")
+
+    work(home, claims)
+
+
+def test_a_full_disk_ends_no_launcher(home: Home) -> None:
+    (home.launcher / "launcher.log").symlink_to("/dev/full")
+
+    async def claims(executor: LocalExecutor) -> None:
+        run, identity = await launch_waiting(executor, home, "unwritten")
+        (info,) = living(home)
+        run.folder.attempts.rename(run.folder.root / "moved")
+        run.folder.attempts.write_text("")  # its exit cannot be written, nor that it cannot
+        await executor.end(identity)
+        other = LaunchedRun(home, "other")
+        assert (await finish(executor, other, await executor.launch(other.plan()))).exit_code == 0
+        assert [found.pid for found in living(home)] == [info.pid]
 
     work(home, claims)
 

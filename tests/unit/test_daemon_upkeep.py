@@ -188,3 +188,20 @@ def test_code_that_no_run_names_is_removed_and_the_rest_is_kept(home: Home) -> N
     assert store.manifest(digests[0]).files[0].path == "code.py"
     with pytest.raises(NotFoundError):
         store.manifest(digests[1])
+
+
+def test_a_daemon_whose_home_was_moved_away_leaves(home: Home) -> None:
+    said: list[str] = []
+    maintenance = Maintenance(
+        home=home,
+        settings=Settings(maintenance_s=0.01),
+        files={},
+        snapshots_in_use=set,
+        is_busy=lambda: True,
+        leave=said.append,
+    )
+    home.root.rename(home.root.with_name("moved"))
+    home.make()
+    asyncio.run(maintenance.run())
+    assert len(said) == 1
+    assert "is gone, or another folder is in its place" in said[0]

@@ -18,7 +18,7 @@ from trn.core.digest import run_digest
 from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError, UnavailableError
 from trn.core.home import Home, find_home
 from trn.core.runs import OWNERS, TERMINAL, TRANSITIONS, Needs, RunState, require_transition
-from trn.registry.connection import back_up, check_integrity, migrate, open_writer
+from trn.registry.connection import back_up, check_integrity, migrate, open_reader, open_writer
 from trn.registry.named_queries import queries
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
@@ -62,6 +62,9 @@ def test_the_digest_is_of_what_is_asked_for_and_not_of_who_asks() -> None:
     assert run_digest(config) == run_digest(same)
     assert run_digest(config) != run_digest(config, code_identity="sha256:1")
     assert run_digest(config) != run_digest({**config, "seed": 1})
+    assert run_digest(config) != run_digest(
+        config, base_dir="/elsewhere"
+    )  # its relative paths mean other data
 
 
 def test_a_run_and_its_slots_are_claimed_together_or_not_at_all(registry: RunRegistry) -> None:
@@ -436,3 +439,46 @@ def test_a_change_that_nobody_waits_for_any_more_does_not_end_the_writer(registr
     concurrent.futures.wait([held])
     registry.submit(new("kept")).result()
     assert [run.run_id for run in registry.page()] == ["kept"]
+
+
+def test_a_cancel_that_comes_while_a_retry_is_decided_still_cancels(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    registry.want_cancel("one", "enough").result()
+    retry = Ending(state=RunState.PENDING, reason="again", cause="killed")
+    run = registry.end("one", 1, retry).result()
+    assert (run.state, run.reason) == (RunState.CANCELLED, "enough")
+
+
+def test_a_reader_that_holds_the_log_delays_no_submit(registry: RunRegistry, tmp_path: Path) -> None:
+    registry.submit(new("one")).result()
+    reader = open_reader(tmp_path / "registry.db")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM runs").fetchall()
+    registry.submit(new("two")).result()
+    busy, _, _ = registry.checkpoint_wal()  # with the busy timeout this would wait half a minute
+    assert busy == 1
+    registry.submit(new("three")).result(10)
+    reader.close()
+
+
+def test_no_kind_of_run_hides_another_in_the_queue(registry: RunRegistry) -> None:
+    for number in range(80):
+        registry.submit(new(f"gpu-{number:02}", needs=Needs(gpus=1))).result()
+    registry.submit(new("cpu", needs=Needs())).result()
+    found = [run.run_id for run in registry.queue(1 << 62, 8)]
+    assert found == [*(f"gpu-{number:02}" for number in range(8)), "cpu"]
+
+
+def test_what_is_no_database_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    path.write_bytes(b"this is no database" * 1000)
+    with pytest.raises(RegistryError, match="cannot be used"):
+        RunRegistry(path)
+
+
+def test_lists_leave_out_what_was_asked_for_unless_asked(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    assert registry.page()[0].config == {}
+    assert registry.changed(0)[0].config == {}
+    assert registry.page(with_config=True)[0].config == registry.get("one").config != {}

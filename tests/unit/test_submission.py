@@ -46,7 +46,7 @@ def test_a_good_config_becomes_a_run() -> None:
     new = submit(config, priority=3, base_dir="/x", snapshot="sha256:1", interpreter="/py")
     assert new == NewRun(
         run_id="mine",
-        digest=run_digest(config, "sha256:1"),
+        digest=run_digest(config, "sha256:1", "/x"),
         config=config,
         name="n",
         priority=3,

@@ -8,7 +8,9 @@ TrnError
 ├── ConflictError         it is not in a state in which that can be done
 ├── UnavailableError      the daemon, the launcher or the disk is not there
 │   └── AlreadyRunningError   another daemon has this home
-├── ForbiddenError        not yours, or no token
+├── ForbiddenError        not yours
+├── UnauthenticatedError  no token, or one that is not valid
+├── TooMuchError          more than one caller is given
 └── RegistryError         the registry is damaged, or of another version
 """
 
@@ -55,6 +57,14 @@ class AlreadyRunningError(UnavailableError):
 
 class ForbiddenError(TrnError):
     code = "permission-denied"
+
+
+class UnauthenticatedError(TrnError):
+    code = "unauthenticated"
+
+
+class TooMuchError(TrnError):
+    code = "resource-exhausted"
 
 
 class RegistryError(TrnError):

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trn.core.errors import ForbiddenError, UnavailableError
-from trn.daemon.service_errors import UnauthenticatedError
+from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 
 RUN_TOKEN_LIFE_S = 30 * 24 * 3600
 MIN_TOKEN_CHARS = 32
@@ -57,6 +56,10 @@ class ApiTokens:
         self._path = path
         self._clock_s = clock_s
         self._secret: tuple[bytes, bytes] | None = None  # (the operator's token, the key of run tokens)
+
+    def prepare(self) -> None:
+        """Read the operator's token, or make it. UnavailableError where it cannot be trusted."""
+        self._load()
 
     def make_run_token(self, run_id: str) -> str:
         claim = f"{_HEAD}.{int(self._clock_s()) + RUN_TOKEN_LIFE_S}.{run_id}"

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 from trn.core.errors import UnavailableError
@@ -31,6 +32,7 @@ from trn.registry.sqlite import RunRegistry
 
 logger = logging.getLogger("trn.daemon")
 
+NUM_THREADS = 32  # for files, processes, devices: each may hang, and the others go on
 STOP_GRACE_S = 2.0  # for calls in flight
 
 
@@ -64,6 +66,7 @@ class TrainerDaemon:
         self, stack: contextlib.AsyncExitStack, singleton: Singleton, ready: Callable[[DaemonInfo], None]
     ) -> None:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
         registry = RunRegistry(home.registry)
         stack.callback(registry.close)
         metrics = MetricStore(home.metrics)
@@ -102,6 +105,7 @@ class TrainerDaemon:
             settings=settings,
             info=info,
         )
+        service.tokens.prepare()
         maintenance = Maintenance(
             home=home,
             settings=settings,
@@ -161,7 +165,7 @@ def _doorbell(home: Home, loop: asyncio.AbstractEventLoop, ring: Callable[[str],
         def hear() -> None:
             heard: set[str] = set()
             with contextlib.suppress(BlockingIOError):
-                while len(heard) < 256:
+                for _ in range(256):
                     heard.add(bell.recv(512).decode(errors="replace"))
             for run_id in heard:
                 ring(run_id)

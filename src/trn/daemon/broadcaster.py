@@ -21,6 +21,8 @@ from trn.registry.reader import RegistryReader
 
 logger = logging.getLogger("trn.broadcaster")
 
+FAULT_PAUSE_S = 1.0
+
 MAX_ITEMS = 1024
 MAX_BYTES = 8 << 20
 PAGE = 500
@@ -226,7 +228,13 @@ class RunEventBroadcaster:
             await self._wake.wait()
             self._wake.clear()
             self._is_woken = False  # before the read: what is committed from here on wakes again
-            if self._pump():
+            try:
+                has_more = self._pump()
+            except Exception:
+                logger.exception("what changed could not be read; trying again")
+                await asyncio.sleep(FAULT_PAUSE_S)
+                has_more = True
+            if has_more:
                 self._wake.set()
                 await asyncio.sleep(0)
 

@@ -1,7 +1,7 @@
 """TrainerDispatcher: takes runs from the queue, places them, and owns the supervisors of all that live.
 
-It is woken by submits, ends and backoffs; a slow sweep is only the safety net. A round reads a window of the queue,
-so its cost does not grow with what waits behind.
+It is woken by submits, ends and backoffs; a slow sweep is only the safety net. A round reads a window of the queue
+for each kind of needs, so its cost does not grow with what waits behind.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from trn.registry.sqlite import NewRun, RunRegistry
 
 logger = logging.getLogger("trn.daemon.dispatcher")
 
-WINDOW = 64  # runs that a round looks at
-MAX_UNFIT = 1024  # beyond the window, for those that this machine cannot hold at present
-MAX_REASONS = 16  # written in a round
+WINDOW = 64  # runs of each kind of needs that a round looks at
+MAX_REASONS = 64  # written at once
+SAY_EVERY_S = 1.0
 FAULT_PAUSE_S = 1.0
 
 
@@ -68,11 +68,13 @@ class TrainerDispatcher:
         self._free_bytes = free_bytes or (lambda: shutil.disk_usage(home.root).free)
         self._supervisors: dict[str, AttemptSupervisor] = {}
         self._woken = asyncio.Event()
+        self._say_again_at = float("-inf")
+        self._has_unsaid = True
         self._swept = float("-inf")
-        self._num_unfit = 0
 
     def wake(self) -> None:
         """Something may be able to start: look soon."""
+        self._has_unsaid = True
         self._woken.set()
 
     def cancel_wanted(self, run_id: str) -> None:
@@ -129,22 +131,34 @@ class TrainerDispatcher:
 
     async def run(self) -> None:
         """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group, contextlib.aclosing(self):
             while True:
                 self._woken.clear()
                 try:
                     await self._round(group)
+                    idle_s = self._idle_s()
                 except Exception:  # the registry or the disk: nothing was started that is not recorded
                     logger.exception("a round of the dispatcher failed")
                     await asyncio.sleep(FAULT_PAUSE_S)
+                    continue
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._idle_s()):
+                    async with asyncio.timeout(idle_s):
                         await self._woken.wait()
+
+    @staticmethod
+    def _loop_time() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def aclose(self) -> None:
+        """Let go of what only helps."""
+        self._parts.reports.close()
 
     def _idle_s(self) -> float:
         """Until the next sweep or the end of a backoff."""
         parts = self._parts
         idle_s = max(self._swept + parts.settings.sweep_s - parts.clock(), 0.0)
+        if self._has_unsaid:
+            idle_s = min(idle_s, max(self._say_again_at - self._loop_time(), 0.0))
         now_ms = parts.now_ms()
         backoff_ms = parts.registry.next_backoff_ms(now_ms)
         if backoff_ms is not None:
@@ -157,8 +171,15 @@ class TrainerDispatcher:
             self._swept = parts.clock()
             self._adopt(group)
             await self._lift_quarantines()
-        queue = parts.registry.queue(parts.now_ms(), WINDOW + self._num_unfit)
+        cpus_held, memory_mb_held = parts.registry.held()
+        free_cpus = max(parts.devices.inventory.cpus - cpus_held, 0)
+        is_time_to_say = self._loop_time() >= self._say_again_at
+        if free_cpus == 0 and not is_time_to_say:
+            return  # every run needs one
+        # More runs than there are CPUs cannot start; further ones are read only to say why they wait.
+        queue = parts.registry.queue(parts.now_ms(), WINDOW if is_time_to_say else min(free_cpus + 1, WINDOW))
         if not queue:
+            self._has_unsaid = False
             return
         free_bytes = self._free_bytes()
         if free_bytes < parts.settings.min_free_bytes:
@@ -166,19 +187,18 @@ class TrainerDispatcher:
             reason = (
                 f"the disk of {parts.home.root} is nearly full ({free_bytes >> 20} MB left): free {least} MB"
             )
-            await self._say(queue, dict.fromkeys((run.run_id for run in queue), reason))
+            if is_time_to_say:
+                await self._say(queue, dict.fromkeys((run.run_id for run in queue), reason))
             return
         slots = parts.registry.slots()
         known = [device.device_id for device in parts.devices.inventory.devices]
         usable = {slot["device_id"] for slot in slots if not slot["quarantine_reason"]}
         taken = {slot["device_id"] for slot in slots if slot["run_id"] is not None}
         waits = self._find_unfit(queue, [device_id for device_id in known if device_id in usable])
-        self._num_unfit = min(len(waits), MAX_UNFIT)
-        cpus, memory_mb = parts.registry.held()
         free = FreeResources(
             device_ids=tuple(device_id for device_id in known if device_id in usable - taken),
-            cpus=parts.devices.inventory.cpus - cpus,
-            memory_mb=parts.devices.inventory.memory_mb - memory_mb,
+            cpus=free_cpus,
+            memory_mb=parts.devices.inventory.memory_mb - memory_mb_held,
         )
         decision = choose_starts(
             [run for run in queue if run.run_id not in waits],
@@ -187,7 +207,8 @@ class TrainerDispatcher:
             patience_s=parts.settings.backfill_patience_s,
         )
         await self._start(decision.starts, group)
-        await self._say(queue, {**waits, **decision.waits})
+        if is_time_to_say:
+            await self._say(queue, {**waits, **decision.waits})
 
     def _find_unfit(self, queue: list[QueuedRun], usable: list[str]) -> dict[str, str]:
         """Runs that could not start even if all others ended: they must not keep anything from anybody."""
@@ -215,8 +236,10 @@ class TrainerDispatcher:
             self.wake()
 
     async def _say(self, queue: list[QueuedRun], waits: Mapping[str, str]) -> None:
-        """Write why runs wait, where that is news."""
+        """Write why runs wait, where that is news. Not at every round: in a burst that would be a write for each run."""
+        self._say_again_at = self._loop_time() + SAY_EVERY_S
         news = [run.run_id for run in queue if waits.get(run.run_id, run.reason) != run.reason]
+        self._has_unsaid = len(news) > MAX_REASONS
         changes = [self._parts.registry.set_reason(run_id, waits[run_id]) for run_id in news[:MAX_REASONS]]
         for change in changes:
             await settle(change)

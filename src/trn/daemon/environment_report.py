@@ -1,12 +1,15 @@
 """What a run trained with: interpreter, packages, machine, code. Kept with every run."""
 
 import contextlib
+import logging
 import platform
 import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +21,11 @@ from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.devices import Inventory
 
+logger = logging.getLogger("trn.daemon.report")
+
 PATCH = "code.patch"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 20.0
+ASK_AGAIN_S = 300.0  # an interpreter that did not answer
 # Variables that change what is computed, or how fast.
 PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "HSA_", "MIOPEN_", "PYTORCH_"),
@@ -68,14 +74,29 @@ class EnvironmentReports:
         self._environ = environ
         self._locks: dict[str, threading.Lock] = {}  # one that hangs holds up nobody else
         self._known: dict[str, tuple[object, dict[str, Any]]] = {}
+        self._silent: dict[str, tuple[float, dict[str, Any]]] = {}
+        # A thread of its own: an interpreter that hangs must not take those that runs are started with.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reports")
+
+    def close(self) -> None:
+        """What is not written yet stays so."""
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def write_soon(self, run: RunRecord, report: Path, *, python: str, store: Path) -> None:
+        """Write the run's report when there is time for it. A fault is logged."""
+
+        def write() -> None:
+            try:
+                write_report(run, report, environment=self.environment(python), store=store)
+            except Exception:
+                logger.exception("run %s: what it trains with could not be written down", run.run_id)
+
+        self._writer.submit(write)
 
     def environment(self, python: str) -> dict[str, Any]:
         """What a worker of that interpreter finds. Blocks; from any thread. A fault is told in it, not raised."""
         with self._locks.setdefault(python, threading.Lock()):
-            mark, answer = self._known.get(python, (None, {}))
-            if mark is None or mark != _mark(answer):
-                answer = ask_interpreter(python)
-                self._known[python] = (_mark(answer), answer)
+            answer = self._ask(python)
         return {
             "python": {
                 name: value for name, value in answer.items() if name not in ("packages", "torch", "paths")
@@ -97,6 +118,21 @@ class EnvironmentReports:
             ],
             "variables": telling_variables(self._environ),
         }
+
+    def _ask(self, python: str) -> dict[str, Any]:
+        mark, answer = self._known.get(python, (None, {}))
+        if mark is not None and mark == _mark(answer):
+            return answer
+        since, answer = self._silent.get(python, (float("-inf"), {}))
+        if time.monotonic() - since < ASK_AGAIN_S:
+            return answer
+        answer = ask_interpreter(python)
+        mark = _mark(answer)
+        if mark is None:
+            self._silent[python] = (time.monotonic(), answer)
+        else:
+            self._known[python] = (mark, answer)
+        return answer
 
 
 def ask_interpreter(python: str) -> dict[str, Any]:

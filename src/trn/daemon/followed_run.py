@@ -34,6 +34,8 @@ class FollowedRun:
         self.is_busy = False
         self.is_rung = False
         self.fault = ""
+        self.is_store_behind = False  # the metric store refused; it is caught up later
+        self.store_again_at = 0.0
         self.num_reads = 0
         self.drains: list[Drain] = []
         self.damaged = DamagedLines(folder.damaged_events)
@@ -58,8 +60,8 @@ class Drain:
 
 
 def file_size(path: Path) -> int:
-    """In bytes; 0 where it is not there."""
+    """In bytes; 0 where it is not there or cannot be looked at (whoever reads it then will say so)."""
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0

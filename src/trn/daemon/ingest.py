@@ -44,6 +44,7 @@ logger = logging.getLogger("trn.ingest")
 T = TypeVar("T")
 
 SWEEP_S = 1.0  # a lost ring of the doorbell costs no more than this
+STORE_AGAIN_S = 30.0  # after the metric store refused
 MAX_RUNS_AT_ONCE = 16
 QUICK_BYTES = 64 << 10  # just written, and so in memory: not worth another thread
 
@@ -141,6 +142,9 @@ class Ingest:
             await self._has_tails.wait()
             await asyncio.sleep(self._sweep_s)
             for tail in self._tails.values():
+                if tail.is_store_behind and not tail.is_busy and self._clock() >= tail.store_again_at:
+                    tail.is_store_behind = tail.is_open = False  # reads again from where the store stands
+                    self._queue(tail)
                 if tail.fault or tail.drains or file_size(tail.path) != tail.size_bytes:
                     self._queue(tail)
 
@@ -165,6 +169,12 @@ class Ingest:
                 Exception
             ) as fault:  # one run's trouble is not the others'; nothing was lost, the sweep tries again
                 self._warn(tail, fault)
+                if not isinstance(
+                    fault, TrnError
+                ):  # a registry that cannot be written is waited for: ends need it, too
+                    for drain in tail.drains:
+                        if not drain.done.done():
+                            drain.done.set_exception(fault)
             finally:
                 tail.is_busy = False
             if has_more or (tail.is_rung and not tail.fault):
@@ -261,7 +271,7 @@ class Ingest:
             for name, value in event.points()
         ]
         storing = followed = None
-        if last_seq > tail.metrics_seq:
+        if last_seq > tail.metrics_seq and not tail.is_store_behind:
             storing = self._metrics.add(tail.run_id, offset=end, last_seq=last_seq, points=points)
         if last_seq > tail.registry_seq:
             followed = self._follow(tail, end, events, points)
@@ -276,11 +286,21 @@ class Ingest:
                 self._publish(tail, chunks)
                 tail.registry_seq, tail.stored_seq = last_seq, max(last_seq, tail.stored_seq)
         if storing is not None:
-            await _committed(storing)
-            tail.metrics_seq = last_seq
+            try:
+                await _committed(storing)
+            except TrnError as fault:  # points are for charts: the run goes on, and they follow from its file
+                self._leave_store_behind(tail, fault)
+            else:
+                tail.metrics_seq = last_seq
         if error is not None:
             raise error
         tail.event_end, tail.read_seq = end, last_seq
+
+    def _leave_store_behind(self, tail: FollowedRun, fault: Exception) -> None:
+        if not tail.is_store_behind:
+            logger.warning("metric points of run %s cannot be stored: %s; will try again", tail.run_id, fault)
+        tail.is_store_behind = True
+        tail.store_again_at = self._clock() + STORE_AGAIN_S
 
     def _follow(
         self, tail: FollowedRun, offset: int, events: list[Event], points: list[Point]

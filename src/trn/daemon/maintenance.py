@@ -21,6 +21,7 @@ logger = logging.getLogger("trn.daemon.maintenance")
 
 BUSY_STREAK = 3
 COLLECT_EVERY_S = 3600.0
+LOOK_EVERY_S = 5.0
 
 
 class WalFile(Protocol):
@@ -81,14 +82,18 @@ class Maintenance:
         self._clock = clock
         self._last_busy = clock()
         self._next_collection = clock() + COLLECT_EVERY_S
+        self._place = self._find_place()
         self.warnings: list[str] = []
 
     async def run(self) -> None:
         settings = self._settings
         next_round = self._clock() + settings.maintenance_s
-        pause_s = min(settings.maintenance_s, (settings.idle_exit_s or settings.maintenance_s) / 4)
+        pause_s = min(LOOK_EVERY_S, settings.maintenance_s, (settings.idle_exit_s or LOOK_EVERY_S) / 4)
         while True:
             await asyncio.sleep(pause_s)
+            if not self._is_home_there():
+                self._leave(f"{self._home.root} is gone, or another folder is in its place")
+                return
             self.look_for_idleness()
             if self._clock() >= next_round:
                 next_round = self._clock() + settings.maintenance_s
@@ -96,6 +101,17 @@ class Maintenance:
             if self._clock() >= self._next_collection:
                 self._next_collection = self._clock() + COLLECT_EVERY_S
                 await self.collect()
+
+    def _find_place(self) -> tuple[int, int]:
+        found = self._home.root.stat()
+        return found.st_dev, found.st_ino
+
+    def _is_home_there(self) -> bool:
+        """Whoever serves a home that was moved away would acknowledge what nobody finds again."""
+        try:
+            return self._find_place() == self._place
+        except OSError:
+            return False
 
     def look_for_idleness(self) -> None:
         """Leave where nothing ran and nobody asked for `idle_exit_s`."""
@@ -123,7 +139,11 @@ class Maintenance:
                 keeper.checkpoint()
             except Exception:
                 logger.exception("a checkpoint failed; it is tried again")
-        free = shutil.disk_usage(self._home.root).free
+        try:
+            free = shutil.disk_usage(self._home.root).free
+        except OSError as fault:
+            logger.warning("how much room there is cannot be found out: %s", fault)
+            return
         warnings = []
         if free < 4 * self._settings.min_free_bytes:
             warnings.append(f"{self._home.root} has only {free >> 20} MiB free")

@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 import grpc
 
-from trn.core.errors import InvalidRequestError
+from trn.core.errors import InvalidRequestError, TooMuchError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.broadcaster import EventWatch, FellBehind, Published, RunWatch
 from trn.daemon.event_file import EventBatch, replay
 from trn.daemon.server import Context
-from trn.daemon.service_errors import TooMuchError
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import run_message
 from trn.registry.reader import RegistryReader

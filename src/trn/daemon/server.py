@@ -34,7 +34,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),  # a second daemon on the same port is an error, not a lottery
     ("grpc.keepalive_time_ms", 60_000),  # a watcher whose machine vanished is found out
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -24,7 +24,6 @@ from trn.daemon.devices import Inventory
 from trn.daemon.resumption import META_SUFFIX, merge, newest_checkpoint, plan_resume, with_checkpoint
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
-from trn.daemon.service_errors import TooMuchError
 from trn.daemon.singleton import DaemonInfo
 from trn.daemon.submission import Asked, read_config, read_submission
 from trn.proto import trainer_pb2 as pb
@@ -138,7 +137,13 @@ class TrainerService:
         answer = pb.ListRunsResponse()
         if request.states and not states:
             return answer  # no run of ours can be in a state that we do not know
-        records = self._registry.page(states=states, name=request.name_contains, before=before, limit=size)
+        records = self._registry.page(
+            states=states,
+            name=request.name_contains,
+            before=before,
+            limit=size,
+            with_config=request.with_config,
+        )
         size_bytes = 0
         for record in records:
             message = run_message(record, with_config=request.with_config)
@@ -160,13 +165,8 @@ class TrainerService:
             request.from_step if request.HasField("from_step") else None,
             request.to_step if request.HasField("to_step") else None,
             request.max_points,
+            MAX_POINTS,
         )
-        num_points = sum(len(series.steps) for series in found)
-        if num_points > MAX_POINTS:
-            raise TooMuchError(
-                f"that would be {num_points} points, at most {MAX_POINTS} are sent at once: thin them out with max_points,"
-                " or ask for fewer names or a range of steps"
-            )
         return pb.GetMetricsResponse(
             series=[
                 pb.MetricSeries(

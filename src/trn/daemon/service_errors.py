@@ -26,18 +26,6 @@ STATUSES: dict[str, grpc.StatusCode] = {
 MAX_MESSAGE_BYTES = 4096
 
 
-class UnauthenticatedError(TrnError):
-    """No token, or one that is not valid."""
-
-    code = "unauthenticated"
-
-
-class TooMuchError(TrnError):
-    """More than this daemon gives one caller."""
-
-    code = "resource-exhausted"
-
-
 def status_of(fault: BaseException, *, method: str) -> tuple[grpc.StatusCode, str]:
     """(status, message for the caller). The text of an error that is not ours stays in the log."""
     if isinstance(fault, TrnError):

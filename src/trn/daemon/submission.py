@@ -68,7 +68,7 @@ def read_submission(asked: Asked, *, home: Home, inventory: Inventory, max_confi
     parent = {"parent_run_id": asked.parent_run_id} if asked.parent_run_id else {}
     return NewRun(
         run_id=job.run_id,
-        digest=run_digest({**config, **parent}, asked.code_identity or asked.snapshot),
+        digest=run_digest({**config, **parent}, asked.code_identity or asked.snapshot, asked.base_dir),
         config=config,
         name=job.name or "",
         priority=asked.priority,

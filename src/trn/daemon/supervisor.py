@@ -20,7 +20,7 @@ import asyncio
 import logging
 import re
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -40,9 +40,8 @@ from trn.core.runs import RunRecord, RunState
 from trn.core.snapshots import materialise
 from trn.daemon.attempt_parts import Parts
 from trn.daemon.endings import Wish, close_words, decide
-from trn.daemon.environment_report import write_report
 from trn.daemon.worker_plan import WorkerFiles, build_plan, write_attempt_files
-from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit, WorkerIdentity
+from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
 from trn.registry.sqlite import Ending
 
 logger = logging.getLogger("trn.daemon.supervisor")
@@ -108,7 +107,7 @@ class AttemptSupervisor:
         if self._is_adopted or self._is_cancel_asked:
             return await self._find()
         try:
-            files = self._build_files()
+            files = self._build_files(self._devices_env())
             await asyncio.to_thread(self._prepare, files)
             failpoint("attempt.files_written")
             async with asyncio.timeout(self._parts.settings.start_timeout_s):
@@ -124,9 +123,16 @@ class AttemptSupervisor:
             self._wish = Wish(cause="trn-fault", detail=f"{type(fault).__name__}: {fault}")
         else:
             failpoint("attempt.launched")
-            await self._try("keep what it trains with", lambda: asyncio.to_thread(self._report, files.plan))
+            python, store = files.plan.argv[0], self._parts.home.snapshots
+            self._parts.reports.write_soon(self._run, self._folder.report, python=python, store=store)
             return identity
         return await self._find()
+
+    def _devices_env(self) -> Mapping[str, str]:
+        try:
+            return self._parts.devices.worker_env(self._run.devices)
+        except NotFoundError as fault:  # it waits again, and says for what
+            raise UnavailableError(str(fault)) from fault
 
     def _prepare(self, files: WorkerFiles) -> None:
         python = files.plan.argv[0]
@@ -138,20 +144,14 @@ class AttemptSupervisor:
         if self._run.snapshot:
             materialise(self._parts.home.snapshots, self._run.snapshot, self._folder.code)
 
-    def _report(self, plan: LaunchPlan) -> None:
-        environment = self._parts.reports.environment(plan.argv[0])
-        write_report(
-            self._run, self._folder.report, environment=environment, store=self._parts.home.snapshots
-        )
-
-    def _build_files(self) -> WorkerFiles:
+    def _build_files(self, devices_env: Mapping[str, str]) -> WorkerFiles:
         parts = self._parts
         return build_plan(
             self._run,
             self._key.number,
             self._folder,
             device_ids=self._run.devices,
-            devices_env=parts.devices.worker_env(self._run.devices),
+            devices_env=devices_env,
             doorbell=parts.doorbell,
             python=parts.python,
             launcher_python=parts.launcher_python,
@@ -321,7 +321,7 @@ class AttemptSupervisor:
         if parts.ingest.terminal(*self._named) is None:
             run = parts.registry.get(run_id)
             category, error = close_words(run, worker_exit, self._wish)
-            plan = self._build_files().plan
+            plan = self._build_files({}).plan  # its devices may be gone from the machine by now
             await self._try(
                 "write its terminal event",
                 lambda: parts.executor.close_attempt(plan, category=category, error=error),

@@ -12,11 +12,16 @@ from gen_worker.launcher_protocol import (
     AnyReply,
     AnyRequest,
     Ended,
+    Hello,
     LauncherInfo,
     encode,
     reply_decoder,
 )
 from trn.core.home import socket_address
+
+
+class HungError(ConnectionError):
+    """The launcher lives and answers nothing: as good as dead, but that it may wake up one day."""
 
 
 class LauncherLink:
@@ -47,8 +52,13 @@ class LauncherLink:
         reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
         return cls(info, reader, writer, on_ended)
 
-    async def ask(self, make: Callable[[int], AnyRequest], *, timeout_s: float) -> AnyReply:
-        """ConnectionError where it broke before the reply, TimeoutError where none came: it may have been done."""
+    async def ask(
+        self, make: Callable[[int], AnyRequest], *, timeout_s: float, silence_s: float | None = None
+    ) -> AnyReply:
+        """ConnectionError where it broke before the reply, TimeoutError where none came: it may have been done.
+
+        After each `silence_s` without the reply it is asked for a word, and has as long to give it: HungError if not.
+        """
         if self.lost.is_set():
             raise ConnectionResetError("the launcher is gone")
         id_, self._next_id = self._next_id, self._next_id + 1
@@ -58,11 +68,19 @@ class LauncherLink:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(encode(make(id_)) + b"\n")
                 await self._writer.drain()
+                while silence_s is not None and not (await asyncio.wait([reply], timeout=silence_s))[0]:
+                    await self._knock(silence_s)
                 return await reply
         finally:
             self._waiting.pop(id_, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # it is told already, or nobody asks any more
+
+    async def _knock(self, timeout_s: float) -> None:
+        try:
+            await self.ask(lambda id_: Hello(id=id_), timeout_s=timeout_s)
+        except TimeoutError as fault:
+            raise HungError(f"the launcher (pid {self.info.pid}) does not answer") from fault
 
     async def _read(self) -> None:
         try:
@@ -83,6 +101,6 @@ class LauncherLink:
     async def aclose(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._writer.close()
+        self._writer.transport.abort()  # to close it would wait for a launcher that does not read
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

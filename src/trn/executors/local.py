@@ -7,11 +7,15 @@ system's list of processes, so everything else works without it, and after the d
 import asyncio
 import contextlib
 import logging
+import signal
+import time
+from collections.abc import Callable
 
 import msgspec
 
 from gen_worker.launcher_protocol import (
     AnyReply,
+    AnyRequest,
     AttemptRecord,
     Close,
     Closed,
@@ -20,6 +24,7 @@ from gen_worker.launcher_protocol import (
     Hello,
     Launch,
     Launched,
+    LauncherInfo,
     Refused,
     Retire,
     Welcome,
@@ -36,20 +41,24 @@ from gen_worker.launcher_protocol import (
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit, WorkerIdentity
-from trn.executors.launcher_link import LauncherLink
+from trn.executors.launcher_link import HungError, LauncherLink
 from trn.executors.launcher_process import find_launchers, start_launcher
 from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal
 
 logger = logging.getLogger("trn.executor")
 
-WARM_PATIENCE_S = 180.0
-LAUNCH_PATIENCE_S = 120.0
+WARM_PATIENCE_S = 180.0  # of a launcher that still imports
+ANSWER_PATIENCE_S = 15.0  # of one that has nothing to do but answer
+RETIRE_PATIENCE_S = 5.0
+SILENCE_S = 10.0  # of one that is at work; twice that, and it hangs
+LAUNCH_PATIENCE_S = 60.0  # of the worker: the launcher answers meanwhile
 CLOSE_PATIENCE_S = 120.0
+EXIT_PATIENCE_S = 10.0  # from a worker's end to its exit file, where a launcher is there to write it
 NUM_TRIES = 3
 MAX_KEPT_EXITS = 4096
 SWEEP_S = 30.0  # of a worker that lives; the alarm should have come
 BLIND_POLL_S = 0.5  # where the system has no alarm
-REAP_POLL_S = 0.02  # from its end to its exit file
+REAP_POLL_S = 0.02  # from its end to its exit file, at first
 
 
 class LocalExecutor:
@@ -65,6 +74,7 @@ class LocalExecutor:
         self._stamp = ""
         self._link: LauncherLink | None = None
         self._connecting = asyncio.Lock()
+        self._hung: set[tuple[int, int | None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._state = "the launcher is not started"
         self._exits: dict[AttemptKey, ExitRecord] = {}
@@ -137,27 +147,36 @@ class LocalExecutor:
             )
             link = await self._connect_to_living()
         if link is None:
-            raise UnavailableError(f"the launcher ended at once: see {self._folder / 'launcher.log'}")
+            raise UnavailableError(
+                f"the launcher ended at once or does not answer: see {self._folder / 'launcher.log'}"
+            )
         return link
 
     async def _connect_to_living(self) -> LauncherLink | None:
-        """The oldest with our stamp. All others start no workers any more."""
+        """The oldest with our stamp that answers. All others start no workers any more."""
         chosen: LauncherLink | None = None
         links: list[LauncherLink] = []
         try:
             for info in await asyncio.to_thread(find_launchers, self._folder):
+                if _name(info) in self._hung:
+                    continue
                 try:
-                    links.append(await LauncherLink.connect(self._folder, info, self._note_end))
+                    async with asyncio.timeout(ANSWER_PATIENCE_S):
+                        links.append(await LauncherLink.connect(self._folder, info, self._note_end))
                 except OSError as fault:
                     logger.warning("the launcher with pid %d does not listen: %s", info.pid, fault)
             usable: LauncherLink | None = None
             for link in links:
-                with contextlib.suppress(ConnectionError):
+                try:
                     if usable is None and await self._is_usable(link):
                         usable = link
                     else:
-                        await link.ask(lambda id_: Retire(id=id_), timeout_s=WARM_PATIENCE_S)
+                        await link.ask(lambda id_: Retire(id=id_), timeout_s=RETIRE_PATIENCE_S)
                         logger.info("the launcher with pid %d is retired", link.info.pid)
+                except ConnectionError:
+                    continue
+                except TimeoutError:
+                    self._note_hung(link.info)
             chosen = usable
         finally:
             for link in links:
@@ -168,8 +187,31 @@ class LocalExecutor:
     async def _is_usable(self, link: LauncherLink) -> bool:
         if link.info.stamp != self._stamp:
             return False
-        welcome = await link.ask(lambda id_: Hello(id=id_), timeout_s=WARM_PATIENCE_S)
+        patience_s = ANSWER_PATIENCE_S if link.info.is_warm else WARM_PATIENCE_S
+        welcome = await link.ask(lambda id_: Hello(id=id_), timeout_s=patience_s)
         return isinstance(welcome, Welcome) and not welcome.is_retired
+
+    def _note_hung(self, info: LauncherInfo) -> None:
+        """We never ask it again. Should it wake up, it finds that it is retired."""
+        logger.warning(
+            "the launcher with pid %d does not answer and is given up; its workers go on", info.pid
+        )
+        self._hung.add(_name(info))
+        with contextlib.suppress(PermissionError):
+            process = WorkerIdentity(boot_id=info.boot_id, pid=info.pid, start_ticks=info.start_ticks)
+            send_signal(process, signal.SIGTERM)
+
+    async def _ask(
+        self, link: LauncherLink, make: Callable[[int], AnyRequest], *, timeout_s: float
+    ) -> AnyReply:
+        """As `LauncherLink.ask`. A launcher that hangs is dead to us from then on."""
+        try:
+            return await link.ask(make, timeout_s=timeout_s, silence_s=SILENCE_S)
+        except HungError:
+            if _name(link.info) not in self._hung:  # of many requests one is the first to find out
+                self._note_hung(link.info)
+            await self._drop(link)
+            raise
 
     def _note_end(self, message: Ended) -> None:
         key = AttemptKey(message.run_id, message.number)
@@ -188,15 +230,17 @@ class LocalExecutor:
         for _ in range(NUM_TRIES):
             try:
                 link = await self._have_link()
-                reply = await link.ask(lambda id_: Launch(id=id_, plan=wanted), timeout_s=LAUNCH_PATIENCE_S)
+                reply = await self._ask(
+                    link, lambda id_: Launch(id=id_, plan=wanted), timeout_s=LAUNCH_PATIENCE_S
+                )
             except UnavailableError as fault:
                 problem = str(fault)
                 break
             except TimeoutError:
-                problem = f"the launcher did not answer for {LAUNCH_PATIENCE_S:.0f} s"
+                problem = f"it took longer than {LAUNCH_PATIENCE_S:.0f} s"
                 break
-            except ConnectionError:
-                problem = "the launcher died"
+            except ConnectionError as fault:
+                problem = str(fault) if isinstance(fault, HungError) else "the launcher died"
                 continue  # another one finds out by the record whether the worker is there
             if isinstance(reply, Launched):
                 return WorkerIdentity(boot_id=reply.boot_id, pid=reply.pid, start_ticks=reply.start_ticks)
@@ -238,6 +282,8 @@ class LocalExecutor:
         """See `Executor.wait`."""
         news = asyncio.Event()
         self._news.setdefault(key, set()).add(news)
+        ended_at: float | None = None
+        reap_poll_s = REAP_POLL_S
         try:
             with end_alarm(identity, news.set) as has_alarm:
                 while True:
@@ -246,9 +292,15 @@ class LocalExecutor:
                         record = await asyncio.to_thread(self._look_for_exit, key, attempt_dir, identity)
                     if record is not None:
                         return self._as_exit(record, identity)
-                    poll_s = REAP_POLL_S
                     if is_alive(identity):
                         poll_s = SWEEP_S if has_alarm else BLIND_POLL_S
+                    else:
+                        now = time.monotonic()
+                        ended_at = now if ended_at is None else ended_at
+                        if now - ended_at > EXIT_PATIENCE_S:
+                            detail = "how it ended is not known: its launcher hangs"
+                            return self._as_exit(ExitRecord(exit_code=None, detail=detail), identity)
+                        poll_s, reap_poll_s = reap_poll_s, min(2 * reap_poll_s, BLIND_POLL_S)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(poll_s):
                             await news.wait()
@@ -307,7 +359,8 @@ class LocalExecutor:
         for _ in range(NUM_TRIES):
             try:
                 link = await self._have_link()
-                reply = await link.ask(
+                reply = await self._ask(
+                    link,
                     lambda id_: Close(id=id_, plan=wanted, category=category, error=error),
                     timeout_s=CLOSE_PATIENCE_S,
                 )
@@ -321,6 +374,10 @@ class LocalExecutor:
             return True
         logger.warning("the end of %s was not written: %s", plan.key, reply)
         return False
+
+
+def _name(info: LauncherInfo) -> tuple[int, int | None]:
+    return info.pid, info.start_ticks
 
 
 def _take_or_find(attempt_dir: str, number: int) -> WorkerIdentity | None:

@@ -6,10 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from gen_worker.launcher_protocol import PROCESS_MARK, boot_id, is_same_process
+from gen_worker.launcher_protocol import boot_id, has_mark, is_same_process, process_mark
 from trn.executors.base import WorkerIdentity
 
 END_PATIENCE_S = 20.0
@@ -107,6 +106,7 @@ def _belonging(identity: WorkerIdentity) -> dict[int, int]:
     or inherited its mark.
     """
     earliest = identity.start_ticks or 0
+    mark = process_mark(identity.pid, identity.start_ticks)
     # Nothing that a worker started is older than it; so most of a busy machine is passed over at once.
     younger = {pid: one for pid, one in _processes() if one.start_ticks >= earliest and pid != os.getpid()}
     root = younger.get(identity.pid)
@@ -119,7 +119,7 @@ def _belonging(identity: WorkerIdentity) -> dict[int, int]:
             is_ours = not is_reused
         else:
             is_related = not is_reused and identity.pid in (one.group, one.session)
-            is_ours = is_related or _has_mark(pid, identity)
+            is_ours = is_related or has_mark(pid, mark)
         if is_ours:
             ours.add(pid)
     waiting = list(ours)
@@ -141,14 +141,6 @@ def _processes() -> Iterator[tuple[int, _Process]]:
                 int(entry.name),
                 _Process(int(parent), int(group), int(session), int(rest[15]), letter in (b"Z", b"X")),
             )
-
-
-def _has_mark(pid: int, identity: WorkerIdentity) -> bool:
-    mark = f"{PROCESS_MARK}={identity.pid}:{'' if identity.start_ticks is None else identity.start_ticks}"
-    try:
-        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # not ours to look at, or gone
-        return False
 
 
 def _kill(pid: int, ticks: int, number: int) -> None:

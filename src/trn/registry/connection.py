@@ -15,15 +15,35 @@ def open_writer(path: Path, *, is_durable: bool = True) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
     path.chmod(0o600)
     connection.row_factory = sqlite3.Row
-    for pragma in (
-        f"busy_timeout = {BUSY_TIMEOUT_MS}",
-        "journal_mode = WAL",
-        f"synchronous = {'FULL' if is_durable else 'NORMAL'}",
-        "foreign_keys = ON",
-        "wal_autocheckpoint = 0",  # maintenance does it, and looks at what comes back
-    ):
-        connection.execute(f"PRAGMA {pragma}")
+    try:
+        for pragma in (
+            f"busy_timeout = {BUSY_TIMEOUT_MS}",
+            "journal_mode = WAL",
+            f"synchronous = {'FULL' if is_durable else 'NORMAL'}",
+            "foreign_keys = ON",
+            "wal_autocheckpoint = 0",  # maintenance does it, and looks at what comes back
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.DatabaseError as fault:
+        connection.close()
+        raise RegistryError(
+            f"{path} cannot be used: {fault}; `python -m trn.daemon check` looks through it, and a copy from the"
+            " backups can take its place"
+        ) from fault
     return connection
+
+
+def checkpoint(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Bring the log back into the file: (busy, frames in the log, frames checkpointed), as SQLite says.
+
+    Waits for nobody: while a reader is in the way, the writer has better things to do.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        row = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    return row[0], row[1], row[2]
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from trn.core.errors import NotFoundError
-from trn.registry.connection import migrate, open_reader, open_writer
+from trn.core.errors import NotFoundError, TooMuchError
+from trn.registry.connection import checkpoint, migrate, open_reader, open_writer
 from trn.registry.named_queries import metrics_sql as sql
 from trn.registry.writer import RegistryWriter
 
@@ -65,11 +65,6 @@ class MetricReader:
     def close(self) -> None:
         self._read.close()
 
-    def place(self, run_id: str) -> Place:
-        with self._reading:
-            row = self._read.execute(sql("place"), {"run_id": run_id}).fetchone()
-        return Place() if row is None else Place(row["offset"], row["last_seq"])
-
     def query(
         self,
         run_id: str,
@@ -77,11 +72,13 @@ class MetricReader:
         from_step: int | None = None,
         to_step: int | None = None,
         max_points: int = 0,
+        max_answer: int | None = None,
     ) -> list[Series]:
         """The named series (none: all), both steps included, each of at most `max_points` points (0: all; at least 3).
 
         Thinned out, the first and the last point stay as they are; between them each of the equal stretches of steps
         gives its last point, or its last that is not a number, with the least and the greatest of its numbers.
+        TooMuchError, before anything is read, where that would be more than `max_answer` points in all.
         """
         steps = {
             "from_step": 0 if from_step is None else min(from_step, _NO_STEP),
@@ -92,6 +89,8 @@ class MetricReader:
             self._read.execute("BEGIN")  # one state of the file for all that follows
             try:
                 rows = self._read.execute(sql("series"), wanted).fetchall()
+                if max_answer is not None:
+                    self._require_few([row["series_key"] for row in rows], steps, max_points, max_answer)
                 found = [
                     self._series(row["name"], {"series_key": row["series_key"], **steps}, max_points)
                     for row in rows
@@ -99,6 +98,17 @@ class MetricReader:
             finally:
                 self._read.execute("COMMIT")
         return [series for series in found if series.num_points]
+
+    def _require_few(self, keys: list[int], steps: dict[str, int], max_points: int, max_answer: int) -> None:
+        num_points = 0
+        for key in keys:
+            extent = self._read.execute(sql("extent"), {"series_key": key, **steps}).fetchone()
+            num_points += min(extent["num_points"], max(max_points, MIN_THINNED) if max_points else _NO_STEP)
+        if num_points > max_answer:
+            raise TooMuchError(
+                f"that would be {num_points} points, at most {max_answer} are sent at once: thin them out with"
+                " max_points, or ask for fewer names or a range of steps"
+            )
 
     def _series(self, name: str, wanted: dict[str, int], max_points: int) -> Series:
         extent = self._read.execute(sql("extent"), wanted).fetchone()
@@ -135,10 +145,17 @@ class MetricStore(MetricReader):
         self._connection = connection
         self.writer = RegistryWriter(connection, name="metrics-writer")
         super().__init__(path)
+        self._places = open_reader(path)  # never behind a long query
 
     def close(self) -> None:
         self.writer.close()
+        self._places.close()
         super().close()
+
+    def place(self, run_id: str) -> Place:
+        """How far the run's file is taken in. For one thread."""
+        row = self._places.execute(sql("place"), {"run_id": run_id}).fetchone()
+        return Place() if row is None else Place(row["offset"], row["last_seq"])
 
     def add(self, run_id: str, *, offset: int, last_seq: int, points: Sequence[Point]) -> "Future[None]":
         """Points of events in the order of their seq; what the store knows already is left out."""
@@ -171,11 +188,7 @@ class MetricStore(MetricReader):
     def checkpoint_wal(self) -> tuple[int, int, int]:
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 
-        def checkpoint() -> tuple[int, int, int]:
-            row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            return row[0], row[1], row[2]
-
-        return self.writer.between(checkpoint).result()
+        return self.writer.between(lambda: checkpoint(self._connection)).result()
 
 
 def _add_points(connection: sqlite3.Connection, run_key: int, attempt: int, points: list[Point]) -> None:

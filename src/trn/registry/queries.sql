@@ -20,12 +20,25 @@ SELECT * FROM runs WHERE run_id = :run_id
 -- name: runs_with_prefix
 SELECT * FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111) ORDER BY run_id LIMIT 5
 
+-- name: kinds_in_queue
+WITH RECURSIVE kinds (needs) AS (
+    SELECT (SELECT min(needs) FROM runs INDEXED BY runs_in_queue WHERE state = 'PENDING')
+    UNION ALL
+    SELECT (SELECT min(needs) FROM runs INDEXED BY runs_in_queue WHERE state = 'PENDING' AND needs > kinds.needs)
+    FROM kinds
+    WHERE kinds.needs IS NOT NULL
+)
+SELECT needs FROM kinds WHERE needs IS NOT NULL LIMIT :limit
+
 -- name: queue
-SELECT run_id, priority, submitted_ms, needs, reason, attempt FROM runs
-WHERE state = 'PENDING' AND (not_before_ms <= :now_ms OR not_before_ms > :now_ms + :longest_ms) ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
+SELECT run_id, priority, submitted_ms, needs, reason, attempt FROM runs INDEXED BY runs_in_queue
+WHERE state = 'PENDING' AND needs = :needs
+  AND (not_before_ms <= :now_ms OR not_before_ms > :now_ms + :longest_ms)
+ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
 
 -- name: next_backoff
-SELECT min(not_before_ms) AS at_ms FROM runs WHERE state = 'PENDING' AND not_before_ms > :now_ms AND not_before_ms <= :now_ms + :longest_ms
+SELECT min(not_before_ms) AS at_ms FROM runs INDEXED BY runs_in_backoff
+WHERE state = 'PENDING' AND not_before_ms > :now_ms AND not_before_ms <= :now_ms + :longest_ms
 
 -- name: live
 SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
@@ -37,9 +50,16 @@ SELECT 1 FROM runs WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING') LIMIT 1
 SELECT DISTINCT snapshot FROM runs WHERE snapshot != ''
 
 -- name: changed
-SELECT * FROM runs WHERE change > :after ORDER BY change LIMIT :limit
+SELECT * FROM run_heads WHERE change > :after ORDER BY change LIMIT :limit
 
 -- name: page
+SELECT * FROM run_heads
+WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
+  AND (:name = '' OR instr(name, :name))
+  AND (submitted_ms, run_id) < (:before_ms, :before_id)
+ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
+
+-- name: page_with_config
 SELECT * FROM runs
 WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
   AND (:name = '' OR instr(name, :name))

@@ -13,6 +13,7 @@ from trn.registry.connection import open_reader
 from trn.registry.named_queries import sql
 
 MAX_PAGE = 1000
+MAX_KINDS = 256  # of needs, that a look at the queue tells apart
 # No backoff lasts so long: one that seems to was begun before the clock was put back, and is over.
 LONGEST_BACKOFF_MS = 2 * 3600 * 1000
 
@@ -48,11 +49,12 @@ class RegistryReader:
         name: str = "",
         before: tuple[int, str] | None = None,
         limit: int = 100,
+        with_config: bool = False,
     ) -> list[RunRecord]:
         """The newest first; `before` is (submitted_ms, run_id) of the last one of the page before."""
         before_ms, before_id = before or (1 << 62, "")
         rows = self._read.execute(
-            sql("page"),
+            sql("page_with_config" if with_config else "page"),
             {
                 "state_words": f"|{'|'.join(states)}|" if states else "",
                 "name": name,
@@ -67,11 +69,18 @@ class RegistryReader:
         return [read_attempt(row) for row in self._read.execute(sql("attempts"), {"run_id": run_id})]
 
     def queue(self, now_ms: int, limit: int) -> list[QueuedRun]:
-        """Pending runs whose backoff is over, in the order in which they are to start."""
-        rows = self._read.execute(
-            sql("queue"), {"now_ms": now_ms, "longest_ms": LONGEST_BACKOFF_MS, "limit": limit}
-        )
-        return [_convert(row, QueuedRun) for row in rows]
+        """Pending runs whose backoff is over, in the order in which they are to start: of each kind of needs the first
+        `limit`. Where the first of a kind cannot start, none of that kind can; so no kind hides another.
+        """
+        kinds = [row["needs"] for row in self._read.execute(sql("kinds_in_queue"), {"limit": MAX_KINDS})]
+        when = {"now_ms": now_ms, "longest_ms": LONGEST_BACKOFF_MS, "limit": limit}
+        found = [
+            _convert(row, QueuedRun)
+            for needs in kinds
+            for row in self._read.execute(sql("queue"), {**when, "needs": needs})
+        ]
+        found.sort(key=lambda run: (-run.priority, run.submitted_ms, run.run_id))
+        return found
 
     def next_backoff_ms(self, now_ms: int) -> int | None:
         """When the next backoff is over."""

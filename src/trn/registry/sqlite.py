@@ -16,7 +16,7 @@ import msgspec
 
 from trn.core.errors import ConflictError, NotFoundError
 from trn.core.runs import AttemptRecord, Needs, RunRecord, RunState, require_transition
-from trn.registry.connection import migrate, open_writer
+from trn.registry.connection import checkpoint, migrate, open_writer
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader, read_attempt, read_run
 from trn.registry.writer import RegistryWriter
@@ -255,7 +255,10 @@ class RunRegistry(RegistryReader):
             connection.execute(sql("let_go"), held)
             if ending.is_interruption:
                 connection.execute(sql("interrupted"), {"run_id": run_id})
-            self._move(connection, run, ending.state, ending.reason, not_before_ms=ending.not_before_ms)
+            state, reason = ending.state, ending.reason
+            if state is RunState.PENDING and run.is_cancel_wanted:  # asked for while it was decided
+                state, reason = RunState.CANCELLED, run.cancel_reason
+            self._move(connection, run, state, reason, not_before_ms=ending.not_before_ms)
             return _get(connection, run_id)
 
         return self.writer.submit(change)
@@ -280,11 +283,7 @@ class RunRegistry(RegistryReader):
     def checkpoint_wal(self) -> tuple[int, int, int]:
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 
-        def checkpoint() -> tuple[int, int, int]:
-            row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            return row[0], row[1], row[2]
-
-        return self.writer.between(checkpoint).result()
+        return self.writer.between(lambda: checkpoint(self._connection)).result()
 
     def _move(
         self,

@@ -5,6 +5,7 @@ the others of its group are not touched. If the commit fails, every one of the g
 A change may be applied twice before it is committed, so it does nothing but use the connection.
 """
 
+import logging
 import queue
 import sqlite3
 import threading
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from gen_worker.failpoints import failpoint
 from trn.core.errors import RegistryError, UnavailableError
+
+logger = logging.getLogger("trn.registry")
 
 T = TypeVar("T")
 Change = Callable[[sqlite3.Connection], T]
@@ -89,9 +92,8 @@ class RegistryWriter:
     def _commit(self, changes: list[_Item]) -> None:
         try:
             outcomes = self._apply_together(changes) or self._apply_apart(changes)
-        except sqlite3.Error as fault:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+        except Exception as fault:  # whatever it is, this thread goes on and nobody waits in vain
+            self._take_back()
             outcomes = [(None, _explain(fault))] * len(changes)
         for item, (result, error) in zip(changes, outcomes, strict=True):
             if error is None:
@@ -100,7 +102,17 @@ class RegistryWriter:
                 item.future.set_exception(error)
         failpoint("registry.told")
         if self.on_commit is not None:
-            self.on_commit()
+            try:
+                self.on_commit()
+            except Exception:
+                logger.exception("who was to hear of a commit failed")
+
+    def _take_back(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            logger.exception("a transaction could not be taken back")
 
     def _apply_together(self, changes: list[_Item]) -> list[_Outcome] | None:
         """All in one transaction; None where one of them raises, and nothing of it happened. The usual way."""
@@ -111,7 +123,8 @@ class RegistryWriter:
             if not self._connection.in_transaction:
                 raise  # SQLite itself took everything back: the disk is full, say
             self._connection.execute("ROLLBACK")
-            return [(None, fault)] if len(changes) == 1 else None
+            is_database = isinstance(fault, sqlite3.Error)
+            return [(None, _explain(fault) if is_database else fault)] if len(changes) == 1 else None
         self._end_transaction()
         return outcomes
 
@@ -138,7 +151,7 @@ class RegistryWriter:
                 raise
             connection.execute("ROLLBACK TO change")
             connection.execute("RELEASE change")
-            return None, fault
+            return None, _explain(fault) if isinstance(fault, sqlite3.Error) else fault
         connection.execute("RELEASE change")
         return result, None
 
@@ -152,7 +165,7 @@ def _settle(task: _Item) -> None:
         task.future.set_exception(fault)
 
 
-def _explain(fault: sqlite3.Error) -> Exception:
+def _explain(fault: Exception) -> Exception:
     text = str(fault)
     if "full" in text or "disk I/O" in text:
         return UnavailableError(f"the registry could not be written: {text}; free some space and try again")

@@ -32,12 +32,19 @@ CREATE TABLE runs (
 
 -- One live or finished run for each digest: the newest is the one that an equal submit returns.
 CREATE INDEX runs_by_digest ON runs (digest, submitted_ms);
--- What the dispatcher asks for: pending runs, the most urgent and oldest first.
-CREATE INDEX runs_in_queue ON runs (priority DESC, submitted_ms, run_id) WHERE state = 'PENDING';
+-- What the dispatcher asks for: of each kind of needs the pending runs, the most urgent and oldest first.
+CREATE INDEX runs_in_queue ON runs (needs, priority DESC, submitted_ms, run_id) WHERE state = 'PENDING';
 CREATE INDEX runs_in_backoff ON runs (not_before_ms) WHERE state = 'PENDING';
-CREATE INDEX runs_live ON runs (state) WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING');
+CREATE INDEX runs_by_state ON runs (state);
 CREATE INDEX runs_by_age ON runs (submitted_ms DESC, run_id DESC);
 CREATE UNIQUE INDEX runs_by_change ON runs (change);
+
+-- Runs without what was asked for, which may be large: for lists and watchers.
+CREATE VIEW run_heads AS
+SELECT run_id, digest, state, reason, '{}' AS config, name, priority, parent_run_id, snapshot, base_dir, interpreter,
+       is_cancel_wanted, cancel_reason, submitted_ms, updated_ms, ended_ms, not_before_ms, attempt, max_attempts,
+       num_interruptions, step, end_step, last_seq, event_offset, metrics, devices, needs, tags, change
+FROM runs;
 
 CREATE TABLE attempts (
     run_id            TEXT NOT NULL REFERENCES runs (run_id),

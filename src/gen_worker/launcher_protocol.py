@@ -289,9 +289,7 @@ def process_mark(pid: int, start_ticks: int | None) -> str:
 
 def hold_mark(mark: str) -> None:
     """Give this process and all its forks, wherever they go, the mark; what they execute does not get it from here."""
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # no such thing here: those who slip away are not found
+    with contextlib.suppress(OSError, AttributeError):  # without it, those who slip away are not found
         fd = os.memfd_create(f"{PROCESS_MARK}={mark}")
         try:
             os.dup2(fd, MARK_FD, inheritable=False)

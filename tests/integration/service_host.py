@@ -46,7 +46,7 @@ class Dispatcher:
         self.num_wakes = 0
         self.cancels: list[str] = []
 
-    def wake(self) -> None:
+    def submitted(self) -> None:
         self.num_wakes += 1
 
     def cancel_wanted(self, run_id: str) -> None:

@@ -191,6 +191,7 @@ class RunEventBroadcaster:
         ring = self._events.get(run_id)
         if ring is None:
             ring = self._events[run_id] = _Ring(run_id, max_items=self._max_items, max_bytes=self._max_bytes)
+        self._wake.set()  # what was committed meanwhile may have seen nobody watch
         return Watch(ring, identity, self)
 
     def watch_runs(self, identity: str) -> RunWatch:
@@ -198,6 +199,7 @@ class RunEventBroadcaster:
         self._begin()
         if self._runs is None:
             self._runs = _Ring(_RUNS, max_items=self._max_items, max_bytes=self._max_bytes)
+        self._wake.set()
         return Watch(self._runs, identity, self)
 
     def is_watched(self, run_id: str) -> bool:
@@ -214,8 +216,8 @@ class RunEventBroadcaster:
     def run_changed(self) -> None:
         """Something was committed. Any thread; many calls are one wake."""
         loop = self._loop
-        if self._is_woken or loop is None:
-            return
+        if self._is_woken or loop is None or (self._runs is None and not self._events):
+            return  # also where nobody watches: who begins to, reads the registry first
         self._is_woken = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody watches any more
             loop.call_soon_threadsafe(self._wake.set)

@@ -69,6 +69,7 @@ class TrainerDispatcher:
         self._supervisors: dict[str, AttemptSupervisor] = {}
         self._woken = asyncio.Event()
         self._say_again_at = float("-inf")
+        self._free_cpus = 1  # as the last round found
         self._has_unsaid = True
         self._swept = float("-inf")
 
@@ -76,6 +77,12 @@ class TrainerDispatcher:
         """Something may be able to start: look soon."""
         self._has_unsaid = True
         self._woken.set()
+
+    def submitted(self) -> None:
+        """Another run waits. Where no CPU was free, nothing can start before something ends, which wakes anyway."""
+        self._has_unsaid = True
+        if self._free_cpus > 0:
+            self._woken.set()
 
     def cancel_wanted(self, run_id: str) -> None:
         """A cancel was recorded: carry it out."""
@@ -172,7 +179,7 @@ class TrainerDispatcher:
             self._adopt(group)
             await self._lift_quarantines()
         cpus_held, memory_mb_held = parts.registry.held()
-        free_cpus = max(parts.devices.inventory.cpus - cpus_held, 0)
+        free_cpus = self._free_cpus = max(parts.devices.inventory.cpus - cpus_held, 0)
         is_time_to_say = self._loop_time() >= self._say_again_at
         if free_cpus == 0 and not is_time_to_say:
             return  # every run needs one

@@ -40,7 +40,7 @@ MAX_REASON = 1000
 
 
 class Dispatcher(Protocol):
-    def wake(self) -> None: ...
+    def submitted(self) -> None: ...
 
     def cancel_wanted(self, run_id: str) -> None: ...
 
@@ -242,7 +242,7 @@ class TrainerService:
                 if new.run_id == taken:
                     raise  # the caller chose it; one that was drawn is drawn again
         if not existed:
-            self._dispatcher.wake()
+            self._dispatcher.submitted()
         return pb.SubmitRunResponse(
             run=run_message(record), existed=existed, run_token=self.tokens.make_run_token(record.run_id)
         )

@@ -1,8 +1,5 @@
--- name: next_change
-UPDATE counters SET value = value + 1 WHERE name = 'change' RETURNING value
-
 -- name: last_change
-SELECT value FROM counters WHERE name = 'change'
+SELECT coalesce(max(change), 0) AS value FROM runs
 
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,

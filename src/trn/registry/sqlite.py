@@ -73,6 +73,7 @@ class RunRegistry(RegistryReader):
         self._connection = connection
         self.writer = RegistryWriter(connection)
         super().__init__(path)
+        self._changes = itertools.count(self.last_change() + 1)  # there is one writer: it may count by itself
 
     def close(self) -> None:
         self.writer.close()
@@ -93,7 +94,7 @@ class RunRegistry(RegistryReader):
                 reason="waits for the dispatcher",
                 submitted_ms=now_ms,
                 updated_ms=now_ms,
-                change=_next_change(connection),
+                change=next(self._changes),
             )
             values = {
                 **msgspec.structs.asdict(run),
@@ -120,7 +121,7 @@ class RunRegistry(RegistryReader):
             if run.state.is_terminal:
                 return run, False
             values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
-            connection.execute(sql("want_cancel"), {**values, "change": _next_change(connection)})
+            connection.execute(sql("want_cancel"), {**values, "change": next(self._changes)})
             if run.state is RunState.PENDING:
                 self._move(connection, run, RunState.CANCELLED, reason)
             return _get(connection, run_id), True
@@ -204,7 +205,7 @@ class RunRegistry(RegistryReader):
                     "last_seq": last_seq,
                     "metrics": _encode(_newest(run.metrics, metrics)).decode(),
                     "now_ms": self._clock_ms(),
-                    "change": _next_change(connection),
+                    "change": next(self._changes),
                 },
             )
             return _get(connection, run_id)
@@ -228,7 +229,7 @@ class RunRegistry(RegistryReader):
             run = _get(connection, run_id)
             if run.state is RunState.PENDING and run.reason != reason:
                 values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
-                connection.execute(sql("set_reason"), {**values, "change": _next_change(connection)})
+                connection.execute(sql("set_reason"), {**values, "change": next(self._changes)})
 
         return self.writer.submit(change)
 
@@ -305,7 +306,7 @@ class RunRegistry(RegistryReader):
                 "now_ms": now_ms,
                 "ended_ms": now_ms if state.is_terminal else None,
                 "not_before_ms": not_before_ms,
-                "change": _next_change(connection),
+                "change": next(self._changes),
             },
         )
 
@@ -313,10 +314,6 @@ class RunRegistry(RegistryReader):
 def _newest(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
     """The newest value of each name; of names without end, those that came first."""
     return dict(itertools.islice({**known, **fresh}.items(), MAX_NAMES))
-
-
-def _next_change(connection: sqlite3.Connection) -> int:
-    return int(connection.execute(sql("next_change")).fetchone()["value"])
 
 
 def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:

@@ -89,9 +89,3 @@ CREATE TABLE holdings (
     cpus      INTEGER NOT NULL,
     memory_mb INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
-
-CREATE TABLE counters (
-    name  TEXT PRIMARY KEY,
-    value INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-INSERT INTO counters VALUES ('change', 0);

@@ -35,13 +35,14 @@ ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
 
 -- name: next_backoff
 SELECT min(not_before_ms) AS at_ms FROM runs INDEXED BY runs_in_backoff
-WHERE state = 'PENDING' AND not_before_ms > :now_ms AND not_before_ms <= :now_ms + :longest_ms
+WHERE state = 'PENDING' AND not_before_ms > 0 AND not_before_ms > :now_ms AND not_before_ms <= :now_ms + :longest_ms
 
 -- name: live
-SELECT * FROM runs WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
+SELECT * FROM runs INDEXED BY runs_live WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
 
 -- name: has_unfinished
-SELECT 1 FROM runs WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING') LIMIT 1
+SELECT 1 WHERE EXISTS (SELECT 1 FROM runs INDEXED BY runs_in_queue WHERE state = 'PENDING')
+            OR EXISTS (SELECT 1 FROM runs INDEXED BY runs_live WHERE state IN ('DISPATCHING', 'RUNNING'))
 
 -- name: snapshots
 SELECT DISTINCT snapshot FROM runs WHERE snapshot != ''

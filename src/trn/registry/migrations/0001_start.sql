@@ -34,8 +34,9 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_digest ON runs (digest, submitted_ms);
 -- What the dispatcher asks for: of each kind of needs the pending runs, the most urgent and oldest first.
 CREATE INDEX runs_in_queue ON runs (needs, priority DESC, submitted_ms, run_id) WHERE state = 'PENDING';
-CREATE INDEX runs_in_backoff ON runs (not_before_ms) WHERE state = 'PENDING';
-CREATE INDEX runs_by_state ON runs (state);
+-- Partial where that is enough: a submit writes a page for each index that the new run is in.
+CREATE INDEX runs_in_backoff ON runs (not_before_ms) WHERE state = 'PENDING' AND not_before_ms > 0;
+CREATE INDEX runs_live ON runs (state) WHERE state IN ('DISPATCHING', 'RUNNING');
 CREATE INDEX runs_by_age ON runs (submitted_ms DESC, run_id DESC);
 CREATE UNIQUE INDEX runs_by_change ON runs (change);
 

@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gen_worker.trainer.job_spec import parse_job_spec
 from trn.core.digest import run_digest
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
-from trn.core.home import Home
 from trn.core.runs import Needs, RunRecord, RunState
 from trn.daemon.devices import Device, Inventory
 from trn.daemon.resumption import merge, newest_checkpoint, plan_resume, with_checkpoint
-from trn.daemon.submission import Asked, parse_job, read_submission
+from trn.daemon.submission import Asked, parse_job, read_config, read_submission
 from trn.registry.sqlite import NewRun
 
 JOB = {"trainer": "pkg.mod:MyTrainer", "mock_batches": [1, 2]}
@@ -28,7 +28,6 @@ def submit(config: dict[str, Any] | bytes, inventory: Inventory | None = None, *
     text = config if isinstance(config, bytes) else json.dumps(config).encode()
     return read_submission(
         Asked(config_json=text, **fields),
-        home=Home(Path("/nowhere")),
         inventory=inventory or machine(),
         max_config_bytes=100_000,
     )
@@ -245,3 +244,26 @@ def test_the_newest_whole_checkpoint_is_found_and_a_final_one_comes_after_its_st
 def test_overrides_are_merged_key_by_key_and_null_takes_away() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": None}) == {"a": {"b": 4, "c": 2}}
     assert with_checkpoint({}, Path("/x.meta.json")) == {"resume_checkpoint_path": "/x.meta.json"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"trainer":"m:T","trainer":"n:T","mock_batches":[1]}',  # a name twice
+        b'{"trainer":"m:T","mock_batches":[123456789012345678901234567890]}',
+        b'{"trainer":"m:T","name":"a\\u0000b","mock_batches":[1]}',
+        b'{"trainer":"m:T","mock_batches":' + b"[" * 80 + b"1" + b"]" * 80 + b"}",
+    ],
+)
+def test_what_is_not_as_our_clients_write_it_is_judged_the_long_way(text: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        read_config(text, max_config_bytes=1 << 20)
+
+
+def test_the_short_way_and_the_long_way_read_the_same() -> None:
+    config = {**JOB, "hyperparams": {"a": [1, 2.5, None, True, "é", {"b": {}}], "big": 2**63 - 1}}
+    short = msgspec.json.encode(config)
+    long = msgspec.json.format(short, indent=2)
+    assert (
+        read_config(short, max_config_bytes=1 << 20) == read_config(long, max_config_bytes=1 << 20) == config
+    )

@@ -9,14 +9,11 @@ from typing import Any
 NOT_PART = ("run_id", "tags", "profiles")
 
 
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
 def run_digest(config: Mapping[str, Any], code_identity: str = "", base_dir: str = "") -> str:
     """`sha256:…` over the canonical config, the identity of the code, and where relative paths begin."""
     asked = {name: value for name, value in config.items() if name not in NOT_PART}
-    canonical = json.dumps(
-        {"config": asked, "code": code_identity, "base_dir": base_dir},
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+    canonical = _encode({"config": asked, "code": code_identity, "base_dir": base_dir})
     return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"

@@ -1,22 +1,26 @@
 """Where everything is: one folder for all, one folder for each run. Names are made here and nowhere else."""
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trn.core.errors import InvalidRequestError, UnavailableError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
-
-
 # A socket's whole path must fit into 108 bytes, on macOS into 104.
 MAX_SOCKET_PATH = 100
+
+
+def require_run_id(run_id: str) -> None:
+    """InvalidRequestError where it could name another place than a run's folder."""
+    if not RUN_ID.match(run_id) or ".." in run_id:
+        raise InvalidRequestError(
+            f"{run_id!r} is no run id: expected 1 to 128 letters, digits, '.', '_' or '-', without '..'"
+        )
 
 
 def find_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -35,6 +39,9 @@ def socket_address(path: Path) -> str:
     """
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return str(path)
+    import hashlib
+    import tempfile
+
     private = Path(tempfile.gettempdir()) / f"trn-{os.getuid()}"
     private.mkdir(mode=0o700, exist_ok=True)
     found = private.lstat()
@@ -49,8 +56,7 @@ def socket_address(path: Path) -> str:
     return str(link / path.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(NamedTuple):
     """The daemon's folder. It and its socket are the owner's alone."""
 
     root: Path
@@ -107,10 +113,7 @@ class Home:
 
     def run(self, run_id: str) -> "RunFolder":
         """The folder of one run; an id that could name another place is refused."""
-        if not RUN_ID.match(run_id) or ".." in run_id:
-            raise InvalidRequestError(
-                f"{run_id!r} is no run id: expected 1 to 128 letters, digits, '.', '_' or '-', without '..'"
-            )
+        require_run_id(run_id)
         return RunFolder(self.root / "runs" / run_id)
 
     def make(self) -> None:
@@ -128,8 +131,7 @@ class Home:
             ) from fault
 
 
-@dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(NamedTuple):
     """All that belongs to one run."""
 
     root: Path

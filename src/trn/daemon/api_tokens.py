@@ -99,7 +99,7 @@ class ApiTokens:
 
     def _sign(self, claim: str) -> str:
         _, key = self._load()
-        return hmac.new(key, claim.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(key, claim.encode(), "sha256").hex()
 
     def _load(self) -> tuple[bytes, bytes]:
         if self._secret is None:

@@ -250,7 +250,6 @@ class TrainerService:
     def _read(self, asked: Asked) -> NewRun:
         return read_submission(
             asked,
-            home=self._home,
             inventory=self._devices.inventory,
             max_config_bytes=self._settings.max_config_bytes,
         )

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.documents import parse_document
+from gen_worker.documents import MAX_DEPTH, parse_document
 from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
 from gen_worker.trainer.job_spec import parse_job_spec, rule_faults
 from trn.core.digest import run_digest
 from trn.core.errors import InfeasibleError, InvalidRequestError
-from trn.core.home import Home
+from trn.core.home import require_run_id
 from trn.core.runs import Needs
 from trn.daemon.devices import Inventory
 from trn.daemon.placement import kind_of
@@ -27,6 +27,7 @@ MAX_TEXT = 4096  # of a path, a name, an identity
 MAX_SLUG = 40
 CPU = "cpu"
 _SOURCE = "the job"
+_IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str = ""
 
 
-def read_submission(asked: Asked, *, home: Home, inventory: Inventory, max_config_bytes: int) -> NewRun:
+def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
     """The run to queue. InvalidRequestError with all faults; InfeasibleError where it could never start."""
     config = read_config(asked.config_json, max_config_bytes=max_config_bytes)
     faults = _request_faults(asked)
@@ -61,7 +62,7 @@ def read_submission(asked: Asked, *, home: Home, inventory: Inventory, max_confi
         )
     if faults:
         raise InvalidRequestError(f"{_SOURCE} is not valid", faults)
-    home.run(job.run_id)  # refuses an id that could name another place
+    require_run_id(job.run_id)
     needs = needs_of(job, inventory)
     check_fit(job, needs, inventory)
     # A resumed run is not the run that it goes on from, though it asks for the same.
@@ -89,6 +90,9 @@ def read_config(config_json: bytes, *, max_config_bytes: int) -> dict[str, Any]:
             f"the config has {len(config_json)} bytes, at most {max_config_bytes} are taken: put data into files and"
             " name them, or raise max_config_bytes in the settings"
         )
+    simple = _read_simple(config_json)
+    if simple is not None:
+        return simple
     try:
         config = parse_document(config_json.decode(), format_="json", source=_SOURCE)
     except UnicodeDecodeError as fault:
@@ -98,6 +102,20 @@ def read_config(config_json: bytes, *, max_config_bytes: int) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InvalidRequestError("the config is no object: expected one with the fields of a job")
     return config
+
+
+def _read_simple(config_json: bytes) -> dict[str, Any] | None:
+    """The usual config, as our clients write it: then what came is what would be written again, byte for byte, and so
+    has no name twice and no number that lost a digit. None: it takes the long way, which says what is wrong.
+    """
+    if config_json.count(b"{") + config_json.count(b"[") > MAX_DEPTH or _IS_ODD.search(config_json):
+        return None
+    try:
+        config = msgspec.json.decode(config_json)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    is_as_written = isinstance(config, dict) and msgspec.json.encode(config) == config_json
+    return config if is_as_written else None
 
 
 def parse_job(config: dict[str, Any]) -> TrainingJobSpec:

@@ -4,9 +4,13 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from trn.client.cli.verbs import VERBS, group
 
 SRC = Path(__file__).parent.parent / "src"
 TRAINER = "gen_worker.trainer"
@@ -35,7 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         f"{TRAINER}.subprocess_contract",
     ),
     "trn.daemon": ("trn.core", "trn.proto", "trn.registry", "trn.executors", "trn.daemon", *JOB_DOCUMENTS),
-    "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client"),
+    "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client", *JOB_DOCUMENTS),
     "trn": ("trn",),
 }
 
@@ -87,6 +91,66 @@ PUBLIC_NAMES = {
     "seed_everything",
     "to_float_scalar",
     "write_subprocess_contract",
+}
+CLI_OPTIONS: dict[str, list[str]] = {
+    "run": [
+        "--another",
+        "--code",
+        "--config",
+        "--cpu-only",
+        "--detach",
+        "--device-count",
+        "--devices",
+        "--dry-run",
+        "--json",
+        "--name",
+        "--no-snapshot",
+        "--priority",
+        "--profile",
+        "--set",
+        "--weights",
+        "-c",
+        "-d",
+    ],
+    "resume": [
+        "[RUN]",
+        "--another",
+        "--checkpoint",
+        "--config",
+        "--detach",
+        "--json",
+        "--priority",
+        "--set",
+        "-c",
+        "-d",
+    ],
+    "list": [
+        "--columns",
+        "--json",
+        "--limit",
+        "--name",
+        "--reverse",
+        "--since",
+        "--sort",
+        "--state",
+        "--tag",
+        "--watch",
+    ],
+    "status": ["RUN", "--json", "--metric"],
+    "why": ["RUN", "--json"],
+    "watch": ["[RUN]", "--json"],
+    "logs": ["RUN", "--follow", "--tail", "-f"],
+    "cancel": ["RUN", "--json", "--reason"],
+    "wait": ["RUN", "--json", "--timeout"],
+    "check": ["MODULE:SYMBOL", "--config", "--json", "--output", "--seed", "--steps"],
+    "doctor": ["--json"],
+    "dataset": [],
+    "dataset index": ["DIR", "--json", "--workers"],
+    "dataset verify": ["DIR", "--json", "--workers"],
+    "daemon": [],
+    "daemon start": ["--idle-exit-s", "--json"],
+    "daemon stop": ["--json"],
+    "daemon status": ["--json"],
 }
 SEED_MODULES = (
     "job_lifecycle",
@@ -164,6 +228,7 @@ def test_only_entry_points_import_the_assemblers() -> None:
 def test_the_environment_is_read_in_few_known_places() -> None:
     readers = {name for name, path in MODULES.items() if "os.environ" in path.read_text(encoding="utf-8")}
     assert readers == {
+        "gen_worker.certificate_legs",  # hands it on to the workers that it compares
         "gen_worker.entrypoint",  # WORKER_MODE
         "gen_worker.failpoints",  # for tests
         "gen_worker.launcher",  # hands it on to its workers
@@ -178,6 +243,8 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         f"{TRAINER}.process_launch",  # hands it on to the processes
         f"{TRAINER}.runtime",  # the default of `environ`
         f"{TRAINER}.runtime_env",  # everything else
+        "trn.client.cli.output",  # NO_COLOR, TERM
+        "trn.client.daemon_start",  # what a daemon must not inherit
         "trn.core.home",  # TRN_HOME
         "trn.daemon.__main__",  # switches gRPC's fork handlers off
         "trn.daemon.app",  # what workers inherit
@@ -195,10 +262,72 @@ def loaded_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """(words, command) of every verb, and of what is below it."""
+    ctx = click.Context(group)
+    for verb in VERBS:
+        command = group.get_command(ctx, verb)
+        assert command is not None, f"{verb} has no module"
+        yield verb, command
+        if isinstance(command, click.Group):
+            yield from ((f"{verb} {name}", below) for name, below in command.commands.items())
+
+
+def options_of(command: click.Command) -> list[str]:
+    """Arguments by their metavar, then options by their names."""
+    found = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    others = [parameter for parameter in command.params if not isinstance(parameter, click.Option)]
+    arguments = [parameter.metavar or (parameter.name or "").upper() for parameter in others]
+    return arguments + sorted(name for option in found for name in (*option.opts, *option.secondary_opts))
+
+
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     heavy = {"torch", "pyarrow", "grpc", "numpy", "httpx", "jwt", "yaml", "rich"}
     assert loaded_after(f"import {TRAINER}") & heavy == set()
     assert loaded_after(f"from {TRAINER} import StepContext, StepResult") & heavy == set()
+
+
+def test_the_command_line_loads_one_verb_and_nothing_heavy() -> None:
+    heavy = {
+        "msgspec",
+        "grpc",
+        "google",
+        "rich",
+        "asyncio",
+        "dataclasses",
+        "hashlib",
+        "tempfile",
+        "subprocess",
+    }
+    words = {
+        "list": "trn.client.cli.list_runs",
+        "status -h": "trn.client.cli.status",
+        "daemon -h": "trn.client.cli.daemon_verbs",
+        "-h": "",
+    }
+    for line, verb in words.items():
+        arguments = ["--home", "/nowhere", *line.split()]
+        loaded = loaded_after(
+            "import contextlib, io; from trn.client.cli.main import main\n"
+            "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()),"
+            f" contextlib.redirect_stderr(io.StringIO()): main({arguments})\npass"
+        )
+        assert loaded & heavy == set(), line
+        verbs = {f"trn.client.cli.{module}" for module, _ in VERBS.values()}
+        assert loaded & verbs == ({verb} if verb else set()), line
+
+
+def test_the_options_of_the_command_line_are_the_published_ones() -> None:
+    """An option is a promise: take none away, and add to this table what is added."""
+    assert {name: options_of(command) for name, command in all_commands()} == CLI_OPTIONS
+
+
+def test_every_verb_shows_an_example_and_one_line_of_help() -> None:
+    for name, command in all_commands():
+        assert "Examples:" in (command.epilog or "") or isinstance(command, click.Group), name
+        assert command.help, name
+        if " " not in name and command.short_help:
+            assert command.get_short_help_str(100) == VERBS[name][1]
 
 
 def test_the_public_names_are_the_published_ones_and_all_of_them_load() -> None:

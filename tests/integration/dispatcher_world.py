@@ -84,9 +84,7 @@ class World:
         given = {"trainer": "a:B", "mock_batches": [1], "run_id": run_id, "grace_s": 0.1, "name": run_id}
         priority = config.pop("priority", 0)
         asked = Asked(config_json=json.dumps({**given, **config}).encode(), priority=priority)
-        new = read_submission(
-            asked, home=self.home, inventory=self.devices.inventory, max_config_bytes=1 << 20
-        )
+        new = read_submission(asked, inventory=self.devices.inventory, max_config_bytes=1 << 20)
         record, existed = self.registry.submit(new).result()
         assert not existed
         if self.dispatcher is not None:

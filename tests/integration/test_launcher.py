@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, wait_until
 
 from gen_worker.launcher_protocol import LauncherInfo, code_stamp, read_exit, read_record
-from trn.core.home import Home
+from trn.core.home import Home, socket_address
 from trn.executors.base import WorkerIdentity
 from trn.executors.launcher_process import start_launcher
 
@@ -28,7 +28,7 @@ class Client:
     def __init__(self, home: Home, info: LauncherInfo) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(120)
-        self._socket.connect(str(home.launcher / info.socket))
+        self._socket.connect(socket_address(home.launcher / info.socket))
         self._lines = self._socket.makefile("rb")
 
     def send(self, data: bytes) -> None:

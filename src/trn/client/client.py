@@ -348,13 +348,13 @@ def _read_config(config: Mapping[str, Any] | Path | str) -> tuple[dict[str, Any]
     if isinstance(config, Mapping):
         return dict(config), Path.cwd()
     path = Path(config).expanduser().absolute()
-    formats = {".yaml": msgspec.yaml, ".yml": msgspec.yaml, ".toml": msgspec.toml}
+    from gen_worker.documents import read_document
+    from gen_worker.errors import SpecError
+
     try:
-        document = formats.get(path.suffix.lower(), msgspec.json).decode(path.read_bytes())
-    except OSError as fault:
-        raise InvalidRequestError(f"the config {path} cannot be read: {fault.strerror}") from fault
-    except (msgspec.MsgspecError, ValueError) as fault:
-        raise InvalidRequestError(f"the config {path} is not valid: {fault}") from fault
+        document = read_document(path)  # as the worker would read it
+    except SpecError as fault:
+        raise InvalidRequestError(f"the config {path} is not valid", fault.faults) from fault
     if not isinstance(document, dict):
         raise InvalidRequestError(f"the config {path} holds no object")
     return document, path.parent

@@ -137,8 +137,9 @@ class Connection:
         if fault.code().name == "DEADLINE_EXCEEDED":
             return UnavailableError(f"the daemon at {self.where} did not answer {name} in time: {text}")
         told = _told(fault)
-        if told == "InfeasibleError":
-            return errors.InfeasibleError(text)
+        if told in ("InfeasibleError", "AmbiguousError"):  # finer than their status
+            named: TrnError = getattr(errors, told)(text)
+            return named
         make = _BY_STATUS.get(fault.code().name)
         return make(text) if make else TrnError(f"{name} failed with {fault.code().name}: {text}")
 

@@ -28,6 +28,14 @@ class WorkerFiles(msgspec.Struct, frozen=True, kw_only=True):
     job: dict[str, Any]
 
 
+def is_same_python(one: str, other: str) -> bool:
+    """Whether both are the same interpreter of the same environment: `python` and `python3` beside each other are."""
+    if one == other:
+        return True
+    is_beside = os.path.dirname(one) == os.path.dirname(other)  # noqa: PTH120
+    return is_beside and os.path.realpath(one) == os.path.realpath(other)
+
+
 def build_plan(
     run: RunRecord,
     number: int,
@@ -67,7 +75,7 @@ def build_plan(
         log_path=str(folder.log),
         attempt_dir=str(folder.attempts),
         contract_path=str(folder.contract),
-        is_warm=interpreter == launcher_python,
+        is_warm=is_same_python(interpreter, launcher_python),
     )
     contract = TrainerSubprocessContractV1(
         trainer_plugin=run.config.get("trainer") or "",

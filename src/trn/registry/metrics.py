@@ -148,9 +148,9 @@ class MetricStore(MetricReader):
         self._places = open_reader(path)  # never behind a long query
 
     def close(self) -> None:
-        self.writer.close()
         self._places.close()
         super().close()
+        self.writer.close()
 
     def place(self, run_id: str) -> Place:
         """How far the run's file is taken in. For one thread."""

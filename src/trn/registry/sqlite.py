@@ -76,8 +76,8 @@ class RunRegistry(RegistryReader):
         self._changes = itertools.count(self.last_change() + 1)  # there is one writer: it may count by itself
 
     def close(self) -> None:
-        self.writer.close()
         super().close()
+        self.writer.close()  # the last one out brings the log back into the file
 
     def submit(self, new: NewRun, *, is_another_wanted: bool = False) -> "Future[tuple[RunRecord, bool]]":
         """(the run, whether an equal one existed). Safe to repeat: an equal digest returns what there is."""

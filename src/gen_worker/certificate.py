@@ -1,0 +1,396 @@
+"""`python -m gen_worker.certificate MODULE:SYMBOL --output DIR`: is a trainer class sound, and does it resume exactly?
+
+It trains a few steps straight, and again with three kills and resumes, in real workers; batches, losses and state are
+compared step by step. Where they part, experiments look for the cause. Stdout is JSON lines: `certificate_progress`,
+then one `certificate` (also kept in the folder) or `certificate_rejected`.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.certificate_causes import (
+    Cause,
+    Parting,
+    differing_metrics,
+    explain_resume,
+    explain_set_order,
+    explain_unrepeatable,
+    find_parting,
+    first_difference,
+    is_loss,
+    not_restored,
+)
+from gen_worker.certificate_legs import STRAIGHT_HASH_SEED, Kill, Leg, LegFailedError, plan_kills
+from gen_worker.certificate_trace import Moment, Plan, StepTrace, StoppedClock
+from gen_worker.errors import PluginError, SpecError, StartupError, WorkerError
+from gen_worker.trainer.api import load_trainer_plugin
+from gen_worker.trainer.contracts import CheckpointsSpec, RetrySpec, TrainingJobSpec, UploadsSpec
+from gen_worker.trainer.job_spec import read_job_spec
+
+VERSION = "trainer_certificate.v1"
+DEFAULT_STEPS, MIN_STEPS, MAX_DEFAULT_STEPS = 12, 6, 200
+TRACE = f"{StepTrace.__module__}:{StepTrace.__name__}"
+CLOCK = f"{StoppedClock.__module__}:{StoppedClock.__name__}"
+LEAK_BYTES = 64 << 20
+INTERRUPTED = 130
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One claim about the class."""
+
+    check: str
+    is_passed: bool
+    message: str
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found. `is_sound` where every check passed."""
+
+    event: str = "certificate"
+    schema_version: str = VERSION
+    trainer: str
+    is_sound: bool
+    folder: str
+    num_steps: int = 0
+    checks: list[Check]
+    kills: list[Kill] = []
+    parting: Parting | None = None
+    cause: Cause | None = None
+    notes: list[str] = []
+    measures: dict[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """A trainer class, a job that it is tried on, and the folder where everything is left."""
+
+    trainer: str
+    job: TrainingJobSpec
+    base_dir: Path
+    folder: Path
+    has_config: bool
+    is_fixed_length: bool  # the caller named the steps
+    seed: int = 0
+
+    def run(self) -> Certificate:
+        """Try everything. Blocks for minutes. LegFailedError where it does not even train straight."""
+        try:
+            load_trainer_plugin(self.trainer)
+        except PluginError as fault:
+            check = Check(check="hooks", is_passed=False, message=str(fault))
+            return Certificate(trainer=self.trainer, is_sound=False, folder=str(self.folder), checks=[check])
+        checks = [Check(check="hooks", is_passed=True, message="all hooks are there and can be called")]
+        straight_leg = self._train_straight()
+        straight, job = straight_leg.trace(), straight_leg.job
+        if straight_leg.attempts[-1] != 0:
+            message = straight_leg.explain(straight_leg.attempts[-1])
+            checks.append(Check(check="straight", is_passed=False, message=message))
+            return self._certificate(straight_leg, straight, checks)
+        planned, save_step = plan_kills(
+            straight[-1].step, straight[0].steps_per_epoch, job.checkpoint_every, seed=self.seed
+        )
+        _tell_progress(f"the same with kills: {'; '.join(kill.words for kill in planned)}")
+        killed_leg = self._leg("killed", job)
+        try:
+            killed = killed_leg.run_killed(planned, save_step=save_step)
+        except LegFailedError as fault:
+            checks.append(Check(check="resume", is_passed=False, message=str(fault)))
+            return self._certificate(straight_leg, straight, checks, planned[: killed_leg.num_kills])
+        kills = planned[: killed_leg.num_kills]
+        parting = find_parting(straight, killed)
+        checks += _judge(straight, killed, len(kills), parting)
+        cause = None if parting is None else self._find_cause(job, straight, killed, parting)
+        notes = _notes(straight, killed, kills, parting)
+        if len(kills) < len(planned):
+            notes.append(f"the run ended before it could be killed {planned[len(kills)].words}")
+        return self._certificate(straight_leg, straight, checks, kills, parting, cause, notes)
+
+    def _train_straight(self) -> Leg:
+        """A leg that trained at least a step, whatever came then; LegFailedError where it did not."""
+        leg = self._try_straight(self.job)
+        per_epoch = leg.trace()[0].steps_per_epoch or 0
+        is_short = (self.job.max_steps or 0) <= per_epoch <= MAX_DEFAULT_STEPS
+        if leg.attempts == [0] and self.job.mock_batches is None and is_short and not self.is_fixed_length:
+            shutil.rmtree(leg.folder)
+            # The end of an epoch is to be among them.
+            return self._try_straight(_with_steps(self.job, per_epoch + max(4, per_epoch // 4)))
+        return leg
+
+    def _try_straight(self, job: TrainingJobSpec) -> Leg:
+        _tell_progress(f"{job.max_steps} steps straight")
+        leg = self._leg("straight", job)
+        code = leg.run_attempt(Plan(), hash_seed=STRAIGHT_HASH_SEED)
+        if any(moment.kind == "step" for moment in leg.trace()):
+            return leg
+        if self.has_config:
+            raise LegFailedError(leg.explain(code))
+        raise LegFailedError(
+            f"{self.trainer} does not train on the mock batches 0, 1, 2, …: {leg.explain(code)}\n"
+            "name a job with data that it takes: --config JOB"
+        )
+
+    def _find_cause(
+        self, job: TrainingJobSpec, straight: list[Moment], killed: list[Moment], parting: Parting
+    ) -> Cause:
+        _tell_progress(f"they part at step {parting.step} in {parting.name}: looking for the cause")
+        try:
+            again = self._leg("again", job).run_straight()
+            if find_parting(straight, again) is not None:
+                stopped = msgspec.structs.replace(job, callbacks=[CLOCK, *job.callbacks])
+                pair = [self._leg(name, stopped).run_straight() for name in ("stopped-1", "stopped-2")]
+                is_equal = find_parting(pair[0], pair[1]) is None
+                return explain_unrepeatable(straight, again, agrees_when_stopped=is_equal)
+            hashed_leg = self._leg("hash-seed", job)
+            hashed = find_parting(straight, hashed_leg.run_straight(hash_seed=STRAIGHT_HASH_SEED + 1))
+        except LegFailedError as fault:  # what was found so far is not to be lost with it
+            return Cause(
+                cause="unknown",
+                message="a run that was to find the cause failed",
+                evidence=[str(fault)],
+                remedy="look at the logs of the runs, and try again",
+            )
+        return explain_resume(straight, killed, parting) if hashed is None else explain_set_order(hashed)
+
+    def _leg(self, name: str, job: TrainingJobSpec) -> Leg:
+        return Leg(folder=self.folder / name, job=job, base_dir=self.base_dir)
+
+    def _certificate(
+        self,
+        leg: Leg,
+        straight: list[Moment],
+        checks: list[Check],
+        kills: Sequence[Kill] = (),
+        parting: Parting | None = None,
+        cause: Cause | None = None,
+        notes: Sequence[str] = (),
+    ) -> Certificate:
+        return Certificate(
+            trainer=self.trainer,
+            is_sound=all(check.is_passed for check in checks),
+            folder=str(self.folder),
+            num_steps=straight[-1].step,
+            checks=checks,
+            kills=list(kills),
+            parting=parting,
+            cause=cause,
+            notes=list(notes),
+            measures=_measure(straight, leg.checkpoints()),
+        )
+
+
+def make_job(trainer: str, config: Path | None, num_steps: int | None) -> TrainingJobSpec:
+    """The job of the trial: that of `config` with few steps and without uploads, or one of mock batches."""
+    steps = num_steps or DEFAULT_STEPS
+    if config is None:
+        job = TrainingJobSpec(run_id="certificate", mock_batches=list(range(steps)))
+    else:
+        job = read_job_spec(config)
+        if job.resources.processes * job.resources.nodes > 1:
+            raise SpecError(
+                str(config), ["resources.processes: the certificate is of one process: set it to 1"]
+            )
+        if job.mock_batches is not None:
+            steps = min(steps, len(job.mock_batches))
+    if steps < MIN_STEPS:
+        raise StartupError(f"{steps} steps are too few for three kills: expected at least {MIN_STEPS}")
+    job = msgspec.structs.replace(
+        job,
+        run_id="certificate",
+        trainer=trainer,
+        metric_every=1,
+        sample_every=0,
+        epochs=None,
+        early_stopping=None,
+        fast_dev_run=0,
+        callbacks=[*job.callbacks, TRACE],
+        uploads=UploadsSpec(),
+        resume_from_latest=True,
+        checkpoints=CheckpointsSpec(format=job.checkpoints.format),
+        retry=RetrySpec(),
+        time_limit_s=None,
+        test=None,
+    )
+    return _with_steps(job, steps)
+
+
+def _with_steps(job: TrainingJobSpec, num_steps: int) -> TrainingJobSpec:
+    return msgspec.structs.replace(job, max_steps=num_steps, checkpoint_every=max(2, num_steps // 4))
+
+
+def _judge(
+    straight: list[Moment], killed: list[Moment], num_kills: int, parting: Parting | None
+) -> list[Check]:
+    num_resumes, lost = _find_lost(killed)
+    num_steps = straight[-1].step
+    missing = {m.step for m in straight if m.kind == "step"} - {m.step for m in killed if m.kind == "step"}
+    if parting is not None:
+        message = (
+            f"they part at step {parting.step}, in attempt {parting.attempt}, in {parting.name}:"
+            f" {parting.found}, expected {parting.expected}"
+        )
+    elif missing:
+        message = f"step {min(missing)} was never trained by the run that was killed"
+    elif not num_resumes:
+        message = f"{num_kills} kills, and no resume after them: nothing was shown"
+    else:
+        message = f"{num_steps} steps with {num_kills} kills are equal to {num_steps} straight ones: batches, losses, state"
+    return [
+        Check(
+            check="state",
+            is_passed=not lost,
+            message=lost or f"after {num_resumes} resumes it is what was saved",
+        ),
+        Check(check="resume", is_passed=parting is None and not missing and num_resumes > 0, message=message),
+    ]
+
+
+def _find_lost(killed: list[Moment]) -> tuple[int, str]:
+    """How often the run went on, and what was then another value than when it was saved ("": nothing)."""
+    last: dict[int, Moment] = {}
+    num_resumes, lost = 0, ""
+    for moment in killed:
+        if moment.kind == "step":
+            last[moment.step] = moment
+        elif moment.step in last:
+            num_resumes += 1
+            name = first_difference(_digests(last[moment.step]), _digests(moment))
+            if name is not None and not lost:
+                lost = f"{name} of step {moment.step} is another after load_state_dict than when it was saved"
+    return num_resumes, lost
+
+
+def _digests(moment: Moment) -> dict[str, str]:
+    return {path: leaf.digest for path, leaf in moment.state.items()}
+
+
+def _notes(
+    straight: list[Moment], killed: list[Moment], kills: list[Kill], parting: Parting | None
+) -> list[str]:
+    notes = []
+    if not straight[-1].state and not any(is_loss(name) for name in straight[-1].metrics):
+        notes.append("only the batches were compared: state_dict is empty, and no metric is a loss")
+    if not any("boundary" in kill.words for kill in kills):
+        notes.append(
+            "no epoch ended within these steps: name more with --steps to try a kill on its boundary"
+        )
+    if parting is None:
+        hidden = not_restored(straight, killed)
+        if hidden:
+            notes.append(f"not restored by a resume, without effect in these steps: {', '.join(hidden[:8])}")
+        metrics = differing_metrics(straight, killed)
+        if metrics:
+            notes.append(f"metrics that differ between equal runs (times?): {', '.join(metrics[:8])}")
+    steps = [moment for moment in straight if moment.kind == "step"]
+    half = steps[len(steps) // 2 :]
+    grown = half[-1].rss_bytes - half[0].rss_bytes
+    if grown > LEAK_BYTES:
+        notes.append(
+            f"memory grew by {grown >> 20} MB in the last {len(half)} steps: something may be kept forever"
+        )
+    return notes
+
+
+def _measure(straight: list[Moment], checkpoints: list[tuple[float, int]]) -> dict[str, float]:
+    steps = [moment for moment in straight if moment.kind == "step"]
+    half = steps[len(steps) // 2 :]
+    author_s = statistics.median(moment.author_s for moment in steps)
+    loop_s = statistics.median(moment.loop_s for moment in steps)
+    measures = {
+        "author_s_per_step": author_s,
+        "loop_s_per_step": loop_s,
+        "overhead_ratio": loop_s / author_s if author_s else 0.0,
+        "rss_bytes": float(steps[-1].rss_bytes),
+        "rss_growth_bytes_per_step": (half[-1].rss_bytes - half[0].rss_bytes) / max(1, len(half) - 1),
+    }
+    if checkpoints:
+        measures["checkpoint_s"] = statistics.median(duration_s for duration_s, _ in checkpoints)
+        measures["checkpoint_bytes"] = float(max(size_bytes for _, size_bytes in checkpoints))
+    return measures
+
+
+def render_text(certificate: Certificate) -> str:
+    """The certificate for people."""
+    verdict = "sound" if certificate.is_sound else "NOT sound"
+    lines = [f"{certificate.trainer} is {verdict}"]
+    lines += [
+        f"  {'ok  ' if check.is_passed else 'FAIL'}  {check.check}: {check.message}"
+        for check in certificate.checks
+    ]
+    lines += [f"  killed {kill.words}" for kill in certificate.kills]
+    if certificate.cause is not None:
+        lines.append(f"  likely cause: {certificate.cause.cause}: {certificate.cause.message}")
+        lines += [f"    - {evidence}" for evidence in certificate.cause.evidence]
+        lines.append(f"    what to do: {certificate.cause.remedy}")
+    lines += [f"  note: {note}" for note in certificate.notes]
+    measures = certificate.measures
+    if measures:
+        lines.append(
+            f"  a step takes {measures['author_s_per_step'] * 1e3:.2f} ms of yours and"
+            f" {measures['loop_s_per_step'] * 1e3:.2f} ms around it; memory {measures['rss_bytes'] / 2**20:.0f} MB,"
+            f" {measures['rss_growth_bytes_per_step'] / 1024:+.0f} KB a step"
+        )
+    if "checkpoint_s" in measures:
+        size_mb = measures["checkpoint_bytes"] / 2**20
+        lines.append(f"  a checkpoint takes {measures['checkpoint_s']:.3f} s ({size_mb:.1f} MB)")
+    lines.append(f"  kept in {certificate.folder}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: sound; 1: not; the exit code of a worker where there was nothing to examine."""
+    parser = argparse.ArgumentParser(prog="python -m gen_worker.certificate", description=__doc__)
+    parser.add_argument("trainer", metavar="MODULE:SYMBOL")
+    parser.add_argument("--config", type=Path, metavar="JOB")
+    parser.add_argument("--steps", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, help="of the random kill (0)")
+    parser.add_argument("--output", type=Path, metavar="DIR", required=True)
+    asked = parser.parse_args(arguments)
+    folder: Path = asked.output.absolute()
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise StartupError(f"{folder} is not empty: name a new folder, so that nothing of yours is lost")
+        config: Path | None = asked.config and asked.config.absolute()
+        examination = Examination(
+            trainer=asked.trainer,
+            job=make_job(asked.trainer, config, asked.steps),
+            base_dir=Path.cwd() if config is None else config.parent,
+            folder=folder,
+            has_config=config is not None,
+            is_fixed_length=asked.steps is not None,
+            seed=asked.seed,
+        )
+        certificate = examination.run()
+        folder.mkdir(parents=True, exist_ok=True)
+        text = render_text(certificate)
+        (folder / "certificate.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(certificate)) + b"\n"
+        )
+        (folder / "certificate.txt").write_text(text + "\n")
+    except WorkerError as fault:
+        _tell({"event": "certificate_rejected", "trainer": asked.trainer, "error": str(fault)})
+        return int(fault.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    _tell({**msgspec.to_builtins(certificate), "text": text})
+    return 0 if certificate.is_sound else 1
+
+
+def _tell_progress(message: str) -> None:
+    _tell({"event": "certificate_progress", "message": message})
+
+
+def _tell(record: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

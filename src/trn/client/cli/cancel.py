@@ -1,0 +1,43 @@
+"""`trn cancel`: stop a run. It saves a checkpoint if it can."""
+
+import click
+
+from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.output import Output, json_option
+from trn.client.cli.registry_view import run_id_argument
+from trn.core.home import Home
+
+EPILOG = """\b
+Examples:
+  trn cancel mnist-2b53
+  trn cancel mnist-2b53 --reason "wrong data" && trn wait mnist-2b53
+"""
+
+
+@click.command("cancel", epilog=EPILOG, short_help="Stop a run.")
+@run_id_argument
+@click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run.")
+@json_option
+@click.pass_obj
+def command(home: Home, /, *, run_id: str, reason: str, is_json: bool) -> ExitCode:
+    """Ask a run to end. It saves a checkpoint if it can; `trn resume` goes on from there.
+
+    Returns when the wish is recorded, not when the run has ended. A run that has ended is left as it is (exit code 6).
+    """
+    import asyncio
+
+    return asyncio.run(_cancel(home, Output(is_json=is_json), run_id, reason))
+
+
+async def _cancel(home: Home, output: Output, run_id: str, reason: str) -> ExitCode:
+    from trn.client.cli.follow import connected, describe, resolve
+
+    run_id = resolve(home, run_id).run_id
+    async with connected(home) as client:
+        run, was_live = await client.cancel(run_id, reason)
+    output.record({"event": "cancel_wanted", "was_live": was_live, **describe(run)})
+    if was_live:
+        output.show(f"{run.run_id} is asked to end; `trn wait {run.run_id}` waits for it")
+        return ExitCode.OK
+    output.say(f"{run.run_id} has ended already: {run.state.lower()}")
+    return ExitCode.CONFLICT

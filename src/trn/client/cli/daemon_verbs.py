@@ -1,0 +1,203 @@
+"""`trn daemon start|stop|status`: the home's daemon. Its workers do not depend on it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trn.client.cli.durations import now_ms, say_duration
+from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.output import Output, json_option
+from trn.client.cli.registry_view import STATES, RegistryView, RunFilter
+from trn.core.errors import TrnError, UnavailableError
+from trn.core.home import Home
+
+if TYPE_CHECKING:
+    from trn.client.daemon_start import RunningDaemon
+    from trn.proto.records import Health
+
+ANSWER_PATIENCE_S = 5.0
+STOP_PATIENCE_S = 30.0
+LOOK_EVERY_S = 0.02
+
+
+@click.group("daemon", short_help="Start, stop and look at the daemon.")
+def command() -> None:
+    """Start, stop and look at the daemon of this home.
+
+    `trn run` starts one by itself where none runs.
+    """
+
+
+@command.command(
+    epilog="\b\nExamples:\n  trn daemon start\n  trn --home /data/trn daemon start --idle-exit-s 600\n"
+)
+@click.option(
+    "--idle-exit-s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="It leaves by itself when nothing ran and nobody asked for N seconds. Without it, it stays.",
+)
+@json_option
+@click.pass_obj
+def start(home: Home, *, idle_exit_s: float | None, is_json: bool) -> None:
+    """Start the daemon in the background, and return when it answers. Where one runs, that is fine."""
+    from trn.client.daemon_start import ensure_daemon
+
+    output = Output(is_json=is_json)
+    daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s)
+    output.event("daemon_started" if is_new else "daemon_already_running", **_describe(home, daemon))
+    output.show(
+        f"the daemon {'runs now' if is_new else 'runs already'}: pid {daemon.pid}, {', '.join(daemon.addresses)}"
+    )
+    _warn_of_version(output, daemon)
+
+
+@command.command(epilog="\b\nExamples:\n  trn daemon stop && trn daemon start\n")
+@json_option
+@click.pass_obj
+def stop(home: Home, *, is_json: bool) -> None:
+    """Stop the daemon. Its workers go on, and the next daemon takes them over."""
+    from trn.client.daemon_start import find_daemon
+
+    output = Output(is_json=is_json)
+    daemon = find_daemon(home)
+    if daemon is None:
+        output.event("daemon_not_running", home=str(home.root))
+        output.show(f"no daemon runs for {home.root}")
+        return
+    if not _is_daemon(daemon.pid):
+        raise UnavailableError(
+            f"pid {daemon.pid} is no daemon here: the one of {home.root} may be in another container; stop it there"
+        )
+    try:
+        os.kill(daemon.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    except PermissionError as fault:
+        raise UnavailableError(f"the daemon, pid {daemon.pid}, is not yours to stop") from fault
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    while _is_there(daemon.pid):
+        if time.monotonic() >= deadline:
+            raise UnavailableError(
+                f"the daemon, pid {daemon.pid}, was asked to stop {STOP_PATIENCE_S:g} s ago and still runs: see"
+                f" {home.daemon_log}; after `kill -9 {daemon.pid}` nothing is lost either"
+            )
+        time.sleep(LOOK_EVERY_S)
+    num_live = _count(home, "DISPATCHING", "RUNNING")
+    output.event("daemon_stopped", pid=daemon.pid, num_live_runs=num_live)
+    output.show(f"the daemon, pid {daemon.pid}, has stopped")
+    if num_live:
+        output.show(
+            f"{num_live} run{'s go' if num_live > 1 else ' goes'} on; `trn daemon start` takes over again"
+        )
+
+
+@command.command(
+    epilog="\b\nExamples:\n  trn daemon status\n  trn daemon status --json | jq .runs_by_state\n"
+)
+@json_option
+@click.pass_obj
+def status(home: Home, *, is_json: bool) -> ExitCode:
+    """Say whether the daemon is up, and how it does. Ends with 5 where none answers."""
+    from trn.client.daemon_start import find_daemon
+
+    output = Output(is_json=is_json)
+    daemon = find_daemon(home)
+    if daemon is None:
+        counts = {state: num for state in STATES if (num := _count(home, state))}
+        output.record({"is_up": False, "home": str(home.root), "runs_by_state": counts})
+        output.show(f"{output.paint('down', 'red')}: no daemon runs for {home.root}")
+        output.show(f"runs      {_say_counts(counts)}")
+        output.show("start it  trn daemon start")
+        return ExitCode.UNAVAILABLE
+    try:
+        health = _ask(home)
+    except TrnError as fault:
+        output.record({"is_up": False, **_describe(home, daemon), "warnings": [str(fault)]})
+        output.show(f"{output.paint('silent', 'red')}: pid {daemon.pid} listens and does not answer: {fault}")
+        output.show(f"see       {home.daemon_log}; after `kill -9 {daemon.pid}` nothing is lost")
+        return ExitCode.UNAVAILABLE
+    output.record(
+        {
+            "is_up": True,
+            **_describe(home, daemon),
+            "runs_by_state": health.runs_by_state,
+            "launcher": health.launcher,
+            "num_watchers": health.num_watchers,
+            "warnings": list(health.warnings),
+        }
+    )
+    up_ms = now_ms() - daemon.started_ms
+    output.show(
+        f"{output.paint('up', 'green')} for {say_duration(up_ms)}, pid {daemon.pid}, trn {daemon.version}"
+    )
+    output.show(f"home      {home.root}")
+    output.show(f"address   {', '.join(daemon.addresses)}")
+    output.show(f"runs      {_say_counts(health.runs_by_state)}")
+    output.show(f"launcher  {health.launcher}")
+    output.show(f"watchers  {health.num_watchers}")
+    for warning in health.warnings:
+        output.show(f"{output.paint('warning', 'yellow')}   {warning}")
+    _warn_of_version(output, daemon)
+    return ExitCode.OK
+
+
+def _ask(home: Home) -> "Health":
+    from trn.client.sync_client import Client
+
+    with Client(home.root, patience_s=0, timeout_s=ANSWER_PATIENCE_S) as client:
+        return client.health()
+
+
+def _describe(home: Home, daemon: "RunningDaemon") -> dict[str, Any]:
+    return {**daemon._asdict(), "addresses": list(daemon.addresses), "home": str(home.root)}
+
+
+def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
+    from importlib.metadata import version
+
+    if daemon.version != version("trn"):
+        output.say(
+            f"trn: the daemon is trn {daemon.version} and this is trn {version('trn')}:"
+            " `trn daemon stop` and `trn daemon start` bring it up to date; runs go on meanwhile"
+        )
+
+
+def _is_daemon(pid: int) -> bool:
+    """Looks at its command line, where the system shows it."""
+    try:
+        return b"trn.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc/self").exists()
+
+
+def _is_there(pid: int) -> bool:
+    """Whether it still runs; one that has ended and that nobody has asked after yet does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()
+    except OSError:
+        return True
+
+
+def _count(home: Home, *states: str) -> int:
+    view = RegistryView(home)
+    try:
+        return view.num_runs(RunFilter(states=states))
+    finally:
+        view.close()
+
+
+def _say_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{num} {state.lower()}" for state, num in counts.items() if num) or "none yet"

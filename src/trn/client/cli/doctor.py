@@ -1,0 +1,44 @@
+"""`trn doctor`: what this machine can do, what is wrong with it, and what to do about it."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.output import Output, json_option, plain
+
+if TYPE_CHECKING:
+    from trn.core.home import Home
+
+COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+
+
+@click.command(
+    epilog="Ends with 0 where nothing is an error, else with 1.\n\n"
+    "Examples:\n\n  trn doctor\n\n  trn doctor --json | jq '.findings[] | select(.level == \"error\")'"
+)
+@json_option
+@click.pass_obj
+def command(home: "Home", is_json: bool) -> int:
+    """Say what this machine can do: interpreter, torch, GPUs, memory, disk, limits, clock."""
+    from trn.client.cli.worker_tool import read_records
+
+    output = Output(is_json=is_json)
+    (report,) = read_records("machine_report", ["--home", str(home.root)])
+    output.record(report)
+    width = max(len(finding["check"]) for finding in report["findings"])
+    for finding in report["findings"]:
+        level = finding["level"]
+        name = f"{finding['check']:<{width}}"
+        output.show(
+            f"{output.paint(f'{level:<7}', COLOURS.get(level, ''))}  {name}  {plain(finding['message'])}"
+        )
+        if finding["remedy"]:
+            output.show(f"{'':<7}  {'':<{width}}  -> {plain(finding['remedy'])}")
+    errors = [finding["check"] for finding in report["findings"] if finding["level"] == "error"]
+    output.show()
+    if errors:
+        output.show(f"This machine cannot train yet: see {', '.join(errors)}.")
+    else:
+        output.show("This machine is ready.")
+    return ExitCode.OK if report["is_ready"] else ExitCode.FAILED_RUN

@@ -1,0 +1,66 @@
+"""Whose fault an attempt's end was, and what to do about it, from the words that the daemon recorded of it.
+
+The daemon's table of failures decides; this one knows its rows by how their words begin. A test holds them together.
+"""
+
+from typing import NamedTuple
+
+_LOG = "`trn logs {run_id}` has its last words"
+_MEND = "mend the job or its code and submit it again; `trn logs {run_id}` has the details"
+_RESUME = "`trn resume {run_id}` goes on from its newest checkpoint"
+_MEMORY = "use a smaller batch or model, or give the run more memory_mb, then `trn resume {run_id}`"
+_REPORT = "please report it, with `daemon.log`; `trn resume {run_id}` tries it again"
+_LONGER = "`trn resume {run_id} --set time_limit_s=…` goes on with more time"
+
+
+class Blame(NamedTuple):
+    """Whose fault (job, machine, trn), and what to do."""
+
+    fault: str
+    remedy: str
+
+
+# How the words of a cause begin -> blame; the longest beginning that fits decides.
+BLAMES: dict[str, Blame] = {
+    "could not start": Blame("job", _MEND),
+    "an input is not right": Blame("job", _MEND),
+    "is not allowed to": Blame("job", "renew its token or its rights and submit it again"),
+    "the model did not load": Blame("job", _MEND),
+    "failed while training": Blame("job", f"mend its code; {_LOG}; {_RESUME}"),
+    "an upload failed": Blame("machine", f"see that the far side answers; {_RESUME}"),
+    "was stopped by somebody else": Blame("machine", _RESUME),
+    "reached its time limit": Blame("job", _LONGER),
+    "killed by SIGSEGV": Blame("job", f"look for native code that is not right; {_LOG}"),
+    "killed by SIGBUS": Blame(
+        "job", f"look for a file that was cut short, or for full shared memory; {_LOG}"
+    ),
+    "killed by SIGABRT": Blame("job", _LOG),
+    "killed by SIGFPE": Blame("job", _LOG),
+    "killed by SIGILL": Blame("job", "install packages that were built for this CPU"),
+    "killed by SIGKILL": Blame("machine", _MEMORY),
+    "killed by SIGXCPU": Blame("machine", f"raise the limit on CPU time; {_RESUME}"),
+    "killed by SIGTERM": Blame("machine", _RESUME),
+    "killed by SIGINT": Blame("machine", _RESUME),
+    "killed by SIGHUP": Blame("machine", _RESUME),
+    "killed by ": Blame("machine", _RESUME),
+    "out of memory": Blame("machine", _MEMORY),
+    "ended without saying how": Blame("job", _LOG),
+    "ended, and nobody saw how": Blame("machine", _RESUME),
+    "the machine went down under it": Blame("machine", _RESUME),
+    "gave no sign of life": Blame("machine", f"{_LOG}; {_RESUME}"),
+    "did not begin in time": Blame("machine", f"look at the disk and the network; {_RESUME}"),
+    "did not stop at its time limit": Blame("job", _LONGER),
+    "could not be launched": Blame("trn", _REPORT),
+    "the daemon ended before": Blame("trn", _RESUME),
+    "its code snapshot or its Python": Blame("trn", "submit it again"),
+    "a fault of trn itself": Blame("trn", _REPORT),
+}
+
+
+def find_blame(cause: str, run_id: str) -> Blame | None:
+    """None for words that the table does not know: a newer daemon may have more."""
+    known = [beginning for beginning in BLAMES if cause.startswith(beginning)]
+    if not known:
+        return None
+    blame = BLAMES[max(known, key=len)]
+    return blame._replace(remedy=blame.remedy.format(run_id=run_id))

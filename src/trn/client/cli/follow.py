@@ -1,0 +1,273 @@
+"""Follow one run to its end: a bar at a terminal, JSON lines elsewhere. A daemon that dies meanwhile is only time."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trn.client.cli.exit_codes import ExitCode, exit_code_of_state
+from trn.client.cli.interruption import Interruption, Wish
+from trn.core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from trn.client.cli.output import Output
+    from trn.client.client import AsyncClient
+    from trn.client.render import Screen
+    from trn.core.home import Home
+    from trn.core.runs import RunRecord
+    from trn.proto.records import Run
+
+PATIENCE_S = 3.0  # then we look whether the daemon died, and start another
+LOST_PATIENCE_S, PAUSE_S = 120.0, 0.2  # one that was stopped is not ours to start: somebody will
+IDLE_EXIT_S = 600.0
+TAIL_BYTES = 4096  # of the log of a run that ran before we came
+
+T = TypeVar("T")
+
+
+def resolve(home: "Home", run_id: str) -> "RunRecord":
+    """The run of that id or unique prefix, as the registry has it: no daemon is started for one that is not there."""
+    from trn.client.cli.run_lookup import find_run
+
+    return find_run(home, run_id).run
+
+
+@contextlib.asynccontextmanager
+async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
+    """A client of the home's daemon, which is started where none runs. The long waiting is left to `following`."""
+    from trn.client.client import AsyncClient
+
+    await start_daemon(home)
+    async with AsyncClient(home.root, patience_s=PATIENCE_S) as client:
+        yield client
+
+
+async def start_daemon(home: "Home") -> None:
+    """Until a daemon answers for that home; one that we started leaves by itself when it is idle."""
+    from trn.client.daemon_start import ensure_daemon
+
+    await asyncio.to_thread(ensure_daemon, home, idle_exit_s=IDLE_EXIT_S)
+
+
+async def following(home: "Home", again: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """What a stream yields, over as many daemons as it takes; `again` opens it where the last one broke off."""
+    lost_s: float | None = None
+    while True:
+        try:
+            async with aclosing(again()) as stream:
+                async for item in stream:
+                    lost_s = None
+                    yield item
+        except UnavailableError:
+            now_s = time.monotonic()
+            lost_s = lost_s or now_s
+            if now_s - lost_s > LOST_PATIENCE_S:
+                raise
+            if home.daemon_info.exists():  # it did not say goodbye
+                await start_daemon(home)
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return
+
+
+class Follower:
+    """One followed run. `is_ours`: Ctrl-C is about the run, not only about looking at it."""
+
+    def __init__(
+        self, client: "AsyncClient", home: "Home", output: "Output", run: "Run", *, is_ours: bool
+    ) -> None:
+        self._client, self._home, self._output = client, home, output
+        self._run = run
+        self._is_ours = is_ours
+        self._seq = 0
+        self._change = 0
+        self._log_at: int | None = None
+        self._screen: Screen | None = None
+        self._cancelled = asyncio.Event()
+
+    async def follow(self) -> ExitCode:
+        """Until the run's end, or a wish to leave; says how it ended, and that is the exit code."""
+        is_drawn = not self._output.is_json
+        interruption = Interruption(
+            is_ours=self._is_ours,
+            can_ask=is_drawn,
+            cancel=self._want_cancel,
+            pause=self._pause,
+            go_on=self._go_on,
+        )
+        try:
+            with interruption.heard():
+                if is_drawn:
+                    self._draw()
+                wish = await self._follow_until(interruption.wish)
+        except BrokenPipeError:
+            # Nobody reads any more; the run goes on. The interpreter must not fail on its last flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return ExitCode.OK
+        finally:
+            self._pause()
+        return self._conclude(wish)
+
+    def _draw(self) -> None:
+        from trn.client.render import RunView, Screen
+
+        # What the client logs of a broken connection would be written across the bar.
+        logging.getLogger("trn.client").setLevel(logging.ERROR)
+        self._screen = Screen(RunView(self._run))
+        self._screen.start()
+
+    async def _follow_until(self, wish: asyncio.Future[Wish]) -> Wish | None:
+        """None: the run has ended."""
+        try:
+            return await self._follow_in_tasks(wish)
+        except BaseExceptionGroup as faults:
+            raise faults.exceptions[0] from None  # one task failed, the others were cancelled for it
+
+    async def _follow_in_tasks(self, wish: asyncio.Future[Wish]) -> Wish | None:
+        async with asyncio.TaskGroup() as group:
+            end = group.create_task(self._take_events())
+            tasks = [group.create_task(self._cancel_when_wanted())]
+            if self._screen is not None:
+                tasks += [
+                    group.create_task(work)
+                    for work in (self._take_changes(), self._take_log(), self._redraw())
+                ]
+            either: list[asyncio.Future[Any]] = [end, wish]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if end.done() and not end.cancelled() and end.exception() is None and self._screen is not None:
+                # The last lines of the log may be a moment behind the last event.
+                await asyncio.wait([tasks[2]], timeout=2.0)
+            if self._cancelled.is_set():  # whoever leaves now has been told that the run will end
+                await asyncio.wait([tasks[0]], timeout=PATIENCE_S)
+            for task in (end, *tasks):
+                task.cancel()
+        return wish.result() if wish.done() else None
+
+    async def _take_events(self) -> None:
+        async with aclosing(
+            following(self._home, lambda: self._client.event_lines(self._run.run_id, after_seq=self._seq))
+        ) as batches:
+            async for lines in batches:
+                if self._screen is None:
+                    sys.stdout.buffer.write(lines if lines.endswith(b"\n") else lines + b"\n")
+                    sys.stdout.buffer.flush()
+                else:
+                    self._screen.add(self._screen.view.take_events(lines))
+                self._seq = _last_seq(lines, self._seq)
+        async with aclosing(following(self._home, self._final)) as runs:
+            async for run in runs:
+                self._take_run(run)
+
+    async def _final(self) -> AsyncGenerator["Run", None]:
+        yield await self._client.wait(self._run.run_id)
+
+    async def _take_changes(self) -> None:
+        def again() -> AsyncGenerator["Run", None]:
+            return self._client.watch(after_change=self._change, run_ids=[self._run.run_id])
+
+        async with aclosing(following(self._home, again)) as runs:
+            async for run in runs:
+                self._take_run(run)
+
+    def _take_run(self, run: "Run") -> None:
+        self._run, self._change = run, max(self._change, run.change)
+        if self._screen is not None:
+            self._screen.view.take_run(run)
+            self._screen.changed()
+
+    async def _take_log(self) -> None:
+        from trn.client.render import LogLines, show_log_line
+
+        assert self._screen is not None
+        is_late = self._run.step > 0 or self._run.is_terminal
+        lines = LogLines()
+
+        def again() -> AsyncGenerator[Any, None]:
+            if self._log_at is None and is_late:
+                return self._client.logs(self._run.run_id, is_followed=True, tail_bytes=TAIL_BYTES)
+            return self._client.logs(self._run.run_id, is_followed=True, offset=self._log_at or 0)
+
+        async with aclosing(following(self._home, again)) as chunks:
+            async for chunk in chunks:
+                if self._log_at is None and chunk.offset > 0:
+                    lines = LogLines(is_begun_in_the_middle=True)
+                self._log_at = chunk.offset + len(chunk.data)
+                self._screen.add([text for line in lines.take(chunk.data) if (text := show_log_line(line))])
+        self._screen.add([text for line in lines.rest() if (text := show_log_line(line))])
+
+    async def _redraw(self) -> None:
+        from trn.client.render import REDRAW_S
+
+        assert self._screen is not None
+        while True:
+            self._screen.redraw()
+            await asyncio.sleep(REDRAW_S)
+
+    def _want_cancel(self) -> None:
+        self._output.say(f"cancelling {self._run.run_id}; Ctrl-C again leaves without waiting for its end")
+        self._cancelled.set()
+
+    async def _cancel_when_wanted(self) -> None:
+        await self._cancelled.wait()
+
+        async def cancel() -> AsyncGenerator["Run", None]:
+            yield (await self._client.cancel(self._run.run_id, "cancelled with Ctrl-C"))[0]
+
+        async with aclosing(following(self._home, cancel)) as runs:
+            async for run in runs:
+                self._take_run(run)
+
+    def _pause(self) -> None:
+        if self._screen is not None:
+            self._screen.pause()
+
+    def _go_on(self) -> None:
+        if self._screen is not None:
+            self._screen.start()
+
+    def _conclude(self, wish: Wish | None) -> ExitCode:
+        run = self._run
+        if wish is not None and not run.is_terminal:
+            how = f"trn watch {run.run_id}"
+            if self._cancelled.is_set():
+                self._output.say(f"{run.run_id} is being cancelled; to see its end: {how}")
+            elif self._is_ours or self._screen is not None:
+                self._output.say(f"{run.run_id} goes on; to follow it again: {how}")
+            return ExitCode.INTERRUPTED if wish is Wish.LEAVE else ExitCode.OK
+        if self._screen is not None:
+            self._screen.finish(((run.ended_ms or run.updated_ms) - run.submitted_ms) / 1000)
+        self._output.record({"event": f"job_{run.state.lower()}", **describe(run)})
+        return exit_code_of_state(run.state)
+
+
+def describe(run: "Run | RunRecord") -> dict[str, Any]:
+    """A run in the events of this command: the same fields in each."""
+    return {
+        "run_id": run.run_id,
+        "state": run.state,
+        "reason": run.reason,
+        "name": run.name,
+        "attempt": run.attempt,
+        "step": run.step,
+        "end_step": run.end_step,
+        "metrics": run.metrics,
+        "devices": list(run.devices),
+        "parent_run_id": run.parent_run_id,
+        "digest": run.digest,
+        "submitted_ms": run.submitted_ms,
+        "ended_ms": run.ended_ms,
+    }
+
+
+def _last_seq(lines: bytes, before: int) -> int:
+    import msgspec
+
+    last = lines.rstrip(b"\n").rpartition(b"\n")[2]
+    with contextlib.suppress(msgspec.MsgspecError, KeyError, TypeError):
+        return int(msgspec.json.decode(last)["seq"])
+    return before

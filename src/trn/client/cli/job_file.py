@@ -1,0 +1,197 @@
+"""A job file, and what the command line lays over it -> the job to submit, or every fault of it at once."""
+
+import glob
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trn.core.errors import InvalidRequestError
+
+UNNAMED = "unnamed"
+TEXTS = ("tags", "env")  # their values are text, also where they look like numbers
+_REF = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # s3:…, https:…: fetched by the worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What the options of a command change in a job."""
+
+    profile: str | None = None
+    assignments: Sequence[str] = ()
+    name: str | None = None
+    weights: Path | None = None
+    devices: str | None = None
+    device_count: int | None = None
+    is_cpu_only: bool = False
+    is_another: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job that is sound as far as it can be told before it is submitted."""
+
+    config: dict[str, Any]
+    base_dir: Path
+
+
+def read_job(path: Path, changes: Changes, *, code_dir: Path | None = None) -> Job:
+    """Read, change and judge a job file. InvalidRequestError with every fault of it."""
+    from gen_worker.documents import read_document
+    from gen_worker.errors import SpecError
+    from gen_worker.trainer.job_spec import apply_profile
+
+    path = path.absolute()
+    try:
+        document = read_document(path)
+        if changes.profile is not None:
+            document = apply_profile(document, changes.profile, source=str(path))
+    except SpecError as fault:
+        raise InvalidRequestError(f"{path} is not valid", fault.faults) from fault
+    if not isinstance(document, dict):
+        raise InvalidRequestError(f"{path} is not valid", ["it holds no object with the fields of a job"])
+    config = dict(document)
+    faults = [*_apply(config, changes)]
+    faults += find_faults(config, base_dir=path.parent, code_dir=code_dir)
+    if faults:
+        raise InvalidRequestError(f"{path} is not valid", list(dict.fromkeys(faults)))
+    config.pop("profiles", None)  # one was laid over, or none: the run has no use for them
+    if changes.is_another:
+        config["run_id"] = _make_run_id(config)
+    return Job(config=config, base_dir=path.parent)
+
+
+def find_faults(config: dict[str, Any], *, base_dir: Path, code_dir: Path | None = None) -> list[str]:
+    """Every fault of a job: its fields, its trainer class, and the files it names."""
+    from gen_worker.errors import SpecError
+    from gen_worker.trainer.job_spec import parse_job_spec
+
+    faults = []
+    try:
+        parse_job_spec({"run_id": UNNAMED, **config}, source="the job")
+    except SpecError as fault:
+        faults += fault.faults
+    trainer = config.get("trainer")
+    if trainer is None:
+        faults.append("trainer: not given, expected the trainer class as module:symbol")
+    elif isinstance(trainer, str):
+        from trn.client.cli.trainer_source import find_trainer_faults
+
+        faults += find_trainer_faults(trainer, [code_dir or base_dir])
+    faults += _missing_files(config, base_dir)
+    return faults
+
+
+def read_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts as one object, to be laid over a job."""
+    overrides: dict[str, Any] = {}
+    faults = [fault for text in assignments if (fault := assign(overrides, text))]
+    if faults:
+        raise InvalidRequestError("the changes are not valid", faults)
+    return overrides
+
+
+def assign(document: dict[str, Any], text: str) -> str | None:
+    """Set `a.b=value` in place; the value is JSON, else text. The fault where it cannot be."""
+    key, sign, value = text.partition("=")
+    names = key.strip().split(".")
+    if not sign or not all(names):
+        return f"--set {text}: expected key=value, for example --set hyperparams.lr=0.1"
+    place = document
+    for depth, name in enumerate(names[:-1], start=1):
+        below = place.get(name)
+        if below is not None and not isinstance(below, dict):
+            return f"--set {text}: {'.'.join(names[:depth])} is {below!r}, which has no fields"
+        place[name] = dict(below or {})  # what it was read from is not ours to change
+        place = place[name]
+    is_text = names[0] in TEXTS and len(names) > 1 and value != "null"
+    place[names[-1]] = value if is_text else _read_value(value)
+    return None
+
+
+def _make_run_id(config: Mapping[str, Any]) -> str:
+    """One that nobody has, and that says what it is another of."""
+    given = config.get("run_id") or config.get("name") or str(config["trainer"]).rpartition(":")[2]
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", str(given))[:40].strip("-").lower()
+    return f"{slug or 'run'}-{secrets.token_hex(4)}"
+
+
+def _read_value(text: str) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _apply(config: dict[str, Any], changes: Changes) -> Iterator[str]:
+    """Change the config in place; the faults of what cannot be."""
+    for text in changes.assignments:
+        if fault := assign(config, text):
+            yield fault
+    if changes.name is not None:
+        config["name"] = changes.name
+    if changes.weights is not None:
+        config["weights"] = str(changes.weights.absolute())
+    yield from _apply_devices(config, changes)
+
+
+def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[str]:
+    given = [
+        option
+        for option, value in (
+            ("--devices", changes.devices),
+            ("--device-count", changes.device_count),
+            ("--cpu-only", changes.is_cpu_only or None),
+        )
+        if value is not None
+    ]
+    if len(given) > 1:
+        yield f"{' and '.join(given)} exclude each other: give one"
+    resources = config.get("resources")
+    if not given or not isinstance(resources, dict | None):
+        return
+    chosen: dict[str, Any] = {}
+    if changes.is_cpu_only:
+        chosen["devices"] = ["cpu"]
+    elif changes.devices is not None:
+        chosen["devices"] = [name.strip() for name in changes.devices.split(",") if name.strip()]
+        if not chosen["devices"]:
+            yield f"--devices {changes.devices!r}: names no device, expected for example cuda:0,cuda:1"
+    else:
+        chosen["gpus"] = changes.device_count
+    kept = {name: value for name, value in (resources or {}).items() if name not in ("devices", "gpus")}
+    config["resources"] = {**kept, **chosen}
+
+
+def _missing_files(config: Mapping[str, Any], base_dir: Path) -> Iterator[str]:
+    def given(*names: str) -> Any:
+        value: Any = config
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    named = [(name, given(name)) for name in ("weights", "resume_checkpoint_path")]
+    for where in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
+        paths = given(*where, "parquet_paths")
+        if isinstance(paths, list):
+            named += [
+                (f"{'.'.join(where)}.parquet_paths[{number}]", path) for number, path in enumerate(paths)
+            ]
+    for field, path in named:
+        if isinstance(path, str) and path and not _REF.match(path) and not _exists(base_dir, path):
+            yield f"{field}: there is no {base_dir / path}"
+
+
+def _exists(base_dir: Path, path: str) -> bool:
+    try:
+        if (base_dir / path).exists():
+            return True
+        if not glob.has_magic(path):
+            return False
+        return any(True for _ in glob.iglob(path, root_dir=base_dir, recursive=True))  # noqa: PTH207
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,279 @@
+"""`trn list`: the runs of a home, from its registry; no daemon is needed."""
+
+import sys
+import time
+from collections.abc import Callable
+
+import click
+
+from trn.client.cli.durations import now_ms, parse_since, say_ago, say_duration
+from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.registry_view import STATES, RegistryView, RunFilter, RunRow
+from trn.core.home import Home
+
+REDRAW_S = 1.0
+DEFAULT_LIMIT = 50
+MAX_NAME_CHARS = 32
+DEFAULT_COLUMNS = "id,state,name,step,age,took,reason"
+# An alternate screen keeps what was on the terminal before; it comes back at the end.
+ENTER_SCREEN, LEAVE_SCREEN, CLEAR = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[2J"
+
+EPILOG = """\b
+Examples:
+  trn list --state running --state pending
+  trn list --name mnist --since 2h --sort train/loss --columns id,state,train/loss
+  trn list --watch
+  trn list --json | jq -r .run_id
+"""
+
+
+def _steps(run: RunRow) -> str:
+    return f"{run.step}/{run.end_step}" if run.end_step else str(run.step)
+
+
+def _took_ms(run: RunRow, at_ms: int) -> int:
+    return (run.ended_ms or at_ms) - run.submitted_ms
+
+
+COLUMNS: dict[str, Callable[[RunRow, int], str]] = {
+    "id": lambda run, _at: run.run_id,
+    "state": lambda run, _at: run.state,
+    "name": lambda run, _at: shorten(plain(run.name), MAX_NAME_CHARS),
+    "step": lambda run, _at: _steps(run),
+    "attempt": lambda run, _at: f"{run.attempt}/{run.max_attempts}",
+    "priority": lambda run, _at: str(run.priority),
+    "age": lambda run, at: say_ago(run.submitted_ms, at),
+    "updated": lambda run, at: say_ago(run.updated_ms, at),
+    "took": lambda run, at: say_duration(_took_ms(run, at)),
+    "devices": lambda run, _at: ",".join(run.record()["devices"]) or "-",
+    "tags": lambda run, _at: plain(" ".join(f"{key}={value}" for key, value in run.record()["tags"].items())),
+    "parent": lambda run, _at: run.parent_run_id or "-",
+    "reason": lambda run, _at: plain(run.reason),
+}
+TO_THE_RIGHT = {"step", "attempt", "priority", "age", "updated", "took"}
+SORTS: dict[str, Callable[[RunRow], tuple[object, ...]]] = {
+    "submitted": lambda run: (-run.submitted_ms,),
+    "updated": lambda run: (-run.updated_ms,),
+    "name": lambda run: (run.name,),
+    "state": lambda run: (STATES.index(run.state) if run.state in STATES else len(STATES),),
+    "step": lambda run: (-run.step,),
+    "took": lambda run: (-_took_ms(run, now_ms()),),
+    "priority": lambda run: (-run.priority,),
+}
+
+
+def _parse_columns(_ctx: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
+    columns = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = [word for word in columns if word not in COLUMNS and "/" not in word]
+    if unknown or not columns:
+        raise click.BadParameter(
+            f"no column {', '.join(unknown) or 'is named'}: there are {', '.join(COLUMNS)},"
+            " and every metric by its name, such as train/loss"
+        )
+    return columns
+
+
+def _parse_sort(_ctx: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if text not in SORTS and "/" not in text:
+        raise click.BadParameter(
+            f"runs cannot be sorted by {text!r}: by {', '.join(SORTS)}, or by a metric such as train/loss"
+        )
+    return text
+
+
+def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> int:
+    if text is None:
+        return 0
+    try:
+        return parse_since(text, now_ms())
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no time: expected 90s, 15m, 2h, 3d, 1w or an ISO date"
+        ) from None
+
+
+@click.command("list", epilog=EPILOG, short_help="Show the runs.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="May be repeated.",
+)
+@click.option("--name", default="", metavar="TEXT", help="Runs whose name has this in it.")
+@click.option("--tag", default="", metavar="KEY[=VALUE]", help="Runs with this tag.")
+@click.option("--since", callback=_parse_since, metavar="WHEN", help="Submitted since: 2h, 3d, 2026-01-31.")
+@click.option(
+    "--sort",
+    callback=_parse_sort,
+    default="submitted",
+    show_default=True,
+    metavar="BY",
+    help=f"{', '.join(SORTS)}, or a metric by its name, the least first.",
+)
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="At most so many; 0: all.",
+)
+@click.option(
+    "--columns",
+    callback=_parse_columns,
+    default=DEFAULT_COLUMNS,
+    show_default=True,
+    metavar="A,B,…",
+    help="Also: attempt, priority, updated, devices, tags, parent, and metrics by name. JSON has all.",
+)
+@click.option("--watch", "is_watched", is_flag=True, help="Redraw as they change, until Ctrl-C.")
+@json_option
+@click.pass_obj
+def command(
+    home: Home,
+    *,
+    states: tuple[str, ...],
+    name: str,
+    tag: str,
+    since: int,
+    sort: str,
+    reverse: bool,
+    limit: int,
+    columns: list[str],
+    is_watched: bool,
+    is_json: bool,
+) -> None:
+    """Show the runs, the newest first; also while no daemon runs."""
+    output = Output(is_json=is_json)
+    table = _Table(
+        view=RegistryView(home),
+        output=output,
+        which=RunFilter(states=states, name=name, tag=tag, since_ms=since),
+        sort=sort,
+        is_reversed=reverse,
+        limit=limit,
+        columns=columns,
+    )
+    try:
+        if is_watched and output.is_json:
+            table.stream()
+        elif is_watched:
+            table.watch()
+        else:
+            table.print_once()
+    finally:
+        table.view.close()
+
+
+class _Table:
+    """What was asked for, and how it is shown."""
+
+    def __init__(
+        self,
+        *,
+        view: RegistryView,
+        output: Output,
+        which: RunFilter,
+        sort: str,
+        is_reversed: bool,
+        limit: int,
+        columns: list[str],
+    ) -> None:
+        self.view = view
+        self._output = output
+        self._which = which
+        self._sort = sort
+        self._is_reversed = is_reversed
+        self._limit = limit
+        self._columns = columns
+
+    def print_once(self) -> None:
+        runs = self._read()
+        for run in runs:
+            self._output.record(run.record())
+        if not runs:
+            self._output.say(self._nothing())
+            return
+        for line in self._lines(runs):
+            self._output.show(line)
+        num_runs = self.view.num_runs(self._which) if len(runs) == self._limit else len(runs)
+        if num_runs > len(runs):
+            self._output.say(f"{len(runs)} of {num_runs} runs: --limit 0 shows all")
+
+    def stream(self) -> None:
+        """Each run as it is, then each again whenever it changes."""
+        after = 0
+        while True:
+            for run in sorted(self.view.heads(self._which, after=after), key=lambda run: run.change):
+                self._output.record(run.record())
+                after = max(after, run.change)
+            time.sleep(REDRAW_S)
+
+    def watch(self) -> None:
+        sys.stdout.write(ENTER_SCREEN)
+        try:
+            while True:
+                _, num_lines = self._output.size
+                runs = self._read()
+                lines = self._lines(runs) if runs else [self._nothing()]
+                if len(lines) > num_lines - 1:
+                    lines = [*lines[: num_lines - 2], f"… and {len(lines) - num_lines + 2} more"]
+                sys.stdout.write(CLEAR + "\n".join(lines))
+                sys.stdout.flush()
+                time.sleep(REDRAW_S)
+        except KeyboardInterrupt:
+            pass  # how one leaves
+        finally:
+            sys.stdout.write(LEAVE_SCREEN)
+            sys.stdout.flush()
+
+    def _read(self) -> list[RunRow]:
+        is_in_order = self._sort == "submitted" and not self._is_reversed
+        if is_in_order:
+            return self.view.heads(self._which, limit=self._limit or -1)
+        runs = self.view.heads(self._which)
+        if self._sort in SORTS:
+            runs.sort(key=SORTS[self._sort], reverse=self._is_reversed)
+        else:
+            values = {run.run_id: run.record()["metrics"].get(self._sort) for run in runs}
+            runs = [run for run in runs if values[run.run_id] is not None]
+            runs.sort(key=lambda run: values[run.run_id], reverse=self._is_reversed)
+        return runs[: self._limit or None]
+
+    def _nothing(self) -> str:
+        if self.view.num_runs(RunFilter()):
+            return "no run is like that: `trn list` without filters shows all"
+        return "no runs yet: `trn run --config job.yaml` starts one"
+
+    def _lines(self, runs: list[RunRow]) -> list[str]:
+        at_ms = now_ms()
+        rows = [[_cell(run, column, at_ms) for column in self._columns] for run in runs]
+        widths = [
+            max(len(column), *(len(row[index]) for row in rows)) for index, column in enumerate(self._columns)
+        ]
+        last = len(widths) - 1
+        room = self._output.size[0] - sum(widths[:last]) - 2 * last
+        widths[last] = max(min(widths[last], room), len(self._columns[last]), 8)
+        header = self._line([column.upper() for column in self._columns], widths)
+        lines = [self._output.paint(header, is_bold=True)]
+        return lines + [self._line(row, widths, run.state) for row, run in zip(rows, runs, strict=True)]
+
+    def _line(self, cells: list[str], widths: list[int], state: str = "") -> str:
+        shown = []
+        for column, cell, width in zip(self._columns, cells, widths, strict=True):
+            is_right = column in TO_THE_RIGHT or "/" in column
+            text = shorten(cell, width).rjust(width) if is_right else shorten(cell, width).ljust(width)
+            shown.append(self._output.paint_state(state, text) if state and column == "state" else text)
+        return "  ".join(shown).rstrip()
+
+
+def _cell(run: RunRow, column: str, at_ms: int) -> str:
+    if column in COLUMNS:
+        return COLUMNS[column](run, at_ms)
+    value = run.record()["metrics"].get(column)
+    return "-" if value is None else f"{value:.4g}"
+
+
+def shorten(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

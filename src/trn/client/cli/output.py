@@ -1,0 +1,108 @@
+"""Where a command's words go: the one place that tells a terminal from a pipe.
+
+At a terminal: tables and colour on stdout. In a pipe, or with `--json`: JSON lines on stdout, one object a line, and
+nothing else there. Words for people about what happens go to stderr in both.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATE_COLOURS = {
+    "PENDING": "yellow",
+    "DISPATCHING": "cyan",
+    "RUNNING": "blue",
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "magenta",
+}
+DEFAULT_WIDTH = 100
+# Control characters would let a run's name or error move the cursor or recolour the terminal of whoever looks.
+_CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "�") | {9: " ", 10: " ", 13: " "}
+
+
+class Output:
+    """How this command speaks: `is_json` says which of `record` and `show` is heard on stdout."""
+
+    def __init__(self, *, is_json: bool = False) -> None:
+        self.is_json = is_json or not sys.stdout.isatty()
+        self.has_colour = _may_colour() and sys.stdout.isatty() and not self.is_json
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """One object on a line of stdout, where programs read; nothing at a terminal."""
+        if self.is_json:
+            import json
+
+            _print(json.dumps(record, ensure_ascii=False, default=str))
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        """`record` with its name first: job_submitted, job_rejected, job_completed, …"""
+        self.record({"event": name, **fields})
+
+    def show(self, text: str = "") -> None:
+        """A line for people on stdout; nothing where programs read."""
+        if not self.is_json:
+            _print(text)
+
+    def say(self, text: str) -> None:
+        """A line for people on stderr, always."""
+        say(text)
+
+    def paint(self, text: str, colour: str = "", *, is_bold: bool = False, is_dim: bool = False) -> str:
+        if not self.has_colour:
+            return text
+        return click.style(text, fg=colour or None, bold=is_bold or None, dim=is_dim or None)
+
+    def paint_state(self, state: str, text: str = "") -> str:
+        """The state's word (or `text`) in the state's colour."""
+        return self.paint(text or state, STATE_COLOURS.get(state, ""))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(columns, lines) of the terminal."""
+        try:
+            found = os.get_terminal_size(sys.stdout.fileno())
+        except (OSError, ValueError):
+            return DEFAULT_WIDTH, 24
+        return found.columns or DEFAULT_WIDTH, found.lines or 24
+
+    @property
+    def is_unicode(self) -> bool:
+        return "utf" in (sys.stdout.encoding or "").lower()
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:  # `trn list | head`: whoever reads us has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(0) from None
+
+
+def say(text: str) -> None:
+    """A line for people on stderr. Never fails: there may be nobody left to hear it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def plain(text: str) -> str:
+    """Text of a job or a worker, on one line and without what a terminal would obey."""
+    return text.translate(_CONTROLS)
+
+
+def json_option(command: F) -> F:
+    """`--json`; a pipe has it by itself."""
+    add = click.option(
+        "--json", "is_json", is_flag=True, help="JSON lines, also at a terminal. A pipe gets them anyway."
+    )
+    return add(command)
+
+
+def _may_colour() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,22 @@
+-- name: heads
+SELECT run_id, state, reason, name, priority, parent_run_id, attempt, max_attempts, step, end_step, submitted_ms,
+       updated_ms, ended_ms, metrics, devices, tags, change
+FROM runs
+WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
+  AND (:name = '' OR instr(name, :name))
+  AND submitted_ms >= :since_ms
+  AND +change > :after  -- the plus: by age is the order that is wanted, so that index is the one to use
+  AND (:tag = '' OR EXISTS (SELECT 1 FROM json_each(tags) WHERE key = :tag AND (:is_any OR value = :tag_value)))
+ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
+
+-- name: num_runs
+SELECT count(*) FROM runs
+WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
+  AND (:name = '' OR instr(name, :name))
+  AND submitted_ms >= :since_ms
+  AND (:tag = '' OR EXISTS (SELECT 1 FROM json_each(tags) WHERE key = :tag AND (:is_any OR value = :tag_value)))
+
+-- name: ids_with_prefix
+SELECT run_id, state, name FROM runs
+WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
+ORDER BY submitted_ms DESC LIMIT :limit

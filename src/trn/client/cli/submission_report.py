@@ -1,0 +1,73 @@
+"""What the command says of a submit, to people and to programs; then it follows the run."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.follow import Follower, describe
+from trn.client.cli.output import plain
+
+if TYPE_CHECKING:
+    from trn.client.cli.output import Output
+    from trn.client.client import AsyncClient
+    from trn.client.snapshot import Snapshot
+    from trn.core.errors import InvalidRequestError
+    from trn.core.home import Home
+    from trn.proto.records import Submission
+
+NUM_SKIPPED_SHOWN = 5
+
+
+async def report_and_follow(
+    client: "AsyncClient",
+    home: "Home",
+    output: "Output",
+    submission: "Submission",
+    *,
+    is_detached: bool,
+    is_json: bool,
+) -> ExitCode:
+    """Say which run it is, and follow it to its end. Detached: its id alone, unless JSON was asked for by name."""
+    run = submission.run
+    if submission.existed:
+        output.say(
+            f"an equal run exists: {run.run_id}, {run.state.lower()}; --another makes a new one of the same job"
+        )
+    if is_detached and not is_json:
+        click.echo(run.run_id)  # for `RUN=$(trn run --detach …)`
+        return ExitCode.OK
+    output.record({"event": "job_submitted", "existed": submission.existed, **describe(run)})
+    if is_detached:
+        return ExitCode.OK
+    return await Follower(client, home, output, run, is_ours=True).follow()
+
+
+def report_rejection(output: "Output", fault: "InvalidRequestError", what: str) -> ExitCode:
+    """The job was refused: every fault of it, to people and to programs."""
+    from trn.core.errors import InfeasibleError
+
+    reason, *lines = str(fault).splitlines()
+    # What a daemon refused comes as text: its faults are the lines below the first.
+    faults = list(fault.faults) or [line.strip().removeprefix("- ") for line in lines if line.strip()]
+    output.say("\n".join(map(plain, f"trn: {fault}".splitlines())))
+    output.event(
+        "job_rejected",
+        job=what,
+        code="infeasible" if isinstance(fault, InfeasibleError) else "invalid",
+        reason=reason,
+        faults=faults or [reason],
+    )
+    return ExitCode.REFUSED
+
+
+def say_snapshot(output: "Output", snapshot: "Snapshot") -> None:
+    """What of the code is frozen, and what was left out of it."""
+    files = "1 file" if snapshot.num_files == 1 else f"{snapshot.num_files:,} files"
+    commit = f", commit {snapshot.commit[:10]}" if snapshot.commit else ""
+    changes = " with changes" if snapshot.commit and snapshot.is_dirty else ""
+    output.say(f"code: {files}, {snapshot.size_bytes:,} bytes{commit}{changes}")
+    for skipped in snapshot.skipped[:NUM_SKIPPED_SHOWN]:
+        output.say(f"  without {skipped.path}: {skipped.reason}")
+    if len(snapshot.skipped) > NUM_SKIPPED_SHOWN:
+        output.say(f"  and without {len(snapshot.skipped) - NUM_SKIPPED_SHOWN} more")

@@ -1,0 +1,37 @@
+"""`trn why RUN`: one causal sentence."""
+
+import click
+
+from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.registry_view import run_id_argument
+from trn.core.home import Home
+
+EPILOG = """\b
+Examples:
+  trn why mnist-1f2e
+  trn why mnist --json | jq -r .fault
+"""
+
+
+@click.command("why", epilog=EPILOG, short_help="Say in one sentence why a run is where it is.")
+@run_id_argument
+@json_option
+@click.pass_obj
+def command(home: Home, *, run_id: str, is_json: bool) -> None:
+    """Say what a run waits for or what broke, whose fault it is, what happens next and what to do."""
+    from trn.client.cli.durations import now_ms
+    from trn.client.cli.explanation import explain
+    from trn.client.cli.run_lookup import find_run
+    from trn.client.daemon_start import find_daemon
+
+    output = Output(is_json=is_json)
+    found = find_run(home, run_id)
+    told = explain(
+        found.run,
+        found.attempts,
+        at_ms=now_ms(),
+        is_daemon_up=find_daemon(home) is not None,
+        holders=found.holders,
+    )
+    output.record({**told._asdict(), "sentence": told.sentence})
+    output.show(plain(told.sentence))

@@ -1,0 +1,205 @@
+"""A daemon for a home: find the one that runs, start one where none does.
+
+Whoever starts one holds a lock for as long as that takes; the others wait for it, so ten at once start one. The
+daemon's own lock still decides: a daemon that somebody else started meanwhile is as good as ours.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from trn.core.errors import UnavailableError
+from trn.core.home import Home, socket_address
+
+START_PATIENCE_S = 60.0
+LOOK_EVERY_S = 0.02
+GAVE_WAY_S = 0.5  # before another is started beside one that holds the home and does not answer yet
+MAX_OUTPUT_BYTES = 1 << 20
+OUTPUT_NAME, START_LOCK_NAME = "daemon.out", "daemon-start.lock"
+# What a daemon says that was refused because there is another one: wait for that one.
+ANOTHER = "another daemon has"
+
+# Whoever starts a daemon may be a worker itself; its launcher's workers must not be taken for that worker's own.
+WORKERS_PREFIXES = ("TRAINER_", "TORCHELASTIC_")
+WORKERS_VARIABLES = frozenset(
+    {
+        "GEN_WORKER_PROCESS",
+        "WORKER_MODE",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GEN_WORKER_OUTCOME_DIR",
+        "GEN_WORKER_LAUNCHER",
+    }
+)
+
+
+class RunningDaemon(NamedTuple):
+    """A daemon that listens, as it announced itself."""
+
+    pid: int
+    version: str
+    addresses: tuple[str, ...]
+    started_ms: int
+
+
+def find_daemon(home: Home) -> RunningDaemon | None:
+    """The home's daemon, if it listens now. What a dead one left behind counts for nothing."""
+    listener = _listener(home)
+    if listener is None:
+        return None
+    try:
+        said = json.loads(home.daemon_info.read_bytes())
+        daemon = RunningDaemon(
+            pid=int(said["pid"]),
+            version=str(said["version"]),
+            addresses=tuple(map(str, said["addresses"])),
+            started_ms=int(said["started_ms"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is just starting, or just ending
+    return daemon if listener in (0, daemon.pid) else None
+
+
+def ensure_daemon(
+    home: Home, *, idle_exit_s: float | None = None, patience_s: float = START_PATIENCE_S
+) -> tuple[RunningDaemon, bool]:
+    """(the home's daemon, whether it was started here). Says nothing; returns when it answers. Blocks.
+
+    With `idle_exit_s` one that is started here leaves by itself when nothing ran and nobody asked for so long.
+    UnavailableError, with the daemon's own words, where it refuses to start.
+    """
+    found = find_daemon(home)
+    if found is not None:
+        return found, False
+    home.make()
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        with _start_lock(home) as is_held:
+            found = find_daemon(home)
+            if found is not None:
+                return found, False
+            started = _start(home, idle_exit_s, deadline) if is_held else None
+            if started is not None:
+                return started
+        time.sleep(GAVE_WAY_S if is_held else LOOK_EVERY_S)
+    raise UnavailableError(
+        f"no daemon of {home.root} answers after {patience_s:g} s: see {home.daemon_log} and"
+        f" {home.root / OUTPUT_NAME}"
+    )
+
+
+def _start(home: Home, idle_exit_s: float | None, deadline: float) -> tuple[RunningDaemon, bool] | None:
+    """None where it gave way to another one."""
+    path = home.root / OUTPUT_NAME
+    process, begin = _spawn(home, path, idle_exit_s)
+    while time.monotonic() < deadline:
+        is_over = process.poll() is not None
+        found = find_daemon(home)
+        if found is not None:
+            # Whoever lives long after this, a notebook for one, should not keep its dead body.
+            threading.Thread(target=process.wait, name="daemon-reaper", daemon=True).start()
+            return found, found.pid == process.pid
+        if is_over:
+            said = _read_from(path, begin)
+            if ANOTHER in said:
+                return None
+            raise UnavailableError(_refusal(said, home, process.returncode))
+        time.sleep(LOOK_EVERY_S)
+    process.kill()  # ours, and nobody would wait for it any more; a daemon may be killed at any moment
+    process.wait()
+    return None
+
+
+def _spawn(home: Home, path: Path, idle_exit_s: float | None) -> "tuple[subprocess.Popen[bytes], int]":
+    # -P: a file in the current folder must not stand in for a library.
+    command = [sys.executable, "-P", "-m", "trn.daemon", "--home", str(home.root), "serve"]
+    if idle_exit_s is not None:
+        command += ["--idle-exit-s", f"{idle_exit_s:g}"]
+    try:
+        with path.open("ab") as file:
+            if path.stat().st_size > MAX_OUTPUT_BYTES:  # all of it is in the daemon's log, too
+                file.truncate(0)
+            begin = path.stat().st_size
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=home.root,
+                env=own_environment(os.environ),
+                start_new_session=True,
+            )
+            return process, begin
+    except OSError as fault:
+        raise UnavailableError(f"no daemon can be started: {fault}") from fault
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what is a worker's."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in WORKERS_VARIABLES and not name.startswith(WORKERS_PREFIXES)
+    }
+
+
+def _listener(home: Home) -> int | None:
+    """The pid of who listens at the home's socket, 0 where the system does not say; None where nobody does."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            probe.connect(socket_address(home.socket))
+            if not hasattr(socket, "SO_PEERCRED"):
+                return 0
+            size = struct.calcsize("3i")
+            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+            return int(pid)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _start_lock(home: Home) -> Iterator[bool]:
+    """Whether it is ours now: whoever has it starts a daemon, the others wait for that one."""
+    import fcntl
+
+    with (home.root / START_LOCK_NAME).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = True
+        except BlockingIOError:
+            is_held = False
+        yield is_held
+
+
+def _read_from(path: Path, begin: int) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(begin)
+        return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+    return ""
+
+
+def _refusal(said: str, home: Home, exit_code: int) -> str:
+    """The daemon's own words, which begin with `trn: `; else the last that it said."""
+    _, mark, words = said.rpartition("trn: ")
+    if mark and words.strip():
+        return words.strip()
+    last = (said.strip().splitlines() or ["it said nothing"])[-1]
+    return f"the daemon ended with {exit_code} instead of starting: {last}; see {home.daemon_log}"

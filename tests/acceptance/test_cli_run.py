@@ -1,0 +1,419 @@
+"""`trn run` and what follows runs, as people and programs use them: in a pipe, at a terminal, with Ctrl-C and kill -9."""
+
+import fcntl
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from daemon_process import DEADLINE_S, end_everything
+
+TRN = str(Path(sys.executable).with_name("trn"))
+WITNESSED = Path(__file__).parents[1] / "integration" / "trainers" / "witnessed.py"
+ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Not there yet: the first `trn run` makes it and starts the daemon."""
+    home = tmp_path_factory.mktemp("run") / "home"
+    yield home
+    end_everything(home)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(WITNESSED, tmp_path)
+    return tmp_path
+
+
+def write_job(folder: Path, num_batches: int = 5, *, step_ms: int = 0, **more: Any) -> Path:
+    """A job whose loss is the sum of its batches so far: what is lost or done twice shows in it."""
+    hyperparams = {"witness": str(folder), "step_ms": step_ms, **more.pop("hyperparams", {})}
+    job = {
+        "trainer": "witnessed:Witnessed",
+        "mock_batches": list(range(1, num_batches + 1)),
+        "metric_every": 1,
+        "resources": {"devices": ["cpu"]},
+        "hyperparams": hyperparams,
+        **more,
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(job))
+    return path
+
+
+def environ(home: Path) -> dict[str, str]:
+    return {**os.environ, "TRN_HOME": str(home), "TERM": "xterm-256color"}
+
+
+def trn(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TRN, *map(str, words)],
+        env=environ(home),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def read_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def start(home: Path, *words: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [TRN, *map(str, words)],
+        env=environ(home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def read_until(process: "subprocess.Popen[str]", event: str) -> list[dict[str, Any]]:
+    """The objects up to the first `event`."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(json.loads(line))
+        if seen[-1]["event"] == event:
+            return seen
+    raise AssertionError(f"no {event} in {seen}")
+
+
+def read_rest(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    """What came since, until its end. Not by `communicate`, which knows nothing of what was read ahead."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        lines = [json.loads(line) for line in process.stdout]
+    process.wait(DEADLINE_S)
+    return lines
+
+
+def seqs(lines: list[dict[str, Any]]) -> list[int]:
+    return [line["seq"] for line in lines if "seq" in line]
+
+
+def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
+    return {line["step"]: line["value"] for line in lines if line.get("name") == "train/loss"}
+
+
+class Terminal:
+    """`trn` at a terminal of its own: what a person sees, and the keys that they press."""
+
+    def __init__(self, home: Path, *words: object) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.process = subprocess.Popen(
+            [TRN, *map(str, words)],
+            env=environ(home),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no threads here
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def wait_for(self, text: str) -> None:
+        """Until that is to be seen, after what was waited for before."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.seen:
+            assert time.monotonic() < deadline, f"no {text!r} in\n{self.seen}"
+            assert self._read(), f"it ended without {text!r}:\n{self.seen}"
+        self.seen = self.seen.partition(text)[2]
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, what was seen last)."""
+        while self._read():
+            pass
+        os.close(self._master)
+        return self.process.wait(DEADLINE_S), self.seen
+
+    def _read(self) -> bool:
+        if not select.select([self._master], [], [], DEADLINE_S)[0]:
+            return False
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # nobody has the other side any more
+            return False
+        self.seen += ESCAPES.sub("", data.decode(errors="replace")).replace("\r\n", "\n")
+        return bool(data)
+
+
+def test_in_a_pipe_a_run_is_json_lines_from_its_submit_to_its_end(home: Path, folder: Path) -> None:
+    assert not home.exists()
+    done = trn(home, "run", "--config", write_job(folder), "--name", "first")
+    lines = read_lines(done)
+    assert done.returncode == 0, done.stderr
+    assert (lines[0]["event"], lines[-1]["event"]) == ("job_submitted", "job_completed")
+    assert seqs(lines) == list(range(1, len(lines) - 1))
+    assert losses(lines) == {1: 1.0, 2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
+    assert lines[-1] | {"state": "COMPLETED", "step": 5, "name": "first"} == lines[-1]
+
+
+def test_an_equal_run_is_followed_and_another_made_on_request(home: Path, folder: Path) -> None:
+    job = write_job(folder)
+    first = read_lines(trn(home, "run", "-c", job))
+    done = trn(home, "run", "-c", job)
+    again = read_lines(done)
+    assert (first[0]["existed"], again[0]["existed"]) == (False, True)
+    assert first[0]["run_id"] == again[0]["run_id"]
+    assert "--another" in done.stderr
+    assert seqs(again) == seqs(first)
+    assert again[-1]["event"] == "job_completed"
+    other = read_lines(trn(home, "run", "-c", job, "--another"))
+    assert other[0]["run_id"] != first[0]["run_id"]
+    assert other[-1]["event"] == "job_completed"
+
+
+def test_a_refused_job_is_told_with_every_fault_and_nothing_is_started(folder: Path, tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh"
+    job = write_job(folder, max_stps=3, seed=-1)
+    done = trn(fresh, "run", "-c", job, "--set", "trainer=witnessed:Missing", "--set", "oops")
+    (line,) = read_lines(done)
+    assert (done.returncode, line["event"], len(line["faults"])) == (3, "job_rejected", 4)
+    for part in ("max_steps", "seed", "Missing", "oops"):
+        assert any(part in fault for fault in line["faults"]), part
+        assert part in done.stderr
+    assert not fresh.exists()
+
+
+def test_a_job_that_no_machine_could_hold_is_refused_by_the_daemon(home: Path, folder: Path) -> None:
+    done = trn(home, "run", "-c", write_job(folder), "--devices", "cuda:97")
+    (line,) = read_lines(done)
+    assert (done.returncode, line["event"], line["code"]) == (3, "job_rejected", "infeasible")
+    assert "cuda:97" in line["faults"][0]
+
+
+def test_a_config_that_cannot_be_read_is_refused(home: Path, folder: Path) -> None:
+    (folder / "bad.yaml").write_bytes(b"a: [1\n\xff")
+    for path in (folder / "absent.yaml", folder, folder / "bad.yaml"):
+        done = trn(home, "run", "-c", path)
+        assert (done.returncode, read_lines(done)[0]["event"]) == (3, "job_rejected")
+        assert "Traceback" not in done.stderr
+
+
+def test_profile_set_and_devices_reach_the_run(home: Path, folder: Path) -> None:
+    job = write_job(folder, profiles={"short": {"max_steps": 2}})
+    words = ["--profile", "short", "--set", "hyperparams.extra.deep=1e-3", "--cpu-only", "--priority", "3"]
+    (line,) = read_lines(trn(home, "run", "-c", job, "--dry-run", *words))
+    assert line["event"] == "job_checked"
+    assert line["job"]["hyperparams"]["extra"] == {"deep": 0.001}
+    assert (line["job"]["max_steps"], line["job"]["resources"]) == (2, {"devices": ["cpu"]})
+    lines = read_lines(trn(home, "run", "-c", job, *words))
+    assert (lines[-1]["event"], lines[-1]["step"]) == ("job_completed", 2)
+
+
+def test_a_failed_run_ends_the_command_with_its_own_code(home: Path, folder: Path) -> None:
+    done = trn(home, "run", "-c", write_job(folder, hyperparams={"fail_at": 3}))
+    line = read_lines(done)[-1]
+    assert (done.returncode, line["event"]) == (1, "job_failed")
+    assert "this step always fails" in line["reason"]
+    assert trn(home, "wait", line["run_id"]).returncode == 1
+
+
+def test_detached_waited_for_followed_and_cancelled(home: Path, folder: Path) -> None:
+    done = trn(home, "run", "-c", write_job(folder, 3000, step_ms=20, name="long"), "--detach")
+    run_id = done.stdout.strip()
+    assert re.fullmatch(r"long-[0-9a-f]+", run_id), done
+    prefix = run_id[:-1]
+    late = trn(home, "wait", prefix, "--timeout", 0.01)
+    assert (late.returncode, "has not ended" in late.stderr) == (5, True)
+    logs = start(home, "logs", "-f", prefix)
+    watcher = start(home, "watch", prefix)
+    read_until(watcher, "metric")
+    asked = trn(home, "cancel", prefix, "--reason", "enough of it")
+    assert (asked.returncode, read_lines(asked)[0]["was_live"]) == (0, True)
+    assert trn(home, "wait", prefix).returncode == 8
+    (end,) = read_lines(trn(home, "wait", run_id))
+    assert read_rest(watcher)[-1] == end
+    assert (end["event"], end["run_id"], "enough of it" in end["reason"]) == ("job_cancelled", run_id, True)
+    out, _ = logs.communicate(timeout=DEADLINE_S)
+    assert logs.returncode == 0
+    assert out == trn(home, "logs", run_id).stdout
+    assert out.splitlines()[-1:] == trn(home, "logs", run_id, "--tail", 1).stdout.splitlines()
+    assert trn(home, "cancel", run_id).returncode == 6
+
+
+def test_a_run_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    for verb in ("wait", "logs", "cancel", "resume", "watch"):
+        done = trn(tmp_path / "empty", verb, "nothing")
+        assert done.returncode == 4, (verb, done)
+        assert not (tmp_path / "empty").exists()
+
+
+def test_ctrl_c_in_a_pipe_cancels_the_run_and_waits_for_its_end(home: Path, folder: Path) -> None:
+    process = start(home, "run", "-c", write_job(folder, 3000, step_ms=20))
+    read_until(process, "metric")
+    process.send_signal(signal.SIGINT)
+    assert read_rest(process)[-1]["event"] == "job_cancelled"
+    assert process.returncode == 8
+
+
+def test_sigterm_and_a_reader_that_leaves_detach(home: Path, folder: Path) -> None:
+    process = start(home, "run", "-c", write_job(folder, 3000, step_ms=20))
+    run_id = read_until(process, "metric")[0]["run_id"]
+    process.send_signal(signal.SIGTERM)
+    assert not any(line["event"].startswith("job_") for line in read_rest(process))
+    assert process.returncode == 0
+
+    reader = start(home, "run", "-c", folder / "job.json")
+    assert read_until(reader, "metric")[0]["run_id"] == run_id
+    assert reader.stdout is not None
+    reader.stdout.close()
+    assert reader.wait(DEADLINE_S) == 0
+    assert reader.stderr is not None
+    assert "Traceback" not in reader.stderr.read()
+    reader.stderr.close()
+    (line,) = read_lines(trn(home, "cancel", run_id))
+    assert (line["was_live"], line["state"]) == (True, "RUNNING")
+    assert trn(home, "wait", run_id).returncode == 8
+
+
+def test_kill_9_of_the_daemon_is_invisible_to_whoever_follows(home: Path, folder: Path) -> None:
+    process = start(home, "run", "-c", write_job(folder, 60, step_ms=50))
+    begun = read_until(process, "metric")
+    os.kill(json.loads((home / "daemon.json").read_text())["pid"], signal.SIGKILL)
+    lines = begun + read_rest(process)
+    assert process.returncode == 0
+    assert seqs(lines) == list(range(1, len(lines) - 1))
+    assert losses(lines)[60] == sum(range(61))
+    assert lines[-1] | {"event": "job_completed", "attempt": 1, "step": 60} == lines[-1]
+
+
+def test_a_resumed_run_ends_as_one_that_was_never_stopped(home: Path, folder: Path) -> None:
+    straight = losses(read_lines(trn(home, "run", "-c", write_job(folder, 40))))
+    process = start(home, "run", "-c", write_job(folder, 40, step_ms=100))
+    begun = read_until(process, "metric")
+    process.send_signal(signal.SIGINT)
+    stopped = begun + read_rest(process)
+    assert process.returncode == 8
+    run_id, step = stopped[-1]["run_id"], stopped[-1]["step"]
+    assert 0 < step < 40
+    resumed = read_lines(trn(home, "resume", run_id, "--set", "hyperparams.step_ms=0"))
+    assert resumed[-1]["parent_run_id"] == run_id
+    assert min(losses(resumed)) == step + 1
+    assert losses(stopped) | losses(resumed) == straight
+
+    (meta,) = (home / "runs" / run_id / "checkpoints").glob("*.meta.json")
+    words = ["resume", "--checkpoint", meta, "--set", "hyperparams.step_ms=1"]
+    found = read_lines(trn(home, *words))
+    assert (found[-1]["event"], found[-1]["parent_run_id"]) == ("job_completed", run_id)
+    assert losses(found) == losses(resumed)
+    told = read_lines(trn(home, *words, "--config", folder / "job.json"))
+    assert losses(told) == losses(resumed)
+    done = trn(home, "resume", found[0]["run_id"])
+    assert (done.returncode, read_lines(done)[0]["event"]) == (3, "job_rejected")
+    assert "complete" in done.stderr
+
+
+def test_code_in_a_git_work_tree_is_frozen_and_what_is_left_out_is_said(home: Path, folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True, timeout=DEADLINE_S)
+    (folder / ".env").write_text("SECRET=1")
+    done = trn(home, "run", "-c", write_job(folder))
+    line = read_lines(done)[-1]
+    assert (done.returncode, "without .env" in done.stderr) == (0, True), done
+    code = home / "runs" / line["run_id"] / "code"
+    assert sorted(path.name for path in code.iterdir() if path.suffix) == ["job.json", "witnessed.py"]
+    plain = trn(home, "run", "-c", folder / "job.json", "--no-snapshot")
+    assert read_lines(plain)[0]["existed"] is False
+    assert not (home / "runs" / read_lines(plain)[0]["run_id"] / "code").exists()
+
+
+def test_a_watch_of_all_runs_tells_what_becomes_of_them(home: Path, folder: Path) -> None:
+    watcher = start(home, "watch")
+    read_until(watcher, "watch_started")
+    ended = read_lines(trn(home, "run", "-c", write_job(folder)))[-1]
+    changes = []
+    assert watcher.stdout is not None
+    for line in watcher.stdout:
+        changes.append(json.loads(line))
+        if (changes[-1]["run_id"], changes[-1]["state"]) == (ended["run_id"], "COMPLETED"):
+            break
+    assert {change["event"] for change in changes} == {"run_changed"}
+    watcher.send_signal(signal.SIGINT)
+    read_rest(watcher)
+    assert watcher.returncode == 130
+
+
+def test_at_a_terminal_a_person_sees_a_bar_the_log_and_the_end(home: Path, folder: Path) -> None:
+    terminal = Terminal(home, "run", "-c", write_job(folder, 25, step_ms=60, name="seen"))
+    terminal.wait_for("training from step 0 to 25")
+    terminal.wait_for("running on cpu")
+    terminal.wait_for("/25  loss ")
+    code, seen = terminal.end()
+    assert code == 0
+    last = seen.strip().splitlines()[-1]
+    assert re.match(r"seen-[0-9a-f]+  completed at step 25 of 25, after \d:\d\d, loss 325$", last), seen
+    assert "{" not in seen
+
+
+def test_ctrl_c_at_a_terminal_asks_and_each_answer_is_obeyed(home: Path, folder: Path) -> None:
+    job = write_job(folder, 3000, step_ms=20)
+    terminal = Terminal(home, "run", "-c", job)
+    terminal.wait_for("/3,000  loss ")
+    terminal.press(b"\x03")
+    terminal.wait_for("detach (d), cancel it (c) or go on following (Enter)?")
+    terminal.press(b"x\n")  # the first is no answer, the second goes on
+    terminal.wait_for("/3,000  loss ")
+    terminal.press(b"\x03")
+    terminal.wait_for("(Enter)?")
+    terminal.press(b"d")
+    code, seen = terminal.end()
+    found = re.search(r"(\S+) goes on; to follow it again: trn watch", seen)
+    assert code == 0
+    assert found, seen
+
+    watcher = Terminal(home, "watch", found[1])
+    watcher.wait_for("/3,000  loss ")
+    watcher.press(b"\x03")  # only ends the watching
+    assert watcher.end()[0] == 130
+
+    terminal = Terminal(home, "run", "-c", job)
+    terminal.wait_for("an equal run exists")
+    terminal.wait_for("/3,000  loss ")
+    terminal.press(b"\x03")
+    terminal.wait_for("(Enter)?")
+    terminal.press(b"c")
+    code, seen = terminal.end()
+    assert (code, "cancelled at step" in seen, f"trn resume {found[1]}" in seen) == (8, True, True), seen
+
+
+def test_ctrl_c_twice_at_a_terminal_cancels(home: Path, folder: Path) -> None:
+    terminal = Terminal(home, "run", "-c", write_job(folder, 3000, step_ms=20))
+    terminal.wait_for("/3,000  loss ")
+    terminal.press(b"\x03")
+    terminal.wait_for("(Enter)?")
+    terminal.press(b"\x03")
+    code, seen = terminal.end()
+    assert (code, "cancelled with Ctrl-C" in seen) == (8, True), seen
+
+
+def test_with_json_a_terminal_gets_nothing_but_json_lines(home: Path, folder: Path) -> None:
+    terminal = Terminal(home, "run", "-c", write_job(folder), "--json")
+    code, seen = terminal.end()
+    assert code == 0
+    assert json.loads(seen.strip().splitlines()[-1])["event"] == "job_completed"

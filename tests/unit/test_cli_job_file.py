@@ -1,0 +1,194 @@
+"""A job file and the options of the command line become one job, or all of its faults are named at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trn.client.cli.job_file import Changes, assign, read_assignments, read_job
+from trn.client.cli.resume import find_checkpoint
+from trn.client.cli.trainer_source import find_trainer_faults
+from trn.core.errors import InvalidRequestError, NotFoundError
+
+SOURCE = """
+from somewhere import Imported
+if True:
+    class Conditional: ...
+class Mine: ...
+OTHER = Mine()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    return tmp_path
+
+
+def write_job(folder: Path, name: str = "job.json", **fields: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps({"trainer": "mine:Mine", "mock_batches": [1, 2], **fields}))
+    return path
+
+
+def faults_of(path: Path, **changes: Any) -> list[str]:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_job(path, Changes(**changes))
+    return refused.value.faults
+
+
+def test_options_are_laid_over_the_file_and_the_profile(folder: Path) -> None:
+    path = write_job(
+        folder,
+        max_steps=5,
+        hyperparams={"lr": 1, "depth": {"a": 1, "b": 2}},
+        resources={"gpus": 4, "cpus": 2},
+        profiles={"long": {"max_steps": 50, "hyperparams": {"depth": {"b": 3}}}},
+    )
+    changes = Changes(
+        profile="long",
+        assignments=[
+            "hyperparams.depth.a=[1, null]",
+            "hyperparams.kind=plain text",
+            "tags.who=me",
+            "env.N=1",
+            "seed=7",
+        ],
+        name="trial",
+        devices="cuda:0, cuda:1",
+    )
+    job = read_job(path, changes)
+    assert job.base_dir == folder
+    assert job.config == {
+        "trainer": "mine:Mine",
+        "mock_batches": [1, 2],
+        "max_steps": 50,
+        "seed": 7,
+        "name": "trial",
+        "tags": {"who": "me"},
+        "env": {"N": "1"},
+        "hyperparams": {"lr": 1, "depth": {"a": [1, None], "b": 3}, "kind": "plain text"},
+        "resources": {"cpus": 2, "devices": ["cuda:0", "cuda:1"]},
+    }
+
+
+def test_yaml_is_read_as_the_worker_reads_it(folder: Path) -> None:
+    path = folder / "job.yaml"
+    path.write_text("trainer: mine:Mine\nmock_batches: [1]\nhyperparams: {lr: 1e-4, answer: no}\n")
+    assert read_job(path, Changes()).config["hyperparams"] == {"lr": 0.0001, "answer": "no"}
+
+
+def test_all_faults_are_named_at_once(folder: Path) -> None:
+    path = write_job(folder, max_stps=5, seed=-1, weights="none.pt", trainer="mine:Mien")
+    told = "\n".join(
+        faults_of(path, assignments=["nonsense", "seed.x=1"], devices="cuda:0", is_cpu_only=True)
+    )
+    for part in (
+        "did you mean `max_steps`?",
+        "seed:",
+        f"weights: there is no {folder / 'none.pt'}",
+        "trainer: mine defines no Mien: did you mean Mine?",
+        "--set nonsense: expected key=value",
+        "--set seed.x=1: seed is -1, which has no fields",
+        "--devices and --cpu-only exclude each other",
+    ):
+        assert part in told
+
+
+def test_a_missing_data_file_is_named_and_a_pattern_or_ref_is_left_to_the_worker(folder: Path) -> None:
+    (folder / "part-1.parquet").touch()
+    dataset = {"parquet_paths": ["part-*.parquet", "s3://bucket/x.parquet", "gone.parquet", "no-*.parquet"]}
+    path = folder / "job.json"
+    path.write_text(json.dumps({"trainer": "mine:Mine", "max_steps": 1, "dataset": dataset}))
+    assert faults_of(path) == [
+        f"dataset.parquet_paths[2]: there is no {folder / 'gone.parquet'}",
+        f"dataset.parquet_paths[3]: there is no {folder / 'no-*.parquet'}",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\xfe", b"{", b'{"trainer": 1}'])
+def test_a_file_that_holds_no_job_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "job.json").write_bytes(content)
+    assert faults_of(folder / "job.json")
+
+
+def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
+    assert "cannot be read" in faults_of(folder / "absent.yaml")[0]
+    assert "cannot be read" in faults_of(folder)[0]
+
+
+def test_an_unknown_profile_is_named_with_the_nearest(folder: Path) -> None:
+    path = write_job(folder, profiles={"quick": {}})
+    assert "did you mean `quick`?" in faults_of(path, profile="quik")[0]
+
+
+def test_another_run_gets_an_id_of_its_own(folder: Path) -> None:
+    path = write_job(folder, run_id="mine-1")
+    first, second = (read_job(path, Changes(is_another=True)).config["run_id"] for _ in range(2))
+    assert first != second
+    assert first.startswith("mine-1-")
+    assert read_job(path, Changes()).config["run_id"] == "mine-1"
+
+
+def test_a_set_does_not_change_what_it_was_laid_over() -> None:
+    below = {"b": {"c": 1}}
+    document: dict[str, Any] = {"a": below}
+    assert assign(document, "a.b.c=2") is None
+    assert (document, below) == ({"a": {"b": {"c": 2}}}, {"b": {"c": 1}})
+
+
+def test_overrides_of_a_resume_name_every_fault() -> None:
+    assert read_assignments(["max_steps=9", "a.b=null", "a.c=x=y"]) == {
+        "max_steps": 9,
+        "a": {"b": None, "c": "x=y"},
+    }
+    with pytest.raises(InvalidRequestError) as refused:
+        read_assignments(["=1", "a..b=1"])
+    assert len(refused.value.faults) == 2
+
+
+@pytest.mark.parametrize("symbol", ["Mine", "Conditional", "Imported", "OTHER", "Mine.inner", ""])
+def test_what_a_module_defines_is_found_without_running_it(folder: Path, symbol: str) -> None:
+    assert find_trainer_faults(f"mine:{symbol}", [folder]) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "told"),
+    [
+        ("mien:Mine", "did you mean mine?"),
+        ("mine.inner:Mine", "no module mine.inner"),
+        ("broken:X", "line 1"),
+        ("mine:Yours", "it has"),
+    ],
+)
+def test_a_trainer_class_that_is_not_there_is_told(folder: Path, trainer: str, told: str) -> None:
+    (folder / "broken.py").write_text("class X(\n")
+    (fault,) = find_trainer_faults(trainer, [folder])
+    assert told in fault
+
+
+def test_what_cannot_be_told_is_left_to_the_worker(folder: Path) -> None:
+    (folder / "open.py").write_text("from mine import *\n")
+    (folder / "lazy.py").write_text("def __getattr__(name): ...\n")
+    for trainer in ("open:X", "lazy:X", "json:anything"):
+        assert find_trainer_faults(trainer, [folder]) == []
+
+
+def test_a_checkpoint_is_found_by_its_meta_or_its_data_and_must_be_whole(tmp_path: Path) -> None:
+    meta = tmp_path / "final.meta.json"
+    meta.write_text(json.dumps({"run_id": "r", "files": [{"name": "final.pt", "size_bytes": 3}]}))
+    (tmp_path / "final.pt").write_bytes(b"abc")
+    assert find_checkpoint(meta) == find_checkpoint(tmp_path / "final.pt") == (meta, "r")
+    (tmp_path / "final.pt").write_bytes(b"ab")
+    with pytest.raises(InvalidRequestError, match="has 2 bytes, was saved with 3"):
+        find_checkpoint(meta)
+    (tmp_path / "final.pt").unlink()
+    with pytest.raises(InvalidRequestError, match=r"final\.pt: No such file"):
+        find_checkpoint(meta)
+    with pytest.raises(NotFoundError):
+        find_checkpoint(tmp_path / "other.meta.json")
+    for content in ("{", "[]", "{}", '{"run_id": 1}'):
+        meta.write_text(content)
+        with pytest.raises(InvalidRequestError, match="is no checkpoint"):
+            find_checkpoint(meta)

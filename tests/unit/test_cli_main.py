@@ -1,0 +1,76 @@
+"""The door of the command line: every way to end has its exit code, its line for people and its object for programs."""
+
+import errno
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+
+from trn.client.cli import verbs
+from trn.client.cli.exit_codes import ExitCode
+from trn.core.errors import ConflictError, InvalidRequestError
+
+
+@pytest.fixture
+def ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, Any, str]]:
+    """A verb that does this -> (exit code, its object, what it said)."""
+
+    def run(act: Callable[[], object]) -> tuple[int, Any, str]:
+        monkeypatch.setattr(verbs.group, "get_command", lambda *_: click.Command("verb", callback=act))
+        code = verbs.run(["verb"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else None, err
+
+    return run
+
+
+def raises(fault: BaseException) -> Callable[[], object]:
+    def act() -> object:
+        raise fault
+
+    return act
+
+
+def test_what_a_verb_returns_is_the_exit_code(ends: Callable[..., tuple[int, Any, str]]) -> None:
+    assert ends(lambda: None) == (0, None, "")
+    assert ends(lambda: ExitCode.CANCELLED_RUN) == (8, None, "")
+
+
+def test_an_error_of_ours_is_one_line_and_one_object(ends: Callable[..., tuple[int, Any, str]]) -> None:
+    code, told, said = ends(raises(ConflictError("it \x1b[31mhas ended")))
+    assert (code, said) == (6, "trn: it �[31mhas ended\n")
+    assert told == {"event": "error", "code": "failed-precondition", "message": "it \x1b[31mhas ended"}
+    code, told, said = ends(raises(InvalidRequestError("no job", ["a: bad", "b: worse"])))
+    assert (code, told["faults"]) == (3, ["a: bad", "b: worse"])
+    assert said == "trn: no job\n  - a: bad\n  - b: worse\n"
+
+
+def test_a_full_disk_is_no_bug_and_a_bug_is_one(ends: Callable[..., tuple[int, Any, str]]) -> None:
+    code, told, said = ends(raises(OSError(errno.ENOSPC, "No space left on device", "/x")))
+    assert (code, told["code"], "Traceback" in said) == (5, "unavailable", False)
+    for fault in (RuntimeError("oh"), OSError(errno.EBADF, "oh")):
+        code, told, said = ends(raises(fault))
+        assert (code, told["code"], "Traceback" in said) == (70, "internal", True)
+        assert "a fault of trn itself" in said
+
+
+def test_ctrl_c_and_wrong_words_have_codes_of_their_own(ends: Callable[..., tuple[int, Any, str]]) -> None:
+    assert ends(raises(KeyboardInterrupt()))[0] == 130
+    code, told, said = ends(raises(click.UsageError("not like that")))
+    assert (code, told["code"]) == (2, "usage")
+    assert "not like that" in said
+
+
+def test_a_verb_without_a_module_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(verbs.VERBS, "ghost", ("no_such_module", "Boo."))
+    for words, code in ((["-h"], 0), (["ghost"], 2)):
+        assert verbs.run(words) == code
+    out, err = capsys.readouterr()
+    assert "Boo." not in out
+    assert "No such command 'ghost'" in err

@@ -1,0 +1,190 @@
+"""What the command line says: charts, times, blame, sentences. Pure parts only."""
+
+import math
+from typing import Any
+
+import pytest
+
+from trn.client.cli import exit_codes
+from trn.client.cli.durations import parse_since, say_ago, say_duration
+from trn.client.cli.explanation import explain
+from trn.client.cli.faults import BLAMES, find_blame
+from trn.client.cli.output import plain
+from trn.client.daemon_start import WORKERS_PREFIXES, WORKERS_VARIABLES, own_environment
+from trn.client.terminal_chart import draw_chart
+from trn.core import errors
+from trn.core.runs import AttemptRecord, RunRecord, RunState
+
+AT_MS = 10_000_000
+
+
+def run(state: RunState, **more: Any) -> RunRecord:
+    fields: dict[str, Any] = {
+        "reason": "because",
+        "submitted_ms": AT_MS - 60_000,
+        "updated_ms": AT_MS,
+        **more,
+    }
+    return RunRecord(run_id="r-1", digest="", state=state, config={}, **fields)
+
+
+def attempt(cause: str, **more: Any) -> AttemptRecord:
+    fields = {"launched_ms": AT_MS - 50_000, "ended_ms": AT_MS - 1000, **more}
+    return AttemptRecord(run_id="r-1", number=1, cause=cause, **fields)
+
+
+def test_whose_fault_it_was_is_what_the_daemons_own_table_says() -> None:
+    from trn.daemon.failures import rows
+
+    for row in rows():
+        for words in (row.words, f"{row.words}: some detail", f"{row.words} at step 3: more"):
+            blame = find_blame(words, "r-1")
+            assert blame is not None, row.cause
+            assert blame.fault == row.fault, row.cause
+            assert "{" not in blame.remedy
+    # and nothing is blamed that the daemon never says
+    assert [known for known in BLAMES if not any(row.words.startswith(known) for row in rows())] == []
+    assert find_blame("something that a newer daemon says", "r-1") is None
+
+
+def test_what_a_daemon_must_not_inherit_is_what_a_launcher_must_not() -> None:
+    from trn.executors import launcher_process
+
+    assert launcher_process.WORKERS_VARIABLES == WORKERS_VARIABLES
+    assert launcher_process.WORKERS_PREFIXES == WORKERS_PREFIXES
+    assert own_environment({"TRAINER_RUN_ID": "x", "RANK": "0", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    codes = {kind.__name__: exit_codes.exit_code_of(kind("x")) for kind in kinds}
+    assert codes.pop("TrnError") == exit_codes.ExitCode.INTERNAL
+    assert exit_codes.ExitCode.INTERNAL not in codes.values()
+    assert (codes["InfeasibleError"], codes["NotFoundError"], codes["UnavailableError"]) == (3, 4, 5)
+    assert exit_codes.exit_code_of_state("CANCELLED") == exit_codes.ExitCode.CANCELLED_RUN
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        (
+            (run(RunState.PENDING, reason="waits for 1 GPU"), [], ["other"]),
+            "waits for 1 GPU (held by other); it starts",
+        ),
+        (
+            (
+                run(
+                    RunState.PENDING,
+                    reason="attempt 1: lost; attempt 2 follows",
+                    not_before_ms=AT_MS + 5000,
+                    attempt=1,
+                ),
+                [attempt("ended, and nobody saw how")],
+                [],
+            ),
+            "the machine's fault; its next attempt follows in 5s",
+        ),
+        (
+            (run(RunState.RUNNING, step=5, end_step=10, attempt=1), [attempt("", ended_ms=None)], []),
+            "at step 5 of 10",
+        ),
+        (
+            (run(RunState.RUNNING, attempt=1, is_cancel_wanted=True, cancel_reason="enough"), [], []),
+            "is being stopped at step 0: enough",
+        ),
+        (
+            (run(RunState.COMPLETED, step=7, ended_ms=AT_MS), [attempt("completed at step 7")], []),
+            "reached step 7 after 1m00s",
+        ),
+        ((run(RunState.CANCELLED, reason="enough; it had not started"), [], []), "was cancelled: enough"),
+        (
+            (
+                run(RunState.FAILED, reason="failed while training at step 3: X; no more", attempt=1),
+                [attempt("failed while training at step 3: X")],
+                [],
+            ),
+            "r-1 failed while training at step 3: X; no more; the job's own fault; it is final",
+        ),
+        (
+            (
+                run(RunState.FAILED, reason="a fault of trn itself, please report it: X", attempt=1),
+                [attempt("a fault of trn itself, please report it: X")],
+                [],
+            ),
+            "our fault",
+        ),
+    ],
+)
+def test_one_sentence_says_what_happens_whose_fault_it_is_and_what_is_next(
+    known: tuple[RunRecord, list[AttemptRecord], list[str]], says: str
+) -> None:
+    about, attempts, holders = known
+    told = explain(about, attempts, at_ms=AT_MS, is_daemon_up=True, holders=holders)
+    assert says in told.sentence
+    assert told.sentence.endswith(".")
+    assert told.next
+
+
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.DISPATCHING, RunState.RUNNING])
+def test_without_a_daemon_an_unfinished_run_is_told_to_need_one(state: RunState) -> None:
+    told = explain(run(state, attempt=1), [], at_ms=AT_MS, is_daemon_up=False)
+    assert "`trn daemon start`" in told.remedy
+
+
+def test_a_silent_worker_is_named_before_it_is_ended() -> None:
+    newest = attempt("", ended_ms=None, last_heartbeat_ms=AT_MS - 45_000)
+    told = explain(run(RunState.RUNNING, attempt=1), [newest], at_ms=AT_MS, is_daemon_up=True)
+    assert "no sign of life for 45s" in told.sentence
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "said"),
+    [
+        (0, "0ms"),
+        (850, "850ms"),
+        (42_000, "42s"),
+        (185_000, "3m05s"),
+        (7_800_000, "2h10m"),
+        (273_600_000, "3d04h"),
+    ],
+)
+def test_durations_are_said_with_two_units_at_most(duration_ms: int, said: str) -> None:
+    assert say_duration(duration_ms) == said
+    assert say_ago(AT_MS - duration_ms, AT_MS) == ("now" if duration_ms < 1000 else f"{said} ago")
+
+
+def test_times_are_understood_as_ages_and_as_dates() -> None:
+    assert parse_since("90s", AT_MS) == AT_MS - 90_000
+    assert parse_since("1.5h", AT_MS) == AT_MS - 5_400_000
+    assert parse_since("1970-01-02T00:00:00+00:00", AT_MS) == 86_400_000
+    for text in ("", "soon", "5x", "h"):
+        with pytest.raises(ValueError, match="Invalid isoformat"):
+            parse_since(text, AT_MS)
+
+
+def test_text_of_a_run_cannot_steer_the_terminal() -> None:
+    assert plain("a\x1b[31mb\nc\td\x07\x9b") == "a�[31mb c d��"
+
+
+def test_a_chart_shows_both_ends_and_fits_its_width() -> None:
+    lines = draw_chart([1, 2, 3], [3.0, 2.0, 1.0], width=40, height=5)
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 40
+    assert lines[0].startswith("3 │⠁") or lines[0].startswith("3 │⠉") or lines[0][3] != " "
+    assert lines[4].rstrip()[-1] not in " │"
+    assert lines[5].endswith("3")
+    bare = draw_chart([1, 2, 3], [3.0, 2.0, 1.0], width=40, height=5, is_unicode=False)
+    assert set("".join(bare)) <= set(" |+*0123456789.")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 1.0], [math.nan, 1.0], [-1.7e308, 1.7e308], [math.inf, 0.0, -math.inf], [0.0]],
+)
+def test_no_number_breaks_a_chart(values: list[float]) -> None:
+    assert len(draw_chart(range(len(values)), values, width=30, height=4)) == 5
+
+
+def test_nothing_to_draw_is_no_chart() -> None:
+    assert draw_chart([], [], width=30) == []
+    assert draw_chart([1], [math.nan], width=30) == []

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import pty
@@ -44,7 +45,9 @@ def new_run(run_id: str, **more: Any) -> NewRun:
 def fill(home: Home) -> None:
     """Four runs, as a daemon would have left them."""
     home.make()
-    registry, metrics = RunRegistry(home.registry), MetricStore(home.metrics)
+    ticks = itertools.count(time.time_ns() // 1_000_000 - 1000)  # no two at once
+    registry = RunRegistry(home.registry, clock_ms=lambda: next(ticks))
+    metrics = MetricStore(home.metrics)
     for run in (
         new_run("alpha-1", name="first", tags={"team": "vision"}),
         new_run("alpha-2", name="second", tags={"team": "speech"}, max_attempts=2),

@@ -198,7 +198,7 @@ def test_a_refusal_is_not_tried_again_and_has_the_class_of_its_cause(tmp_path: P
             await host.add_run("abc-2")
             for run_id, kind in (
                 ("missing", errors.NotFoundError),
-                ("abc", errors.InvalidRequestError),
+                ("abc", errors.AmbiguousError),
                 ("../../etc", errors.InvalidRequestError),
                 ("", errors.InvalidRequestError),
             ):

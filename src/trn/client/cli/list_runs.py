@@ -234,7 +234,9 @@ class _Table:
             return self.view.heads(self._which, limit=self._limit or -1)
         runs = self.view.heads(self._which)
         if self._sort in SORTS:
-            runs.sort(key=SORTS[self._sort], reverse=self._is_reversed)
+            runs.sort(key=SORTS[self._sort])
+            if self._is_reversed:
+                runs.reverse()  # also where two are equal
         else:
             values = {run.run_id: run.record()["metrics"].get(self._sort) for run in runs}
             runs = [run for run in runs if values[run.run_id] is not None]

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_plan_names_all_that_its_worker_needs(folder: RunFolder) -> None:
-    made = plan(run(base_dir="/work/x", snapshot="sha256:2"), folder, "cuda:3").plan
+    made = plan(run(base_dir="/jobs/x", snapshot="sha256:2"), folder, "cuda:3").plan
     assert (made.run_id, made.number, made.is_warm) == ("r", 2, True)
     assert made.argv == (PYTHON, "-P", "-m", "gen_worker.entrypoint")
     assert made.env == {
@@ -66,17 +66,17 @@ def test_a_plan_names_all_that_its_worker_needs(folder: RunFolder) -> None:
         "TRAINER_CONTRACT_PATH": str(folder.contract),
         "TRAINER_ATTEMPT": "2",
         "TRAINER_DOORBELL": "/home/x/doorbell.sock",
-        "TRAINER_BASE_DIR": "/work/x",
+        "TRAINER_BASE_DIR": "/jobs/x",
         "CUDA_VISIBLE_DEVICES": "3",
     }
-    assert (made.cwd, made.code_dir) == ("/work/x", str(folder.code))
+    assert (made.cwd, made.code_dir) == ("/jobs/x", str(folder.code))
     assert not folder.root.exists()  # nothing was written
 
 
 def test_without_a_snapshot_the_base_folder_is_imported_from_and_without_both_the_runs_own_is_home(
     folder: RunFolder,
 ) -> None:
-    assert plan(run(base_dir="/work/x"), folder).plan.code_dir == "/work/x"
+    assert plan(run(base_dir="/jobs/x"), folder).plan.code_dir == "/jobs/x"
     bare = plan(run(), folder).plan
     assert (bare.code_dir, bare.cwd) == ("", str(folder.root))
     assert "TRAINER_BASE_DIR" not in bare.env

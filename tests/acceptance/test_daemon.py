@@ -17,6 +17,8 @@ import trn
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, UnavailableError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from worker_process import write_rows
+
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 
 TRAINERS = Path(__file__).parents[1] / "integration" / "trainers"
@@ -180,6 +182,32 @@ def test_a_worker_that_hangs_is_ended_and_says_why(client: trn.Client, tmp_path:
     run = client.wait(run_id, timeout_s=DEADLINE_S)
     assert run.state == "FAILED"
     assert "silent for" in run.reason
+
+
+def test_a_run_of_several_processes_trains_and_is_cancelled_as_one(
+    client: trn.Client, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "rows.parquet", num_rows=32)
+    config = {
+        "name": "two processes",
+        "trainer": "parallel_mlp:ParallelMlp",
+        "dataset": {"parquet_paths": [str(rows)], "batch_size": 8},
+        "max_steps": 6,
+        "metric_every": 1,
+        "resources": {"processes": 2, "cpus": 2, "devices": ["cpu"]},
+    }
+    run = client.wait(client.submit(config, base_dir=TRAINERS).run.run_id, timeout_s=DEADLINE_S)
+    assert (run.state, run.step) == ("COMPLETED", 6), run.reason
+    assert {event["attempt"] for event in client.events(run.run_id)} == {1}
+    endless = {**config, "name": "two processes, cancelled", "max_steps": 1_000_000}
+    run_id = client.submit(endless, base_dir=TRAINERS).run.run_id
+    wait_until(lambda: client.get(run_id).step > 0)
+    pid = client.details(run_id).attempts[0].pid
+    family = psutil.Process(pid).children(recursive=True)
+    assert len(family) >= 2
+    client.cancel(run_id, "enough")
+    assert client.wait(run_id, timeout_s=DEADLINE_S).state == "CANCELLED"
+    assert [one for one in family if one.is_running()] == []
 
 
 def test_a_daemon_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:

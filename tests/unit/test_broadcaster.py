@@ -266,6 +266,7 @@ def test_a_commit_after_the_loop_is_closed_is_told_to_nobody(registry: RunRegist
 
     async def main() -> None:
         pump = asyncio.create_task(broadcaster.run())
+        broadcaster.watch_runs("somebody who never left")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         pump.cancel()
@@ -273,3 +274,4 @@ def test_a_commit_after_the_loop_is_closed_is_told_to_nobody(registry: RunRegist
     asyncio.run(main())
     broadcaster.run_changed()
     broadcaster.run_changed()
+    assert broadcaster.num_watchers == 1  # so it was told, had there been a loop

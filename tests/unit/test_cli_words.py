@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
+from gen_worker.launcher_protocol import PROCESS_MARK
 from trn.client.cli import exit_codes
 from trn.client.cli.durations import parse_since, say_ago, say_duration
 from trn.client.cli.explanation import explain
 from trn.client.cli.faults import BLAMES, find_blame
 from trn.client.cli.output import plain
-from trn.client.daemon_start import WORKERS_PREFIXES, WORKERS_VARIABLES, own_environment
 from trn.client.terminal_chart import draw_chart
 from trn.core import errors
 from trn.core.runs import AttemptRecord, RunRecord, RunState
+from trn.core.workers_variables import NAMES, without_workers_variables
 
 AT_MS = 10_000_000
 
@@ -47,12 +48,9 @@ def test_whose_fault_it_was_is_what_the_daemons_own_table_says() -> None:
     assert find_blame("something that a newer daemon says", "r-1") is None
 
 
-def test_what_a_daemon_must_not_inherit_is_what_a_launcher_must_not() -> None:
-    from trn.executors import launcher_process
-
-    assert launcher_process.WORKERS_VARIABLES == WORKERS_VARIABLES
-    assert launcher_process.WORKERS_PREFIXES == WORKERS_PREFIXES
-    assert own_environment({"TRAINER_RUN_ID": "x", "RANK": "0", "PATH": "/bin"}) == {"PATH": "/bin"}
+def test_what_is_a_workers_own_is_not_handed_on_to_a_daemon_or_launcher() -> None:
+    assert PROCESS_MARK in NAMES
+    assert without_workers_variables({"TRAINER_RUN_ID": "x", "RANK": "0", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
 def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
+from trn.core.workers_variables import without_workers_variables
 
 START_PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.02
@@ -27,27 +28,6 @@ MAX_OUTPUT_BYTES = 1 << 20
 OUTPUT_NAME, START_LOCK_NAME = "daemon.out", "daemon-start.lock"
 # What a daemon says that was refused because there is another one: wait for that one.
 ANOTHER = "another daemon has"
-
-# Whoever starts a daemon may be a worker itself; its launcher's workers must not be taken for that worker's own.
-WORKERS_PREFIXES = ("TRAINER_", "TORCHELASTIC_")
-WORKERS_VARIABLES = frozenset(
-    {
-        "GEN_WORKER_PROCESS",
-        "WORKER_MODE",
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "GEN_WORKER_OUTCOME_DIR",
-        "GEN_WORKER_LAUNCHER",
-    }
-)
 
 
 class RunningDaemon(NamedTuple):
@@ -143,21 +123,12 @@ def _spawn(home: Home, path: Path, idle_exit_s: float | None) -> "tuple[subproce
                 stdout=file,
                 stderr=file,
                 cwd=home.root,
-                env=own_environment(os.environ),
+                env=without_workers_variables(os.environ),
                 start_new_session=True,
             )
             return process, begin
     except OSError as fault:
         raise UnavailableError(f"no daemon can be started: {fault}") from fault
-
-
-def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what is a worker's."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in WORKERS_VARIABLES and not name.startswith(WORKERS_PREFIXES)
-    }
 
 
 def _listener(home: Home) -> int | None:

@@ -4,35 +4,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from gen_worker.launcher_protocol import PROCESS_MARK, LauncherInfo, is_same_process
+from gen_worker.launcher_protocol import LauncherInfo, is_same_process
 from trn.core.errors import UnavailableError
+from trn.core.workers_variables import without_workers_variables
 
 START_PATIENCE_S = 60.0
 LOG_NAME = "launcher.log"
-WORKERS_PREFIXES = ("TRAINER_", "TORCHELASTIC_")
-WORKERS_VARIABLES = frozenset(
-    {
-        PROCESS_MARK,
-        "WORKER_MODE",
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "GEN_WORKER_OUTCOME_DIR",
-        "GEN_WORKER_LAUNCHER",
-    }
-)
 
 
 def find_launchers(folder: Path) -> list[LauncherInfo]:
@@ -54,15 +35,6 @@ def find_launchers(folder: Path) -> list[LauncherInfo]:
     return sorted(living, key=lambda info: (info.start_ticks or 0, info.pid))
 
 
-def _own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what is a worker's: who starts us may be one, and its launcher's workers would be taken for its own."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in WORKERS_VARIABLES and not name.startswith(WORKERS_PREFIXES)
-    }
-
-
 def start_launcher(folder: Path, *, idle_exit_s: float, is_bare: bool = False) -> None:
     """Returns when a new one listens; it is warm some seconds later. Blocks."""
     # -P: a file in the current folder must not stand in for a library.
@@ -77,7 +49,7 @@ def start_launcher(folder: Path, *, idle_exit_s: float, is_bare: bool = False) -
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env=_own_environment(os.environ),
+                env=without_workers_variables(os.environ),
                 start_new_session=True,
                 timeout=START_PATIENCE_S,
                 check=False,

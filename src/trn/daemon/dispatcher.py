@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from trn.core.errors import ConflictError, InfeasibleError, TrnError
+from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home, socket_address
-from trn.core.runs import Needs, QueuedRun, RunRecord, RunState
+from trn.core.runs import QueuedRun, RunRecord, RunState
 from trn.core.settings import Settings
 from trn.daemon.attempt_parts import DeviceView, EventIngest, Parts
 from trn.daemon.environment_report import EnvironmentReports
@@ -90,14 +90,6 @@ class TrainerDispatcher:
         if supervisor is not None:
             supervisor.cancel()
         self.wake()
-
-    def check_feasible(self, needs: Needs) -> None:
-        """InfeasibleError where this machine could never hold that, with the most that it could."""
-        inventory = self._parts.devices.inventory
-        device_ids = [device.device_id for device in inventory.devices]
-        faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
-        if faults:
-            raise InfeasibleError("this machine could never run it", faults)
 
     def plan(self, new: NewRun) -> bytes:
         """What would be started for it on an idle machine, as JSON. Queues nothing, writes nothing."""

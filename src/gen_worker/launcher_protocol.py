@@ -49,6 +49,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     attempt_dir: str
     contract_path: str
     is_warm: bool
+    is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
@@ -171,6 +172,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     boot_id: str = ""
     pid: int = 0
     start_ticks: int | None = None
+    log_offset: int | None = None  # of the run's log, where the output of this attempt begins
     abandoned: bool = False
 
 

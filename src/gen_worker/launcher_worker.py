@@ -66,7 +66,8 @@ def become_worker(
         pid = os.getpid()
         state = read_process(pid)
         ticks = None if state is None else state.start_ticks
-        record = AttemptRecord(boot_id=boot_id(), pid=pid, start_ticks=ticks)
+        log_offset = os.fstat(1).st_size
+        record = AttemptRecord(boot_id=boot_id(), pid=pid, start_ticks=ticks, log_offset=log_offset)
         try:
             is_ours = claim(record_path(plan.attempt_dir, plan.number), record)
         except OSError as fault:
@@ -182,7 +183,7 @@ def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str]) -> None:
     threads = plan.env.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdecimal() and int(threads) > 0:
         torch.set_num_threads(int(threads))  # it read the variable when it was imported
-    if numpy is not None and torch is not None:
+    if plan.is_writer_wanted and numpy is not None and torch is not None:
         from gen_worker.trainer.checkpoints import warm_writer
 
         with contextlib.suppress(OSError):  # then it starts one itself

@@ -21,9 +21,10 @@ def content(step, state=None, *, final=False, **more):
     return CheckpointContent(step=step, final=final, state=state or {"w": torch.ones(4) * step}, **fields)
 
 
-@pytest.fixture
-def writer(tmp_path):
-    with ArtifactWriter(tmp_path / "checkpoints", tmp_path / "samples", run_id="run", keep_last=0) as made:
+@pytest.fixture(params=[False, True], ids=["own-process", "in-process"])
+def writer(tmp_path, request):
+    folders = tmp_path / "checkpoints", tmp_path / "samples"
+    with ArtifactWriter(*folders, run_id="run", keep_last=0, is_writer_in_process=request.param) as made:
         yield made
 
 

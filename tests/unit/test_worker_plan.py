@@ -57,6 +57,21 @@ def folder(tmp_path: Path) -> RunFolder:
     return Home(tmp_path).run("r")
 
 
+@pytest.mark.parametrize(
+    ("asked", "is_wanted"),
+    [
+        ({}, True),
+        ({"checkpoint_every": 5}, True),
+        ({"checkpoint_every": 0}, False),
+        ({"checkpoint_every": 0, "callbacks": ["a:Saves"]}, True),
+    ],
+)
+def test_a_run_that_saves_only_at_its_end_gets_no_process_for_it(
+    folder: RunFolder, asked: dict[str, Any], is_wanted: bool
+) -> None:
+    assert plan(run(config={**CONFIG, **asked}), folder).plan.is_writer_wanted is is_wanted
+
+
 def test_a_plan_names_all_that_its_worker_needs(folder: RunFolder) -> None:
     made = plan(run(base_dir="/jobs/x", snapshot="sha256:2"), folder, "cuda:3").plan
     assert (made.run_id, made.number, made.is_warm) == ("r", 2, True)

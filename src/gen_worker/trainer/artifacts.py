@@ -90,8 +90,12 @@ class ArtifactWriter:
         keep_last: int = 3,
         keep_best: int = 1,
         inherit_fds: Sequence[int] = (),
+        is_writer_in_process: bool = False,
     ) -> None:
-        """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer: a lease outlives a killed worker with it."""
+        """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer: a lease outlives a killed worker with it.
+
+        `is_writer_in_process`: for one who saves only when there is nothing else to do; see `writer_thread`.
+        """
         self.checkpoints_dir = Path(checkpoints_dir)
         self._run_id = run_id
         self._attempt = attempt
@@ -106,6 +110,7 @@ class ArtifactWriter:
             keep_last=keep_last,
             keep_best=keep_best,
             inherit_fds=inherit_fds,
+            is_in_process=is_writer_in_process,
         )
         self._layout: FileLayout | None = None
         self._layout_key: object = None

@@ -297,6 +297,10 @@ class Assembly:
             keep_last=wanted.keep_last,
             keep_best=wanted.keep_best,
             inherit_fds=(lease.fd,),
+            # Nothing asks for a save before the end: no cadence, and no callback that could.
+            is_writer_in_process=not (
+                self.job.checkpoint_every or self.job.callbacks or self.given.callbacks
+            ),
         )
         self.stack.callback(artifacts.close)
         artifacts.start()

@@ -76,6 +76,8 @@ def build_plan(
         attempt_dir=str(folder.attempts),
         contract_path=str(folder.contract),
         is_warm=is_same_python(interpreter, launcher_python),
+        # As the worker will decide it; to guess wrong costs it a moment, no more.
+        is_writer_wanted=run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks")),
     )
     contract = TrainerSubprocessContractV1(
         trainer_plugin=run.config.get("trainer") or "",

@@ -35,6 +35,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     attempt_dir: str  # its record and its exit are made here
     contract_path: str
     is_warm: bool
+    is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
 
     @property
     def key(self) -> AttemptKey:

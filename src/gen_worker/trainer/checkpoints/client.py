@@ -27,15 +27,17 @@ from gen_worker.trainer.checkpoints.messages import (
 )
 from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.warm_writer import WarmWriter, take
+from gen_worker.trainer.checkpoints.writer_thread import WriterThread
 
 _MODULE = "gen_worker.trainer.checkpoints.writer"
 _RECEIVE_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
+AnyWriter = subprocess.Popen[bytes] | WarmWriter | WriterThread
 _report_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 class CheckpointWriterClient:
-    """One writer process at a time, one save in flight at a time. Used from one thread."""
+    """One writer at a time, one save in flight at a time. Used from one thread."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class CheckpointWriterClient:
         keep_last: int,
         keep_best: int,
         inherit_fds: Sequence[int] = (),
+        is_in_process: bool = False,
     ) -> None:
         self.staging = StagingBuffer(open_anonymous_file())
         self._checkpoints_dir = checkpoints_dir
@@ -52,7 +55,8 @@ class CheckpointWriterClient:
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._inherit_fds = tuple(inherit_fds)
-        self._process: subprocess.Popen[bytes] | WarmWriter | None = None
+        self._is_in_process = is_in_process
+        self._process: AnyWriter | None = None
         self._connection: socket.socket | None = None
         self._inbox = Inbox()
         self._stem = ""  # of the save in flight
@@ -66,7 +70,7 @@ class CheckpointWriterClient:
         return bool(self._stem)
 
     def start(self) -> None:
-        """Start the process if none runs. Returns at once; a cold one needs about 0.1 s until it listens."""
+        """Start the writer if none runs. Returns at once; a cold process needs about 0.1 s until it listens."""
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:  # it had nothing in hand: no harm was done
@@ -74,8 +78,11 @@ class CheckpointWriterClient:
                 "the checkpoint writer %s while idle; starting another", _describe_end(self._process)
             )
             self._forget()
-        warm = take()
-        if warm is not None:
+        warm = None if self._is_in_process else take()
+        if self._is_in_process:
+            self._process = WriterThread(self._config())
+            self._connection = self._process.connection
+        elif warm is not None:
             self._process, self._connection = warm, warm.connection
             # The lease goes over as a descriptor, too: the folder stays leased while this writer finishes.
             with contextlib.suppress(ConnectionError):  # it just died: the first save will say so
@@ -183,7 +190,7 @@ class CheckpointWriterClient:
         self._stem = ""
 
 
-def _describe_end(process: subprocess.Popen[bytes] | WarmWriter) -> str:
+def _describe_end(process: AnyWriter) -> str:
     code = process.returncode
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"

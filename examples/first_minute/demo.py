@@ -1,12 +1,11 @@
 """Train, kill -9, resume, compare: does a killed and resumed run end with the same bits as one that was never stopped?
 
-`make demo` runs this. Two runs of one job go through real workers (`python -m gen_worker.entrypoint`). Everything is
-written below `demo-runs/` (`--out`), which is emptied at each start.
+`make demo` runs this. Two runs of one job go through `trn run`, which starts a daemon in a home of the demo's own.
+Everything is written below `demo-runs/` (`--out`), which is emptied at each start; at the end nothing is left running.
 """
 
 import argparse
 import hashlib
-import os
 import shutil
 import signal
 import sys
@@ -15,8 +14,8 @@ from typing import Any
 
 import yaml
 from digits import SIDE, write_digits
-from screen import Bar, Screen
-from workers import HERE, Run, Worker, WorkerFailedError
+from runs import HERE, TRN, DemoHome, Run, RunFailedError
+from screen import Bars, Screen
 
 MARKER = ".made-by-the-demo"  # only a folder that has it is ever emptied
 
@@ -36,7 +35,7 @@ def main() -> int:
     except KeyboardInterrupt:
         screen.say("\nStopped. No worker is left running.")
         return 130
-    except WorkerFailedError as fault:
+    except RunFailedError as fault:
         screen.say_error(str(fault))
         return 1
 
@@ -61,19 +60,18 @@ def tell_the_story(screen: Screen, out: Path, *, is_quick: bool) -> int:
     screen.say(
         f"  job    {job['max_steps']} steps, a checkpoint every {job['checkpoint_every']} steps, run twice\n"
     )
-    run_a, run_b = Run(out / "a"), Run(out / "b")
-    for run in (run_a, run_b):
-        run.write_job(job)
-    # torch has a cache of its own, which it would leave in the temporary folder
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(out / "cache" / "torch")
-    environ = {"TRN_CACHE_DIR": str(out / "cache")}
+    run_a, run_b = Run(out, "a"), Run(out, "b")
+    run_a.write_job(job)
+    run_b.write_job({**job, "retry": {"max_attempts": 2, "backoff_s": 0}})
     # Half way, and half way between two checkpoints: the steps since the last one have to be computed again.
     half_way = job["max_steps"] // (4 if is_quick else 2)
     kill_at = half_way - half_way % job["checkpoint_every"] + job["checkpoint_every"] // 2
-    with screen.bars(job["max_steps"]) as bars:
-        train(run_a, 1, bars.add("A never stopped"), environ)
-        train(run_b, 1, bars.add("B first worker "), environ, kill_at=kill_at)
-        train(run_b, 2, bars.add("B second worker"), environ)
+    for run in (run_a, run_b):
+        screen.say(f"  $ trn run --code {near(HERE)} --config {near(run.job_path)}")
+    screen.say()
+    with DemoHome(out) as home, screen.bars(job["max_steps"]) as bars:
+        train(home, run_a, bars, ["A never stopped"])
+        train(home, run_b, bars, ["B first worker ", "B second worker"], kill_at=kill_at)
     return compare(screen, out, run_a, run_b, job["max_steps"])
 
 
@@ -94,26 +92,29 @@ def empty_folder(out: Path) -> None:
     (out / MARKER).touch()
 
 
-def train(run: Run, number: int, bar: Bar, environ: dict[str, str], kill_at: int | None = None) -> None:
-    """One worker, followed through its events; killed once it has reported step `kill_at`."""
-    was_killed = False
-    with Worker(run, number, environ) as worker:
-        try:
-            for event in worker.follow():
-                if event["event"] == "metrics":
-                    bar.advance(event["step"], event["values"]["train/loss"])
-                elif event["event"] == "log" and event["message"].startswith("resumed at"):
-                    bar.step = event["step"]
-                    bar.note(f"resumed at step {event['step']}", "green")
-                if kill_at is not None and not was_killed and bar.step >= kill_at:
-                    worker.kill()
-                    was_killed = True
-        except KeyboardInterrupt:
-            bar.note("stopping", "yellow")
-            raise
-        worker.check(killed=was_killed)
-    if was_killed:
-        bar.note(f"killed with -9 at step {bar.step}", "bold red")
+def train(home: DemoHome, run: Run, bars: Bars, names: list[str], kill_at: int | None = None) -> None:
+    """One run, followed through what `trn run` tells; its first worker is killed once it has reported step `kill_at`."""
+    bar = bars.add(names[0])
+    attempt, was_killed = 1, False
+    try:
+        for event in run.follow(home):
+            if event.get("attempt", attempt) > attempt:
+                attempt = event["attempt"]
+                bar.note(f"killed with -9 at step {bar.step}", "bold red")
+                bar = bars.add(names[1])
+            if event["event"] == "metrics":
+                bar.advance(event["step"], event["values"]["train/loss"])
+            elif event["event"] == "log" and event["message"].startswith("resumed at"):
+                bar.step = event["step"]
+                bar.note(f"resumed at step {event['step']}", "green")
+            if kill_at is not None and not was_killed and bar.step >= kill_at:
+                run.kill_worker(attempt)
+                was_killed = True
+    except KeyboardInterrupt:
+        bar.note("stopping", "yellow")
+        raise
+    if was_killed and attempt == 1:
+        raise RunFailedError("the worker had finished before it could be killed: run the demo again")
 
 
 def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -> int:
@@ -151,18 +152,23 @@ def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -
 
 
 def show_next(screen: Screen, run: Run) -> None:
-    def near(path: Path) -> str:
-        return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
+    # As it can be typed in a shell in which nothing is set up.
+    command = TRN.name if shutil.which(TRN.name) else near(TRN)
+    home = near(run.folder.parent.parent)
     screen.show_next(
         [
-            (near(run.events_path), "what run B told, line by line"),
+            (f"{command} --home {home} status {run.folder.name}", "how run B went, and why"),
+            (near(run.events_path), "what it told, line by line"),
             (near(run.final_checkpoint.parent), "its checkpoints"),
             ("examples/first_minute/trainer.py", "the trainer class: six methods"),
             ("docs/authoring.md", "how to write your own"),
             ("make test", "the proof of this, and of the rest"),
         ]
     )
+
+
+def near(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ ORCHESTRATOR: tuple[str, ...] = (
     "attempt.drained",
     "attempt.closed",
     "attempt.ended",
+    "logs.write",
+    "logs.written",
+    "logs.synced",
+    "logs.committed",
 )
 
 _armed: dict[str, tuple[str, int]] = {}

@@ -14,15 +14,16 @@ import resource
 import shutil
 import socket
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gen_worker.machine_finding import Finding, Level
-from gen_worker.machine_torch import check_torch
+from gen_worker.machine_torch import NO_DEVICES, check_torch
 
 VERSION = "machine_report.v1"
 MIN_PYTHON = (3, 11)
@@ -44,26 +45,31 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
 
 
-def make_report(home: Path) -> MachineReport:
-    """Look at everything. Blocks for the import of torch and a write of 16 MB; raises nothing."""
+def make_report(
+    home: Path, *, expected: Mapping[str, int] = NO_DEVICES, is_quick: bool = False
+) -> MachineReport:
+    """Look at everything. Blocks for the import of torch and a write of 16 MB; raises nothing.
+
+    `is_quick` leaves out the write. `expected`: see `check_torch`.
+    """
     findings: list[Finding] = []
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        check_interpreter,
-        check_packages,
-        check_torch,
-        check_processors,
-        check_shared_memory,
-        lambda: check_disk(home),
-        check_limits,
-        lambda: check_clock(home),
-    ]
-    for check in checks:
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "interpreter": check_interpreter,
+        "packages": check_packages,
+        "torch": lambda: check_torch(expected),
+        "processors": check_processors,
+        "shared-memory": check_shared_memory,
+        "disk": lambda: check_disk(home, is_timed=not is_quick),
+        "limits": check_limits,
+        "clock": lambda: check_clock(home),
+    }
+    for name, check in checks.items():
         try:
             findings += check()
         except Exception as error:  # one question that cannot be asked must not hide the other answers
             findings.append(
                 Finding(
-                    check=getattr(check, "__name__", "check").removeprefix("check_").strip("<>"),
+                    check=name,
                     level=Level.WARNING,
                     message=f"could not be looked at: {type(error).__name__}: {error}",
                     remedy="report this: the check should have said what is wrong",
@@ -79,7 +85,12 @@ def make_report(home: Path) -> MachineReport:
 
 
 def check_interpreter() -> Iterator[Finding]:
-    facts = {"version": platform.python_version(), "executable": sys.executable, "prefix": sys.prefix}
+    facts = {
+        "version": platform.python_version(),
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "packages_dir": sysconfig.get_paths()["purelib"],
+    }
     words = f"{platform.python_implementation()} {facts['version']} at {sys.executable}"
     is_old = sys.version_info < MIN_PYTHON
     yield Finding(
@@ -176,7 +187,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  
     )
 
 
-def check_disk(home: Path) -> Iterator[Finding]:
+def check_disk(home: Path, *, is_timed: bool = True) -> Iterator[Finding]:
     """Free space at the home, and how fast what was written is safe. Where there is no home yet, its parent."""
     place = _existing(home)
     usage = shutil.disk_usage(place)
@@ -194,7 +205,7 @@ def check_disk(home: Path) -> Iterator[Finding]:
         remedy="" if level is Level.OK else "make room, or set TRN_HOME to a larger disk",
         facts={"path": str(place), "size_bytes": usage.total, "free_bytes": usage.free},
     )
-    if usage.free < 2 * PROBE_BYTES:
+    if not is_timed or usage.free < 2 * PROBE_BYTES:
         return
     try:
         duration_s = _time_write(place)
@@ -296,7 +307,20 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m gen_worker.machine_report", description="What this machine can do, as JSON."
     )
     parser.add_argument("--home", type=Path, default=Path.cwd(), help="where runs will be kept (here)")
-    report = make_report(parser.parse_args(arguments).home)
+    parser.add_argument("--quick", action="store_true", help="without the speed of the disk")
+    parser.add_argument("--nice", type=int, default=0, metavar="N", help="let others go first")
+    parser.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="KIND=N",
+        help="GPUs that were found here: cuda=2, rocm=1",
+    )
+    asked = parser.parse_args(arguments)
+    if asked.nice:
+        os.nice(asked.nice)
+    expected = {kind: int(count) for kind, _, count in (text.partition("=") for text in asked.expect)}
+    report = make_report(asked.home, expected=expected, is_quick=asked.quick)
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
     return 0 if report.is_ready else 1

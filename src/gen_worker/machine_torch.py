@@ -4,15 +4,21 @@ import ctypes
 import importlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gen_worker.machine_finding import Finding, Level
 
+NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 
-def check_torch() -> Iterator[Finding]:
-    """The build, what it can use, and the devices with who is on them."""
+
+def check_torch(expected: Mapping[str, int] = NO_DEVICES) -> Iterator[Finding]:
+    """The build, what it can use, and the devices with who is on them.
+
+    `expected` is how many GPUs of each kind somebody else has found here, for example {"cuda": 2}.
+    """
     began = time.perf_counter()
     try:
         torch: Any = importlib.import_module("torch")
@@ -39,7 +45,32 @@ def check_torch() -> Iterator[Finding]:
         facts={**facts, "num_threads": torch.get_num_threads()},
     )
     yield from check_devices(torch)
+    yield from check_expected(torch, expected)
     yield from check_collectives(torch)
+
+
+def check_expected(torch: Any, expected: Mapping[str, int]) -> Iterator[Finding]:
+    """Whether this torch can use GPUs of those kinds: a GPU that nobody can use is found nowhere else."""
+    for kind, count in expected.items():
+        word, version = ("ROCm", torch.version.hip) if kind == "rocm" else ("CUDA", torch.version.cuda)
+        usable = torch.cuda.device_count() if version and torch.cuda.is_available() else 0
+        gpus = f"{count} {word} GPU{'' if count == 1 else 's'}"
+        if usable:
+            yield Finding(check=kind, message=f"{gpus}, torch can use {usable}", facts={"num_usable": usable})
+            continue
+        why = f"cannot use {'it' if count == 1 else 'them'}" if version else f"is built without {word}"
+        remedy = (
+            f"see that the driver is as new as {word} {version} asks, and that no variable hides the devices"
+            if version
+            else f"install a build of torch with {word} for {sys.executable}"
+        )
+        yield Finding(
+            check=kind,
+            level=Level.ERROR,
+            message=f"this machine has {gpus}, and torch {torch.__version__} {why}",
+            remedy=remedy,
+            facts={"num_usable": 0},
+        )
 
 
 def _broken_torch(error: Exception) -> Finding:

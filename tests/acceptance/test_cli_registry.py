@@ -109,12 +109,12 @@ def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 class Terminal:
-    """The command in a real terminal of 100 x 30."""
+    """The command in a real terminal of 30 lines."""
 
-    def __init__(self, home: Home, *words: str, **environ: str) -> None:
+    def __init__(self, home: Home, *words: str, num_columns: int = 100, **environ: str) -> None:
         self.screen = ""
         self._leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, num_columns, 0, 0))
         kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         self._process = subprocess.Popen(
             [TRN, *words],
@@ -150,8 +150,8 @@ class Terminal:
             return ""
 
 
-def shown(home: Home, *words: str, **environ: str) -> str:
-    terminal = Terminal(home, *words, **environ)
+def shown(home: Home, *words: str, num_columns: int = 100, **environ: str) -> str:
+    terminal = Terminal(home, *words, num_columns=num_columns, **environ)
     code = terminal.end()
     assert code == 0, terminal.screen
     return terminal.screen.replace("\r\n", "\n")
@@ -215,6 +215,16 @@ def test_columns_are_chosen_by_name_and_metrics_too(home: Home) -> None:
     wrong = trn(home, "list", "--columns", "id,nonsense")
     assert wrong.returncode == 2
     assert "no column nonsense: there are id, state" in wrong.stderr
+
+
+def test_on_a_narrow_terminal_the_columns_that_tell_least_give_way(home: Home) -> None:
+    for columns in (100, 60, 44, 30):
+        lines = without_colour(shown(home, "list", num_columns=columns)).splitlines()
+        assert max(map(len, lines)) <= columns, lines
+        assert {"ID", "STATE", "STEP"} <= set(lines[0].split())
+    assert "REASON" not in lines[0]
+    chosen = without_colour(shown(home, "list", "--columns", "id,took,name,age", num_columns=30))
+    assert chosen.split()[:4] == ["ID", "TOOK", "NAME", "AGE"]  # what was asked for is shown
 
 
 def test_a_home_without_runs_says_how_to_begin(tmp_path: Path) -> None:

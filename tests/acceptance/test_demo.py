@@ -41,7 +41,7 @@ def processes_of(out: Path) -> list[str]:
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "artifacts/metrics/events.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "metrics/events.jsonl").read_text().splitlines()]
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_bits_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -55,7 +55,8 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits_and_nothing_is_left_be
     assert [path.name for path in tmp_path.iterdir()] == [out.name], "it writes nowhere else"
     places = [line.split()[0] for line in text.partition("Look at")[2].splitlines() if line.strip()]
     files = [place for place in places if "/" in place]
-    assert len(files) == 4
+    assert len(files) == 5
+    files = [place.removeprefix("TRN_HOME=") for place in files]
     assert [place for place in files if not (tmp_path / place).exists() and not (ROOT / place).exists()] == []
     check_that_one_bit_is_noticed(out)
 
@@ -79,13 +80,14 @@ def check_the_words(text: str) -> None:
 def check_the_runs(out: Path) -> None:
     terminals = {}
     for name in "ab":
-        events = events_of(out / name)
+        events = events_of(out / "home" / "runs" / name)
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         assert {event["run_id"] for event in events} == {name}
         ends = [event for event in events if event["event"] in ("completed", "failed")]
         terminals[name] = [(event["attempt"], event["event"]) for event in ends]
-    assert terminals == {"a": [(1, "completed")], "b": [(2, "completed")]}
-    folders = [out / name / "artifacts" / "checkpoints" for name in "ab"]
+    # One for each attempt: what a killed worker could not say, the daemon said for it.
+    assert terminals == {"a": [(1, "completed")], "b": [(1, "failed"), (2, "completed")]}
+    folders = [out / "home" / "runs" / name / "checkpoints" for name in "ab"]
     a, b = ((folder / "final.pt").read_bytes() for folder in folders)
     assert a == b
     meta_a, meta_b = (json.loads((folder / "final.meta.json").read_text()) for folder in folders)
@@ -95,15 +97,15 @@ def check_the_runs(out: Path) -> None:
 
 def check_that_one_bit_is_noticed(out: Path) -> None:
     """The demo's own comparison, over runs of which one value has one bit that is different."""
-    folder = out / "b" / "artifacts" / "checkpoints"
+    folder = out / "home" / "runs" / "b" / "checkpoints"
     meta = json.loads((folder / "final.meta.json").read_text())
     weight = next(tensor for tensor in meta["tensors"] if tensor["name"].startswith("model."))
     content = bytearray((folder / "final.pt").read_bytes())
     content[weight["offset"]] ^= 1
     (folder / "final.pt").write_bytes(content)
     code = (
-        "import sys; from pathlib import Path; from demo import compare; from screen import Screen; from workers import Run;"
-        " out = Path(sys.argv[1]); sys.exit(compare(Screen(), out, Run(out / 'a'), Run(out / 'b'), 200))"
+        "import sys; from pathlib import Path; from demo import compare; from screen import Screen; from runs import Run;"
+        " out = Path(sys.argv[1]); sys.exit(compare(Screen(), out, Run(out, 'a'), Run(out, 'b'), 200))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(out)],
@@ -124,7 +126,9 @@ def test_ctrl_c_ends_the_demo_with_its_worker(tmp_path: Path) -> None:
     with start(out) as process:
         assert process.stdout is not None
         lines = [next(line for line in process.stdout if "step " in line)]  # a worker is training
-        assert any("gen_worker.entrypoint" in command for command in processes_of(out))
+        started = processes_of(out)
+        for part in ("trn.daemon", "gen_worker.launcher", "trn run"):
+            assert any(part in command for command in started), started
         process.send_signal(signal.SIGINT)
         lines += process.stdout.readlines()
     assert process.returncode == 130, lines
@@ -143,10 +147,9 @@ def test_a_failing_worker_is_told_in_its_own_words(tmp_path: Path) -> None:
     with start(tmp_path / "runs", demo=broken) as process:
         text, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert (
-        "The demo stopped: the worker ended with exit code 14: train-step: ValueError: no gradient today"
-        in text
-    )
+    assert re.search(
+        r"The demo stopped: run a: failed while training: ValueError: no gradient today", text
+    ), text
     assert "Traceback" not in text
     assert processes_of(tmp_path / "runs") == []
 

@@ -14,21 +14,29 @@ from trn.daemon.singleton import DaemonInfo, read_daemon_info
 
 DEADLINE_S = 120
 SRC = Path(__file__).parents[2] / "src"
+MOVED_CLOCK = Path(__file__).with_name("moved_clock.py")
 
 
 class DaemonProcess:
-    """One daemon of a home. Leaves nothing behind: `end_everything` also ends launcher and workers."""
+    """One daemon of a home. Leaves nothing behind: `end_everything` also ends launcher and workers.
 
-    def __init__(self, home: Path, *, failpoints: str = "", settings: str | None = None) -> None:
+    `clock` is the file of a `MovedClock` that it goes by.
+    """
+
+    def __init__(
+        self, home: Path, *, failpoints: str = "", settings: str | None = None, clock: Path | None = None
+    ) -> None:
         self.home = Home(home)
+        self.failpoints = failpoints
         self.home.make()
         if settings is not None:
             self.home.settings.write_text(settings)
         self.log = home / "daemon-output.txt"
         environ = {**os.environ, "GEN_WORKER_FAILPOINTS": failpoints}
+        program = ["-m", "trn.daemon"] if clock is None else ["-P", str(MOVED_CLOCK), str(clock)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trn.daemon", "--home", str(home), "serve"],
+                [sys.executable, *program, "--home", str(home), "serve"],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from trn.daemon.broadcaster import RunEventBroadcaster
 from trn.daemon.devices import Devices
 from trn.daemon.dispatcher import TrainerDispatcher
 from trn.daemon.ingest import Ingest
+from trn.daemon.readiness import FakeReadiness
 from trn.daemon.submission import Asked, read_submission
 from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore
@@ -27,9 +28,13 @@ DEADLINE_S = 60.0
 class WatchedDevices(Devices):
     """Devices on which others may be found."""
 
-    def __init__(self, settings: InventorySettings) -> None:
+    def __init__(self, settings: InventorySettings, *, is_detected: bool = False) -> None:
+        """`is_detected`: as if the machine had them, and not the settings."""
         super().__init__(settings)
         self.foreign: dict[str, list[int]] = {}
+        found = self.inventory.devices
+        devices = tuple(replace(device, is_declared=not is_detected) for device in found)
+        self.inventory = replace(self.inventory, devices=devices)
 
     async def foreign_processes(self, device_id: str, own_pids: set[int]) -> list[int]:
         return self.foreign.get(device_id, [])
@@ -52,6 +57,8 @@ class World:
     home: Home
     executor: FakeExecutor = field(default_factory=FakeExecutor)
     num_gpus: int = 2
+    is_detected: bool = False  # the GPUs: then the readiness is asked about them
+    readiness: FakeReadiness = field(default_factory=FakeReadiness)
     cpus: int = 4
     settings: dict[str, Any] = field(default_factory=dict)
     clock: WallClock = field(default_factory=WallClock)
@@ -66,7 +73,7 @@ class World:
         inventory = InventorySettings(devices=gpus, cpus=self.cpus, memory_mb=1000)
         given = {"sweep_s": 0.05, "kill_patience_s": 0.05, **self.settings}
         self.made_settings = Settings(inventory=inventory, **given)
-        self.devices = WatchedDevices(inventory)
+        self.devices = WatchedDevices(inventory, is_detected=self.is_detected)
         self.registry = RunRegistry(self.home.registry, clock_ms=self.clock)
         self.registry.set_slots([gpu.id for gpu in gpus]).result()
         self.metrics = MetricStore(self.home.metrics)
@@ -82,8 +89,9 @@ class World:
 
     def submit(self, run_id: str, **config: Any) -> RunRecord:
         given = {"trainer": "a:B", "mock_batches": [1], "run_id": run_id, "grace_s": 0.1, "name": run_id}
-        priority = config.pop("priority", 0)
-        asked = Asked(config_json=json.dumps({**given, **config}).encode(), priority=priority)
+        priority, interpreter = config.pop("priority", 0), config.pop("interpreter", "")
+        text = json.dumps({**given, **config}).encode()
+        asked = Asked(config_json=text, priority=priority, interpreter=interpreter)
         new = read_submission(asked, inventory=self.devices.inventory, max_config_bytes=1 << 20)
         record, existed = self.registry.submit(new).result()
         assert not existed
@@ -127,6 +135,7 @@ class World:
             clock=self.monotonic,
             now_ms=self.clock,
             free_bytes=lambda: self.free_bytes,
+            readiness=self.readiness,
         )
         async with asyncio.TaskGroup() as tasks:
             parts = [tasks.create_task(part.run()) for part in (ingest, broadcaster, self.dispatcher)]

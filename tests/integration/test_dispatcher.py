@@ -110,6 +110,30 @@ def test_every_way_out_frees_the_slots_and_leaves_one_terminal_event(way: str, t
     in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: script))
 
 
+class ReluctantExecutor(FakeExecutor):
+    """Cannot write an attempt's end at first: the disk is full, or its launcher was just killed."""
+
+    num_refusals = 6
+
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            return False
+        return await super().close_attempt(plan, category=category, error=error)
+
+
+def test_a_terminal_event_that_cannot_be_written_at_first_is_written_later(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.daemon():
+            world.submit("one", resources={"gpus": 1})
+            [run] = await world.until_ended("one")
+        assert terminals(world, "one") == [(1, "failed")]
+        assert run.last_seq == len(read_events(world.home.run("one").events))
+        world.check_nothing_is_held()
+
+    in_world(tmp_path, story, executor=ReluctantExecutor(behave=lambda _plan: killed(signal.SIGKILL)))
+
+
 def test_a_waiting_run_is_cancelled_at_once_and_never_launched(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         async with world.daemon():

@@ -96,17 +96,6 @@ def test_all_faults_are_named_at_once(folder: Path) -> None:
         assert part in told
 
 
-def test_a_missing_data_file_is_named_and_a_pattern_or_ref_is_left_to_the_worker(folder: Path) -> None:
-    (folder / "part-1.parquet").touch()
-    dataset = {"parquet_paths": ["part-*.parquet", "s3://bucket/x.parquet", "gone.parquet", "no-*.parquet"]}
-    path = folder / "job.json"
-    path.write_text(json.dumps({"trainer": "mine:Mine", "max_steps": 1, "dataset": dataset}))
-    assert faults_of(path) == [
-        f"dataset.parquet_paths[2]: there is no {folder / 'gone.parquet'}",
-        f"dataset.parquet_paths[3]: there is no {folder / 'no-*.parquet'}",
-    ]
-
-
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\xfe", b"{", b'{"trainer": 1}'])
 def test_a_file_that_holds_no_job_is_refused(folder: Path, content: bytes) -> None:
     (folder / "job.json").write_bytes(content)

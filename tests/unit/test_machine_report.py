@@ -19,7 +19,7 @@ from gen_worker.machine_report import (
     check_shared_memory,
     make_report,
 )
-from gen_worker.machine_torch import check_collectives, check_devices
+from gen_worker.machine_torch import check_collectives, check_devices, check_expected
 
 GIB = 1 << 30
 
@@ -170,3 +170,24 @@ def test_as_a_program_it_prints_one_object_and_every_warning_has_a_remedy(tmp_pa
     assert all(
         finding["remedy"] for finding in report["findings"] if finding["level"] in ("warning", "error")
     )
+
+
+def test_a_gpu_that_somebody_found_and_torch_cannot_use_is_an_error_with_its_cause() -> None:
+    def torch_of(*, cuda: str | None, hip: str | None, num: int) -> Any:
+        gpus = SimpleNamespace(is_available=lambda: num > 0, device_count=lambda: num)
+        return SimpleNamespace(version=SimpleNamespace(cuda=cuda, hip=hip), cuda=gpus, __version__="9.9")
+
+    def look(expected: dict[str, int], **build: Any) -> list[tuple[str, Level, str]]:
+        found = check_expected(torch_of(**build), expected)
+        return [(item.check, item.level, item.message + item.remedy) for item in found]
+
+    assert look({}, cuda=None, hip=None, num=0) == []
+    [(check, level, words)] = look({"cuda": 2}, cuda=None, hip=None, num=0)
+    assert (check, level) == ("cuda", Level.ERROR)
+    assert "2 CUDA GPUs, and torch 9.9 is built without CUDA" in words
+    [(_, level, words)] = look({"cuda": 1}, cuda="13.0", hip=None, num=0)
+    assert (level, "driver is as new as CUDA 13.0 asks" in words) == (Level.ERROR, True)
+    [(check, level, _)] = look({"rocm": 1}, cuda="13.0", hip=None, num=1)
+    assert (check, level) == ("rocm", Level.ERROR)
+    [(check, level, _)] = look({"rocm": 1}, cuda=None, hip="7.0", num=1)
+    assert (check, level) == ("rocm", Level.OK)

@@ -14,6 +14,7 @@ from trn.core.errors import NotFoundError, RegistryError, UnavailableError
 from trn.registry.connection import check_integrity, open_writer
 from trn.registry.metrics import MetricReader, MetricStore, Place, Point
 from trn.registry.named_queries import queries
+from trn.registry.sqlite import RunRegistry
 
 
 @pytest.fixture
@@ -196,7 +197,11 @@ def test_the_log_is_brought_back_into_the_file(store: MetricStore) -> None:
     assert store.checkpoint_wal() == (0, 0, 0)
 
 
-def test_every_query_is_one_that_sqlite_understands(store: MetricStore) -> None:
+def test_every_query_is_one_that_sqlite_understands(store: MetricStore, tmp_path: Path) -> None:
+    RunRegistry(tmp_path / "registry.db").close()
+    store.writer.between(
+        lambda: store._connection.execute(f"ATTACH DATABASE '{tmp_path / 'registry.db'}' AS registry")
+    ).result()
     for name, statement in queries("metrics_queries.sql").items():
         names = set(re.findall(r":(\w+)", statement))
         values: dict[str, str] | list[str] = (

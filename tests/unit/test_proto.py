@@ -51,6 +51,8 @@ RECORD = RunRecord(
     needs=Needs(devices=("cuda:0",), gpus=1, cpus=2, memory_mb=3),
     tags={"team": "a"},
     change=8,
+    log_dir="/logs",
+    event_log="/events.jsonl",
 )
 
 

@@ -399,14 +399,15 @@ def test_events_are_taken_in_once_whatever_is_repeated_and_places_lead_back_to_t
 def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: RunRegistry) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
+    over_ms = registry.get("one").updated_ms + 60_000
     retry = Ending(
-        state=RunState.PENDING, reason="again", cause="killed", not_before_ms=5_000, is_interruption=True
+        state=RunState.PENDING, reason="again", cause="killed", not_before_ms=over_ms, is_interruption=True
     )
     registry.end("one", 1, retry).result()
-    assert registry.queue(4_999, 10) == []
-    assert registry.next_backoff_ms(4_999) == 5_000
-    assert [run.run_id for run in registry.queue(5_000, 10)] == ["one"]
-    assert registry.next_backoff_ms(5_000) is None
+    assert registry.queue(over_ms - 1, 10) == []
+    assert registry.next_backoff_ms(over_ms - 1) == over_ms
+    assert [run.run_id for run in registry.queue(over_ms, 10)] == ["one"]
+    assert registry.next_backoff_ms(over_ms) is None
     assert registry.get("one").num_interruptions == 1
 
 
@@ -417,22 +418,27 @@ def test_the_same_request_twice_makes_one_run_also_where_another_was_wanted(regi
     assert registry.counts() == {"PENDING": 1}
 
 
-def test_a_backoff_from_before_the_clock_was_put_back_is_over(registry: RunRegistry) -> None:
+@pytest.mark.parametrize("back_s", [60, 5 * 3600, 365 * 24 * 3600])
+def test_a_backoff_from_before_the_clock_was_put_back_is_over(registry: RunRegistry, back_s: int) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
-    year_ms = 365 * 24 * 3600 * 1000
-    retry = Ending(state=RunState.PENDING, reason="again", cause="killed", not_before_ms=year_ms)
+    now_ms = registry.get("one").updated_ms
+    retry = Ending(state=RunState.PENDING, reason="again", cause="killed", not_before_ms=now_ms + 60_000)
     registry.end("one", 1, retry).result()
-    assert [run.run_id for run in registry.queue(1_000, 10)] == ["one"]
-    assert registry.next_backoff_ms(1_000) is None
-    assert registry.queue(year_ms - 1_000, 10) == []
+    assert registry.queue(now_ms, 10) == []
+    back_ms = now_ms - back_s * 1000
+    assert [run.run_id for run in registry.queue(back_ms, 10)] == ["one"]
+    assert registry.next_backoff_ms(back_ms) is None
+    registry.set_reason("one", "waits for a GPU").result()
+    assert [run.run_id for run in registry.queue(back_ms, 10)] == ["one"]
 
 
 def test_a_change_that_nobody_waits_for_any_more_does_not_end_the_writer(registry: RunRegistry) -> None:
     import concurrent.futures
 
-    gate = threading.Event()
-    held = registry.writer.submit(lambda _connection: gate.wait())
+    begun, gate = threading.Event(), threading.Event()
+    held = registry.writer.between(lambda: begun.set() or gate.wait())
+    begun.wait()
     dropped = registry.submit(new("dropped"))
     assert dropped.cancel()
     gate.set()

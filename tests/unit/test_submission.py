@@ -58,6 +58,12 @@ def test_a_good_config_becomes_a_run() -> None:
     )
 
 
+def test_where_copies_of_its_lines_go_is_no_part_of_what_was_asked() -> None:
+    new = submit(JOB, log_dir="/logs", event_log="/events.jsonl")
+    assert (new.log_dir, new.event_log) == ("/logs", "/events.jsonl")
+    assert new.digest == submit(JOB).digest
+
+
 def test_an_id_is_made_of_its_name_and_is_no_part_of_what_was_asked() -> None:
     one, two = submit(JOB), submit(JOB)
     assert one.run_id != two.run_id
@@ -77,9 +83,9 @@ def test_an_id_that_could_name_another_place_is_refused(run_id: str) -> None:
 def test_all_faults_come_at_once_with_the_requests_own() -> None:
     config = {"max_stepz": 3, "mock_batches": [1], "seed": 1.5, "resources": {"nodes": 1, "gpus": "two"}}
     with pytest.raises(InvalidRequestError) as caught:
-        submit(config, priority=5000, base_dir="relative")
+        submit(config, priority=5000, base_dir="relative", log_dir="logs", event_log="a\0")
     text = str(caught.value)
-    for word in ("max_steps", "seed", "resources.gpus", "priority", "base_dir"):
+    for word in ("max_steps", "seed", "resources.gpus", "priority", "base_dir", "log_dir", "event_log"):
         assert word in text
     with pytest.raises(InvalidRequestError, match=r"resources\.nodes: found 2") as caught:
         submit({"mock_batches": [1], "resources": {"nodes": 2}})

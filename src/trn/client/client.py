@@ -86,13 +86,16 @@ class AsyncClient:
         is_another_wanted: bool = False,
         interpreter: str | None = None,
         is_dry_run: bool = False,
+        log_dir: Path | str = "",
+        event_log: Path | str = "",
     ) -> Submission:
         """Queue a run; durable when it returns. An equal run that exists is returned, and `existed` says so.
 
         `config` is a job, or a file with one; its relative paths are taken from `base_dir` (default: the file's
         folder, else the current one). `code_dir` is frozen now: the run trains this code, whatever becomes of the
         folder. Without it (or a `snapshot` that was taken before) the code is found in `base_dir` when the run starts.
-        `interpreter` is by default the Python that runs this.
+        `interpreter` is by default the Python that runs this. `log_dir` and `event_log` are where the daemon writes
+        the run's lines as well, besides its home's logs; an equal run that exists keeps its own.
         """
         if code_dir is not None:
             snapshot = (await self._freeze(Path(code_dir))).digest
@@ -109,6 +112,8 @@ class AsyncClient:
             priority=_priority(priority),
             is_another_wanted=is_another_wanted,
             is_dry_run=is_dry_run,
+            log_dir=_absolute(log_dir) if log_dir else "",
+            event_log=_absolute(event_log) if event_log else "",
         )
         return await self._submit("SubmitRun", request)
 
@@ -125,6 +130,8 @@ class AsyncClient:
         priority: int = 0,
         is_another_wanted: bool = False,
         interpreter: str = "",
+        log_dir: Path | str = "",
+        event_log: Path | str = "",
     ) -> Submission:
         """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with)."""
         laid_over = dict(overrides or {})
@@ -142,6 +149,8 @@ class AsyncClient:
             base_dir=_absolute(base_dir or folder) if document or base_dir else "",
             interpreter=interpreter,
             is_another_wanted=is_another_wanted,
+            log_dir=_absolute(log_dir) if log_dir else "",
+            event_log=_absolute(event_log) if event_log else "",
         )
         return await self._submit("ResumeRun", request)
 

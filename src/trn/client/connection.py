@@ -16,7 +16,7 @@ from trn.core import errors
 from trn.core.errors import ConflictError, InvalidRequestError, TrnError, UnavailableError
 from trn.core.home import Home, find_home, socket_address
 from trn.proto.addresses import is_loopback
-from trn.proto.methods import ERROR_KEY, METHODS
+from trn.proto.methods import ERROR_KEY, METHODS, OPEN_KEY
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -105,6 +105,9 @@ class Connection:
         while True:
             call = self._method(name)(next_request(), metadata=self._metadata)
             try:
+                opening = await call.initial_metadata()  # the first answer may take days
+                if any(key == OPEN_KEY for key, _ in opening or ()):
+                    patience.answered()
                 async for answer in call:
                     patience.answered()
                     yield answer

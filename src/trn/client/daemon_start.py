@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
+from trn.core.version import VERSION
 from trn.core.workers_variables import without_workers_variables
 
 START_PATIENCE_S = 60.0
@@ -37,6 +39,17 @@ class RunningDaemon(NamedTuple):
     version: str
     addresses: tuple[str, ...]
     started_ms: int
+    event_bus: str = ""  # as it may be shown
+
+    @property
+    def version_warning(self) -> str:
+        """What to say of a daemon of another version; empty where it is ours."""
+        if self.version == VERSION:
+            return ""
+        return (
+            f"the daemon is trn {self.version} and this is trn {VERSION}: `trn daemon stop` and"
+            " `trn daemon start` bring it up to date; runs go on meanwhile"
+        )
 
 
 def find_daemon(home: Home) -> RunningDaemon | None:
@@ -51,6 +64,7 @@ def find_daemon(home: Home) -> RunningDaemon | None:
             version=str(said["version"]),
             addresses=tuple(map(str, said["addresses"])),
             started_ms=int(said["started_ms"]),
+            event_bus=str(said.get("event_bus", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it is just starting, or just ending
@@ -58,11 +72,12 @@ def find_daemon(home: Home) -> RunningDaemon | None:
 
 
 def ensure_daemon(
-    home: Home, *, idle_exit_s: float | None = None, patience_s: float = START_PATIENCE_S
+    home: Home, *, idle_exit_s: float | None = None, event_bus: str = "", patience_s: float = START_PATIENCE_S
 ) -> tuple[RunningDaemon, bool]:
     """(the home's daemon, whether it was started here). Says nothing; returns when it answers. Blocks.
 
-    With `idle_exit_s` one that is started here leaves by itself when nothing ran and nobody asked for so long.
+    With `idle_exit_s` one that is started here leaves by itself when nothing ran and nobody asked for so long; with
+    `event_bus` it publishes there.
     UnavailableError, with the daemon's own words, where it refuses to start.
     """
     found = find_daemon(home)
@@ -75,7 +90,7 @@ def ensure_daemon(
             found = find_daemon(home)
             if found is not None:
                 return found, False
-            started = _start(home, idle_exit_s, deadline) if is_held else None
+            started = _start(home, idle_exit_s, event_bus, deadline) if is_held else None
             if started is not None:
                 return started
         time.sleep(GAVE_WAY_S if is_held else LOOK_EVERY_S)
@@ -85,10 +100,12 @@ def ensure_daemon(
     )
 
 
-def _start(home: Home, idle_exit_s: float | None, deadline: float) -> tuple[RunningDaemon, bool] | None:
+def _start(
+    home: Home, idle_exit_s: float | None, event_bus: str, deadline: float
+) -> tuple[RunningDaemon, bool] | None:
     """None where it gave way to another one."""
     path = home.root / OUTPUT_NAME
-    process, begin = _spawn(home, path, idle_exit_s)
+    process, begin = _spawn(home, path, idle_exit_s, event_bus)
     while time.monotonic() < deadline:
         is_over = process.poll() is not None
         found = find_daemon(home)
@@ -107,11 +124,16 @@ def _start(home: Home, idle_exit_s: float | None, deadline: float) -> tuple[Runn
     return None
 
 
-def _spawn(home: Home, path: Path, idle_exit_s: float | None) -> "tuple[subprocess.Popen[bytes], int]":
+def _spawn(
+    home: Home, path: Path, idle_exit_s: float | None, event_bus: str
+) -> "tuple[subprocess.Popen[bytes], int]":
     # -P: a file in the current folder must not stand in for a library.
-    command = [sys.executable, "-P", "-m", "trn.daemon", "--home", str(home.root), "serve"]
+    command = [sys.executable, "-P", "-m", "trn.daemon", "--home", str(home.root), "serve", "--quiet"]
     if idle_exit_s is not None:
         command += ["--idle-exit-s", f"{idle_exit_s:g}"]
+    environ = without_workers_variables(os.environ)
+    if event_bus:
+        environ = {**environ, EVENT_BUS_VARIABLE: event_bus}
     try:
         with path.open("ab") as file:
             if path.stat().st_size > MAX_OUTPUT_BYTES:  # all of it is in the daemon's log, too
@@ -123,7 +145,7 @@ def _spawn(home: Home, path: Path, idle_exit_s: float | None) -> "tuple[subproce
                 stdout=file,
                 stderr=file,
                 cwd=home.root,
-                env=without_workers_variables(os.environ),
+                env=environ,
                 start_new_session=True,
             )
             return process, begin

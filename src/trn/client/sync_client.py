@@ -56,6 +56,8 @@ class Client:
         is_another_wanted: bool = False,
         interpreter: str | None = None,
         is_dry_run: bool = False,
+        log_dir: Path | str = "",
+        event_log: Path | str = "",
     ) -> Submission:
         return self._do(
             self._client.submit(
@@ -68,6 +70,8 @@ class Client:
                 is_another_wanted=is_another_wanted,
                 interpreter=interpreter,
                 is_dry_run=is_dry_run,
+                log_dir=log_dir,
+                event_log=event_log,
             )
         )
 
@@ -84,6 +88,8 @@ class Client:
         priority: int = 0,
         is_another_wanted: bool = False,
         interpreter: str = "",
+        log_dir: Path | str = "",
+        event_log: Path | str = "",
     ) -> Submission:
         return self._do(
             self._client.resume(
@@ -97,6 +103,8 @@ class Client:
                 priority=priority,
                 is_another_wanted=is_another_wanted,
                 interpreter=interpreter,
+                log_dir=log_dir,
+                event_log=event_log,
             )
         )
 

@@ -7,7 +7,8 @@ TrnError
 ├── AmbiguousError        a prefix that several runs have
 ├── ConflictError         it is not in a state in which that can be done
 ├── UnavailableError      the daemon, the launcher or the disk is not there
-│   └── AlreadyRunningError   another daemon has this home
+│   ├── AlreadyRunningError   another daemon has this home
+│   └── BusUnavailableError   the event bus is away, or takes nothing
 ├── ForbiddenError        not yours
 ├── UnauthenticatedError  no token, or one that is not valid
 ├── TooMuchError          more than one caller is given
@@ -52,6 +53,10 @@ class UnavailableError(TrnError):
 
 
 class AlreadyRunningError(UnavailableError):
+    code = "unavailable"
+
+
+class BusUnavailableError(UnavailableError):
     code = "unavailable"
 
 

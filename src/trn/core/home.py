@@ -13,6 +13,7 @@ from trn.core.errors import InvalidRequestError, UnavailableError
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 # A socket's whole path must fit into 108 bytes, on macOS into 104.
 MAX_SOCKET_PATH = 100
+LOG_SUFFIX = ".log.jsonl"
 
 
 def require_run_id(run_id: str) -> None:
@@ -111,6 +112,11 @@ class Home(NamedTuple):
     def backups(self) -> Path:
         return self.root / "backups"
 
+    @property
+    def logs(self) -> "LogFolder":
+        """Every run's lines, for machines."""
+        return LogFolder(self.root / "logs")
+
     def run(self, run_id: str) -> "RunFolder":
         """The folder of one run; an id that could name another place is refused."""
         require_run_id(run_id)
@@ -177,3 +183,24 @@ class RunFolder(NamedTuple):
     @property
     def report(self) -> Path:
         return self.root / "environment.json"
+
+
+class LogFolder(NamedTuple):
+    """Lines of runs for machines, by the UTC day on which they were written: the home's, or that of a `--log-dir`."""
+
+    root: Path
+
+    @property
+    def jobs_index(self) -> Path:
+        """A line when a run is accepted, and one when it has ended."""
+        return self.root / "jobs" / "index.jsonl"
+
+    def day(self, at_ms: int) -> Path:
+        import time
+
+        return self.root / time.strftime("%Y/%m/%d", time.gmtime(at_ms // 1000))
+
+    def run(self, run_id: str, at_ms: int) -> Path:
+        """The file that the run's lines go to on that day."""
+        require_run_id(run_id)
+        return self.day(at_ms) / f"{run_id}{LOG_SUFFIX}"

@@ -95,6 +95,7 @@ class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
     needs: Needs
     reason: str
     attempt: int
+    interpreter: str = ""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,3 +130,5 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     needs: Needs = Needs()
     tags: dict[str, str] = {}
     change: int = 0
+    log_dir: str = ""  # where its lines are written as well, besides the home's logs
+    event_log: str = ""

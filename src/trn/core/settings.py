@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     listen: ListenSettings = ListenSettings()
     inventory: InventorySettings = InventorySettings()
+    event_bus: str = ""  # a URL, to which every event is published; it may hold a password
 
     heartbeat_timeout_s: Seconds = 60.0  # a worker that is silent for so long is ended
     start_timeout_s: Seconds = 600.0  # from its launch to a worker's first event
@@ -51,6 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_config_bytes: int = 1 << 20
     max_snapshot_bytes: int = 256 << 20
     min_free_bytes: int = 64 << 20  # below it the daemon neither starts nor launches
+    max_log_bytes: Annotated[int, msgspec.Meta(ge=4096)] = (
+        64 << 20
+    )  # then a log file is renamed, and another begun
     min_heartbeats_missed: int = 6  # a job's own `heartbeat_s` times this, where that is longer
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import Home, find_home
 from trn.core.settings import read_settings
@@ -37,6 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--idle-exit-s", type=float, help="leave when nothing ran and nobody asked for so long"
     )
+    serve.add_argument(
+        "--event-bus",
+        metavar="URL",
+        help=f"publish every event there, e.g. redis://localhost:6379/0 (default: ${EVENT_BUS_VARIABLE}, which no other"
+        " user can read, else event_bus in the settings)",
+    )
+    serve.add_argument(
+        "--quiet", action="store_true", help="log to daemon.log alone; on stderr only why it does not start"
+    )
     serve.set_defaults(do=_serve)
     check = commands.add_parser(
         "check", help="let SQLite look through both files; also while the daemon runs"
@@ -59,8 +69,13 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     settings = read_settings(home.settings)
     if options.idle_exit_s is not None:
         settings = msgspec.structs.replace(settings, idle_exit_s=options.idle_exit_s)
+    event_bus = os.environ.pop(
+        EVENT_BUS_VARIABLE, ""
+    )  # it may hold a password, which is none of the workers' business
+    if options.event_bus or event_bus:
+        settings = msgspec.structs.replace(settings, event_bus=options.event_bus or event_bus)
     home.make()
-    _set_up_logging(home)
+    _set_up_logging(home, is_quiet=options.quiet)
     from trn.daemon.app import TrainerDaemon
 
     async def serve() -> None:
@@ -70,9 +85,12 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     return 0
 
 
-def _set_up_logging(home: Home) -> None:
-    file = logging.handlers.RotatingFileHandler(home.daemon_log, maxBytes=LOG_BYTES, backupCount=3)
-    handlers: list[logging.Handler] = [file, logging.StreamHandler()]
+def _set_up_logging(home: Home, *, is_quiet: bool) -> None:
+    handlers: list[logging.Handler] = [
+        logging.handlers.RotatingFileHandler(home.daemon_log, maxBytes=LOG_BYTES, backupCount=3)
+    ]
+    if not is_quiet:
+        handlers.append(logging.StreamHandler())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers
     )

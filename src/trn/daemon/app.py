@@ -11,18 +11,29 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from typing import Protocol
 
+from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
 from trn.core.settings import Settings
 from trn.daemon.broadcaster import RunEventBroadcaster
+from trn.daemon.commits import committed
 from trn.daemon.devices import Devices
 from trn.daemon.dispatcher import TrainerDispatcher
+from trn.daemon.doctor_reports import DoctorReports
 from trn.daemon.ingest import Ingest
 from trn.daemon.maintenance import Maintenance
+from trn.daemon.outlets.bus_commands import BusCommands
+from trn.daemon.outlets.bus_publisher import BusPublisher
+from trn.daemon.outlets.event_bus import open_bus
+from trn.daemon.outlets.log_outlet import LogOutlet
+from trn.daemon.outlets.outbox import Outbox
+from trn.daemon.readiness import DoctorReadiness
 from trn.daemon.service import TrainerService, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo, Singleton
 from trn.daemon.startup_checks import check_start
@@ -34,6 +45,20 @@ logger = logging.getLogger("trn.daemon")
 
 NUM_THREADS = 32  # for files, processes, devices: each may hang, and the others go on
 STOP_GRACE_S = 2.0  # for calls in flight
+
+
+class Part(Protocol):
+    """Something that works for as long as the daemon serves."""
+
+    async def run(self) -> None: ...
+
+
+class Outlet(Part, Protocol):
+    """Where events leave the daemon. `wake`: something was committed; `warnings`: what an operator should know."""
+
+    warnings: list[str]
+
+    def wake(self) -> None: ...
 
 
 class TrainerDaemon:
@@ -67,21 +92,24 @@ class TrainerDaemon:
     ) -> None:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
+        url = read_bus_url(settings.event_bus) if settings.event_bus else None
+        bus = None if url is None else open_bus(url, reader=f"{socket.gethostname()}:{home.root}")
         registry = RunRegistry(home.registry)
+        registry.writer.settle_in(loop.call_soon_threadsafe)
         stack.callback(registry.close)
         metrics = MetricStore(home.metrics)
         stack.callback(metrics.close)
         devices = Devices(settings.inventory, environ=os.environ)
-        await asyncio.wrap_future(
-            registry.set_slots([device.device_id for device in devices.inventory.devices])
-        )
+        await committed(registry.set_slots([device.device_id for device in devices.inventory.devices]))
         executor = LocalExecutor(home)
         stack.push_async_callback(executor.aclose)
         await executor.start()
         broadcaster = RunEventBroadcaster(registry)
-        registry.writer.on_commit = broadcaster.run_changed
         ingest = Ingest(registry=registry, metrics=metrics, broadcaster=broadcaster, home=home)
         stack.enter_context(_doorbell(home, loop, ingest.ring))
+        # What the settings name is trusted; nobody is asked about it.
+        detected = [device.kind for device in devices.inventory.devices if not device.is_declared]
+        doctor = DoctorReports(home=home, expected=Counter(detected), environ=os.environ)
         dispatcher = TrainerDispatcher(
             registry=registry,
             executor=executor,
@@ -90,7 +118,10 @@ class TrainerDaemon:
             home=home,
             settings=settings,
             environ=os.environ,
+            readiness=DoctorReadiness(doctor),
+            doctor=doctor,
         )
+        doctor.on_news.append(lambda _report: dispatcher.wake())
         info = DaemonInfo(
             pid=os.getpid(), version=version("trn"), addresses=(), started_ms=time.time_ns() // 1_000_000
         )
@@ -106,6 +137,16 @@ class TrainerDaemon:
             info=info,
         )
         service.tokens.prepare()
+        outlets: list[Outlet] = [LogOutlet(registry=registry, home=home, settings=settings)]
+        listeners: list[Part] = []
+        if url is not None and bus is not None:
+            outbox = Outbox(registry, home, "bus")
+            outlets.append(BusPublisher(outbox=outbox, bus=bus, shown=url.shown))
+            commands = bus.commands()
+            if commands is not None:
+                listeners.append(BusCommands(stream=commands, calls=service, shown=url.shown))
+        wakes = [broadcaster.run_changed, *(outlet.wake for outlet in outlets)]
+        registry.writer.on_commit = lambda: _call_each(wakes)
         maintenance = Maintenance(
             home=home,
             settings=settings,
@@ -114,20 +155,25 @@ class TrainerDaemon:
             is_busy=lambda: registry.has_unfinished() or service.is_in_use(),
             leave=self.stop,
         )
-        service.warnings = lambda: [*devices.warnings, *maintenance.warnings]
+        service.warnings = lambda: [
+            *devices.warnings,
+            *maintenance.warnings,
+            *(warning for outlet in outlets for warning in outlet.warnings),
+        ]
         server = build_server(service, settings=settings, home=home)
         info = DaemonInfo(
             pid=info.pid,
             version=info.version,
             addresses=tuple(add_ports(server, settings, home)),
             started_ms=info.started_ms,
+            event_bus="" if url is None else url.shown,
         )
         service.info = info
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         async with asyncio.TaskGroup() as tasks:
-            parts = [part.run() for part in (ingest, broadcaster, dispatcher, maintenance)]
-            running = [tasks.create_task(part) for part in parts]
+            parts: list[Part] = [ingest, broadcaster, dispatcher, doctor, maintenance, *outlets, *listeners]
+            running = [tasks.create_task(part.run()) for part in parts]
             with _signals(loop, self.stop):
                 singleton.announce(info)
                 logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
@@ -137,6 +183,11 @@ class TrainerDaemon:
             await server.stop(STOP_GRACE_S)
             for task in running:
                 task.cancel()
+
+
+def _call_each(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 @contextlib.contextmanager

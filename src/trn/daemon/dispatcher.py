@@ -6,10 +6,12 @@ for each kind of needs, so its cost does not grow with what waits behind.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from trn.core.errors import ConflictError, TrnError
@@ -17,10 +19,13 @@ from trn.core.home import Home, socket_address
 from trn.core.runs import QueuedRun, RunRecord, RunState
 from trn.core.settings import Settings
 from trn.daemon.attempt_parts import DeviceView, EventIngest, Parts
+from trn.daemon.commits import committed
+from trn.daemon.doctor_reports import DoctorReports
 from trn.daemon.environment_report import EnvironmentReports
 from trn.daemon.placement import FreeResources, choose_starts
+from trn.daemon.readiness import Readiness
 from trn.daemon.submission import find_misfits
-from trn.daemon.supervisor import QUARANTINE, AttemptSupervisor, settle
+from trn.daemon.supervisor import QUARANTINE, AttemptSupervisor
 from trn.daemon.worker_plan import build_plan, encode_files
 from trn.executors.base import Executor
 from trn.registry.sqlite import NewRun, RunRegistry
@@ -50,7 +55,10 @@ class TrainerDispatcher:
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         free_bytes: Callable[[], int] | None = None,
+        readiness: Readiness | None = None,
+        doctor: DoctorReports | None = None,
     ) -> None:
+        """`readiness` is asked before a detected GPU is handed out; `doctor` is what runs keep of this machine."""
         self._parts = Parts(
             registry=registry,
             executor=executor,
@@ -58,7 +66,7 @@ class TrainerDispatcher:
             devices=devices,
             home=home,
             settings=settings,
-            reports=EnvironmentReports(devices.inventory, environ=environ),
+            reports=EnvironmentReports(devices.inventory, environ=environ, doctor=doctor),
             doorbell=socket_address(home.doorbell),
             python=python,
             launcher_python=python,
@@ -66,6 +74,7 @@ class TrainerDispatcher:
             now_ms=now_ms,
         )
         self._free_bytes = free_bytes or (lambda: shutil.disk_usage(home.root).free)
+        self._readiness = readiness
         self._supervisors: dict[str, AttemptSupervisor] = {}
         self._woken = asyncio.Event()
         self._say_again_at = float("-inf")
@@ -176,7 +185,8 @@ class TrainerDispatcher:
         if free_cpus == 0 and not is_time_to_say:
             return  # every run needs one
         # More runs than there are CPUs cannot start; further ones are read only to say why they wait.
-        queue = parts.registry.queue(parts.now_ms(), WINDOW if is_time_to_say else min(free_cpus + 1, WINDOW))
+        limit = WINDOW if is_time_to_say else min(free_cpus + 1, WINDOW)
+        queue = parts.registry.queue(parts.now_ms(), limit)
         if not queue:
             self._has_unsaid = False
             return
@@ -193,7 +203,13 @@ class TrainerDispatcher:
         known = [device.device_id for device in parts.devices.inventory.devices]
         usable = {slot["device_id"] for slot in slots if not slot["quarantine_reason"]}
         taken = {slot["device_id"] for slot in slots if slot["run_id"] is not None}
-        waits = self._find_unfit(queue, [device_id for device_id in known if device_id in usable])
+        open_ids = [device_id for device_id in known if device_id in usable]
+        waits = self._find_unfit(queue, open_ids)
+        unready, barred = self._find_unready(queue, open_ids)
+        while unready and (behind := self._look_behind(queue, unready, limit)):
+            queue += behind
+            unready, barred = self._find_unready(queue, open_ids)
+        waits = {**unready, **waits}
         free = FreeResources(
             device_ids=tuple(device_id for device_id in known if device_id in usable - taken),
             cpus=free_cpus,
@@ -204,6 +220,7 @@ class TrainerDispatcher:
             free,
             now_ms=parts.now_ms(),
             patience_s=parts.settings.backfill_patience_s,
+            barred=barred,
         )
         await self._start(decision.starts, group)
         if is_time_to_say:
@@ -219,12 +236,48 @@ class TrainerDispatcher:
                 waits[run.run_id] = f"cannot start while devices are missing or set aside: {misfits[0]}"
         return waits
 
+    def _find_unready(
+        self, queue: list[QueuedRun], usable: list[str]
+    ) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+        """(why runs cannot use any GPU yet, the kinds of GPUs that others cannot use), of what was detected."""
+        devices = self._parts.devices.inventory.devices
+        kinds = {device.device_id: device.kind for device in devices if not device.is_declared}
+        waits: dict[str, str] = {}
+        barred: dict[str, frozenset[str]] = {}
+        if not kinds or self._readiness is None:
+            return waits, barred
+        ask = functools.cache(self._readiness.obstacle)  # once, however many runs have the same question
+        for run in queue:
+            wanted = run.needs.devices or (usable if run.needs.gpus else ())
+            count = len(run.needs.devices) or run.needs.gpus
+            python = run.interpreter or self._parts.python
+            obstacles = {
+                kind: ask(python, kind=kind, num_gpus=count) if kind else ""
+                for kind in dict.fromkeys(kinds.get(device_id, "") for device_id in wanted)
+            }
+            bars = {kind: words for kind, words in obstacles.items() if words}
+            if bars and (run.needs.devices or len(bars) == len(obstacles)):
+                waits[run.run_id] = next(iter(bars.values()))
+            elif bars:
+                barred[run.run_id] = frozenset(bars)
+        return waits, barred
+
+    def _look_behind(self, queue: list[QueuedRun], unready: Mapping[str, str], limit: int) -> list[QueuedRun]:
+        """Further runs, where those that are not ready fill a window: they must not hide the others of their kind."""
+        passed = [run for run in queue if run.run_id in unready]
+        if max(Counter(run.needs for run in passed).values()) < limit:
+            return []
+        without = sorted({run.interpreter for run in passed})
+        seen = {run.run_id for run in queue}
+        behind = self._parts.registry.queue(self._parts.now_ms(), limit, without=without)
+        return [run for run in behind if run.run_id not in seen]
+
     async def _start(self, starts: tuple[tuple[str, tuple[str, ...]], ...], group: asyncio.TaskGroup) -> None:
         # All at once: claims that wait together share one commit.
         claims = [(run_id, self._parts.registry.claim(run_id, device_ids)) for run_id, device_ids in starts]
         for run_id, claim in claims:
             try:
-                await settle(claim)
+                await committed(claim)
             except ConflictError as fault:  # it was cancelled, say
                 logger.info("run %s is not started: %s", run_id, fault)
             except TrnError as fault:
@@ -241,7 +294,7 @@ class TrainerDispatcher:
         self._has_unsaid = len(news) > MAX_REASONS
         changes = [self._parts.registry.set_reason(run_id, waits[run_id]) for run_id in news[:MAX_REASONS]]
         for change in changes:
-            await settle(change)
+            await committed(change)
 
     def _adopt(self, group: asyncio.TaskGroup) -> None:
         """Every live run has a supervisor: after a restart, and if ever one was lost."""
@@ -275,7 +328,7 @@ class TrainerDispatcher:
                 continue
             try:
                 if not await parts.devices.foreign_processes(device_id, set()):
-                    await settle(parts.registry.quarantine(device_id, ""))
+                    await committed(parts.registry.quarantine(device_id, ""))
                     logger.info("%s is free again", device_id)
             except Exception:
                 logger.exception("%s: whether it is free could not be found out", device_id)

@@ -173,7 +173,8 @@ def _cancelled(
 
 def _finding(cause: str, detail: str = "") -> Finding:
     row = FAILURES[cause]
-    return Finding(row=row, words=f"{row.words}: {detail}" if detail else row.words)
+    is_said = detail in row.words  # what the launcher says of a signal, the table says better
+    return Finding(row=row, words=row.words if is_said else f"{row.words}: {detail}")
 
 
 def _find_by_code(worker_exit: WorkerExit) -> Finding:
@@ -185,7 +186,9 @@ def _find_by_code(worker_exit: WorkerExit) -> Finding:
         if name in FAILURES:
             return _finding(name, detail)
         row = FAILURES["signal"]
-        return Finding(row=row, words=f"killed by {name}{f': {detail}' if detail else ''}")
+        return Finding(
+            row=row, words=detail if name in detail else f"killed by {name}: {detail}".rstrip(": ")
+        )
     by_code = {int(ExitCode[category.name]): category for category in Category}
     if code in by_code:
         row = FAILURES[by_code[code]]

@@ -20,11 +20,13 @@ from trn.core.errors import TrnError
 from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.devices import Inventory
+from trn.daemon.doctor_reports import DoctorReport, DoctorReports
 
 logger = logging.getLogger("trn.daemon.report")
 
 PATCH = "code.patch"
 TIMEOUT_S = 20.0
+MAX_WITHOUT_DOCTOR = 10_000  # runs that wait for a first word of the doctor
 ASK_AGAIN_S = 300.0  # an interpreter that did not answer
 # Variables that change what is computed, or how fast.
 PREFIXES = (
@@ -69,8 +71,19 @@ print(json.dumps({
 class EnvironmentReports:
     """One report for each interpreter, made when it is first asked for and again when its packages change."""
 
-    def __init__(self, inventory: Inventory, *, environ: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        environ: Mapping[str, str] = MappingProxyType({}),
+        doctor: DoctorReports | None = None,
+    ) -> None:
+        """`doctor` says what the machine can do; what it says later is added to what was written before."""
         self._inventory = inventory
+        self._doctor = doctor
+        self._without_doctor: dict[str, list[Path]] = {}
+        if doctor is not None:
+            doctor.on_news.append(self._add_doctor)
         self._environ = environ
         self._locks: dict[str, threading.Lock] = {}  # one that hangs holds up nobody else
         self._known: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -83,15 +96,26 @@ class EnvironmentReports:
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     def write_soon(self, run: RunRecord, report: Path, *, python: str, store: Path) -> None:
-        """Write the run's report when there is time for it. A fault is logged."""
+        """Write the run's report when there is time for it. A fault is logged. From the loop's thread."""
+        found = self._doctor.newest(python) if self._doctor is not None else None
+        doctor = found.document if found is not None else None
+        waiting = self._without_doctor.setdefault(python, [])
+        if self._doctor is not None and found is None and len(waiting) < MAX_WITHOUT_DOCTOR:
+            waiting.append(report)
 
         def write() -> None:
             try:
-                write_report(run, report, environment=self.environment(python), store=store)
+                environment = {**self.environment(python), "doctor": doctor}
+                write_report(run, report, environment=environment, store=store)
             except Exception:
                 logger.exception("run %s: what it trains with could not be written down", run.run_id)
 
         self._writer.submit(write)
+
+    def _add_doctor(self, found: DoctorReport) -> None:
+        for report in self._without_doctor.pop(found.python, []):
+            with contextlib.suppress(RuntimeError):  # we are closed
+                self._writer.submit(add_to_report, report, doctor=found.document)
 
     def environment(self, python: str) -> dict[str, Any]:
         """What a worker of that interpreter finds. Blocks; from any thread. A fault is told in it, not raised."""
@@ -190,6 +214,17 @@ def write_report(run: RunRecord, report: Path, *, environment: Mapping[str, Any]
     if patch:
         _write(report.with_name(PATCH), patch)
     _write(report, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def add_to_report(report: Path, **fields: Any) -> None:
+    """Set fields of a report that was written. Blocks; a fault is logged."""
+    try:
+        document = msgspec.json.decode(report.read_bytes(), type=dict[str, Any])
+        _write(report, msgspec.json.format(msgspec.json.encode(document | fields), indent=2) + b"\n")
+    except FileNotFoundError:
+        pass  # the run was removed meanwhile
+    except Exception:
+        logger.exception("%s could not be completed", report)
 
 
 def _mark(answer: Mapping[str, Any]) -> object:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
 
 from gen_worker.failpoints import failpoint
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.broadcaster import RunEventBroadcaster
+from trn.daemon.commits import committed
 from trn.daemon.event_file import (
     Batch,
     Chunk,
@@ -36,12 +36,12 @@ from trn.daemon.event_file import (
     split,
 )
 from trn.daemon.followed_run import Drain, FollowedRun, file_size
+from trn.daemon.left_behind import LeftBehind
 from trn.registry.metrics import MetricStore, Place, Point
 from trn.registry.sqlite import RunRegistry
 
 logger = logging.getLogger("trn.ingest")
 
-T = TypeVar("T")
 
 SWEEP_S = 1.0  # a lost ring of the doorbell costs no more than this
 STORE_AGAIN_S = 30.0  # after the metric store refused
@@ -61,6 +61,7 @@ class Ingest:
         home: Home,
         clock: Callable[[], float] = time.monotonic,
         sweep_s: float = SWEEP_S,
+        store_again_s: float = STORE_AGAIN_S,
     ) -> None:
         self._registry = registry
         self._metrics = metrics
@@ -68,6 +69,8 @@ class Ingest:
         self._home = home
         self._clock = clock
         self._sweep_s = sweep_s
+        self._store_again_s = store_again_s
+        self._left_behind = LeftBehind(registry, home, follow_once=self._follow_once, again_s=store_again_s)
         self._tails: dict[str, FollowedRun] = {}
         # Each run at most once, so it is bounded; at the end again after each batch, so nobody starves.
         self._due: asyncio.Queue[FollowedRun] = asyncio.Queue()
@@ -120,8 +123,14 @@ class Ingest:
         self._tails.pop(run_id, None)
         if not self._tails:
             self._has_tails.clear()
+        if tail.is_store_behind:
+            self._left_behind.add(run_id)
         if tail.damaged.num_lines > tail.num_damaged_told:
             logger.warning("run %s: %d lines in all were put aside", tail.run_id, tail.damaged.num_lines)
+
+    async def _follow_once(self, run: RunRecord) -> None:
+        self.follow(run.run_id, run.attempt)
+        await self.unfollow(run.run_id)
 
     async def run(self) -> None:
         """Take in what is due, until cancelled."""
@@ -129,6 +138,7 @@ class Ingest:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(MAX_RUNS_AT_ONCE):
                     tasks.create_task(self._work())
+                tasks.create_task(self._left_behind.run())
                 await self._sweep()
         finally:
             self._is_stopped = True
@@ -278,7 +288,7 @@ class Ingest:
         error: Exception | None = None
         if followed is not None:
             try:
-                await _committed(followed)
+                await committed(followed)
             except Exception as fault:  # the metric store may have taken it none the less
                 error = fault
             else:
@@ -287,7 +297,7 @@ class Ingest:
                 tail.registry_seq, tail.stored_seq = last_seq, max(last_seq, tail.stored_seq)
         if storing is not None:
             try:
-                await _committed(storing)
+                await committed(storing)
             except TrnError as fault:  # points are for charts: the run goes on, and they follow from its file
                 self._leave_store_behind(tail, fault)
             else:
@@ -300,7 +310,7 @@ class Ingest:
         if not tail.is_store_behind:
             logger.warning("metric points of run %s cannot be stored: %s; will try again", tail.run_id, fault)
         tail.is_store_behind = True
-        tail.store_again_at = self._clock() + STORE_AGAIN_S
+        tail.store_again_at = self._clock() + self._store_again_s
 
     def _follow(
         self, tail: FollowedRun, offset: int, events: list[Event], points: list[Point]
@@ -351,7 +361,7 @@ class Ingest:
                 self._catch_up(tail, stored)
             elif not _stands(tail.path, stored):
                 place = Place(run.event_offset, tail.registry_seq)
-                await _committed(self._metrics.rewind(tail.run_id, place))
+                await committed(self._metrics.rewind(tail.run_id, place))
                 tail.metrics_seq = place.last_seq
         tail.is_open = True
 
@@ -395,16 +405,11 @@ class Ingest:
                 tail.registry_seq,
             )
         if known_seq < tail.metrics_seq:
-            await _committed(self._metrics.rewind(tail.run_id, place))
+            await committed(self._metrics.rewind(tail.run_id, place))
             tail.metrics_seq = known_seq
         # Last: with the registry's old place, all this would be done again.
-        await _committed(self._registry.rewind(tail.run_id, place.offset))
+        await committed(self._registry.rewind(tail.run_id, place.offset))
         tail.registry_seq, tail.is_returning = known_seq, False
-
-
-async def _committed(future: "Future[T]") -> T:
-    """Its result. A commit that was asked for happens, whoever stops waiting for it."""
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _stands(path: Path, place: Place) -> bool:

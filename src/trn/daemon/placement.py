@@ -7,6 +7,7 @@ waited longer than the patience keeps whatever it needs of what is free, and wha
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from trn.core.runs import Needs, QueuedRun
 
@@ -44,16 +45,24 @@ class _Pool:
 
 
 def choose_starts(
-    queue: Sequence[QueuedRun], free: FreeResources, *, now_ms: int, patience_s: float
+    queue: Sequence[QueuedRun],
+    free: FreeResources,
+    *,
+    now_ms: int,
+    patience_s: float,
+    barred: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> Decision:
-    """Decide for all of `queue` at once. Costs O(runs x devices), whatever else waits behind them."""
+    """Decide for all of `queue` at once. Costs O(runs x devices), whatever else waits behind them.
+
+    `barred` are the kinds of devices that a run cannot use, where there are any.
+    """
     pool = _Pool(list(free.device_ids), free.cpus, free.memory_mb)
     named = Counter(device_id for run in queue for device_id in run.needs.devices)
     starts: list[tuple[str, tuple[str, ...]]] = []
     waits: dict[str, str] = {}
     gathers_for = ""
     for run in sorted(queue, key=lambda run: (-run.priority, run.submitted_ms, run.run_id)):
-        device_ids = _pick(run.needs, pool.device_ids, named)
+        device_ids = _pick(run.needs, _without(pool.device_ids, barred.get(run.run_id)), named)
         lacks = _lacks(run.needs, pool, has_devices=device_ids is not None)
         if device_ids is not None and not lacks:
             pool.take(device_ids, run.needs)
@@ -70,7 +79,8 @@ def choose_starts(
             kept = device_ids
             if kept is None:
                 is_wanted = set(run.needs.devices).__contains__ if run.needs.devices else bool
-                kept = tuple(device_id for device_id in pool.device_ids if is_wanted(device_id))
+                open_ids = _without(pool.device_ids, barred.get(run.run_id))
+                kept = tuple(device_id for device_id in open_ids if is_wanted(device_id))
             pool.take(kept, run.needs)
     return Decision(starts=tuple(starts), waits=waits)
 
@@ -78,6 +88,12 @@ def choose_starts(
 def kind_of(device_id: str) -> str:
     """`cuda` of `cuda:3`."""
     return device_id.partition(":")[0]
+
+
+def _without(device_ids: Sequence[str], kinds: frozenset[str] | None) -> Sequence[str]:
+    if not kinds:
+        return device_ids
+    return [device_id for device_id in device_ids if kind_of(device_id) not in kinds]
 
 
 def _fits(needs: Needs, free: FreeResources, named: Mapping[str, int]) -> bool:

@@ -30,6 +30,7 @@ class _Meta(msgspec.Struct, frozen=True):
     """As much of a checkpoint's commit marker as it takes to choose one."""
 
     step: int
+    run_id: str = ""
     final: bool = False
     files: tuple[_File, ...] = ()
 
@@ -46,6 +47,13 @@ def newest_checkpoint(checkpoints_dir: Path) -> tuple[Path, int] | None:
         return None
     step, _, path = max(found)
     return path, step
+
+
+def read_saved_by(meta: Path) -> str:
+    """The run that saved that checkpoint, as its meta says; empty where it says nothing. Blocks."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(meta.read_bytes(), type=_Meta).run_id
+    return ""
 
 
 def plan_resume(

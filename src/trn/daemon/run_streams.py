@@ -21,6 +21,7 @@ from trn.daemon.event_file import EventBatch, replay
 from trn.daemon.server import Context
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import run_message
+from trn.proto.methods import OPEN_KEY
 from trn.registry.reader import RegistryReader
 
 MAX_OPEN = 16_384
@@ -78,8 +79,8 @@ class RunStreams:
         self._tasks.add(task)
         try:
             if self._is_stopping:
-                work.close()
                 raise asyncio.CancelledError
+            await context.send_initial_metadata(((OPEN_KEY, "1"),))
             await work
         except asyncio.CancelledError:
             if not self._is_stopping or context.cancelled():
@@ -87,6 +88,7 @@ class RunStreams:
             task.uncancel()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the daemon stops: ask its next one")
         finally:
+            work.close()  # where it never began
             self._tasks.discard(task)
 
     def _identity(self, context: Context) -> str:

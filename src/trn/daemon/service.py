@@ -7,21 +7,29 @@ Who may call is decided before, errors are made statuses after: in `server`.
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
+from trn.core.errors import AmbiguousError, ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.api_tokens import ApiTokens
-from trn.daemon.commit_waiter import CommitWaiter
+from trn.daemon.commits import committed
 from trn.daemon.devices import Inventory
-from trn.daemon.resumption import META_SUFFIX, merge, newest_checkpoint, plan_resume, with_checkpoint
+from trn.daemon.resumption import (
+    META_SUFFIX,
+    merge,
+    newest_checkpoint,
+    plan_resume,
+    read_saved_by,
+    with_checkpoint,
+)
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
@@ -83,7 +91,6 @@ class TrainerService:
         self.warnings: Callable[[], Sequence[str]] = lambda: ()
         self.tokens = ApiTokens(home.token)
         self.streams = RunStreams(registry=registry, broadcaster=broadcaster, home=home)
-        self._committed = CommitWaiter().committed
         self.num_calls = 0
         self._num_calls_seen = 0
         self.WatchRuns = self.streams.watch_runs
@@ -107,6 +114,8 @@ class TrainerService:
             base_dir=request.base_dir,
             interpreter=request.interpreter,
             priority=request.priority,
+            log_dir=request.log_dir,
+            event_log=request.event_log,
         )
         return await self._submit(asked, is_another=request.is_another_wanted, is_dry_run=request.is_dry_run)
 
@@ -117,7 +126,7 @@ class TrainerService:
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
         run_id = self.find(request.run_id).run_id
         reason = request.reason[:MAX_REASON] or "cancelled by request"
-        record, was_live = await self._committed(self._registry.want_cancel(run_id, reason))
+        record, was_live = await committed(self._registry.want_cancel(run_id, reason))
         if was_live:
             self._dispatcher.cancel_wanted(run_id)
         return pb.CancelRunResponse(run=run_message(record), was_live=was_live)
@@ -233,9 +242,7 @@ class TrainerService:
             return pb.SubmitRunResponse(run=run, plan_json=self._dispatcher.plan(new))
         while True:
             try:
-                record, existed = await self._committed(
-                    self._registry.submit(new, is_another_wanted=is_another)
-                )
+                record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
                 break
             except ConflictError:
                 taken, new = new.run_id, self._read(asked)
@@ -280,7 +287,16 @@ class TrainerService:
             base_dir=request.base_dir,
             interpreter=request.interpreter,
             priority=request.priority,
+            parent_run_id=self._known(await asyncio.to_thread(read_saved_by, meta)),
+            log_dir=request.log_dir,
+            event_log=request.event_log,
         )
+
+    def _known(self, run_id: str) -> str:
+        """That run, if it is one of ours: a checkpoint may come from another home."""
+        with contextlib.suppress(NotFoundError, AmbiguousError):
+            return run_id if self._registry.get(run_id).run_id == run_id else ""
+        return ""
 
     async def _resume_run(
         self, request: pb.ResumeRunRequest, overrides: dict[str, Any], meta: Path | None
@@ -303,6 +319,8 @@ class TrainerService:
             interpreter=request.interpreter or parent.interpreter,
             priority=request.priority,
             parent_run_id=parent.run_id,
+            log_dir=request.log_dir,
+            event_log=request.event_log,
         )
 
 

@@ -17,6 +17,7 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     addresses: tuple[str, ...]
     started_ms: int
+    event_bus: str = ""  # as it may be shown
 
 
 def read_daemon_info(home: Home) -> DaemonInfo | None:

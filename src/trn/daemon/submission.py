@@ -40,6 +40,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     interpreter: str = ""
     priority: int = 0
     parent_run_id: str = ""
+    log_dir: str = ""
+    event_log: str = ""
 
 
 def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
@@ -80,6 +82,8 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         max_attempts=job.retry.max_attempts,
         needs=needs,
         tags=job.tags,
+        log_dir=asked.log_dir,
+        event_log=asked.event_log,
     )
 
 
@@ -217,7 +221,7 @@ def _request_faults(asked: Asked) -> list[str]:
         faults.append(
             f"priority: found {asked.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         )
-    for name in ("base_dir", "interpreter"):
+    for name in ("base_dir", "interpreter", "log_dir", "event_log"):
         path: str = getattr(asked, name)
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
             faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")

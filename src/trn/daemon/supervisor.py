@@ -39,6 +39,7 @@ from trn.core.errors import (
 from trn.core.runs import RunRecord, RunState
 from trn.core.snapshots import materialise
 from trn.daemon.attempt_parts import Parts
+from trn.daemon.commits import committed
 from trn.daemon.endings import Wish, close_words, decide
 from trn.daemon.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
@@ -51,6 +52,7 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 10.0
 MAX_TRIES = 4  # of a step that may be left out
+MAX_CLOSE_TRIES = 10  # over 20 s: the disk may be full just then, or a new launcher slow
 STEP_TIMEOUT_S = 120.0
 MAX_WATCH_FAULTS = 20
 QUARANTINE = "still in use: "  # how our own reasons begin; the dispatcher lifts only those
@@ -325,6 +327,7 @@ class AttemptSupervisor:
             await self._try(
                 "write its terminal event",
                 lambda: parts.executor.close_attempt(plan, category=category, error=error),
+                num_tries=MAX_CLOSE_TRIES,
             )
             failpoint("attempt.closed")
             await self._try("take in its events", lambda: parts.ingest.drain(run_id))
@@ -354,13 +357,17 @@ class AttemptSupervisor:
     def _named(self) -> tuple[str, int]:
         return self._key.run_id, self._key.number
 
-    async def _try(self, what: str, action: Callable[[], Awaitable[T]]) -> T | None:
-        """A step that the run's end must not hang on: a few times, then without it."""
+    async def _try(
+        self, what: str, action: Callable[[], Awaitable[T]], *, num_tries: int = MAX_TRIES
+    ) -> T | None:
+        """A step that the run's end must not hang on: until it does not say False, a few times, then without it."""
         pause_s = FIRST_PAUSE_S
-        for _ in range(MAX_TRIES):
+        for _ in range(num_tries):
             try:
                 async with asyncio.timeout(STEP_TIMEOUT_S):
-                    return await action()
+                    result = await action()
+                if result is not False:
+                    return result
             except Exception:
                 logger.exception("%s: could not %s", self._key, what)
             await asyncio.sleep(pause_s)
@@ -372,16 +379,11 @@ class AttemptSupervisor:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return await settle(change())
+                return await committed(change())
             except (UnavailableError, RegistryError) as fault:
                 logger.error("%s: not recorded, trying again: %s", self._key, fault)  # noqa: TRY400
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
-
-
-async def settle(future: "Future[T]") -> T:
-    """Wait for a change of the registry. Cancelling the wait does not take the change back."""
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _read_limits(run: RunRecord) -> _Limits:

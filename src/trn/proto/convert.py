@@ -73,6 +73,8 @@ def run_message(record: RunRecord, *, with_config: bool = False) -> pb.Run:
         needs=pb.Needs(devices=needs.devices, gpus=needs.gpus, cpus=needs.cpus, memory_mb=needs.memory_mb),
         tags=record.tags,
         change=record.change,
+        log_dir=record.log_dir,
+        event_log=record.event_log,
     )
     if with_config:
         message.config_json = msgspec.json.encode(record.config)
@@ -126,6 +128,8 @@ def read_run(message: pb.Run) -> Run:
         ),
         tags=dict(message.tags),
         change=message.change,
+        log_dir=message.log_dir,
+        event_log=message.event_log,
     )
 
 

@@ -9,6 +9,8 @@ from trn.proto import trainer_pb2
 # In the trailing metadata of a call that the daemon itself refused: the name of the error. Without it, the transport
 # failed, and whether the call was carried out is not known.
 ERROR_KEY = "trn-error"
+# In the initial metadata of every stream: a daemon has taken it, though it may have nothing to say for days.
+OPEN_KEY = "trn-open"
 
 SERVICE = trainer_pb2.DESCRIPTOR.services_by_name["Trainer"]
 

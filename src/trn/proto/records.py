@@ -42,6 +42,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     needs: Needs = Needs()
     tags: dict[str, str] = {}
     change: int = 0
+    log_dir: str = ""
+    event_log: str = ""
 
     @property
     def is_terminal(self) -> bool:

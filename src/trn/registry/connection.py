@@ -8,6 +8,9 @@ from pathlib import Path
 from trn.core.errors import RegistryError
 
 BUSY_TIMEOUT_MS = 30_000
+WRITER_BUSY_MS = (
+    2_000  # there is one writer: whoever else holds the lock is a stranger, and a loop would wait for them
+)
 
 
 def open_writer(path: Path, *, is_durable: bool = True) -> sqlite3.Connection:
@@ -17,7 +20,7 @@ def open_writer(path: Path, *, is_durable: bool = True) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     try:
         for pragma in (
-            f"busy_timeout = {BUSY_TIMEOUT_MS}",
+            f"busy_timeout = {WRITER_BUSY_MS}",
             "journal_mode = WAL",
             f"synchronous = {'FULL' if is_durable else 'NORMAL'}",
             "foreign_keys = ON",
@@ -42,7 +45,7 @@ def checkpoint(connection: sqlite3.Connection) -> tuple[int, int, int]:
     try:
         row = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute(f"PRAGMA busy_timeout = {WRITER_BUSY_MS}")
     return row[0], row[1], row[2]
 
 

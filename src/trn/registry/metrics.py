@@ -8,6 +8,7 @@ Invariants
   attempts left in that series from s on: the model went back, and so does its history.
 """
 
+import contextlib
 import math
 import sqlite3
 import threading
@@ -27,6 +28,9 @@ from trn.registry.writer import RegistryWriter
 
 MIN_THINNED = 3  # the first, the last, and one for all between
 WAL_PAGES = 4000  # 16 MB; maintenance comes by too rarely for what a flood of points leaves in the log
+MAX_BEHIND = (
+    1000  # runs that a power cut, or a daemon that was killed on a full disk, may have left without points
+)
 
 _NO_STEP = (1 << 63) - 1
 
@@ -143,7 +147,7 @@ class MetricStore(MetricReader):
             connection.close()
             raise
         self._connection = connection
-        self.writer = RegistryWriter(connection, name="metrics-writer")
+        self.writer = RegistryWriter(connection, name="metrics-writer", is_applied_by_caller=False)
         super().__init__(path)
         self._places = open_reader(path)  # never behind a long query
 
@@ -189,6 +193,13 @@ class MetricStore(MetricReader):
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 
         return self.writer.between(lambda: checkpoint(self._connection)).result()
+
+
+def find_behind(registry: Path, metrics: Path, *, limit: int = MAX_BEHIND) -> list[str]:
+    """Ended runs, of the `limit` that changed last, whose events the registry has further than the store. Any thread."""
+    with contextlib.closing(open_reader(metrics)) as connection:
+        connection.execute("ATTACH DATABASE ? AS registry", (f"{registry.absolute().as_uri()}?mode=ro",))
+        return [row["run_id"] for row in connection.execute(sql("behind"), {"limit": limit})]
 
 
 def _add_points(connection: sqlite3.Connection, run_key: int, attempt: int, points: list[Point]) -> None:

@@ -1,6 +1,12 @@
 -- name: place
 SELECT offset, last_seq FROM runs WHERE run_id = :run_id
 
+-- name: behind
+SELECT ended.run_id
+FROM (SELECT run_id, state, event_offset FROM registry.runs ORDER BY change DESC LIMIT :limit) AS ended
+LEFT JOIN main.runs AS stored ON stored.run_id = ended.run_id
+WHERE ended.state IN ('COMPLETED', 'FAILED', 'CANCELLED') AND ended.event_offset > coalesce(stored.offset, 0)
+
 -- name: add_run
 INSERT INTO runs (run_id) VALUES (:run_id) ON CONFLICT DO NOTHING
 

@@ -3,9 +3,10 @@ SELECT coalesce(max(change), 0) AS value FROM runs
 
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
-                  interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change)
-VALUES (:run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
-        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change)
+                  interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log)
+SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
+       :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log
+WHERE :is_another_wanted OR NOT EXISTS (SELECT 1 FROM runs WHERE digest = :digest)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: newest_of_digest
@@ -28,14 +29,16 @@ WITH RECURSIVE kinds (needs) AS (
 SELECT needs FROM kinds WHERE needs IS NOT NULL LIMIT :limit
 
 -- name: queue
-SELECT run_id, priority, submitted_ms, needs, reason, attempt FROM runs INDEXED BY runs_in_queue
-WHERE state = 'PENDING' AND needs = :needs
-  AND (not_before_ms <= :now_ms OR not_before_ms > :now_ms + :longest_ms)
+SELECT run_id, priority, submitted_ms, needs, reason, attempt, interpreter FROM runs INDEXED BY runs_in_queue
+WHERE state = 'PENDING' AND needs = :needs AND interpreter NOT IN (SELECT value FROM json_each(:without))
+  AND (not_before_ms <= :now_ms OR :now_ms + :slack_ms < (
+      SELECT ended_ms FROM attempts WHERE attempts.run_id = runs.run_id AND number = attempt))
 ORDER BY priority DESC, submitted_ms, run_id LIMIT :limit
 
 -- name: next_backoff
 SELECT min(not_before_ms) AS at_ms FROM runs INDEXED BY runs_in_backoff
-WHERE state = 'PENDING' AND not_before_ms > 0 AND not_before_ms > :now_ms AND not_before_ms <= :now_ms + :longest_ms
+WHERE state = 'PENDING' AND not_before_ms > 0 AND not_before_ms > :now_ms AND :now_ms + :slack_ms >= (
+    SELECT ended_ms FROM attempts WHERE attempts.run_id = runs.run_id AND number = attempt)
 
 -- name: live
 SELECT * FROM runs INDEXED BY runs_live WHERE state IN ('DISPATCHING', 'RUNNING') ORDER BY submitted_ms, run_id
@@ -151,3 +154,37 @@ DELETE FROM holdings WHERE run_id = :run_id AND attempt = :attempt
 
 -- name: held
 SELECT coalesce(sum(cpus), 0) AS cpus, coalesce(sum(memory_mb), 0) AS memory_mb FROM holdings
+
+-- name: begin_outbox
+INSERT INTO outbox_cursors (consumer, change) SELECT :consumer, coalesce(max(change), 0) FROM runs WHERE true
+ON CONFLICT DO NOTHING
+
+-- name: outbox_cursor
+SELECT change FROM outbox_cursors WHERE consumer = :consumer
+
+-- name: outbox_place
+SELECT seq, offset FROM outbox_places WHERE consumer = :consumer AND run_id = :run_id
+
+-- name: move_outbox_cursor
+UPDATE outbox_cursors SET change = :change WHERE consumer = :consumer
+
+-- name: move_outbox_place
+INSERT INTO outbox_places (consumer, run_id, seq, offset) VALUES (:consumer, :run_id, :seq, :offset)
+ON CONFLICT DO UPDATE SET seq = excluded.seq, offset = excluded.offset
+
+-- name: outbox_backlog
+SELECT count(*) AS num_runs, coalesce(sum(max(0, runs.last_seq - coalesce(place.seq, 0))), 0) AS num_events
+FROM runs LEFT JOIN outbox_places AS place ON place.consumer = :consumer AND place.run_id = runs.run_id
+WHERE runs.change > :change
+
+-- name: log_places
+SELECT copy, seq, offset, output_offset, num_job_lines FROM log_places WHERE run_id = :run_id
+
+-- name: move_log_place
+INSERT INTO log_places (run_id, copy, seq, offset, output_offset, num_job_lines)
+VALUES (:run_id, :copy, :seq, :offset, :output_offset, :num_job_lines)
+ON CONFLICT DO UPDATE SET seq = excluded.seq, offset = excluded.offset, output_offset = excluded.output_offset,
+                          num_job_lines = excluded.num_job_lines
+
+-- name: log_dirs
+SELECT DISTINCT log_dir FROM runs WHERE log_dir != ''

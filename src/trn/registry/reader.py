@@ -14,8 +14,9 @@ from trn.registry.named_queries import sql
 
 MAX_PAGE = 1000
 MAX_KINDS = 256  # of needs, that a look at the queue tells apart
-# No backoff lasts so long: one that seems to was begun before the clock was put back, and is over.
-LONGEST_BACKOFF_MS = 2 * 3600 * 1000
+# A backoff that began so far in the future began before the clock was put back: nobody knows when it is over, so it is.
+# Not 0: who asks may have looked at the clock before the writer did.
+CLOCK_SLACK_MS = 1000
 
 
 class RegistryReader:
@@ -68,12 +69,18 @@ class RegistryReader:
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         return [read_attempt(row) for row in self._read.execute(sql("attempts"), {"run_id": run_id})]
 
-    def queue(self, now_ms: int, limit: int) -> list[QueuedRun]:
+    def queue(self, now_ms: int, limit: int, *, without: Sequence[str] = ()) -> list[QueuedRun]:
         """Pending runs whose backoff is over, in the order in which they are to start: of each kind of needs the first
-        `limit`. Where the first of a kind cannot start, none of that kind can; so no kind hides another.
+        `limit`. Where the first of a kind cannot start, none of that kind can; so no kind hides another. Runs of the
+        interpreters `without` are passed over.
         """
         kinds = [row["needs"] for row in self._read.execute(sql("kinds_in_queue"), {"limit": MAX_KINDS})]
-        when = {"now_ms": now_ms, "longest_ms": LONGEST_BACKOFF_MS, "limit": limit}
+        when = {
+            "now_ms": now_ms,
+            "slack_ms": CLOCK_SLACK_MS,
+            "limit": limit,
+            "without": msgspec.json.encode(without).decode(),
+        }
         found = [
             _convert(row, QueuedRun)
             for needs in kinds
@@ -84,7 +91,7 @@ class RegistryReader:
 
     def next_backoff_ms(self, now_ms: int) -> int | None:
         """When the next backoff is over."""
-        values = {"now_ms": now_ms, "longest_ms": LONGEST_BACKOFF_MS}
+        values = {"now_ms": now_ms, "slack_ms": CLOCK_SLACK_MS}
         at_ms = self._read.execute(sql("next_backoff"), values).fetchone()["at_ms"]
         return None if at_ms is None else int(at_ms)
 

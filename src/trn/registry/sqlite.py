@@ -42,6 +42,8 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 1
     needs: Needs = Needs()
     tags: dict[str, str] = {}
+    log_dir: str = ""
+    event_log: str = ""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,10 +85,6 @@ class RunRegistry(RegistryReader):
         """(the run, whether an equal one existed). Safe to repeat: an equal digest returns what there is."""
 
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
-            if not is_another_wanted:
-                row = connection.execute(sql("newest_of_digest"), {"digest": new.digest}).fetchone()
-                if row is not None:
-                    return read_run(row), True
             now_ms = self._clock_ms()
             run = RunRecord(
                 **msgspec.structs.asdict(new),
@@ -101,9 +99,14 @@ class RunRegistry(RegistryReader):
                 "config": _encode(run.config).decode(),
                 "needs": _encode(run.needs).decode(),
                 "tags": _encode(run.tags).decode(),
+                "is_another_wanted": is_another_wanted,
             }
             if connection.execute(sql("add_run"), values).rowcount == 1:
                 return run, False
+            if not is_another_wanted:
+                row = connection.execute(sql("newest_of_digest"), {"digest": new.digest}).fetchone()
+                if row is not None:
+                    return read_run(row), True
             existing = _get(connection, new.run_id)
             if existing.digest == new.digest:
                 return existing, True  # the same request once more, after a reply that was lost

@@ -1,14 +1,20 @@
-"""One thread that writes. What is waiting when it is free shares one transaction, and so one fsync.
+"""One connection that writes. Changes that come while the disk is busy share the next commit, and so one fsync.
+
+A change is applied by whoever hands it in, as soon as no commit is under way; a thread does nothing but wait for the
+disk. So a group of changes costs two changes of threads, and none for each statement: where two threads both want the
+interpreter, a statement costs more by waiting than by its work. Where changes are heavy, the thread applies them, too.
 
 Invariant: a future is resolved only after the commit that holds its change. A change that raises is taken back alone;
 the others of its group are not touched. If the commit fails, every one of the group fails, and none of it happened.
-A change may be applied twice before it is committed, so it does nothing but use the connection.
+While a commit is under way, nobody but the thread touches the connection.
 """
 
 import logging
 import queue
 import sqlite3
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
@@ -21,32 +27,66 @@ logger = logging.getLogger("trn.registry")
 T = TypeVar("T")
 Change = Callable[[sqlite3.Connection], T]
 
-_Outcome = tuple[Any, BaseException | None]
-
 MAX_GROUP = 512
+GATHER_S = 0.001  # where changes come together, a commit waits for so long for more of them
 
 
 class _Item(NamedTuple):
-    function: Callable[..., Any]
+    change: Change[Any]
     future: "Future[Any]"
-    is_change: bool
+
+
+class _Applied(NamedTuple):
+    future: "Future[Any]"
+    result: Any
+
+
+_Ended = tuple[list[_Applied], Exception | None]  # what a commit held, and why it failed
 
 
 class RegistryWriter:
     """Takes changes from any thread, in order. `close` finishes what was handed in."""
 
-    def __init__(self, connection: sqlite3.Connection, *, name: str = "registry-writer") -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        name: str = "registry-writer",
+        is_applied_by_caller: bool = True,
+    ) -> None:
         self._connection = connection
-        self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_applied_by_caller = is_applied_by_caller
+        self._lock = threading.RLock()  # of all that follows
+        self._waiting: deque[_Item] = deque()
+        self._group: list[_Applied] = []  # what the open transaction holds
+        self._is_busy = False  # the thread has the connection, or what it did is not settled yet
+        self._is_asked = False  # the thread is to commit
+        self._ended: _Ended | None = None  # a commit to settle
         self._is_closed = False
+        self._num_together = 0  # in the commit before
+        self._settle_in: Callable[[Callable[[], None]], object] | None = None
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.num_commits = 0
-        self.on_commit: Callable[[], None] | None = None  # called in the writer's thread
+        self.on_commit: Callable[[], None] | None = None  # called where commits are settled
         self._thread.start()
 
+    def settle_in(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """From now on futures are resolved, and what waited is applied, by what `call_soon` calls: a loop, say.
+
+        Whoever runs there must not block on a future. Without this, the thread does it.
+        """
+        self._settle_in = call_soon
+
     def submit(self, change: Change[T]) -> "Future[T]":
-        """Queue a change; the future has its result once it is committed."""
-        return self._put(change, is_change=True)
+        """Apply a change, now or after the commit that is under way; the future has its result once it is committed."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._require_open()
+            self._waiting.append(_Item(change, future))
+            if not self._is_busy:
+                self._go_on()
+        return future
 
     def write(self, change: Change[T]) -> T:
         """`submit`, and wait."""
@@ -54,52 +94,171 @@ class RegistryWriter:
 
     def between(self, task: Callable[[], T]) -> "Future[T]":
         """Run `task` in the writer's thread, outside of any transaction."""
-        return self._put(task, is_change=False)
-
-    def _put(self, function: Callable[..., T], *, is_change: bool) -> "Future[T]":
-        if self._is_closed:
-            raise UnavailableError("the registry is closed")
         future: Future[T] = Future()
-        self._waiting.put(_Item(function, future, is_change))
+        with self._lock:
+            self._require_open()
+            self._orders.put(lambda: self._perform(task, future))
         return future
 
     def close(self) -> None:
-        if not self._is_closed:
+        with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
-            self._waiting.put(None)
-            self._thread.join()
-            self._connection.close()
+            self._settle_in = None  # whoever closes may be the one that would have settled
+        self._orders.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("the registry is closed")
+
+    # With the lock held, by whoever has the connection
+
+    def _go_on(self) -> None:
+        """Apply what waits, and have it committed."""
+        if self._is_applied_by_caller:
+            self._apply_waiting()
+        if (self._group or self._waiting) and not self._is_asked:
+            self._is_asked = True
+            self._orders.put(self._commit)
+
+    def _apply_waiting(self) -> None:
+        while self._waiting and len(self._group) < MAX_GROUP:
+            item = self._waiting.popleft()
+            if item.future.set_running_or_notify_cancel():  # else nobody wants it any more
+                self._apply(item)
+
+    def _apply(self, item: _Item) -> None:
+        connection, is_first = self._connection, not self._group
+        if is_first and not self._begin(item):
+            return
+        try:
+            if not is_first:
+                connection.execute("SAVEPOINT change")
+            result = item.change(connection)
+            if not is_first:
+                connection.execute("RELEASE change")
+        except BaseException as fault:
+            # Also after Ctrl-C: the next commit must not hold half a change.
+            self._take_back(item, fault, is_first=is_first)
+            if not isinstance(fault, Exception) and threading.current_thread() is not self._thread:
+                raise
+        else:
+            self._group.append(_Applied(item.future, result))
+
+    def _begin(self, item: _Item) -> bool:
+        """Where that fails, all that waits fails, too: a stranger's lock would be waited for once for each of them."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as fault:
+            self._roll_back("ROLLBACK")  # one that could not be taken back before
+            item.future.set_exception(_explain(fault))
+            while self._waiting:
+                future = self._waiting.popleft().future
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(_explain(fault))
+            return False
+        return True
+
+    def _take_back(self, item: _Item, fault: BaseException, *, is_first: bool) -> None:
+        """One change raised: it alone did not happen, unless SQLite itself took back everything (a full disk, say)."""
+        self._roll_back(*(["ROLLBACK"] if is_first else ["ROLLBACK TO change", "RELEASE change"]))
+        failed = [item.future]
+        if not is_first and not self._connection.in_transaction:
+            group, self._group = self._group, []  # before anyone is told, and hands in more
+            failed += [applied.future for applied in group]
+        for future in failed:
+            future.set_exception(_explain(fault))
+
+    def _roll_back(self, *statements: str) -> None:
+        try:
+            for statement in statements:
+                if self._connection.in_transaction:
+                    self._connection.execute(statement)
+        except sqlite3.Error:
+            logger.exception("what failed could not be taken back")
+
+    # In the thread
 
     def _run(self) -> None:
-        is_open = True
-        while is_open:
-            changes: list[_Item] = []
-            task: _Item | None = None
-            item = self._waiting.get()
-            while item is not None and item.is_change:
-                if item.future.set_running_or_notify_cancel():  # else nobody wants it any more
-                    changes.append(item)
-                if len(changes) == MAX_GROUP or self._waiting.empty():
-                    break
-                item = self._waiting.get()
-            else:
-                is_open, task = item is not None, item
-            if changes:
-                self._commit(changes)
-            if task is not None:
-                _settle(task)
+        while (order := self._orders.get()) is not None:
+            order()
+        self._settle()  # closed: nobody else comes any more
+        while self._waiting or self._group:
+            self._commit()
 
-    def _commit(self, changes: list[_Item]) -> None:
+    def _commit(self) -> None:
+        if self._num_together > 1:
+            time.sleep(GATHER_S)
+        with self._lock:
+            self._is_asked = False
+            if self._is_busy:
+                return  # it is asked again once that is settled
+            self._is_busy = True
+        self._ended = self._end_group()
+        self._settle_soon()
+
+    def _perform(self, task: Callable[[], T], future: "Future[T]") -> None:
+        with self._lock:
+            self._settle()
+            self._is_busy = True
+        ended = self._end_group()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(task())
+            except Exception as fault:
+                future.set_exception(fault)
+        self._ended = ended  # only now: whoever settles it takes the connection
+        self._settle_soon()
+
+    def _end_group(self) -> _Ended:
+        if not self._is_applied_by_caller:
+            self._apply_waiting()
+        group, self._group = self._group, []
+        self._num_together = len(group)
+        return group, self._end_transaction() if group else None
+
+    def _end_transaction(self) -> Exception | None:
         try:
-            outcomes = self._apply_together(changes) or self._apply_apart(changes)
+            failpoint("registry.before_commit")
+            self._connection.execute("COMMIT")
+            failpoint("registry.committed")
         except Exception as fault:  # whatever it is, this thread goes on and nobody waits in vain
-            self._take_back()
-            outcomes = [(None, _explain(fault))] * len(changes)
-        for item, (result, error) in zip(changes, outcomes, strict=True):
-            if error is None:
-                item.future.set_result(result)
+            self._roll_back("ROLLBACK")
+            return _explain(fault)
+        self.num_commits += 1
+        return None
+
+    def _settle_soon(self) -> None:
+        settle_in = self._settle_in
+        if settle_in is not None:
+            try:
+                settle_in(self._settle)
+            except RuntimeError:
+                pass  # that loop is closed
             else:
-                item.future.set_exception(error)
+                return
+        self._settle()
+
+    # Where commits are settled
+
+    def _settle(self) -> None:
+        """Resolve the futures of the commit that ended, let go of the connection, and go on. Safe to call again."""
+        with self._lock:
+            if self._ended is None:
+                return
+            (group, fault), self._ended = self._ended, None
+            for applied in group:
+                if fault is None:
+                    applied.future.set_result(applied.result)
+                else:
+                    applied.future.set_exception(fault)
+            self._is_busy = False
+            self._go_on()
+        if not group:
+            return
         failpoint("registry.told")
         if self.on_commit is not None:
             try:
@@ -107,65 +266,12 @@ class RegistryWriter:
             except Exception:
                 logger.exception("who was to hear of a commit failed")
 
-    def _take_back(self) -> None:
-        try:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            logger.exception("a transaction could not be taken back")
 
-    def _apply_together(self, changes: list[_Item]) -> list[_Outcome] | None:
-        """All in one transaction; None where one of them raises, and nothing of it happened. The usual way."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            outcomes: list[_Outcome] = [(item.function(self._connection), None) for item in changes]
-        except Exception as fault:
-            if not self._connection.in_transaction:
-                raise  # SQLite itself took everything back: the disk is full, say
-            self._connection.execute("ROLLBACK")
-            is_database = isinstance(fault, sqlite3.Error)
-            return [(None, _explain(fault) if is_database else fault)] if len(changes) == 1 else None
-        self._end_transaction()
-        return outcomes
-
-    def _apply_apart(self, changes: list[_Item]) -> list[_Outcome]:
-        """One transaction again, but each change can be taken back alone."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        outcomes = [self._apply(item) for item in changes]
-        self._end_transaction()
-        return outcomes
-
-    def _end_transaction(self) -> None:
-        failpoint("registry.before_commit")
-        self._connection.execute("COMMIT")
-        failpoint("registry.committed")
-        self.num_commits += 1
-
-    def _apply(self, item: _Item) -> _Outcome:
-        connection = self._connection
-        connection.execute("SAVEPOINT change")
-        try:
-            result = item.function(connection)
-        except Exception as fault:
-            if not connection.in_transaction:
-                raise
-            connection.execute("ROLLBACK TO change")
-            connection.execute("RELEASE change")
-            return None, _explain(fault) if isinstance(fault, sqlite3.Error) else fault
-        connection.execute("RELEASE change")
-        return result, None
-
-
-def _settle(task: _Item) -> None:
-    if not task.future.set_running_or_notify_cancel():
-        return
-    try:
-        task.future.set_result(task.function())
-    except Exception as fault:
-        task.future.set_exception(fault)
-
-
-def _explain(fault: Exception) -> Exception:
+def _explain(fault: BaseException) -> Exception:
+    if not isinstance(fault, Exception):
+        return UnavailableError("the registry's change was interrupted, and taken back")
+    if not isinstance(fault, sqlite3.Error):
+        return fault
     text = str(fault)
     if "full" in text or "disk I/O" in text:
         return UnavailableError(f"the registry could not be written: {text}; free some space and try again")

@@ -12,7 +12,7 @@ from trn.client.cli.durations import now_ms, say_duration
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import STATES, RegistryView, RunFilter
-from trn.core.errors import TrnError, UnavailableError
+from trn.core.errors import ConflictError, TrnError, UnavailableError
 from trn.core.home import Home
 
 if TYPE_CHECKING:
@@ -23,17 +23,34 @@ ANSWER_PATIENCE_S = 5.0
 STOP_PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.02
 
+event_bus_option = click.option(
+    "--event-bus",
+    metavar="URL",
+    default="",
+    help="Publish every event there: redis://host:port/db, rediss://…, unix://path, or a plug-in's scheme. A password"
+    " is better kept in the home's settings.toml.",
+)
 
-@click.group("daemon", short_help="Start, stop and look at the daemon.")
-def command() -> None:
+
+@click.group("daemon", short_help="Start, stop and look at the daemon.", invoke_without_command=True)
+@event_bus_option
+@click.pass_context
+def command(ctx: click.Context, event_bus: str) -> None:
     """Start, stop and look at the daemon of this home.
 
-    `trn run` starts one by itself where none runs.
+    `trn run` starts one by itself where none runs. `trn daemon --event-bus URL` is `trn daemon start --event-bus URL`.
     """
+    if event_bus and ctx.invoked_subcommand is not None:
+        raise click.UsageError(f"--event-bus stands after the verb: trn daemon {ctx.invoked_subcommand} …")
+    if event_bus:
+        ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, is_json=False)
+    elif ctx.invoked_subcommand is None:
+        raise click.exceptions.NoArgsIsHelpError(ctx)
 
 
 @command.command(
     epilog="\b\nExamples:\n  trn daemon start\n  trn --home /data/trn daemon start --idle-exit-s 600\n"
+    "  trn daemon start --event-bus redis://localhost:6379/0\n"
 )
 @click.option(
     "--idle-exit-s",
@@ -41,14 +58,21 @@ def command() -> None:
     metavar="N",
     help="It leaves by itself when nothing ran and nobody asked for N seconds. Without it, it stays.",
 )
+@event_bus_option
 @json_option
 @click.pass_obj
-def start(home: Home, *, idle_exit_s: float | None, is_json: bool) -> None:
+def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: bool) -> None:
     """Start the daemon in the background, and return when it answers. Where one runs, that is fine."""
     from trn.client.daemon_start import ensure_daemon
 
     output = Output(is_json=is_json)
-    daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s)
+    wanted = _shown_bus(event_bus)
+    daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s, event_bus=event_bus)
+    if wanted not in ("", daemon.event_bus):
+        raise ConflictError(
+            f"the daemon, pid {daemon.pid}, runs with {daemon.event_bus or 'no event bus'} and not with {wanted}:"
+            " `trn daemon stop`, then start it again; runs go on meanwhile"
+        )
     output.event("daemon_started" if is_new else "daemon_already_running", **_describe(home, daemon))
     output.show(
         f"the daemon {'runs now' if is_new else 'runs already'}: pid {daemon.pid}, {', '.join(daemon.addresses)}"
@@ -137,6 +161,8 @@ def status(home: Home, *, is_json: bool) -> ExitCode:
     )
     output.show(f"home      {home.root}")
     output.show(f"address   {', '.join(daemon.addresses)}")
+    if daemon.event_bus:
+        output.show(f"bus       {daemon.event_bus}")
     output.show(f"runs      {_say_counts(health.runs_by_state)}")
     output.show(f"launcher  {health.launcher}")
     output.show(f"watchers  {health.num_watchers}")
@@ -157,14 +183,16 @@ def _describe(home: Home, daemon: "RunningDaemon") -> dict[str, Any]:
     return {**daemon._asdict(), "addresses": list(daemon.addresses), "home": str(home.root)}
 
 
-def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
-    from importlib.metadata import version
+def _shown_bus(url: str) -> str:
+    """As a daemon shows its own; what is no URL is refused before a daemon starts with it."""
+    from trn.core.bus_url import read_bus_url
 
-    if daemon.version != version("trn"):
-        output.say(
-            f"trn: the daemon is trn {daemon.version} and this is trn {version('trn')}:"
-            " `trn daemon stop` and `trn daemon start` bring it up to date; runs go on meanwhile"
-        )
+    return read_bus_url(url).shown if url else ""
+
+
+def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
+    if daemon.version_warning:
+        output.say(f"trn: {daemon.version_warning}")
 
 
 def _is_daemon(pid: int) -> bool:

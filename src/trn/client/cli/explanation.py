@@ -8,6 +8,7 @@ from trn.client.cli.faults import find_blame
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 
 SILENT_MS = 30_000
+NOT_READY = "cannot start on a GPU yet"  # as the daemon's readiness begins; a test holds them together
 
 
 class Explanation(NamedTuple):
@@ -71,6 +72,14 @@ def _pending(
         when = f"its next attempt follows in {say_duration(run.not_before_ms - at_ms)}"
         return _say(
             run, f"is pending: {run.reason}", fault=fault, next=when, remedy="nothing needs to be done"
+        )
+    if run.reason.startswith(NOT_READY):
+        return _say(
+            run,
+            f"is pending since {waited}: {run.reason}",
+            fault="machine",
+            next="it is looked at again every two minutes, and as soon as the packages of its interpreter change",
+            remedy="`trn doctor` shows what this machine can do",
         )
     held = f" (held by {', '.join(dict.fromkeys(holders))})" if holders and "waits for" in run.reason else ""
     what = f"is pending since {waited}: {run.reason}{held}"

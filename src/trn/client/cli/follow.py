@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trn.client.cli.exit_codes import ExitCode, exit_code_of_state
 from trn.client.cli.interruption import Interruption, Wish
+from trn.client.cli.output import say
 from trn.core.errors import UnavailableError
 
 if TYPE_CHECKING:
     from trn.client.cli.output import Output
     from trn.client.client import AsyncClient
+    from trn.client.daemon_start import RunningDaemon
     from trn.client.render import Screen
     from trn.core.home import Home
     from trn.core.runs import RunRecord
@@ -42,16 +44,19 @@ async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
     """A client of the home's daemon, which is started where none runs. The long waiting is left to `following`."""
     from trn.client.client import AsyncClient
 
-    await start_daemon(home)
+    daemon = await start_daemon(home)
+    if daemon.version_warning:
+        say(f"trn: {daemon.version_warning}")
     async with AsyncClient(home.root, patience_s=PATIENCE_S) as client:
         yield client
 
 
-async def start_daemon(home: "Home") -> None:
+async def start_daemon(home: "Home") -> "RunningDaemon":
     """Until a daemon answers for that home; one that we started leaves by itself when it is idle."""
     from trn.client.daemon_start import ensure_daemon
 
-    await asyncio.to_thread(ensure_daemon, home, idle_exit_s=IDLE_EXIT_S)
+    daemon, _ = await asyncio.to_thread(ensure_daemon, home, idle_exit_s=IDLE_EXIT_S)
+    return daemon
 
 
 async def following(home: "Home", again: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

@@ -1,18 +1,21 @@
 """A job file, and what the command line lays over it -> the job to submit, or every fault of it at once."""
 
-import glob
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trn.core.errors import InvalidRequestError
 
+if TYPE_CHECKING:
+    from trn.core.home import Home
+
 UNNAMED = "unnamed"
-TEXTS = ("tags", "env")  # their values are text, also where they look like numbers
+DATA = frozenset({"dataset", "validation", "test"})
 _REF = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # s3:…, https:…: fetched by the worker
+TEXTS = ("tags", "env")  # their values are text, also where they look like numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +38,16 @@ class Job:
 
     config: dict[str, Any]
     base_dir: Path
+    warnings: tuple[str, ...] = ()
 
 
-def read_job(path: Path, changes: Changes, *, code_dir: Path | None = None) -> Job:
-    """Read, change and judge a job file. InvalidRequestError with every fault of it."""
+def read_job(
+    path: Path, changes: Changes, *, code_dir: Path | None = None, home: "Home | None" = None
+) -> Job:
+    """Read, change and judge a job file. InvalidRequestError with every fault of it.
+
+    Its data must be there, and in `home` room for its checkpoints.
+    """
     from gen_worker.documents import read_document
     from gen_worker.errors import SpecError
     from gen_worker.trainer.job_spec import apply_profile
@@ -55,16 +64,23 @@ def read_job(path: Path, changes: Changes, *, code_dir: Path | None = None) -> J
     config = dict(document)
     faults = [*_apply(config, changes)]
     faults += find_faults(config, base_dir=path.parent, code_dir=code_dir)
+    warnings: tuple[str, ...] = ()
+    if home is not None:
+        from trn.client.cli.disk_check import check_room
+
+        room = check_room(config, path.parent, home)
+        faults += room.faults
+        warnings = room.warnings
     if faults:
         raise InvalidRequestError(f"{path} is not valid", list(dict.fromkeys(faults)))
     config.pop("profiles", None)  # one was laid over, or none: the run has no use for them
     if changes.is_another:
         config["run_id"] = _make_run_id(config)
-    return Job(config=config, base_dir=path.parent)
+    return Job(config=config, base_dir=path.parent, warnings=warnings)
 
 
 def find_faults(config: dict[str, Any], *, base_dir: Path, code_dir: Path | None = None) -> list[str]:
-    """Every fault of a job: its fields, its trainer class, and the files it names."""
+    """Every fault of a job: its fields, its trainer class, and the files and data it names."""
     from gen_worker.errors import SpecError
     from gen_worker.trainer.job_spec import parse_job_spec
 
@@ -81,6 +97,10 @@ def find_faults(config: dict[str, Any], *, base_dir: Path, code_dir: Path | None
 
         faults += find_trainer_faults(trainer, [code_dir or base_dir])
     faults += _missing_files(config, base_dir)
+    if not DATA.isdisjoint(config):
+        from trn.client.cli.dataset_check import find_dataset_faults
+
+        faults += find_dataset_faults(config, base_dir)
     return faults
 
 
@@ -168,30 +188,14 @@ def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[str]:
 
 
 def _missing_files(config: Mapping[str, Any], base_dir: Path) -> Iterator[str]:
-    def given(*names: str) -> Any:
-        value: Any = config
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value
-
-    named = [(name, given(name)) for name in ("weights", "resume_checkpoint_path")]
-    for where in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
-        paths = given(*where, "parquet_paths")
-        if isinstance(paths, list):
-            named += [
-                (f"{'.'.join(where)}.parquet_paths[{number}]", path) for number, path in enumerate(paths)
-            ]
-    for field, path in named:
-        if isinstance(path, str) and path and not _REF.match(path) and not _exists(base_dir, path):
+    for field in ("weights", "resume_checkpoint_path"):
+        path = config.get(field)
+        if isinstance(path, str) and path and not _REF.match(path) and not _exists(base_dir / path):
             yield f"{field}: there is no {base_dir / path}"
 
 
-def _exists(base_dir: Path, path: str) -> bool:
+def _exists(path: Path) -> bool:
     try:
-        if (base_dir / path).exists():
-            return True
-        if not glob.has_magic(path):
-            return False
-        return any(True for _ in glob.iglob(path, root_dir=base_dir, recursive=True))  # noqa: PTH207
+        return path.exists()
     except (OSError, ValueError):
         return False

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import click
 
+from trn.client.cells import cell_width, pad, shorten
 from trn.client.cli.durations import now_ms, parse_since, say_ago, say_duration
 from trn.client.cli.output import Output, json_option, plain
 from trn.client.cli.registry_view import STATES, RegistryView, RunFilter, RunRow
@@ -13,8 +14,10 @@ from trn.core.home import Home
 
 REDRAW_S = 1.0
 DEFAULT_LIMIT = 50
-MAX_NAME_CHARS = 32
+MAX_NAME_WIDTH = 32
 DEFAULT_COLUMNS = "id,state,name,step,age,took,reason"
+GIVES_WAY = ("took", "name", "age", "reason")  # on a narrow terminal, in this order
+MIN_LAST_WIDTH = 8
 # An alternate screen keeps what was on the terminal before; it comes back at the end.
 ENTER_SCREEN, LEAVE_SCREEN, CLEAR = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[2J"
 
@@ -38,7 +41,7 @@ def _took_ms(run: RunRow, at_ms: int) -> int:
 COLUMNS: dict[str, Callable[[RunRow, int], str]] = {
     "id": lambda run, _at: run.run_id,
     "state": lambda run, _at: run.state,
-    "name": lambda run, _at: shorten(plain(run.name), MAX_NAME_CHARS),
+    "name": lambda run, _at: shorten(plain(run.name), MAX_NAME_WIDTH),
     "step": lambda run, _at: _steps(run),
     "attempt": lambda run, _at: f"{run.attempt}/{run.max_attempts}",
     "priority": lambda run, _at: str(run.priority),
@@ -250,22 +253,31 @@ class _Table:
 
     def _lines(self, runs: list[RunRow]) -> list[str]:
         at_ms = now_ms()
-        rows = [[_cell(run, column, at_ms) for column in self._columns] for run in runs]
-        widths = [
-            max(len(column), *(len(row[index]) for row in rows)) for index, column in enumerate(self._columns)
-        ]
-        last = len(widths) - 1
-        room = self._output.size[0] - sum(widths[:last]) - 2 * last
-        widths[last] = max(min(widths[last], room), len(self._columns[last]), 8)
-        header = self._line([column.upper() for column in self._columns], widths)
+        cells = {column: [_cell(run, column, at_ms) for run in runs] for column in self._columns}
+        widths = {column: max(map(cell_width, (column, *cells[column]))) for column in cells}
+        if self._columns == DEFAULT_COLUMNS.split(","):
+            self._make_room(widths)
+        *others, last = widths
+        room = self._output.size[0] - sum(widths[column] + 2 for column in others)
+        widths[last] = max(min(widths[last], room), len(last), MIN_LAST_WIDTH)
+        header = self._line({column: column.upper() for column in widths}, widths)
+        rows = [{column: cells[column][index] for column in widths} for index in range(len(runs))]
         lines = [self._output.paint(header, is_bold=True)]
         return lines + [self._line(row, widths, run.state) for row, run in zip(rows, runs, strict=True)]
 
-    def _line(self, cells: list[str], widths: list[int], state: str = "") -> str:
+    def _make_room(self, widths: dict[str, int]) -> None:
+        """Leave out columns that nobody asked for until the others fit into the terminal."""
+        for column in GIVES_WAY:
+            *others, last = widths
+            least = sum(widths[other] + 2 for other in others) + min(widths[last], MIN_LAST_WIDTH)
+            if least > self._output.size[0]:
+                del widths[column]
+
+    def _line(self, cells: dict[str, str], widths: dict[str, int], state: str = "") -> str:
         shown = []
-        for column, cell, width in zip(self._columns, cells, widths, strict=True):
+        for column, width in widths.items():
             is_right = column in TO_THE_RIGHT or "/" in column
-            text = shorten(cell, width).rjust(width) if is_right else shorten(cell, width).ljust(width)
+            text = pad(shorten(cells[column], width), width, to_the_right=is_right)
             shown.append(self._output.paint_state(state, text) if state and column == "state" else text)
         return "  ".join(shown).rstrip()
 
@@ -275,7 +287,3 @@ def _cell(run: RunRow, column: str, at_ms: int) -> str:
         return COLUMNS[column](run, at_ms)
     value = run.record()["metrics"].get(column)
     return "-" if value is None else f"{value:.4g}"
-
-
-def shorten(text: str, max_chars: int) -> str:
-    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

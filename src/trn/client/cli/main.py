@@ -13,10 +13,11 @@ def main(arguments: list[str] | None = None) -> None:
     from trn.client.cli.verbs import run
 
     code = run(sys.argv[1:] if arguments is None else arguments)
-    if "asyncio" not in sys.modules and "logging" not in sys.modules and arguments is None:
-        # Nothing runs beside us and nothing waits for the end: there is no need to take everything apart.
+    if arguments is None:
+        # A verb closes what it opens, and nothing waits for the end: there is no need to take everything apart.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 

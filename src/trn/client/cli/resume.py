@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.output import Output, json_option
+from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
+from trn.client.cli.output import Output, json_option, say
 from trn.client.cli.registry_view import complete_run_id
 from trn.core.home import Home
 
@@ -35,7 +36,7 @@ Examples:
     "--config",
     "-c",
     metavar="C",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="The job to go on with (default: that of the run which saved the checkpoint).",
 )
 @click.option(
@@ -46,6 +47,7 @@ Examples:
     help="Change a field, for example max_steps=2000.",
 )
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0).")
+@log_options
 @click.option("--another", "is_another", is_flag=True, help="A new run, also where an equal one exists.")
 @click.option("--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it.")
 @json_option
@@ -89,6 +91,7 @@ async def _resume(
     from trn.client.cli.follow import connected
     from trn.client.cli.submission_report import report_and_follow
 
+    paths = read_log_paths(options, home)
     saved_by = ""
     if checkpoint is not None:
         checkpoint, saved_by = find_checkpoint(checkpoint)
@@ -97,9 +100,10 @@ async def _resume(
     async with connected(home) as client:
         if config is not None:
             assert checkpoint is not None
-            submission = await _resume_config(client, checkpoint, config, options)
+            submission = await _resume_config(home, client, checkpoint, config, paths, options)
         else:
-            submission = await _resume_run(client, run_id, checkpoint, options)
+            submission = await _resume_run(client, run_id, checkpoint, paths, options)
+        paths.say_kept(output, submission)
         return await report_and_follow(
             client,
             home,
@@ -125,7 +129,7 @@ def _find_run(home: Home, run_id: str, checkpoint: Path | None, saved_by: str) -
 
 
 async def _resume_run(
-    client: "AsyncClient", run_id: str, checkpoint: Path | None, options: dict[str, Any]
+    client: "AsyncClient", run_id: str, checkpoint: Path | None, paths: LogPaths, options: dict[str, Any]
 ) -> "Submission":
     from trn.client.cli.job_file import read_assignments
 
@@ -135,18 +139,28 @@ async def _resume_run(
         overrides=read_assignments(options["assignments"]),
         priority=options["priority"],
         is_another_wanted=options["is_another"],
+        log_dir=paths.log_dir,
+        event_log=paths.event_log,
     )
 
 
 async def _resume_config(
-    client: "AsyncClient", checkpoint: Path, config: Path, options: dict[str, Any]
+    home: Home,
+    client: "AsyncClient",
+    checkpoint: Path,
+    config: Path,
+    paths: LogPaths,
+    options: dict[str, Any],
 ) -> "Submission":
     import sys
 
     from trn.client.cli.job_file import Changes, read_job
 
-    changes = Changes(assignments=options["assignments"], is_another=options["is_another"])
-    job = read_job(config, changes)
+    # Checked as it will be: its checkpoints are as large as this one.
+    assignments = [*options["assignments"], f"resume_checkpoint_path={checkpoint}"]
+    job = read_job(config, Changes(assignments=assignments, is_another=options["is_another"]), home=home)
+    for warning in job.warnings:
+        say(f"trn: {warning}")
     return await client.resume(
         checkpoint_path=checkpoint,
         config=job.config,
@@ -154,6 +168,8 @@ async def _resume_config(
         priority=options["priority"],
         is_another_wanted=options["is_another"],
         interpreter=sys.executable,
+        log_dir=paths.log_dir,
+        event_log=paths.event_log,
     )
 
 

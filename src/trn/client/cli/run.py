@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
 from trn.client.cli.output import Output, json_option
 from trn.core.home import Home
 
@@ -33,7 +34,7 @@ detaches: the run goes on.
     "-c",
     required=True,
     metavar="C",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # a fault of the job like any other
     help="The job: YAML, TOML or JSON.",
 )
 @click.option(
@@ -65,6 +66,7 @@ detaches: the run goes on.
 @click.option(
     "--no-snapshot", "is_unfrozen", is_flag=True, help="Train the code that is there when the run starts."
 )
+@log_options
 @click.option("--another", "is_another", is_flag=True, help="A new run, also where an equal one exists.")
 @click.option("--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it.")
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Check everything, show what would be started.")
@@ -81,13 +83,15 @@ def command(home: Home, /, *, config: Path, **options: Any) -> ExitCode:
         raise click.UsageError("--code and --no-snapshot exclude each other")
     output = Output(is_json=options["is_json"])
     try:
-        job = _read(config, options)
-        return asyncio.run(_run(home, output, job, options))
+        job, paths = _read(config, options, home), read_log_paths(options, home)
+        for warning in job.warnings:
+            output.say(f"trn: {warning}")
+        return asyncio.run(_run(home, output, job, paths, options))
     except InvalidRequestError as fault:
         return report_rejection(output, fault, str(config))
 
 
-def _read(config: Path, options: dict[str, Any]) -> "Job":
+def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":
     from trn.client.cli.job_file import Changes, read_job
 
     changes = Changes(
@@ -100,10 +104,10 @@ def _read(config: Path, options: dict[str, Any]) -> "Job":
         is_cpu_only=options["is_cpu_only"],
         is_another=options["is_another"],
     )
-    return read_job(config, changes, code_dir=options["code_dir"])
+    return read_job(config, changes, code_dir=options["code_dir"], home=home)
 
 
-async def _run(home: Home, output: Output, job: "Job", options: dict[str, Any]) -> ExitCode:
+async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options: dict[str, Any]) -> ExitCode:
     import asyncio
 
     from trn.client.cli.follow import connected
@@ -124,9 +128,12 @@ async def _run(home: Home, output: Output, job: "Job", options: dict[str, Any]) 
                 priority=options["priority"],
                 is_another_wanted=options["is_another"] and not options["is_dry_run"],
                 is_dry_run=options["is_dry_run"],
+                log_dir=paths.log_dir,
+                event_log=paths.event_log,
             )
             if options["is_dry_run"]:
                 return _show_plan(output, submission.plan or {})
+            paths.say_kept(output, submission)
             return await report_and_follow(
                 client,
                 home,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trn.client.cells import cell_width, pad, shorten
 from trn.client.cli.durations import now_ms, say_ago, say_duration
 from trn.client.cli.output import Output, json_option, plain
 from trn.client.cli.registry_view import run_id_argument
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_METRIC = "train/loss"
 MAX_POINTS = 400  # of each metric: more than a terminal has dots
 MAX_METRICS = 24
+MIN_NAME_WIDTH = 12
 MAX_CHART_WIDTH = 100
 
 EPILOG = """\b
@@ -99,6 +101,7 @@ def _record(
         "attempts": attempts,
         "metrics": {name: _extremes(points) for name, points in series.items()},
         "folder": str(home.run(found.run.run_id).root),
+        "log_files": _line_files(home, found),
     }
 
 
@@ -140,13 +143,15 @@ def _metrics(output: Output, series: "dict[str, Series]") -> list[str]:
     if not series:
         return []
     shown = dict(list(series.items())[:MAX_METRICS])
-    width = max(len(name) for name in shown)
+    # On a narrow terminal long names give way, not the numbers.
+    room = max(output.size[0] - 2 - 3 * 13, MIN_NAME_WIDTH)
+    width = max(min(max(cell_width(plain(name)) for name in shown), room), len("metrics"))
     header = f"  {'metrics'.ljust(width)}  {'last':>11}  {'least':>11}  {'greatest':>11}"
     lines = ["", output.paint(header.replace("  metrics  ", "metrics    ", 1), is_bold=True)]
     for name, points in shown.items():
         found = _extremes(points)
         numbers = [f"{_number(found[key]):>11}" for key in ("last", "least", "greatest")]
-        lines.append(f"  {plain(name).ljust(width)}  {'  '.join(numbers)}")
+        lines.append(f"  {pad(shorten(plain(name), width), width)}  {'  '.join(numbers)}")
     if len(series) > len(shown):
         lines.append(f"  … and {len(series) - len(shown)} more: --json has all")
     return lines
@@ -168,10 +173,24 @@ def _chart(output: Output, series: "dict[str, Series]", metric: str | None) -> l
     return ["", output.paint(plain(chosen), is_bold=True), *(f"  {line}" for line in lines)]
 
 
+def _line_files(home: Home, found: "FoundRun") -> list[str]:
+    """Its newest log for machines, in each folder that has one, and its event log."""
+    from pathlib import Path
+
+    from trn.core.home import LogFolder
+
+    run = found.run
+    folders = [home.logs, *([LogFolder(Path(run.log_dir))] if run.log_dir else [])]
+    paths = [folder.run(run.run_id, run.updated_ms) for folder in folders]
+    shown = [str(path) for path in paths if path.exists()]
+    return shown + ([run.event_log] if run.event_log else [])
+
+
 def _files(output: Output, home: Home, found: "FoundRun") -> list[str]:
     run, folder = found.run, home.run(found.run.run_id)
     lines = ["", output.paint("files", is_bold=True), f"  {folder.root}"]
     lines.append(f"  log      trn logs {run.run_id}")
+    lines += [f"  lines    {path}" for path in _line_files(home, found)]
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
         lines.append(f"  saved    {folder.checkpoints}")
         if run.state.is_terminal:

@@ -1,0 +1,176 @@
+"""Commands that come by the bus: `submit` and `cancel`, obeyed by the same calls as those that come by the API.
+
+Exactly once in effect. A command is acknowledged after its reply; one that is read again, because a daemon died in
+between, finds the run that it made: by its digest, or, where another run was wanted, by an id made of the command's.
+
+Whoever may write commands may run code here, as whoever may open the daemon's socket may.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from gen_worker.failpoints import failpoint
+from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError
+from trn.daemon.outlets.event_bus import BusCommand, CommandStream
+from trn.daemon.outlets.own_thread import OwnThread
+from trn.daemon.service_errors import status_of
+from trn.proto import trainer_pb2 as pb
+
+logger = logging.getLogger("trn.bus")
+
+READ_S = 4.0  # how long a read waits; when the daemon stops, its connection is closed under it
+STOP_S = 3.0
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+MAX_REPLY_TO = 512
+
+_ALWAYS = {"command", "reply_to", "request_id"}
+FIELDS = {
+    "submit": _ALWAYS | {"config", "base_dir", "code_identity", "interpreter", "priority", "another"},
+    "cancel": _ALWAYS | {"run_id", "reason"},
+}
+
+
+class Calls(Protocol):
+    """Of the service: what commands come to. Belongs to the loop's thread."""
+
+    num_calls: int
+
+    async def SubmitRun(self, request: pb.SubmitRunRequest, context: Any, /) -> pb.SubmitRunResponse: ...  # noqa: N802
+
+    async def CancelRun(self, request: pb.CancelRunRequest, context: Any, /) -> pb.CancelRunResponse: ...  # noqa: N802
+
+
+class BusCommands:
+    """`run` is one part of the daemon. It reads in a thread of its own, and obeys in the loop's."""
+
+    def __init__(self, *, stream: CommandStream, calls: Calls, shown: str) -> None:
+        self._stream = stream
+        self._calls = calls
+        self._shown = shown
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        logger.info("commands are taken from %s: whoever may write there may run code here", self._shown)
+        await OwnThread("bus-commands", self._work, patience_s=STOP_S).run()
+
+    def _work(self, stop: threading.Event) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while not stop.is_set():
+            try:
+                for command in self._stream.read(READ_S):
+                    if stop.is_set():
+                        return  # the next daemon reads it again
+                    self._answer(command)
+                backoff_s = FIRST_BACKOFF_S
+            except Exception as fault:
+                if not isinstance(fault, BusUnavailableError):  # of a bus that is away the publisher tells
+                    logger.exception("commands of %s cannot be read; will try again", self._shown)
+                stop.wait(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _answer(self, command: BusCommand) -> None:
+        assert self._loop is not None
+        if not command.fields:  # it was deleted before anyone read it
+            self._stream.answer(command, "", {})
+            return
+        try:
+            reply = asyncio.run_coroutine_threadsafe(self.obey(command), self._loop).result()
+        except concurrent.futures.CancelledError:
+            return  # the loop ends; the next daemon reads it again
+        failpoint("bus.obeyed")
+        try:
+            self._stream.answer(command, _reply_to(command.fields), reply)
+        except InvalidRequestError as fault:
+            logger.warning("command %s: %s", command.command_id, fault)
+
+    async def obey(self, command: BusCommand) -> dict[str, str]:
+        """The reply: what became of it, or why not. In the loop's thread."""
+        fields = command.fields
+        head = {"request_id": fields.get("request_id") or command.command_id}
+        name = fields.get("command", "")
+        self._calls.num_calls += 1  # somebody uses this daemon
+        try:
+            _require_fields(name, fields)
+            done = await (self._submit(command) if name == "submit" else self._cancel(fields))
+        except TrnError as fault:
+            return {**head, "ok": "0", "code": fault.code, "error": str(fault)}
+        except Exception as fault:
+            _, message = status_of(fault, method=f"bus command {name}")
+            return {**head, "ok": "0", "code": "internal", "error": message}
+        return {**head, "ok": "1", **done}
+
+    async def _submit(self, command: BusCommand) -> dict[str, str]:
+        fields = command.fields
+        is_another = _read_flag(fields)
+        config = fields.get("config", "").encode()
+        request = pb.SubmitRunRequest(
+            config_json=_with_run_id(config, f"bus-{command.command_id}") if is_another else config,
+            base_dir=fields.get("base_dir", ""),
+            code_identity=fields.get("code_identity", ""),
+            interpreter=fields.get("interpreter", ""),
+            priority=_read_priority(fields),
+            is_another_wanted=is_another,
+        )
+        answer = await self._calls.SubmitRun(request, None)
+        return {"run_id": answer.run.run_id, "existed": str(int(answer.existed))}
+
+    async def _cancel(self, fields: Mapping[str, str]) -> dict[str, str]:
+        request = pb.CancelRunRequest(run_id=fields.get("run_id", ""), reason=fields.get("reason", ""))
+        answer = await self._calls.CancelRun(request, None)
+        return {"run_id": answer.run.run_id, "was_live": str(int(answer.was_live))}
+
+
+def _reply_to(fields: Mapping[str, str]) -> str:
+    """Empty: the usual place; also where the name is one that nobody would read from."""
+    asked = fields.get("reply_to", "")
+    return asked if len(asked) <= MAX_REPLY_TO else ""
+
+
+def _require_fields(name: str, fields: Mapping[str, str]) -> None:
+    if name not in FIELDS:
+        raise InvalidRequestError(f"command is {name[:60]!r}, expected one of {', '.join(sorted(FIELDS))}")
+    unknown = sorted(fields.keys() - FIELDS[name])
+    if unknown:
+        raise InvalidRequestError(
+            f"{name} has no field {', '.join(word[:60] for word in unknown[:10])}: it has"
+            f" {', '.join(sorted(FIELDS[name]))}"
+        )
+
+
+def _read_flag(fields: Mapping[str, str]) -> bool:
+    text = fields.get("another", "0")
+    if text not in ("0", "1"):
+        raise InvalidRequestError(f"another is {text[:20]!r}, expected 0 or 1")
+    return text == "1"
+
+
+def _read_priority(fields: Mapping[str, str]) -> int:
+    text = fields.get("priority", "0")
+    try:
+        # What is no number of 32 bits could not be carried, whatever the limit of priorities is.
+        return max(-(1 << 31), min((1 << 31) - 1, int(text[:20])))
+    except ValueError:
+        raise InvalidRequestError(f"priority is {text[:20]!r}, expected a whole number") from None
+
+
+def _with_run_id(config_json: bytes, run_id: str) -> bytes:
+    """The config with that id where it has none of its own; what is no config is left for others to refuse."""
+    try:
+        config = msgspec.json.decode(config_json)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return config_json
+    if not isinstance(config, dict):
+        return config_json
+    if "run_id" in config:
+        if config["run_id"] is None:
+            raise InvalidRequestError("run_id is null: leave it out, or give one")
+        return config_json
+    rest = config_json.lstrip()[1:]  # what was written stays as it was: numbers, order, names given twice
+    return b'{"run_id":"%b"%b%b' % (run_id.encode(), b"," if config else b"", rest)

@@ -1,0 +1,83 @@
+"""Logs for machines, as a part of the daemon: a thread that copies what is new and compresses days that are over."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from trn.core.errors import TrnError
+from trn.core.home import Home
+from trn.core.settings import Settings
+from trn.daemon.outlets.closed_days import ClosedDays
+from trn.daemon.outlets.log_copier import LogCopier
+from trn.daemon.outlets.own_thread import OwnThread
+from trn.registry.sqlite import RunRegistry
+
+logger = logging.getLogger("trn.daemon.logs")
+
+EVERY_S = 0.25  # at most so often: what comes meanwhile goes with the next round, and shares its sync
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # after the registry refused
+STOP_S = 5.0
+
+
+class LogOutlet:
+    """`run` is one part of the daemon, `wake` is for any thread, all the rest belongs to its own thread."""
+
+    def __init__(
+        self,
+        *,
+        registry: RunRegistry,
+        home: Home,
+        settings: Settings,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._registry = registry
+        self._home = home
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._wake = threading.Event()
+        self.warnings: list[str] = []
+
+    def wake(self) -> None:
+        """Something was committed. Any thread, and cheap."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Copy what is new, until cancelled; then once more."""
+        await OwnThread("logs", self._work, patience_s=STOP_S).run(self._wake.set)
+
+    def _work(self, stop: threading.Event) -> None:
+        copier = LogCopier(
+            registry=self._registry, home=self._home, settings=self._settings, clock_ms=self._clock_ms
+        )
+        days = ClosedDays(
+            folders=copier.folders,
+            is_pending=copier.is_pending,
+            min_free_bytes=self._settings.min_free_bytes,
+            clock_ms=self._clock_ms,
+        )
+        fault_pause_s = FIRST_PAUSE_S
+        try:
+            while not stop.is_set():
+                self._wake.clear()  # before the look: what is committed from here on wakes again
+                try:
+                    pause_s = copier.copy()
+                    if pause_s != 0 and not days.step():
+                        until_day_s = (days.next_ms - self._clock_ms()) / 1000
+                        pause_s = until_day_s if pause_s is None else min(pause_s, until_day_s)
+                        stop.wait(EVERY_S)
+                        self._wake.wait(pause_s)
+                    fault_pause_s = FIRST_PAUSE_S
+                except Exception as fault:  # nothing is lost: it is in the runs' folders
+                    is_ours = not isinstance(fault, TrnError | OSError)
+                    logger.warning("logs cannot be copied now: %s; will try again", fault, exc_info=is_ours)
+                    stop.wait(fault_pause_s)
+                    fault_pause_s = min(2 * fault_pause_s, LONGEST_PAUSE_S)
+                finally:
+                    self.warnings = copier.warnings
+            with contextlib.suppress(Exception):  # the next daemon goes on
+                copier.copy()
+        finally:
+            copier.close()

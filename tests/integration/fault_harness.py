@@ -1,15 +1,15 @@
-"""A faulty time, on purpose: real runs on a real daemon while everything that can be killed is killed.
+"""A faulty time, on purpose: real runs on a real daemon while everything that can fail is made to fail.
 
-Seeded: the same seed asks for the same runs and chooses the same faults; when they strike is the machine's affair, and
-that is the point. `python tests/integration/fault_harness.py --help` runs it by hand.
+Seeded: the same seed asks for the same runs and deals the same faults; when they strike is the machine's affair, and
+that is the point. What the faults are: `fault_strikes`. What must be true afterwards: `fault_checker`.
+`python tests/integration/fault_harness.py --help` runs it by hand.
 """
 
 import argparse
 import asyncio
 import contextlib
-import os
 import random
-import signal
+import shutil
 import sys
 import tempfile
 import time
@@ -18,15 +18,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
+from daemon_keeper import DaemonKeeper
 from fault_checker import History, Report, check
+from fault_strikes import SHARES, FaultStrikes
+from lossy_socket import LossySocket
+from moved_clock import MovedClock
+from small_disk import SmallDisk
 
-from daemon_process import DEADLINE_S, DaemonProcess, end_everything
+from daemon_process import DEADLINE_S, end_everything
 from gen_worker.failpoints import ORCHESTRATOR
-from gen_worker.trainer.lease import is_process_alive
 from trn.client.client import AsyncClient
 from trn.core.errors import TrnError
 from trn.core.home import Home
+from trn.registry.metrics import find_behind
 from trn.registry.reader import RegistryReader
 
 TRAINERS = Path(__file__).parent / "trainers"
@@ -37,59 +41,126 @@ kill_patience_s = 2
 sweep_s = 1
 maintenance_s = 2
 backfill_patience_s = 5
+min_free_bytes = 1000000
 [inventory]
 cpus = 4
 devices = [{id = "cuda:0"}, {id = "cuda:1"}, {id = "cuda:2"}]
 """
+DISK_BYTES = 64 << 20  # and for each run:
+DISK_BYTES_PER_RUN = 1 << 20
+MAX_FLOODED_STEPS = 6
+MAX_IN_FLIGHT = 12  # while faults strike
+MIN_IN_FLIGHT = 4  # so that there is always something to strike
+NUM_DEAF_WATCHERS = 5
+LOOK_EVERY_S = 0.05
+# Counted by what clients and daemons do, not dealt.
+OTHER_KINDS = (
+    "reply lost after the commit",
+    "equal submit again",
+    "two daemons at once",
+    "flood of output",
+    "watcher that never reads",
+)
 
 
 class FaultHarness:
-    """`run` asks for runs, lets faults strike, waits for the calm, and checks."""
+    """`run` asks for runs, lets faults strike, waits for the calm, and checks.
+
+    At least `num_runs`, spread over all faults; more where these have not all struck by then.
+    """
 
     def __init__(self, folder: Path, *, num_runs: int, num_faults: int, seed: int) -> None:
-        self.home = Home(folder / "home")
+        self.folder = folder
+        self.disk = SmallDisk(folder / "disk", size_bytes=DISK_BYTES + num_runs * DISK_BYTES_PER_RUN)
+        self.home = Home(folder / "disk" / "home")
         self.witness = folder / "witness"
         self.witness.mkdir(parents=True)
         self.num_runs = num_runs
         self.num_faults = num_faults
-        self.random = random.Random(seed)
+        self.seed = seed
         self.history = History()
         self.struck: Counter[str] = Counter()
-        self.daemon = DaemonProcess(self.home.root, settings=SETTINGS)
-        self._is_calm = False
 
     async def run(self) -> Report:
-        self.daemon.wait_ready()
         try:
-            async with asyncio.timeout(600 + self.num_runs * 10), asyncio.TaskGroup() as tasks:
-                background = [
-                    tasks.create_task(self._keep_a_daemon()),
-                    tasks.create_task(self._look_at_states()),
-                    tasks.create_task(self._never_read()),
-                ]
-                clients = [tasks.create_task(self._ask(number)) for number in range(self.num_runs)]
-                chaos = tasks.create_task(self._strike())
-                await asyncio.wait(clients)
-                await chaos
-                for task in background:
-                    task.cancel()
-            return self._check()
+            clock = MovedClock(self.folder / "clock")
+            keeper = DaemonKeeper(
+                self.home,
+                disk=self.disk,
+                clock=clock.path,
+                settings=SETTINGS,
+                struck=self.struck,
+                dice=random.Random(f"{self.seed}/daemons"),
+            )
+            self.strikes = FaultStrikes(
+                self.home,
+                keeper,
+                disk=self.disk,
+                clock=clock,
+                history=self.history,
+                struck=self.struck,
+                dice=random.Random(f"{self.seed}/faults"),
+                diary=self.folder / "faults.txt",
+            )
+            try:
+                await self._be_faulty(keeper)
+                report = self._check(keeper)
+            finally:
+                end_everything(self.home.root)
+                self.strikes.end()
+        except BaseException:
+            self._keep_home()
+            raise
+        else:
+            if report.faults:
+                self._keep_home()
+            return report
         finally:
-            end_everything(self.home.root)
+            self.disk.unmount()
 
-    def _check(self) -> Report:
-        if self.daemon.is_running():
-            self.daemon.stop()
+    async def _be_faulty(self, keeper: DaemonKeeper) -> None:
+        async with asyncio.timeout(600 + self.num_runs * 10), asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(keeper.keep()),
+                tasks.create_task(self._look_at_states()),
+                tasks.create_task(self._never_read()),
+            ]
+            chaos = tasks.create_task(self.strikes.strike(self.num_faults))
+            async with asyncio.TaskGroup() as clients:
+                number = 0
+                while number < self.num_runs or not chaos.done():
+                    if chaos.done() or self._is_turn(number):
+                        clients.create_task(self._ask(number))
+                        number += 1
+                    else:
+                        await asyncio.sleep(LOOK_EVERY_S)
+                keeper.is_calm = True
+            for task in background:
+                task.cancel()
+        keeper.end()
+        if find_behind(self.home.registry, self.home.metrics):  # points that the full disk held up
+            await keeper.serve_until(lambda: not find_behind(self.home.registry, self.home.metrics))
+
+    def _check(self, keeper: DaemonKeeper) -> Report:
         report = check(self.home, self.history, self.witness)
-        for name, number in sorted(self.struck.items()):
-            report.counts[f"fault: {name}"] = number
+        report.faults += keeper.faults
+        kinds = [*SHARES, *OTHER_KINDS, *(f"daemon killed at {name}" for name in ORCHESTRATOR)]
+        for name in [*kinds, *sorted(set(self.struck) - set(kinds))]:
+            report.struck[name] = self.struck[name]
+        report.left_out |= self.strikes.left_out
         return report
+
+    def _keep_home(self) -> None:
+        """For whoever wants to know what happened: the disk goes with its mount."""
+        if not self.disk.problem:
+            ignore = shutil.ignore_patterns("*.sock")
+            shutil.copytree(self.home.root, self.folder / "home", ignore=ignore, dirs_exist_ok=True)
 
     # Clients
 
-    def _config(self, number: int) -> dict[str, Any]:
-        dice = self.random
+    def _config(self, number: int, dice: random.Random) -> dict[str, Any]:
         options: dict[str, Any] = {"witness": str(self.witness), "step_ms": dice.choice([0, 5, 20, 100])}
+        num_batches = dice.randint(3, 30)
         kind = dice.random()
         if kind < 0.10:
             options["fail_at"] = dice.randint(1, 10)
@@ -97,6 +168,7 @@ class FaultHarness:
             options["die_at"] = dice.randint(1, 10)
         elif kind < 0.35:
             options["flood_bytes"] = dice.choice([1 << 16, 1 << 20])
+            num_batches = min(num_batches, MAX_FLOODED_STEPS)
         elif kind < 0.40:
             options["is_deaf"] = True
         resources: dict[str, Any] = {"devices": ["cpu"]}
@@ -105,7 +177,7 @@ class FaultHarness:
         return {
             "name": f"submit-{number}",
             "trainer": "witnessed:Witnessed",
-            "mock_batches": list(range(dice.randint(3, 30))),
+            "mock_batches": list(range(num_batches)),
             "metric_every": 1,
             "checkpoint_every": dice.choice([0, 3]),
             "hyperparams": options,
@@ -117,10 +189,16 @@ class FaultHarness:
 
     async def _ask(self, number: int) -> None:
         """One client, with a connection of its own: submits (twice, now and then), watches to the end."""
-        config, dice = self._config(number), random.Random(self.random.random())
-        await asyncio.sleep(dice.random() * self.num_runs / 10)
-        self.history.asked.add(config["name"])
-        async with AsyncClient(self.home.root, patience_s=DEADLINE_S) as client:
+        dice = random.Random(f"{self.seed}/client {number}")
+        config = self._config(number, dice)
+        self.history.ask(config)
+        self.struck["flood of output"] += "flood_bytes" in config["hyperparams"]
+        async with contextlib.AsyncExitStack() as stack:
+            root = self.home.root
+            if number % 4 == 1:
+                lossy = self._lossy_socket(config["name"], num_lost=1 + number // 4 % 2)
+                root = (await stack.enter_async_context(lossy)).home.root
+            client = await stack.enter_async_context(AsyncClient(root, patience_s=DEADLINE_S))
             submission = await self._insist(lambda: client.submit(config, base_dir=TRAINERS))
             run_id = submission.run.run_id
             self.history.acknowledged[config["name"]] = run_id
@@ -128,16 +206,33 @@ class FaultHarness:
                 again = await self._insist(lambda: client.submit(config, base_dir=TRAINERS))
                 assert again.existed
                 assert again.run.run_id == run_id
+                self.struck["equal submit again"] += 1
             if dice.random() < 0.15:
                 await asyncio.sleep(dice.random())
-                await self._insist(lambda: client.cancel(run_id, "the harness wants it"))
                 self.history.cancelled.add(run_id)
+                await self._insist(lambda: client.cancel(run_id, "the harness wants it"))
             lines: list[bytes] = []
             async for batch in client.event_lines(run_id):
                 lines += batch.splitlines()
-            self.history.events[run_id] = lines
             run = await self._insist(lambda: client.wait(run_id))
-            self.history.saw(run_id, run.state)
+            self.history.events[run_id] = lines
+            self.history.saw(run_id, run.state, run.change)
+
+    def _is_turn(self, number: int) -> bool:
+        """Whether another run is asked for now: no sooner than its share of the faults has struck, if there is enough
+        to strike without it.
+        """
+        num_in_flight = number - len(self.history.events)
+        is_due = number * self.num_faults <= self.strikes.num_struck * self.num_runs
+        return num_in_flight < (MAX_IN_FLIGHT if is_due else MIN_IN_FLIGHT)
+
+    def _lossy_socket(self, name: str, *, num_lost: int) -> LossySocket:
+        def note() -> None:
+            with contextlib.closing(RegistryReader(self.home.registry)) as registry:
+                is_committed = any(run.name == name for run in registry.page(name=name))
+            self.struck["reply lost after the commit" if is_committed else "refusal lost"] += 1
+
+        return LossySocket(self.folder / "lossy" / name, self.home, num_lost=num_lost, on_lost=note)
 
     @staticmethod
     async def _insist(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -154,119 +249,24 @@ class FaultHarness:
     async def _look_at_states(self) -> None:
         """Whatever the registry ever says of a run that ended stays so."""
         async with AsyncClient(self.home.root, patience_s=DEADLINE_S) as client:
+            newest = 0
             async for run in client.watch():
-                self.history.saw(run.run_id, run.state)
+                self.history.saw(run.run_id, run.state, run.change)
+                if run.change < newest:
+                    self.history.changed_after_end.append(f"{run.run_id}: change {run.change} after {newest}")
+                newest = run.change
 
     async def _never_read(self) -> None:
         """Watchers that take one message and then nothing any more."""
         async with contextlib.AsyncExitStack() as stack:
-            clients = []
-            for _ in range(5):
+            watches = []
+            for _ in range(NUM_DEAF_WATCHERS):
                 client = await stack.enter_async_context(AsyncClient(self.home.root, patience_s=DEADLINE_S))
                 watch = client.watch()
                 await anext(watch)
-                clients.append(watch)
+                watches.append(watch)
+                self.struck["watcher that never reads"] += 1
             await asyncio.Event().wait()
-
-    # Faults
-
-    async def _keep_a_daemon(self) -> None:
-        """When it dies, another comes; sometimes two at once, of which one must give way."""
-        while True:
-            if not self.daemon.is_running():
-                self.struck["daemon ended"] += 1
-                failpoint = "" if self._is_calm else self._failpoint()
-                candidates = [DaemonProcess(self.home.root, failpoints=failpoint)]
-                if self.random.random() < 0.3:
-                    self.struck["two daemons at once"] += 1
-                    candidates.append(DaemonProcess(self.home.root))
-                self.daemon = await self._first_to_serve(candidates)
-            await asyncio.sleep(0.02)
-
-    def _failpoint(self) -> str:
-        if self.random.random() < 0.4:
-            return ""
-        name = self.random.choice(ORCHESTRATOR)
-        self.struck[f"daemon killed at {name}"] += 1
-        return f"{name}=kill@{self.random.choice([1, 1, 2, 3, 5, 10, 30])}"
-
-    @staticmethod
-    async def _first_to_serve(candidates: list[DaemonProcess]) -> DaemonProcess:
-        deadline = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
-            for one in candidates:
-                others = [other for other in candidates if other is not one]
-                if one.is_running() and not any(other.is_running() for other in others):
-                    return one
-            if not any(one.is_running() for one in candidates):
-                return candidates[0]  # all were killed at their failpoints: the caller tries again
-            await asyncio.sleep(0.02)
-        raise AssertionError("two daemons of one home live on")
-
-    async def _strike(self) -> None:
-        faults: list[tuple[str, Callable[[], bool]]] = [
-            ("daemon killed", self._kill_daemon),
-            ("daemon stopped and continued", self._pause_daemon),
-            ("worker killed", lambda: self._signal_worker(signal.SIGKILL)),
-            ("worker killed", lambda: self._signal_worker(signal.SIGKILL)),
-            ("worker stopped for ever", lambda: self._signal_worker(signal.SIGSTOP)),
-            ("worker terminated by a stranger", lambda: self._signal_worker(signal.SIGTERM)),
-            ("launcher killed", self._kill_launcher),
-        ]
-        weights = [6, 1, 3, 3, 2, 2, 1]
-        num_struck = 0
-        while num_struck < self.num_faults and len(self.history.events) < self.num_runs:
-            await asyncio.sleep(self.random.random() * 0.6)
-            name, strike = self.random.choices(faults, weights)[0]
-            if strike():
-                num_struck += 1
-                self.struck[name] += 1
-        self._is_calm = True
-
-    def _kill_daemon(self) -> bool:
-        if self.daemon.is_running():
-            self.daemon.process.kill()
-        return True
-
-    def _pause_daemon(self) -> bool:
-        process = self.daemon.process
-        process.send_signal(signal.SIGSTOP)
-        asyncio.get_running_loop().call_later(
-            1.0, lambda: process.poll() is None and process.send_signal(signal.SIGCONT)
-        )
-        return True
-
-    def _signal_worker(self, number: int) -> bool:
-        with contextlib.closing(RegistryReader(self.home.registry)) as registry:
-            workers = [
-                attempt
-                for run in registry.live()
-                for attempt in registry.attempts(run.run_id)
-                if attempt.ended_ms is None and attempt.pid
-            ]
-        if not workers:
-            return False
-        victim = self.random.choice(workers)
-        if not is_process_alive(victim.pid, victim.start_ticks):
-            return False
-        os.kill(victim.pid, number)
-        return True
-
-    def _kill_launcher(self) -> bool:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                command = process.cmdline()
-                is_launcher = "gen_worker.launcher" in command and str(self.home.launcher) in command
-                if is_launcher and not _is_worker(process):
-                    process.kill()
-                    return True
-        return False
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    """A forked worker has its launcher's command line, but is the child of one."""
-    parent = process.parent()
-    return parent is not None and "gen_worker.launcher" in parent.cmdline()
 
 
 def main() -> int:

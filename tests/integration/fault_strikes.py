@@ -1,0 +1,254 @@
+"""The faults of a faulty time. Each strikes real processes, a real disk, a real clock, while runs go on.
+
+    daemon killed             kill -9, at a random moment (at every failpoint too: see `DaemonKeeper`)
+    daemon stopped            SIGSTOP, and a second later SIGCONT
+    worker killed, stopped, terminated        by a stranger, without a word to the daemon
+    launcher killed           its workers go on without it
+    disk filled               a file takes the last byte of the home's disk, for a second or so
+    clock moved               the daemon's wall clock, by minutes or hours
+    pid reused                daemon, launcher and a worker are killed, and another process gets the worker's pid
+
+Which comes next is dealt from a deck: every kind strikes before any strikes again beyond its share. One that finds no
+victim waits for it. Lost replies are the clients' affair: see `FaultHarness`.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from daemon_keeper import DaemonKeeper, Deck
+from fault_checker import History
+from moved_clock import MovedClock
+from small_disk import SmallDisk
+
+from gen_worker.launcher_protocol import (
+    AttemptRecord,
+    LauncherInfo,
+    encode,
+    is_same_process,
+    read_process,
+    record_path,
+    write_atomically,
+)
+from trn.core.errors import TrnError
+from trn.core.home import Home
+from trn.registry.reader import RegistryReader
+
+LOOK_EVERY_S = 0.05
+LONGEST_PAUSE_S = 0.6
+SHARES = {
+    "daemon killed": 4,
+    "daemon stopped and continued": 1,
+    "worker killed": 3,
+    "worker stopped for ever": 1,
+    "worker terminated by a stranger": 1,
+    "launcher killed": 1,
+    "disk filled": 1,
+    "clock moved forward": 1,
+    "clock moved back": 1,
+    "pid reused": 1,
+}
+FULL_S = (0.5, 1.0, 1.5)  # below the heartbeat timeout of the harness
+JUMPS_S = (60.0, 20 * 60.0, 5 * 3600.0)
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+REAP_PATIENCE_S = 5.0
+MAX_TRIES_FOR_PID = 100
+
+Worker = tuple[str, int, int, int | None]  # run id, attempt, pid, start ticks
+
+
+class FaultStrikes:
+    """`strike` deals one fault after the other. Counts what struck in `struck`; what was not possible is in `left_out`."""
+
+    def __init__(
+        self,
+        home: Home,
+        keeper: DaemonKeeper,
+        *,
+        disk: SmallDisk,
+        clock: MovedClock,
+        history: History,
+        struck: Counter[str],
+        dice: random.Random,
+        diary: Path,
+    ) -> None:
+        self._home = home
+        self._diary = diary
+        self._keeper = keeper
+        self._disk = disk
+        self._clock = clock
+        self._history = history
+        self._struck = struck
+        self._dice = dice
+        self._jumps_s = Deck(list(JUMPS_S), dice)
+        self._full_s = Deck(list(FULL_S), dice)
+        self._bystanders: list[subprocess.Popen[bytes]] = []
+        self.num_struck = 0
+        self.left_out: dict[str, str] = {}
+        shares = dict(SHARES)
+        if disk.problem:
+            self.left_out["disk filled"] = f"a small disk cannot be mounted here: {disk.problem}"
+            del shares["disk filled"]
+        self._deck = Deck([name for name, share in shares.items() for _ in range(share)], dice)
+
+    async def strike(self, num_faults: int) -> None:
+        """That many faults, one after the other."""
+        acts: dict[str, Callable[[], Awaitable[bool]]] = {
+            "daemon killed": self._kill_daemon,
+            "daemon stopped and continued": self._pause_daemon,
+            "worker killed": lambda: self._signal_worker(signal.SIGKILL),
+            "worker stopped for ever": lambda: self._signal_worker(signal.SIGSTOP),
+            "worker terminated by a stranger": lambda: self._signal_worker(signal.SIGTERM),
+            "launcher killed": self._kill_launcher,
+            "disk filled": self._fill_disk,
+            "clock moved forward": lambda: self._move_clock(1),
+            "clock moved back": lambda: self._move_clock(-1),
+            "pid reused": self._reuse_pid,
+        }
+        began = time.monotonic()
+        while self.num_struck < num_faults:
+            await asyncio.sleep(self._dice.random() * LONGEST_PAUSE_S)
+            name = self._deck.deal()
+            while True:
+                if await acts[name]():
+                    break
+                await asyncio.sleep(LOOK_EVERY_S)  # no victim yet
+            self._struck[name] += 1
+            self.num_struck += 1
+            with self._diary.open("a") as diary:
+                print(f"{time.monotonic() - began:8.2f} s  {name}", file=diary)
+
+    def end(self) -> None:
+        self._disk.make_room()
+        for bystander in self._bystanders:
+            bystander.kill()
+            bystander.wait()
+
+    # Processes
+
+    async def _kill_daemon(self) -> bool:
+        return self._keeper.kill()
+
+    async def _pause_daemon(self) -> bool:
+        return self._keeper.pause(1.0)
+
+    async def _signal_worker(self, number: int) -> bool:
+        workers = [
+            worker
+            for worker in self._living_workers()
+            if number == signal.SIGKILL or not _is_stopped(worker[2])
+        ]
+        if not workers:
+            return False
+        return _send(self._dice.choice(workers)[2], number)
+
+    def _living_workers(self) -> list[Worker]:
+        try:
+            with contextlib.closing(RegistryReader(self._home.registry)) as registry:
+                attempts = [
+                    (run.run_id, attempt)
+                    for run in registry.live()
+                    for attempt in registry.attempts(run.run_id)
+                    if attempt.ended_ms is None and attempt.pid
+                ]
+        except (TrnError, sqlite3.Error):  # the disk is full, say
+            return []
+        return [
+            (run_id, one.number, one.pid, one.start_ticks)
+            for run_id, one in attempts
+            if is_same_process(one.pid, one.start_ticks, one.boot_id)
+        ]
+
+    async def _kill_launcher(self) -> bool:
+        for path in self._home.launcher.glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                info = msgspec.json.decode(path.read_bytes(), type=LauncherInfo)
+                if is_same_process(info.pid, info.start_ticks, info.boot_id):
+                    os.kill(info.pid, signal.SIGKILL)
+                    return True
+        return False
+
+    # Disk and clock
+
+    async def _fill_disk(self) -> bool:
+        if self._disk.is_full:
+            return False
+        await asyncio.to_thread(self._disk.fill)
+        asyncio.get_running_loop().call_later(self._full_s.deal(), self._disk.make_room)
+        return True
+
+    async def _move_clock(self, direction: int) -> bool:
+        self._clock.move(direction * self._jumps_s.deal())
+        return True
+
+    # A pid that is somebody else's by now
+
+    async def _reuse_pid(self) -> bool:
+        """A worker dies while nobody looks, and its pid goes to a bystander, who must never notice."""
+        async with self._keeper.is_down:
+            if self._disk.is_full or not self._living_workers():
+                return False
+            self._struck["daemon killed"] += self._keeper.kill()
+            await asyncio.to_thread(self._keeper.daemon.process.wait)
+            while await self._kill_launcher():
+                continue
+            workers = self._living_workers()
+            if not workers:
+                return False
+            run_id, number, pid, _ = self._dice.choice(workers)
+            if not _send(pid, signal.SIGKILL):
+                return False
+            bystander = await asyncio.to_thread(_start_with_pid, pid)
+            if bystander.pid != pid:
+                self._struck["pid reused: only by the attempt's record"] += 1
+                path = record_path(str(self._home.run(run_id).attempts), number)
+                told = msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
+                write_atomically(path, encode(msgspec.structs.replace(told, pid=bystander.pid)))
+        state = read_process(bystander.pid)
+        assert state is not None
+        self._bystanders.append(bystander)
+        self._history.bystanders[bystander.pid] = state.start_ticks
+        return True
+
+
+def _start_with_pid(pid: int) -> subprocess.Popen[bytes]:
+    """A process of a session of its own: with that pid where the system lets us choose, else with any. Blocks."""
+    deadline = time.monotonic() + REAP_PATIENCE_S
+    while read_process(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)  # somebody has yet to reap it
+    for _ in range(MAX_TRIES_FOR_PID):
+        can_choose = read_process(pid) is None
+        if can_choose:
+            try:
+                LAST_PID.write_text(str(pid - 1))
+            except OSError:
+                can_choose = False
+        process = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        if process.pid == pid or not can_choose:
+            return process
+        process.kill()  # somebody else was quicker
+        process.wait()
+    return subprocess.Popen(["sleep", "3600"], start_new_session=True)
+
+
+def _send(pid: int, number: int) -> bool:
+    """False where it ended by itself meanwhile."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_stopped(pid: int) -> bool:
+    state = read_process(pid)
+    return state is not None and state.letter == "T"

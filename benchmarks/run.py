@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 ENVIRONMENT = ROOT / ".venv-bench"
-TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import", "daemon")
+TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import", "daemon", "cli")
 FORMAT_VERSION = 1
 
 

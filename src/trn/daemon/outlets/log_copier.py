@@ -267,7 +267,7 @@ class LogCopier:
             del self._due[run_id]
             if run_id not in done:
                 self._waiting[run_id] = run
-            elif run.state.is_terminal:
+            elif run.state.is_terminal or run.attempt == 0:  # there may be thousands that wait
                 self._copies.forget(run_id)
                 self._lines.forget(run_id)
 

@@ -17,6 +17,8 @@ from trn.registry.sqlite import RunRegistry
 logger = logging.getLogger("trn.daemon.logs")
 
 EVERY_S = 0.25  # at most so often: what comes meanwhile goes with the next round, and shares its sync
+WORK_SHARE = 0.05  # of its time: in a burst of submits it falls behind rather than hold up the daemon
+LONGEST_WAIT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # after the registry refused
 STOP_S = 5.0
 
@@ -62,12 +64,14 @@ class LogOutlet:
         try:
             while not stop.is_set():
                 self._wake.clear()  # before the look: what is committed from here on wakes again
+                began = time.monotonic()
                 try:
                     pause_s = copier.copy()
                     if pause_s != 0 and not days.step():
                         until_day_s = (days.next_ms - self._clock_ms()) / 1000
                         pause_s = until_day_s if pause_s is None else min(pause_s, until_day_s)
-                        stop.wait(EVERY_S)
+                        took_s = time.monotonic() - began
+                        stop.wait(min(max(EVERY_S, took_s / WORK_SHARE), LONGEST_WAIT_S))
                         self._wake.wait(pause_s)
                     fault_pause_s = FIRST_PAUSE_S
                 except Exception as fault:  # nothing is lost: it is in the runs' folders

@@ -45,6 +45,7 @@ class RunCopies:
         self._limits = LogLimits(settings.max_log_bytes, settings.min_free_bytes)
         self._copies: dict[str, list[Copy]] = {}
         self._files: dict[tuple[str, Path, str], LogFile] = {}
+        self._own: dict[LogFile, tuple[str, Path, str]] = {}  # those of one run only
 
     @property
     def files(self) -> list[LogFile]:
@@ -62,10 +63,11 @@ class RunCopies:
         return self._places.of(run_id).get(kind, LogPlace())
 
     def forget(self, run_id: str) -> None:
-        """The run has ended, and its files have all of it. Those that nobody else has are forgotten, too."""
-        self._copies.pop(run_id, None)
-        used = {copy.file for copies in self._copies.values() for copy in copies}
-        self._files = {key: file for key, file in self._files.items() if file in used or file.fault}
+        """Its files have all of it: what is known is committed, and files of its own are forgotten, too."""
+        for copy in self._copies.pop(run_id, ()):
+            key = self._own.pop(copy.file, None)
+            if key is not None:
+                del self._files[key]
 
     def forget_places(self) -> None:
         """What is in memory may be ahead of what is committed: read it again, and look at every file again."""
@@ -92,5 +94,7 @@ class RunCopies:
     ) -> LogFile:
         key = kind, path, run_id
         if key not in self._files:
-            self._files[key] = make(kind, self._limits, *parameters)
+            file = self._files[key] = make(kind, self._limits, *parameters)
+            if run_id:
+                self._own[file] = key
         return self._files[key]

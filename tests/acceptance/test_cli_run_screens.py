@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Terminal
+from command_line import COLUMNS, Terminal
 from documents import ROOT, read_blocks
 
 from daemon_process import end_everything
@@ -25,8 +25,12 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def compare(terminal: Terminal, name: str) -> None:
-    """Line by line; `…` in the page stands for anything."""
-    lines, patterns = terminal.screen.lines, SCREENS[name].text.splitlines()
+    """Line by line, those that the terminal has folded as one; `…` in the page stands for anything."""
+    lines: list[str] = []
+    for index, line in enumerate(terminal.screen.lines):
+        is_rest = index > 0 and len(terminal.screen.lines[index - 1]) == COLUMNS
+        lines[-1:] = [lines[-1] + line] if is_rest else [*lines[-1:], line]
+    patterns = SCREENS[name].text.splitlines()
     assert len(lines) == len(patterns), lines
     for line, pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(".*".join(map(re.escape, pattern.split("…"))), line), (line, pattern)

@@ -292,6 +292,24 @@ def test_every_query_is_one_that_sqlite_understands(registry: RunRegistry) -> No
         assert statement, name
 
 
+def test_threads_that_make_a_home_at_once_do_not_trip_over_each_other(tmp_path: Path) -> None:
+    home, faults = Home(tmp_path / "home"), []
+
+    def make() -> None:
+        for _ in range(300):
+            try:
+                home.make()
+            except UnavailableError as fault:
+                faults.append(fault)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
 def test_the_home_is_private_and_its_names_cannot_lead_out_of_it(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.make()

@@ -130,7 +130,7 @@ class Home(NamedTuple):
             self.root.chmod(0o700)
             probe = self.root / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # another thread of ours may try at the same moment
         except OSError as fault:
             raise UnavailableError(
                 f"the home {self.root} cannot be written: {fault.strerror}; set TRN_HOME to a folder of yours"

@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trn.daemon.dispatcher import TrainerDispatcher
 from trn.daemon.supervisor import QUARANTINE
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit
 from trn.executors.fake import FakeExecutor, Script, read_events
-from trn.registry.sqlite import NewRun
+from trn.registry.sqlite import Ending, NewRun
 
 LASTING = Script(lasts=True)
 RETRIES = {"max_attempts": 3, "backoff_s": 0}
@@ -545,6 +546,33 @@ FATES = [
 ]
 FUSE = 12  # a daemon dies at one of its first so many calls and commits
 MAX_DEATHS = 60
+
+
+def test_a_run_is_not_taken_again_before_its_last_supervisor_is_gone(tmp_path: Path) -> None:
+    """Between the commit of an attempt's end and the moment in which its supervisor hears of it, a round may come."""
+
+    async def story(world: World) -> None:
+        end, heard = world.registry.end, asyncio.get_running_loop().create_future()
+
+        def end_unheard(run_id: str, number: int, ending: Ending) -> Future[Any]:
+            committed, told = end(run_id, number, ending), Future[Any]()
+            heard.add_done_callback(lambda _: told.set_result(committed.result()))
+            return told if (run_id, number) == ("again", 1) else committed
+
+        world.registry.end = end_unheard  # type: ignore[method-assign]
+        async with world.daemon():
+            world.submit("again", retry=RETRIES)
+            await world.until(lambda: any(attempt.ended_ms for attempt in world.registry.attempts("again")))
+            world.submit("other")
+            await world.until_ended("other")  # a round has looked at the queue
+            assert len(world.registry.attempts("again")) == 1
+            heard.set_result(None)
+            await world.until_ended("again")
+            assert len(world.registry.attempts("again")) == 2
+        world.check_nothing_is_held()
+
+    fates = {AttemptKey("again", 1): killed(signal.SIGKILL)}
+    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda plan: fates.get(plan.key, Script())))
 
 
 @pytest.mark.parametrize("seed", range(12))

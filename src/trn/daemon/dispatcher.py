@@ -186,7 +186,12 @@ class TrainerDispatcher:
             return  # every run needs one
         # More runs than there are CPUs cannot start; further ones are read only to say why they wait.
         limit = WINDOW if is_time_to_say else min(free_cpus + 1, WINDOW)
-        queue = parts.registry.queue(parts.now_ms(), limit)
+        # A run that is about to be tried again has its last supervisor for a moment more, whose end wakes us.
+        queue = [
+            run
+            for run in parts.registry.queue(parts.now_ms(), limit + len(self._supervisors))
+            if run.run_id not in self._supervisors
+        ]
         if not queue:
             self._has_unsaid = False
             return

@@ -240,6 +240,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.pytorch_runner",  # sets up the worker that it runs
         f"{TRAINER}.assembly",  # sets the job's `env`
         f"{TRAINER}.distributed",  # where torch's launcher keeps its store
+        f"{TRAINER}.import_check",  # sets the job's `env`
         f"{TRAINER}.isolation",  # hands it on to the child
         f"{TRAINER}.model_runtime",  # sets what CUDA's deterministic mode asks for
         f"{TRAINER}.plugin_import",  # PYTHONPATH, to say where it looked

@@ -39,8 +39,10 @@ from gen_worker.launcher_protocol import (
     Refused,
     Retire,
     Retired,
+    TryImports,
     Welcome,
     Worker,
+    WorkerPlan,
     Workers,
     boot_id,
     code_stamp,
@@ -52,11 +54,12 @@ from gen_worker.launcher_protocol import (
     request_decoder,
     write_atomically,
 )
-from gen_worker.launcher_worker import become_closer, become_worker
+from gen_worker.launcher_worker import Ground, become_closer, become_importer, become_worker
 
 TICK_S = 5.0
 BUSY_TICK_S = 0.2
 CLOSE_PATIENCE_S = 90.0  # the writer of a dead worker may take up to 60 s to finish
+IMPORT_PATIENCE_S = 60.0
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25  # Linux 6.1; others refuse it, and nothing is lost
 PAGE_BYTES = 2 << 20
@@ -232,10 +235,14 @@ class Launcher:
             case Launch():
                 self._launch(channel, request)
             case Close():
-                child = self._children.fork(
-                    request.plan, lambda fd: become_closer(request, fd), is_worker=False
-                )
+                child = self._children.fork(request, lambda fd: become_closer(request, fd))
                 child.deadline = time.monotonic() + CLOSE_PATIENCE_S
+                child.waiting.append((channel, request.id))
+            case TryImports():
+                child = self._children.fork(
+                    request, lambda fd: become_importer(request, fd, self._ground(request.plan))
+                )
+                child.deadline = time.monotonic() + IMPORT_PATIENCE_S
                 child.waiting.append((channel, request.id))
             case List():
                 workers = tuple(
@@ -247,6 +254,12 @@ class Launcher:
             case Retire():
                 self._retire()
                 self._reply(channel, Retired(id=request.id, num_workers=len(self._children.workers())))
+
+    def _ground(self, plan: WorkerPlan) -> Ground:
+        """What a fresh interpreter would start from."""
+        return Ground(
+            import_path=self._import_path, environ=dict(os.environ) if plan.is_warm else self._environ
+        )
 
     def _launch(self, channel: Channel, request: Launch) -> None:
         plan = request.plan
@@ -263,13 +276,8 @@ class Launcher:
             text = "this launcher starts no workers any more"
             self._reply(channel, Refused(id=request.id, message=text, is_retired=True))
         else:
-            environ = dict(os.environ) if plan.is_warm else self._environ
             try:
-                child = self._children.fork(
-                    plan,
-                    lambda fd: become_worker(plan, fd, import_path=self._import_path, environ=environ),
-                    is_worker=True,
-                )
+                child = self._children.fork(request, lambda fd: become_worker(plan, fd, self._ground(plan)))
             except OSError as fault:
                 record = self._children.give_up(plan)
                 self._reply(

@@ -20,11 +20,15 @@ from gen_worker.launcher_channel import Channel
 from gen_worker.launcher_log import say
 from gen_worker.launcher_protocol import (
     AttemptRecord,
+    Close,
     Closed,
     Ended,
     ExitRecord,
+    Launch,
     Launched,
     Refused,
+    Tried,
+    TryImports,
     WorkerPlan,
     claim,
     exit_path,
@@ -39,17 +43,25 @@ Reply = Callable[[Channel, msgspec.Struct], None]
 
 @dataclass(slots=True)
 class Child:
-    """A fork of ours: a worker, or one that closes an attempt. `waiting` are those who asked for it."""
+    """A fork of ours and what it was made for. `waiting` are those who asked for it."""
 
-    plan: WorkerPlan
+    request: Launch | Close | TryImports
     report_fd: int
-    is_worker: bool
     waiting: list[tuple[Channel, int]] = field(default_factory=list)
     deadline: float | None = None
+    is_late: bool = False
     reported: bytes = b""
     is_settled: bool = False
     is_claimed: bool = False
     error: str = ""
+
+    @property
+    def plan(self) -> WorkerPlan:
+        return self.request.plan
+
+    @property
+    def is_worker(self) -> bool:
+        return isinstance(self.request, Launch)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -91,7 +103,7 @@ class Children:
     def is_hopeless(self, plan: WorkerPlan) -> bool:
         return (plan.run_id, plan.number) in self._never
 
-    def fork(self, plan: WorkerPlan, become: Callable[[int], NoReturn], *, is_worker: bool) -> Child:
+    def fork(self, request: Launch | Close | TryImports, become: Callable[[int], NoReturn]) -> Child:
         read_fd, write_fd = os.pipe()  # both close on exec
         os.set_blocking(read_fd, False)
         with contextlib.suppress(OSError):  # the disk of the log may be full
@@ -111,7 +123,7 @@ class Children:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             os.close(write_fd)
-        child = Child(plan, read_fd, is_worker)
+        child = Child(request, read_fd)
         self._by_pid[pid] = child
         self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._hear(pid, child))
         return child
@@ -123,20 +135,35 @@ class Children:
                 child.reported += data
         except BlockingIOError:
             return
-        self._settle(pid, child)
+        if isinstance(child.request, TryImports):
+            self._selector.unregister(child.report_fd)  # how it ends is part of the answer
+        else:
+            self._settle(pid, child)
 
-    def _settle(self, pid: int, child: Child) -> None:
-        self._selector.unregister(child.report_fd)
+    def _settle(self, pid: int, child: Child, exit_code: int | None = None) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child.report_fd)
         os.close(child.report_fd)
         child.is_settled = True
         reports = [msgspec.json.decode(line, type=StartReport) for line in child.reported.splitlines()]
         child.error = " ".join(report.error for report in reports if report.error)
         is_done = any(report.is_done for report in reports)
         waiting, child.waiting = child.waiting, []
-        if not child.is_worker:
+        if isinstance(child.request, Close):
             detail = child.error or ("" if is_done else "the process that was to write it died")
             for channel, id_ in waiting:
                 self._reply(channel, Closed(id=id_, is_closed=is_done, detail=detail))
+            return
+        if isinstance(child.request, TryImports):
+            faults = tuple(fault for report in reports for fault in report.faults)
+            problem = child.error
+            if child.is_late:
+                problem = "importing it takes too long"
+            elif not is_done and not problem:
+                how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
+                faults += (f"importing it ends the process{how}",)
+            for channel, id_ in waiting:
+                self._reply(channel, Tried(id=id_, faults=faults, problem=problem))
             return
         record = read_record(record_path(child.plan.attempt_dir, child.plan.number))
         child.is_claimed = record is not None and not record.abandoned and record.pid == pid
@@ -173,7 +200,7 @@ class Children:
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(child.report_fd, 4096):
                     child.reported += data
-            self._settle(pid, child)
+            self._settle(pid, child, exit_code)
         if not child.is_claimed:
             return
         is_out_of_memory = exit_code == -signal.SIGKILL and self._look_for_oom_kills()
@@ -208,8 +235,9 @@ class Children:
         self._look_for_oom_kills()
         for pid, child in self._by_pid.items():
             if child.deadline is not None and time.monotonic() > child.deadline:
-                child.deadline = None
-                os.kill(pid, signal.SIGKILL)
+                child.deadline, child.is_late = None, True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # each has a session of its own
 
 
 def as_reply(id_: int, record: AttemptRecord, error: str = "") -> Launched | Refused:

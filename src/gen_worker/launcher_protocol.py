@@ -16,6 +16,7 @@ import secrets
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -72,6 +73,13 @@ class Close(Request, frozen=True, kw_only=True):
     error: str
 
 
+class TryImports(Request, frozen=True, kw_only=True):
+    """Load the code that the job names as the plan's worker would, and say how that went."""
+
+    plan: WorkerPlan
+    config: dict[str, Any]
+
+
 class List(Request, frozen=True, kw_only=True):
     """Which workers are yours and alive?"""
 
@@ -80,7 +88,7 @@ class Retire(Request, frozen=True, kw_only=True):
     """Start no worker any more, and leave when the last has ended."""
 
 
-AnyRequest = Hello | Launch | Close | List | Retire
+AnyRequest = Hello | Launch | Close | TryImports | List | Retire
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
@@ -103,6 +111,13 @@ class Launched(Reply, frozen=True, kw_only=True):
 class Closed(Reply, frozen=True, kw_only=True):
     is_closed: bool
     detail: str = ""
+
+
+class Tried(Reply, frozen=True, kw_only=True):
+    """What is wrong with the author's code; `problem`: it could not be found out."""
+
+    faults: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +150,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="en
     exit: ExitRecord
 
 
-AnyReply = Welcome | Launched | Closed | Workers | Retired | Refused | Ended
+AnyReply = Welcome | Launched | Closed | Tried | Workers | Retired | Refused | Ended
 
 encode = msgspec.json.Encoder().encode
 request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)

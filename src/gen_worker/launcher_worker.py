@@ -10,11 +10,13 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -23,6 +25,7 @@ from gen_worker.launcher_protocol import (
     PROCESS_MARK,
     AttemptRecord,
     Close,
+    TryImports,
     WorkerPlan,
     boot_id,
     claim,
@@ -43,24 +46,28 @@ class StartReport(msgspec.Struct, frozen=True, kw_only=True):
 
     is_claimed: bool = False
     is_taken: bool = False  # somebody made the record first
-    is_done: bool = False  # of a child that closes an attempt
+    is_done: bool = False  # of a child that is no worker
     error: str = ""
+    faults: tuple[str, ...] = ()  # of the author's code
 
 
-def become_worker(
-    plan: WorkerPlan, report_fd: int, *, import_path: Sequence[str], environ: dict[str, str]
-) -> NoReturn:
-    """Never returns. `import_path` and `environ` are those of a fresh interpreter started by the launcher."""
+class Ground(NamedTuple):
+    """What a fresh interpreter started by the launcher would have."""
+
+    import_path: Sequence[str]
+    environ: dict[str, str]
+
+
+def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
+    """Never returns."""
 
     def work() -> int:
         os.setsid()
         _shed_launcher(keep_fd=report_fd)
-        environ_of_worker = _lay_over(environ, plan)
+        environ_of_worker = _lay_over(ground.environ, plan)
         try:
             _open_log(plan.log_path)
-            os.chdir(plan.cwd)
-            if not plan.is_warm and shutil.which(plan.argv[0], path=environ_of_worker.get("PATH")) is None:
-                raise FileNotFoundError(2, "No such program", plan.argv[0])
+            _enter(plan, environ_of_worker)
         except OSError as fault:
             return _tell(report_fd, StartReport(error=_words(fault)))
         pid = os.getpid()
@@ -80,18 +87,69 @@ def become_worker(
             _exec(plan, environ_of_worker, report_fd)
         os.close(report_fd)
         hold_mark(environ_of_worker[PROCESS_MARK])
-        os.environ.clear()
-        os.environ.update(environ_of_worker)
-        _prepare_interpreter(plan, import_path)
+        _prepare_interpreter(plan, ground.import_path, environ_of_worker)
         return entrypoint.main()
 
     _run_to_exit(work)
+
+
+def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoReturn:
+    """Never returns. Loads the author's code where the plan's worker would, and says how that went.
+
+    Neither it nor anything that the author's modules start outlives its answer.
+    """
+    plan = request.plan
+
+    def work() -> int:
+        os.setsid()
+        _shed_launcher(keep_fd=report_fd)
+        environ = _lay_over(ground.environ, plan)
+        try:
+            _open_log(os.devnull)
+            _enter(plan, environ)
+        except OSError as fault:
+            return _tell(report_fd, StartReport(is_done=True, faults=(_words(fault),)))
+        if plan.is_warm:
+            _prepare_interpreter(plan, ground.import_path, environ)
+            from gen_worker.trainer.import_check import find_import_faults
+
+            faults = find_import_faults(request.config)
+        else:
+            faults = _ask_interpreter(request, environ)
+        _tell(report_fd, StartReport(is_done=True, faults=tuple(faults)))
+        os.killpg(0, signal.SIGKILL)
+        return 0
+
+    _run_to_exit(work)
+
+
+def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[str]:
+    """The same in a Python that is not ours; an end without an answer is a fault, too."""
+    python = request.plan.argv[0]
+    # Files, for what the author's modules start may keep a pipe open.
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as words:
+        done = subprocess.run(
+            [python, "-P", "-m", "gen_worker.trainer.import_check"],
+            input=encode(request.config),
+            stdout=answer,
+            stderr=words,
+            env=environ,
+            check=False,
+        )
+        answer.seek(0)
+        with contextlib.suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(answer.read(), type=list[str])
+        words.seek(0)
+        said = words.read().decode(errors="replace").strip().splitlines()
+    last = (said or ["it said nothing"])[-1]
+    return [f"{python} ended with {done.returncode} when it was to import it: {last}"]
 
 
 def become_closer(request: Close, report_fd: int) -> NoReturn:
     """Never returns. Writes the terminal event of an attempt that is over, and says whether it could."""
 
     def work() -> int:
+        os.setsid()
         _shed_launcher(keep_fd=report_fd)
         try:
             from gen_worker.errors import Category
@@ -157,6 +215,13 @@ def _open_log(log_path: str) -> None:
     os.close(null)
 
 
+def _enter(plan: WorkerPlan, environ: dict[str, str]) -> None:
+    """OSError where the worker's folder is not there, or its program."""
+    os.chdir(plan.cwd)
+    if not plan.is_warm and shutil.which(plan.argv[0], path=environ.get("PATH")) is None:
+        raise FileNotFoundError(2, "No such program", plan.argv[0])
+
+
 def _exec(plan: WorkerPlan, environ: dict[str, str], report_fd: int) -> NoReturn:
     for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):  # what is ignored stays so in another program
         if hasattr(signal, name):
@@ -168,8 +233,10 @@ def _exec(plan: WorkerPlan, environ: dict[str, str], report_fd: int) -> NoReturn
     os._exit(NO_EXEC)
 
 
-def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str]) -> None:
-    """What a start from scratch would have found: import path, arguments, threads, random numbers of its own."""
+def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str], environ: dict[str, str]) -> None:
+    """What a start from scratch would have found: environment, import path, arguments, threads, random numbers."""
+    os.environ.clear()
+    os.environ.update(environ)
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*given, *import_path]
     sys.modules["__main__"] = entrypoint

@@ -70,13 +70,42 @@ def test_an_equal_run_is_followed_and_another_made_on_request(home: Path, folder
 def test_a_refused_job_is_told_with_every_fault_and_nothing_is_started(folder: Path, tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
     job = write_job(folder, max_stps=3, seed=-1)
-    done = trn(fresh, "run", "-c", job, "--set", "trainer=witnessed:Missing", "--set", "oops")
+    done = trn(fresh, "run", "-c", job, "--set", "oops")
     (line,) = read_lines(done)
-    assert (done.returncode, line["event"], len(line["faults"])) == (3, "job_rejected", 4)
-    for part in ("max_steps", "seed", "Missing", "oops"):
+    assert (done.returncode, line["event"], len(line["faults"])) == (3, "job_rejected", 3)
+    for part in ("max_steps", "seed", "oops"):
         assert any(part in fault for fault in line["faults"]), part
         assert part in done.stderr
     assert not fresh.exists()
+
+
+def test_code_that_cannot_be_loaded_is_refused_before_anything_is_queued(home: Path, folder: Path) -> None:
+    before = read_lines(trn(home, "list"))
+    (folder / "broken.py").write_text("import math\nimport nowhere_to_be_found\n")
+    data = [
+        "--set",
+        'dataset={"parquet_paths": ["gone.parquet"]}',
+        "--set",
+        "mock_batches=null",
+        "--set",
+        "max_steps=1",
+    ]
+    for trainer, further, told in (
+        ("broken:Mine", [], ["broken.py:2", "nowhere_to_be_found"]),
+        ("witnessed:Missing", [], ["has no 'Missing'"]),
+        ("witnesed:Witnessed", [], ["did you mean 'witnessed'?"]),
+        ("broken:Mine", ["--dry-run"], ["nowhere_to_be_found"]),
+        ("broken:Mine", data, ["gone.parquet", "nowhere_to_be_found"]),  # what each side finds, at once
+    ):
+        done = trn(home, "run", "-c", write_job(folder), "--set", f"trainer={trainer}", *further)
+        (line,) = read_lines(done)
+        assert (done.returncode, line["event"]) == (3, "job_rejected"), done
+        assert len(line["faults"]) == (2 if further == data else 1), line["faults"]
+        for part in told:
+            assert any(part in fault for fault in line["faults"]), line["faults"]
+            assert part in done.stderr
+        assert "Traceback" not in done.stderr
+    assert read_lines(trn(home, "list")) == before
 
 
 def test_a_job_that_no_machine_could_hold_is_refused_by_the_daemon(home: Path, folder: Path) -> None:

@@ -19,10 +19,13 @@ from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
 from trn.daemon.broadcaster import RunEventBroadcaster
 from trn.daemon.devices import Devices
+from trn.daemon.import_trials import ImportTrials
 from trn.daemon.ingest import Ingest
 from trn.daemon.server import add_ports, build_server
 from trn.daemon.service import TrainerService
 from trn.daemon.singleton import DaemonInfo
+from trn.daemon.worker_plan import WorkerFiles, build_plan
+from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
@@ -42,7 +45,8 @@ def job(**changes: Any) -> dict[str, Any]:
 class Dispatcher:
     """Stands in for the one that starts workers: remembers what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
+        self.home = home
         self.num_wakes = 0
         self.cancels: list[str] = []
 
@@ -52,8 +56,27 @@ class Dispatcher:
     def cancel_wanted(self, run_id: str) -> None:
         self.cancels.append(run_id)
 
-    def plan(self, new: NewRun) -> bytes:
-        return msgspec.json.encode({"plan": {"run_id": new.run_id}})
+    def plan(self, new: NewRun) -> WorkerFiles:
+        run = RunRecord(
+            run_id=new.run_id,
+            digest=new.digest,
+            state=RunState.PENDING,
+            reason="",
+            config=new.config,
+            submitted_ms=1,
+            updated_ms=1,
+            needs=new.needs,
+        )
+        return build_plan(
+            run,
+            1,
+            self.home.run(new.run_id),
+            device_ids=(),
+            devices_env={},
+            doorbell="",
+            python="python",
+            launcher_python="python",
+        )
 
 
 class Launcher:
@@ -80,7 +103,8 @@ class Host:
         )
         self._ring = dict(ring or {})
         self._stack = contextlib.AsyncExitStack()
-        self.dispatcher = Dispatcher()
+        self.dispatcher = Dispatcher(self.home)
+        self.executor = FakeExecutor()
         self.addresses: list[str] = []
 
     async def __aenter__(self) -> Self:
@@ -103,6 +127,7 @@ class Host:
             broadcaster=self.broadcaster,
             dispatcher=self.dispatcher,
             executor=Launcher(),
+            trials=ImportTrials(self.executor, home),
             devices=devices,
             home=home,
             settings=self.settings,

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 from collections.abc import Callable
@@ -705,10 +704,8 @@ def test_a_plan_is_told_without_queueing_anything(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         async with world.daemon() as dispatcher:
             config = {"run_id": "dry", "trainer": "a:B"}
-            plan = json.loads(
-                dispatcher.plan(NewRun(run_id="dry", digest="d", config=config, needs=Needs(gpus=2)))
-            )
-            assert plan["plan"]["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+            files = dispatcher.plan(NewRun(run_id="dry", digest="d", config=config, needs=Needs(gpus=2)))
+            assert files.plan.env["CUDA_VISIBLE_DEVICES"] == "0,1"
             assert not world.home.run("dry").root.exists()
         assert world.registry.counts() == {}
 

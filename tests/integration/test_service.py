@@ -15,6 +15,7 @@ from service_host import Host, job, until
 from trn.core.home import socket_address
 from trn.core.runs import RunState
 from trn.daemon.server import MAX_MESSAGE_BYTES
+from trn.executors.base import ImportTrial, LaunchPlan
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
 
@@ -98,6 +99,37 @@ def test_a_dry_run_plans_and_queues_nothing(tmp_path: Path) -> None:
             assert json.loads(answer.plan_json)["plan"]["run_id"] == answer.run.run_id
             assert host.registry.counts() == {}
             assert host.dispatcher.num_wakes == 0
+
+    asyncio.run(main())
+
+
+def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit, tried = method(channel, "SubmitRun"), []
+
+            def refuse(plan: LaunchPlan, _config: dict[str, Any]) -> ImportTrial:
+                tried.append(plan.run_id)
+                return ImportTrial(faults=("importing it raises",))
+
+            host.executor.try_ = refuse
+            request = submit_request(run_id="mine")
+            request.is_import_tried = True
+            code, text = await refusal(submit(request))
+            assert (code, tried) == (grpc.StatusCode.INVALID_ARGUMENT, ["mine"])
+            assert "trainer: importing it raises" in text
+            assert host.registry.counts() == {}
+
+            await submit(submit_request(run_id="mine"))
+            answer = await submit(request)
+            assert (answer.existed, tried) == (True, ["mine"]), "of a run that there is nothing is tried"
+
+            host.executor.try_ = lambda _plan, _config: ImportTrial(problem="no launcher")
+            request = submit_request(run_id="other", seed=2)
+            request.is_import_tried = True
+            (warning,) = (await submit(request)).warnings
+            assert "no launcher" in warning
+            assert host.registry.counts() == {"PENDING": 2}
 
     asyncio.run(main())
 

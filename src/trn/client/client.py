@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trn.client")
 
+IMPORT_PATIENCE_S = 300.0  # the launcher may have to import torch first, and the author's code what it likes
+
 _LAST_PRIORITY = (1 << 31) - 1
 
 
@@ -86,6 +88,7 @@ class AsyncClient:
         is_another_wanted: bool = False,
         interpreter: str | None = None,
         is_dry_run: bool = False,
+        is_import_tried: bool = False,
         log_dir: Path | str = "",
         event_log: Path | str = "",
     ) -> Submission:
@@ -94,8 +97,10 @@ class AsyncClient:
         `config` is a job, or a file with one; its relative paths are taken from `base_dir` (default: the file's
         folder, else the current one). `code_dir` is frozen now: the run trains this code, whatever becomes of the
         folder. Without it (or a `snapshot` that was taken before) the code is found in `base_dir` when the run starts.
-        `interpreter` is by default the Python that runs this. `log_dir` and `event_log` are where the daemon writes
-        the run's lines as well, besides its home's logs; an equal run that exists keeps its own.
+        `interpreter` is by default the Python that runs this. With `is_import_tried` the trainer class and the
+        callbacks are loaded first, in a process of their own, and what cannot be loaded is refused. `log_dir` and
+        `event_log` are where the daemon writes the run's lines as well, besides its home's logs; an equal run that
+        exists keeps its own.
         """
         if code_dir is not None:
             snapshot = (await self._freeze(Path(code_dir))).digest
@@ -112,6 +117,7 @@ class AsyncClient:
             priority=_priority(priority),
             is_another_wanted=is_another_wanted,
             is_dry_run=is_dry_run,
+            is_import_tried=is_import_tried,
             log_dir=_absolute(log_dir) if log_dir else "",
             event_log=_absolute(event_log) if event_log else "",
         )
@@ -130,6 +136,7 @@ class AsyncClient:
         priority: int = 0,
         is_another_wanted: bool = False,
         interpreter: str = "",
+        is_import_tried: bool = False,
         log_dir: Path | str = "",
         event_log: Path | str = "",
     ) -> Submission:
@@ -149,6 +156,7 @@ class AsyncClient:
             base_dir=_absolute(base_dir or folder) if document or base_dir else "",
             interpreter=interpreter,
             is_another_wanted=is_another_wanted,
+            is_import_tried=is_import_tried,
             log_dir=_absolute(log_dir) if log_dir else "",
             event_log=_absolute(event_log) if event_log else "",
         )
@@ -319,7 +327,8 @@ class AsyncClient:
         return await asyncio.to_thread(take_snapshot, folder, home, max_bytes=max_bytes)
 
     async def _submit(self, name: str, request: Any) -> Submission:
-        answer, num_tries = await self._connection.call(name, request)
+        timeout_s = IMPORT_PATIENCE_S if request.is_import_tried else None
+        answer, num_tries = await self._connection.call(name, request, timeout_s=timeout_s)
         submission = convert.read_submission(answer)
         if not request.is_another_wanted or not submission.existed:
             return submission

@@ -56,6 +56,7 @@ class Client:
         is_another_wanted: bool = False,
         interpreter: str | None = None,
         is_dry_run: bool = False,
+        is_import_tried: bool = False,
         log_dir: Path | str = "",
         event_log: Path | str = "",
     ) -> Submission:
@@ -70,6 +71,7 @@ class Client:
                 is_another_wanted=is_another_wanted,
                 interpreter=interpreter,
                 is_dry_run=is_dry_run,
+                is_import_tried=is_import_tried,
                 log_dir=log_dir,
                 event_log=event_log,
             )
@@ -88,6 +90,7 @@ class Client:
         priority: int = 0,
         is_another_wanted: bool = False,
         interpreter: str = "",
+        is_import_tried: bool = False,
         log_dir: Path | str = "",
         event_log: Path | str = "",
     ) -> Submission:
@@ -103,6 +106,7 @@ class Client:
                 priority=priority,
                 is_another_wanted=is_another_wanted,
                 interpreter=interpreter,
+                is_import_tried=is_import_tried,
                 log_dir=log_dir,
                 event_log=event_log,
             )

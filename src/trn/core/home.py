@@ -109,6 +109,11 @@ class Home(NamedTuple):
         return self.root / "snapshots"
 
     @property
+    def trials(self) -> Path:
+        """Frozen code, laid out for the moment in which it is tried."""
+        return self.root / "trials"
+
+    @property
     def backups(self) -> Path:
         return self.root / "backups"
 

@@ -26,6 +26,7 @@ from trn.daemon.commits import committed
 from trn.daemon.devices import Devices
 from trn.daemon.dispatcher import TrainerDispatcher
 from trn.daemon.doctor_reports import DoctorReports
+from trn.daemon.import_trials import ImportTrials
 from trn.daemon.ingest import Ingest
 from trn.daemon.maintenance import Maintenance
 from trn.daemon.outlets.bus_commands import BusCommands
@@ -125,12 +126,15 @@ class TrainerDaemon:
         info = DaemonInfo(
             pid=os.getpid(), version=version("trn"), addresses=(), started_ms=time.time_ns() // 1_000_000
         )
+        trials = ImportTrials(executor, home)
+        trials.prepare()
         service = TrainerService(
             registry=registry,
             metrics=metrics,
             broadcaster=broadcaster,
             dispatcher=dispatcher,
             executor=executor,
+            trials=trials,
             devices=devices,
             home=home,
             settings=settings,

@@ -26,7 +26,7 @@ from trn.daemon.placement import FreeResources, choose_starts
 from trn.daemon.readiness import Readiness
 from trn.daemon.submission import find_misfits
 from trn.daemon.supervisor import QUARANTINE, AttemptSupervisor
-from trn.daemon.worker_plan import build_plan, encode_files
+from trn.daemon.worker_plan import WorkerFiles, build_plan
 from trn.executors.base import Executor
 from trn.registry.sqlite import NewRun, RunRegistry
 
@@ -100,8 +100,8 @@ class TrainerDispatcher:
             supervisor.cancel()
         self.wake()
 
-    def plan(self, new: NewRun) -> bytes:
-        """What would be started for it on an idle machine, as JSON. Queues nothing, writes nothing."""
+    def plan(self, new: NewRun) -> WorkerFiles:
+        """What would be started for it on an idle machine. Queues nothing, writes nothing."""
         parts = self._parts
         device_ids = tuple(device.device_id for device in parts.devices.inventory.devices)
         queued = QueuedRun(
@@ -124,7 +124,7 @@ class TrainerDispatcher:
             updated_ms=now_ms,
             needs=new.needs,
         )
-        files = build_plan(
+        return build_plan(
             run,
             1,
             parts.home.run(new.run_id),
@@ -135,7 +135,6 @@ class TrainerDispatcher:
             launcher_python=parts.launcher_python,
             is_detected=parts.settings.inventory.devices is None,
         )
-        return encode_files(files)
 
     async def run(self) -> None:
         """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""

@@ -22,6 +22,7 @@ from trn.core.snapshots import SnapshotStore
 from trn.daemon.api_tokens import ApiTokens
 from trn.daemon.commits import committed
 from trn.daemon.devices import Inventory
+from trn.daemon.import_trials import ImportTrials
 from trn.daemon.resumption import (
     META_SUFFIX,
     merge,
@@ -34,6 +35,7 @@ from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
 from trn.daemon.submission import Asked, read_config, read_submission
+from trn.daemon.worker_plan import WorkerFiles, encode_files
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import attempt_message, known_states, run_message
 from trn.registry.metrics import MetricReader
@@ -52,7 +54,7 @@ class Dispatcher(Protocol):
 
     def cancel_wanted(self, run_id: str) -> None: ...
 
-    def plan(self, new: NewRun) -> bytes: ...
+    def plan(self, new: NewRun) -> WorkerFiles: ...
 
 
 class Launcher(Protocol):
@@ -75,6 +77,7 @@ class TrainerService:
         broadcaster: Broadcaster,
         dispatcher: Dispatcher,
         executor: Launcher,
+        trials: ImportTrials,
         devices: DeviceInventory,
         home: Home,
         settings: Settings,
@@ -84,6 +87,7 @@ class TrainerService:
         self._metrics = metrics
         self._dispatcher = dispatcher
         self._executor = executor
+        self._trials = trials
         self._devices = devices
         self._home = home
         self._settings = settings
@@ -117,11 +121,18 @@ class TrainerService:
             log_dir=request.log_dir,
             event_log=request.event_log,
         )
-        return await self._submit(asked, is_another=request.is_another_wanted, is_dry_run=request.is_dry_run)
+        return await self._submit(
+            asked,
+            is_another=request.is_another_wanted,
+            is_dry_run=request.is_dry_run,
+            is_tried=request.is_import_tried,
+        )
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
         asked = await self._read_resume(request)
-        return await self._submit(asked, is_another=request.is_another_wanted, is_dry_run=False)
+        return await self._submit(
+            asked, is_another=request.is_another_wanted, is_dry_run=False, is_tried=request.is_import_tried
+        )
 
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
         run_id = self.find(request.run_id).run_id
@@ -233,13 +244,24 @@ class TrainerService:
         self._home.run(run_id)
         return self._registry.get(run_id)
 
-    async def _submit(self, asked: Asked, *, is_another: bool, is_dry_run: bool) -> pb.SubmitRunResponse:
-        new = self._read(asked)
+    async def _submit(
+        self, asked: Asked, *, is_another: bool, is_dry_run: bool, is_tried: bool
+    ) -> pb.SubmitRunResponse:
+        try:
+            new = self._read(asked)
+        except InvalidRequestError as fault:
+            if is_tried:
+                raise await self._with_import_faults(fault, asked) from fault
+            raise
         if new.snapshot:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
+        warnings: list[str] = []
+        if is_tried and (is_another or is_dry_run or self._registry.newest_of(new.digest) is None):
+            warnings = await self._try_imports(new)
         if is_dry_run:
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
-            return pb.SubmitRunResponse(run=run, plan_json=self._dispatcher.plan(new))
+            plan = encode_files(self._dispatcher.plan(new))
+            return pb.SubmitRunResponse(run=run, plan_json=plan, warnings=warnings)
         while True:
             try:
                 record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
@@ -251,8 +273,30 @@ class TrainerService:
         if not existed:
             self._dispatcher.submitted()
         return pb.SubmitRunResponse(
-            run=run_message(record), existed=existed, run_token=self.tokens.make_run_token(record.run_id)
+            run=run_message(record),
+            existed=existed,
+            run_token=self.tokens.make_run_token(record.run_id),
+            warnings=warnings,
         )
+
+    async def _try_imports(self, new: NewRun) -> list[str]:
+        plan = self._dispatcher.plan(new).plan
+        return await self._trials.try_imports(plan, new.config, snapshot=new.snapshot)
+
+    async def _with_import_faults(self, refused: InvalidRequestError, asked: Asked) -> InvalidRequestError:
+        """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
+        try:
+            config = read_config(asked.config_json, max_config_bytes=self._settings.max_config_bytes)
+            named = {name: config[name] for name in ("trainer", "callbacks", "env") if name in config}
+            bare = msgspec.json.encode({**named, "mock_batches": [0], "resources": {"devices": ["cpu"]}})
+            new = self._read(msgspec.structs.replace(asked, config_json=bare, priority=0))
+        except InvalidRequestError:
+            return refused
+        try:
+            await self._try_imports(new)
+        except InvalidRequestError as further:
+            return type(refused)(str(refused).partition("\n")[0], [*refused.faults, *further.faults])
+        return refused
 
     def _read(self, asked: Asked) -> NewRun:
         return read_submission(

@@ -5,7 +5,7 @@ a key: the worker makes the attempt's record file before it does anything else, 
 the same file first, so that only one of the two can.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -59,6 +59,13 @@ class WorkerExit(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class ImportTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """How loading the author's code went: what is wrong with it, or why nobody can tell."""
+
+    faults: tuple[str, ...] = ()
+    problem: str = ""
+
+
 class LaunchUnknownError(UnavailableError):
     """Whether the worker started is not known: `find` tells."""
 
@@ -71,6 +78,10 @@ class Executor(Protocol):
 
         UnavailableError where it certainly does not run and never will; LaunchUnknownError where nobody can say.
         """
+        ...
+
+    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any]) -> ImportTrial:
+        """Load the code that the job names where the plan's worker would, and nothing more. Never raises."""
         ...
 
     async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:

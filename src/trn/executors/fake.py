@@ -18,7 +18,7 @@ import msgspec
 
 from gen_worker.trainer.subprocess_contract import read_subprocess_contract
 from trn.core.errors import UnavailableError
-from trn.executors.base import AttemptKey, LaunchPlan, WorkerExit, WorkerIdentity
+from trn.executors.base import AttemptKey, ImportTrial, LaunchPlan, WorkerExit, WorkerIdentity
 
 BOOT_ID = "fake-boot"
 WELL = WorkerExit(exit_code=0)
@@ -63,6 +63,7 @@ class FakeExecutor:
 
     behave: Callable[[LaunchPlan], Script] = lambda _plan: Script()
     at: Callable[[str, AttemptKey], Awaitable[None]] = _go_on
+    try_: Callable[[LaunchPlan, dict[str, Any]], ImportTrial] = lambda _plan, _config: ImportTrial()
     processes: dict[AttemptKey, FakeProcess] = field(default_factory=dict)
     abandoned: set[AttemptKey] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
@@ -75,6 +76,10 @@ class FakeExecutor:
             self._fork(plan)
         await self.at("launch.done", plan.key)
         return self.processes[plan.key].identity
+
+    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any]) -> ImportTrial:
+        await self.at("try_imports", plan.key)
+        return self.try_(plan, config)
 
     async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
         assert Path(attempt_dir).name == "attempts"

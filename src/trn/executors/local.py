@@ -10,6 +10,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,8 @@ from gen_worker.launcher_protocol import (
     LauncherInfo,
     Refused,
     Retire,
+    Tried,
+    TryImports,
     Welcome,
     WorkerPlan,
     boot_id,
@@ -40,7 +43,14 @@ from gen_worker.launcher_protocol import (
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit, WorkerIdentity
+from trn.executors.base import (
+    AttemptKey,
+    ImportTrial,
+    LaunchPlan,
+    LaunchUnknownError,
+    WorkerExit,
+    WorkerIdentity,
+)
 from trn.executors.launcher_link import HungError, LauncherLink
 from trn.executors.launcher_process import find_launchers, start_launcher
 from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal
@@ -53,6 +63,7 @@ RETIRE_PATIENCE_S = 5.0
 SILENCE_S = 10.0  # of one that is at work; twice that, and it hangs
 LAUNCH_PATIENCE_S = 60.0  # of the worker: the launcher answers meanwhile
 CLOSE_PATIENCE_S = 120.0
+IMPORT_PATIENCE_S = 90.0  # the launcher ends what takes longer than a minute
 EXIT_PATIENCE_S = 10.0  # from a worker's end to its exit file, where a launcher is there to write it
 NUM_TRIES = 3
 MAX_KEPT_EXITS = 4096
@@ -251,6 +262,27 @@ class LocalExecutor:
             await self._drop(link)
         return await self._settle_launch(plan, problem)
 
+    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any]) -> ImportTrial:
+        """See `Executor.try_imports`."""
+        wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
+        try:
+            reply = await self._ask_anyone(
+                lambda id_: TryImports(id=id_, plan=wanted, config=config), timeout_s=IMPORT_PATIENCE_S
+            )
+        except (UnavailableError, TimeoutError) as fault:
+            return ImportTrial(problem=str(fault) or "the launcher did not answer in time")
+        if isinstance(reply, Tried):
+            return ImportTrial(faults=reply.faults, problem=reply.problem)
+        assert isinstance(reply, Refused), reply
+        return ImportTrial(problem=reply.message)
+
+    async def _ask_anyone(self, make: Callable[[int], AnyRequest], *, timeout_s: float) -> AnyReply:
+        """What is safe to ask again, of the next launcher where one dies. UnavailableError, TimeoutError."""
+        for _ in range(NUM_TRIES):
+            with contextlib.suppress(ConnectionError):
+                return await self._ask(await self._have_link(), make, timeout_s=timeout_s)
+        raise UnavailableError("every launcher died that was asked")
+
     async def _drop(self, link: LauncherLink) -> None:
         async with self._connecting:
             if self._link is link:
@@ -355,21 +387,14 @@ class LocalExecutor:
     async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
         """See `Executor.close_attempt`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
-        reply: AnyReply | None = None
-        for _ in range(NUM_TRIES):
-            try:
-                link = await self._have_link()
-                reply = await self._ask(
-                    link,
-                    lambda id_: Close(id=id_, plan=wanted, category=category, error=error),
-                    timeout_s=CLOSE_PATIENCE_S,
-                )
-                break
-            except ConnectionError:
-                continue
-            except (UnavailableError, TimeoutError) as fault:
-                logger.warning("the end of %s cannot be written: %s", plan.key, fault)
-                return False
+        try:
+            reply = await self._ask_anyone(
+                lambda id_: Close(id=id_, plan=wanted, category=category, error=error),
+                timeout_s=CLOSE_PATIENCE_S,
+            )
+        except (UnavailableError, TimeoutError) as fault:
+            logger.warning("the end of %s cannot be written: %s", plan.key, fault)
+            return False
         if isinstance(reply, Closed) and reply.is_closed:
             return True
         logger.warning("the end of %s was not written: %s", plan.key, reply)

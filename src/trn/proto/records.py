@@ -81,6 +81,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     existed: bool  # an equal run was there before
     run_token: str = ""  # lets its holder see and cancel this run, and nothing else
     plan: dict[str, Any] | None = None  # of a dry run
+    warnings: tuple[str, ...] = ()  # what could not be found out about it
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -137,7 +137,7 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitRunRequest(_message.Message):
-    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log")
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class SubmitRunRequest(_message.Message):
     IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
+    IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     code_identity: str
     snapshot: str
@@ -158,19 +159,22 @@ class SubmitRunRequest(_message.Message):
     is_dry_run: bool
     log_dir: str
     event_log: str
-    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ...) -> None: ...
+    is_import_tried: bool
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ...) -> None: ...
 
 class SubmitRunResponse(_message.Message):
-    __slots__ = ("run", "existed", "run_token", "plan_json")
+    __slots__ = ("run", "existed", "run_token", "plan_json", "warnings")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXISTED_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     run: Run
     existed: bool
     run_token: str
     plan_json: bytes
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id", "reason")
@@ -189,7 +193,7 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log")
+    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +206,7 @@ class ResumeRunRequest(_message.Message):
     IS_ANOTHER_WANTED_FIELD_NUMBER: _ClassVar[int]
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
+    IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     checkpoint_path: str
     overrides_json: bytes
@@ -214,7 +219,8 @@ class ResumeRunRequest(_message.Message):
     is_another_wanted: bool
     log_dir: str
     event_log: str
-    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ...) -> None: ...
+    is_import_tried: bool
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id",)

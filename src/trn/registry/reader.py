@@ -43,6 +43,11 @@ class RegistryReader:
             raise AmbiguousError(f"{run_id!r} is the beginning of several runs: {names}; give more of it")
         raise NotFoundError(f"there is no run {run_id!r}: `trn list` shows those that there are")
 
+    def newest_of(self, digest: str) -> RunRecord | None:
+        """The newest run that asks for the same."""
+        row = self._read.execute(sql("newest_of_digest"), {"digest": digest}).fetchone()
+        return None if row is None else read_run(row)
+
     def page(
         self,
         *,

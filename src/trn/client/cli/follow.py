@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trn.client.cli.exit_codes import ExitCode, exit_code_of_state
@@ -47,8 +48,11 @@ async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
     daemon = await start_daemon(home)
     if daemon.version_warning:
         say(f"trn: {daemon.version_warning}")
-    async with AsyncClient(home.root, patience_s=PATIENCE_S) as client:
-        yield client
+    await asyncio.to_thread(
+        import_module, "grpc.aio"
+    )  # the first call would; what goes on beside us need not wait
+    # Not closed: the process ends with it, and to close it takes a while.
+    yield AsyncClient(home.root, patience_s=PATIENCE_S)
 
 
 async def start_daemon(home: "Home") -> "RunningDaemon":

@@ -34,17 +34,26 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job that is sound as far as it can be told before it is submitted."""
+    """A job, and what is wrong with it as far as it can be told here: the daemon has the last word."""
 
+    path: Path
     config: dict[str, Any]
-    base_dir: Path
     warnings: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    @property
+    def base_dir(self) -> Path:
+        return self.path.parent
+
+    def require_sound(self, *further: str) -> None:
+        """InvalidRequestError with every fault, and those that somebody else found."""
+        faults = list(dict.fromkeys((*self.faults, *further)))
+        if faults:
+            raise InvalidRequestError(f"{self.path} is not valid", faults)
 
 
-def read_job(
-    path: Path, changes: Changes, *, code_dir: Path | None = None, home: "Home | None" = None
-) -> Job:
-    """Read, change and judge a job file. InvalidRequestError with every fault of it.
+def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job:
+    """Read, change and judge a job file. InvalidRequestError where it is no job at all.
 
     Its data must be there, and in `home` room for its checkpoints.
     """
@@ -63,7 +72,7 @@ def read_job(
         raise InvalidRequestError(f"{path} is not valid", ["it holds no object with the fields of a job"])
     config = dict(document)
     faults = [*_apply(config, changes)]
-    faults += find_faults(config, base_dir=path.parent, code_dir=code_dir)
+    faults += find_faults(config, base_dir=path.parent)
     warnings: tuple[str, ...] = ()
     if home is not None:
         from trn.client.cli.disk_check import check_room
@@ -71,16 +80,14 @@ def read_job(
         room = check_room(config, path.parent, home)
         faults += room.faults
         warnings = room.warnings
-    if faults:
-        raise InvalidRequestError(f"{path} is not valid", list(dict.fromkeys(faults)))
     config.pop("profiles", None)  # one was laid over, or none: the run has no use for them
     if changes.is_another:
         config["run_id"] = _make_run_id(config)
-    return Job(config=config, base_dir=path.parent, warnings=warnings)
+    return Job(path=path, config=config, warnings=warnings, faults=tuple(faults))
 
 
-def find_faults(config: dict[str, Any], *, base_dir: Path, code_dir: Path | None = None) -> list[str]:
-    """Every fault of a job: its fields, its trainer class, and the files and data it names."""
+def find_faults(config: dict[str, Any], *, base_dir: Path) -> list[str]:
+    """Every fault of a job: its fields, and the files and data it names."""
     from gen_worker.errors import SpecError
     from gen_worker.trainer.job_spec import parse_job_spec
 
@@ -89,13 +96,8 @@ def find_faults(config: dict[str, Any], *, base_dir: Path, code_dir: Path | None
         parse_job_spec({"run_id": UNNAMED, **config}, source="the job")
     except SpecError as fault:
         faults += fault.faults
-    trainer = config.get("trainer")
-    if trainer is None:
+    if config.get("trainer") is None:
         faults.append("trainer: not given, expected the trainer class as module:symbol")
-    elif isinstance(trainer, str):
-        from trn.client.cli.trainer_source import find_trainer_faults
-
-        faults += find_trainer_faults(trainer, [code_dir or base_dir])
     faults += _missing_files(config, base_dir)
     if not DATA.isdisjoint(config):
         from trn.client.cli.dataset_check import find_dataset_faults
@@ -133,7 +135,7 @@ def assign(document: dict[str, Any], text: str) -> str | None:
 
 def _make_run_id(config: Mapping[str, Any]) -> str:
     """One that nobody has, and that says what it is another of."""
-    given = config.get("run_id") or config.get("name") or str(config["trainer"]).rpartition(":")[2]
+    given = config.get("run_id") or config.get("name") or str(config.get("trainer")).rpartition(":")[2]
     slug = re.sub(r"[^A-Za-z0-9]+", "-", str(given))[:40].strip("-").lower()
     return f"{slug or 'run'}-{secrets.token_hex(4)}"
 

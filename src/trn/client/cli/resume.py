@@ -139,6 +139,7 @@ async def _resume_run(
         overrides=read_assignments(options["assignments"]),
         priority=options["priority"],
         is_another_wanted=options["is_another"],
+        is_import_tried=True,
         log_dir=paths.log_dir,
         event_log=paths.event_log,
     )
@@ -159,6 +160,7 @@ async def _resume_config(
     # Checked as it will be: its checkpoints are as large as this one.
     assignments = [*options["assignments"], f"resume_checkpoint_path={checkpoint}"]
     job = read_job(config, Changes(assignments=assignments, is_another=options["is_another"]), home=home)
+    job.require_sound()
     for warning in job.warnings:
         say(f"trn: {warning}")
     return await client.resume(
@@ -168,6 +170,7 @@ async def _resume_config(
         priority=options["priority"],
         is_another_wanted=options["is_another"],
         interpreter=sys.executable,
+        is_import_tried=True,
         log_dir=paths.log_dir,
         event_log=paths.event_log,
     )

@@ -104,33 +104,47 @@ def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":
         is_cpu_only=options["is_cpu_only"],
         is_another=options["is_another"],
     )
-    return read_job(config, changes, code_dir=options["code_dir"], home=home)
+    return read_job(config, changes, home=home)
 
 
 async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options: dict[str, Any]) -> ExitCode:
     import asyncio
 
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import report_and_follow, say_snapshot
+    from trn.client.cli.submission_report import read_faults, report_and_follow, say_snapshot
+    from trn.client.daemon_start import find_daemon
+    from trn.core.errors import InvalidRequestError
 
+    if job.faults and find_daemon(home) is None:
+        job.require_sound()  # no daemon is started for what cannot be
     home.make()
     code_dir = None if options["is_unfrozen"] else options["code_dir"] or _find_code(job.base_dir)
     freezing = asyncio.ensure_future(asyncio.to_thread(_freeze, home, code_dir))
     try:
         async with connected(home) as client:
             snapshot = await freezing  # meanwhile a daemon may have started
-            if snapshot is not None:
+            if snapshot is not None and not job.faults:
                 say_snapshot(output, snapshot)
-            submission = await client.submit(
-                job.config,
-                base_dir=job.base_dir,
-                snapshot=snapshot.digest if snapshot else "",
-                priority=options["priority"],
-                is_another_wanted=options["is_another"] and not options["is_dry_run"],
-                is_dry_run=options["is_dry_run"],
-                log_dir=paths.log_dir,
-                event_log=paths.event_log,
-            )
+            is_dry_run = options["is_dry_run"] or bool(job.faults)
+            try:
+                submission = await client.submit(
+                    job.config,
+                    base_dir=job.base_dir,
+                    snapshot=snapshot.digest if snapshot else "",
+                    priority=options["priority"],
+                    is_another_wanted=options["is_another"] and not is_dry_run,
+                    is_dry_run=is_dry_run,
+                    is_import_tried=True,
+                    log_dir=paths.log_dir,
+                    event_log=paths.event_log,
+                )
+            except InvalidRequestError as fault:
+                if job.faults:
+                    job.require_sound(*read_faults(fault))
+                raise
+            job.require_sound()
+            for warning in submission.warnings:
+                output.say(f"trn: {warning}")
             if options["is_dry_run"]:
                 return _show_plan(output, submission.plan or {})
             paths.say_kept(output, submission)

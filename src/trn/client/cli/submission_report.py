@@ -47,9 +47,8 @@ def report_rejection(output: "Output", fault: "InvalidRequestError", what: str) 
     """The job was refused: every fault of it, to people and to programs."""
     from trn.core.errors import InfeasibleError
 
-    reason, *lines = str(fault).splitlines()
-    # What a daemon refused comes as text: its faults are the lines below the first.
-    faults = list(fault.faults) or [line.strip().removeprefix("- ") for line in lines if line.strip()]
+    reason = str(fault).partition("\n")[0]
+    faults = read_faults(fault)
     output.say("\n".join(map(plain, f"trn: {fault}".splitlines())))
     output.event(
         "job_rejected",
@@ -59,6 +58,12 @@ def report_rejection(output: "Output", fault: "InvalidRequestError", what: str) 
         faults=faults or [reason],
     )
     return ExitCode.REFUSED
+
+
+def read_faults(fault: "InvalidRequestError") -> list[str]:
+    """Each fault by itself. What a daemon refused comes as text: they are the lines below the first."""
+    _, *lines = str(fault).splitlines()
+    return list(fault.faults) or [line.strip().removeprefix("- ") for line in lines if line.strip()]
 
 
 def say_snapshot(output: "Output", snapshot: "Snapshot") -> None:

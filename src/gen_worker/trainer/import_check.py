@@ -1,0 +1,50 @@
+"""Can a worker load the code that a job names? Asked before the run is queued, in a process that does nothing else.
+
+`python -m gen_worker.trainer.import_check` reads a job from stdin and writes its faults as JSON on stdout: for an
+interpreter that no launcher has warm.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from gen_worker.errors import WorkerError
+
+
+def find_import_faults(config: dict[str, Any]) -> list[str]:
+    """Load trainer class and callbacks as a worker would, with the job's `env`; what it would say of each.
+
+    Changes this process's environment and runs the author's modules.
+    """
+    from gen_worker.trainer.api import load_trainer_plugin
+    from gen_worker.trainer.callbacks.loading import load_callbacks
+    from gen_worker.trainer.job_spec import parse_job_spec
+
+    job = parse_job_spec(config, source="the job")
+    os.environ.update(job.env)
+    faults: list[str] = []
+    loads: tuple[Callable[[], object], ...] = (
+        lambda: load_trainer_plugin(job.trainer or ""),
+        lambda: load_callbacks(job),
+    )
+    for load in loads:
+        try:
+            load()
+        except WorkerError as fault:
+            faults.append(str(fault))
+    return faults
+
+
+def main() -> NoReturn:
+    answer_fd = os.dup(1)
+    os.dup2(2, 1)  # what the author's modules print is not the answer
+    answer = msgspec.json.encode(find_import_faults(msgspec.json.decode(sys.stdin.buffer.read())))
+    os.write(answer_fd, answer)
+    os._exit(0)  # nobody waits for the threads of the author's modules
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Claims about a run's code being loaded before the run is queued: as its worker would, without a trace, by a fork."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched_run import LaunchedRun, is_running, living, stop_launchers, until
+
+from gen_worker.launcher_protocol import boot_id, read_process
+from trn.core.errors import InvalidRequestError
+from trn.core.home import Home
+from trn.core.snapshots import SnapshotStore
+from trn.daemon.import_trials import ImportTrials
+from trn.executors.base import ImportTrial, WorkerIdentity
+from trn.executors.fake import FakeExecutor
+from trn.executors.local import LocalExecutor
+
+TRAINER = """
+class Mine:
+    def setup(self, ctx): ...
+    def configure(self, ctx): ...
+    def prepare_batch(self, raw_batch, state, ctx): ...
+    def train_step(self, prepared_batch, state, ctx): ...
+    def state_dict(self, state): ...
+    def load_state_dict(self, state, payload, ctx): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A home whose launcher nobody kills."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.make()
+    yield home
+    stop_launchers(home)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    home.make()
+    yield home
+    stop_launchers(home)
+
+
+@contextlib.asynccontextmanager
+async def executor_of(home: Home) -> AsyncIterator[LocalExecutor]:
+    executor = LocalExecutor(home, is_bare=True)
+    await executor.start()
+    try:
+        yield executor
+    finally:
+        await executor.aclose()
+
+
+def work(home: Home, claims: Callable[[LocalExecutor], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(240), executor_of(home) as executor:
+            await claims(executor)
+
+    asyncio.run(main())
+
+
+def try_(
+    home: Home, code: Path, source: str, *, plan: dict[str, Any] | None = None, **job: Any
+) -> ImportTrial:
+    """What comes of `mine:Mine` with that source."""
+    (code / "mine.py").write_text(source)
+    run = LaunchedRun(home, f"run-{os.urandom(4).hex()}", **{"trainer": "mine:Mine", **job})
+    found: list[ImportTrial] = []
+
+    async def claims(executor: LocalExecutor) -> None:
+        found.append(
+            await executor.try_imports(run.plan(code=code, is_writer_wanted=False, **(plan or {})), run.job)
+        )
+
+    work(home, claims)
+    assert not run.folder.log.exists()
+    assert not list(run.folder.attempts.iterdir()), "it is no attempt"
+    return found[0]
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_sound_code_has_no_fault_whatever_it_prints_and_leaves_running(
+    shared: Home, tmp_path: Path, is_warm: bool
+) -> None:
+    noisy = f"""
+import os, subprocess, sys, threading, time
+print("said at import", flush=True)
+sys.stderr.write("and this\\n")
+assert os.environ["OF_THE_JOB"] == "yes"
+threading.Thread(target=time.sleep, args=(600,)).start()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+{TRAINER}"""
+    tried = try_(shared, tmp_path, noisy, plan={"is_warm": is_warm}, env={"OF_THE_JOB": "yes"})
+    assert tried == ImportTrial()
+    pid = int((tmp_path / "pid").read_text())
+
+    def is_gone() -> bool:
+        state = read_process(pid)
+        return state is None or state.is_ended
+
+    asyncio.run(until(is_gone, "the end of what the module started"))
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+@pytest.mark.parametrize(
+    ("source", "job", "told"),
+    [
+        ("import nowhere\n", {}, ["mine.py:1", "No module named 'nowhere'"]),
+        ("class Mine: ...\n", {}, ["setup", "load_state_dict"]),
+        (TRAINER.replace("Mine", "Mien"), {}, ["did you mean 'Mien'?"]),
+        (TRAINER, {"callbacks": ["mine:Nobody"]}, ["has no 'Nobody'"]),
+        ("import os; os._exit(3)\n", {}, ["end", "3"]),
+    ],
+)
+def test_what_a_worker_would_stumble_over_is_told(
+    shared: Home, tmp_path: Path, is_warm: bool, source: str, job: dict[str, Any], told: list[str]
+) -> None:
+    tried = try_(shared, tmp_path, source, plan={"is_warm": is_warm}, **job)
+    (fault,) = tried.faults
+    assert not tried.problem
+    for part in told:
+        assert part in fault
+
+
+def test_a_module_that_brings_the_process_down_is_a_fault_and_the_launcher_lives(
+    shared: Home, tmp_path: Path
+) -> None:
+    tried = try_(shared, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    assert tried.faults == ("importing it ends the process: killed by SIGSEGV",)
+    assert len(living(shared)) == 1
+    assert try_(shared, tmp_path, TRAINER) == ImportTrial()
+
+
+def test_an_interpreter_that_cannot_do_it_is_told_with_its_own_words(shared: Home, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho 'No module named gen_worker' >&2\nexit 1\n")
+    bare.chmod(0o755)
+    (fault,) = try_(shared, tmp_path, TRAINER, plan={"is_warm": False, "argv": (str(bare),)}).faults
+    assert "ended with 1" in fault
+    assert "No module named gen_worker" in fault
+    (fault,) = try_(shared, tmp_path, TRAINER, plan={"is_warm": False, "argv": ("/nowhere/python",)}).faults
+    assert "/nowhere/python" in fault
+
+
+def test_a_launcher_that_dies_meanwhile_is_only_time(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"""
+import os, pathlib, time
+mark = pathlib.Path({str(tmp_path / "first")!r})
+if not mark.exists():
+    mark.write_text(str(os.getpid()))
+    time.sleep(600)
+{TRAINER}"""
+    )
+    run = LaunchedRun(home, "run", trainer="mine:Mine")
+
+    async def claims(executor: LocalExecutor) -> None:
+        trying = asyncio.create_task(
+            executor.try_imports(run.plan(code=tmp_path, is_writer_wanted=False), run.job)
+        )
+        await until(lambda: (tmp_path / "first").exists() and (tmp_path / "first").read_text(), "its import")
+        (info,) = living(home)
+        os.kill(info.pid, signal.SIGKILL)
+        assert await trying == ImportTrial()
+        os.kill(int((tmp_path / "first").read_text()), signal.SIGKILL)
+
+    work(home, claims)
+
+
+def test_a_trial_that_takes_too_long_is_ended_with_all_of_its_own(home: Home, tmp_path: Path) -> None:
+    """The launcher's patience is cut short in a launcher of this test's own."""
+    (tmp_path / "mine.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    hasty = (
+        "import sys\nfrom gen_worker import launcher\nlauncher.IMPORT_PATIENCE_S = 0.5\n"
+        "sys.exit(launcher.main(sys.argv[1:]))"
+    )
+    subprocess.run(
+        [sys.executable, "-P", "-c", hasty, "--folder", str(home.launcher), "--bare"], check=True, timeout=120
+    )
+    run = LaunchedRun(home, "run", trainer="mine:Mine")
+
+    async def claims(executor: LocalExecutor) -> None:
+        plan = run.plan(code=tmp_path, is_writer_wanted=False)
+        tried = await executor.try_imports(plan, run.job)
+        assert tried == ImportTrial(problem="importing it takes too long")
+
+    work(home, claims)
+    pid = int((tmp_path / "pid").read_text())
+    assert not is_running(WorkerIdentity(boot_id=boot_id(), pid=pid))
+
+
+def test_frozen_code_is_tried_as_it_was_frozen_and_named_by_its_place_in_it(
+    shared: Home, tmp_path: Path
+) -> None:
+    store = SnapshotStore(shared.snapshots)
+    (tmp_path / "mine.py").write_text(TRAINER)  # what lies beside is not what was frozen
+    with store.adding():
+        stored = store.put_bytes(b"import nowhere\n")
+        digest = store.put_manifest(_manifest("mine.py", stored.sha256, stored.size_bytes))
+    run = LaunchedRun(shared, "frozen", trainer="mine:Mine")
+
+    async def claims(executor: LocalExecutor) -> None:
+        trials = ImportTrials(executor, shared)
+        plan = run.plan(code=tmp_path, cwd=str(tmp_path))
+        with pytest.raises(InvalidRequestError) as refused:
+            await trials.try_imports(plan, run.job, snapshot=digest)
+        assert refused.value.faults == [
+            "trainer: mine.py:1: importing 'mine' raised ModuleNotFoundError: No module named 'nowhere'"
+        ]
+        assert await trials.try_imports(plan, run.job, snapshot="") == []
+        with pytest.raises(InvalidRequestError) as refused:
+            await trials.try_imports(plan, {**run.job, "trainer": "mien:Mine"}, snapshot=digest)
+        (fault,) = refused.value.faults
+        assert fault.startswith("trainer: module 'mien' is not found")
+        assert "did you mean 'mine'?; searched: the code of this run, " in fault
+        assert "\n" not in fault
+
+    work(shared, claims)
+    assert list(shared.trials.iterdir()) == []
+
+
+def test_what_cannot_be_found_out_is_a_warning_and_what_a_killed_daemon_left_is_removed(
+    tmp_path: Path,
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    (home.trials / "of-a-dead-one").mkdir(parents=True)
+    run = LaunchedRun(home, "run")
+    executor = FakeExecutor(try_=lambda _plan, _config: ImportTrial(problem="no launcher"))
+    trials = ImportTrials(executor, home)
+    trials.prepare()
+    assert not home.trials.exists()
+    (warning,) = asyncio.run(trials.try_imports(run.plan(), run.job, snapshot=""))
+    assert warning == "whether its code can be imported is not known: no launcher"
+
+
+def _manifest(path: str, sha256: str, size_bytes: int) -> Any:
+    from trn.core.snapshot_manifest import FileEntry, Manifest
+
+    entry = FileEntry(path=path, sha256=sha256, size_bytes=size_bytes, mode=0o644)
+    return Manifest(files=(entry,))

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from daemon_process import DEADLINE_S, end_everything
+from daemon_process import DEADLINE_S
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
 from harness import HERE, Prepare, Round, Sample, scratch_dir
+from ray_cluster import USER_CODE, RayCluster, clock_command
 
 PAYLOAD = b"x" * 200
-USER_CODE = "import sys, time; open(sys.argv[1], 'w').write(str(time.monotonic_ns()))"
 
 
 def _clocks() -> Any:
@@ -115,49 +115,17 @@ def warm_fork(_options: Mapping[str, Any]) -> Round:
 # --- Ray Jobs ------------------------------------------------------------------------------------------------------
 
 
-class _RayJobs:
-    """A cluster of this machine in a folder of its own, and its client."""
-
-    def __init__(self) -> None:
-        import ray
-        from ray.job_submission import JobSubmissionClient
-
-        # Not in the scratch folder: its sockets' paths must be short.
-        folder = Path(tempfile.mkdtemp(prefix="bench-ray-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        atexit.register(end_everything, folder)
-        atexit.register(ray.shutdown)
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        context = ray.init(
-            include_dashboard=True, _temp_dir=str(folder), dashboard_port=0, log_to_driver=False
-        )
-        self._client = JobSubmissionClient(f"http://{context.dashboard_url}")
-
-    def submit(self, clock: Path) -> str:
-        job_id: str = self._client.submit_job(entrypoint=f'{sys.executable} -c "{USER_CODE}" {clock}')
-        return job_id
-
-    def wait(self, job_id: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (status := self._client.get_job_status(job_id)).is_terminal():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"Ray's job is {status}")
-            time.sleep(0.02)
-        if str(status) != "SUCCEEDED":
-            raise RuntimeError(f"Ray's job is {status}: {self._client.get_job_info(job_id).message}")
-
-
 def ray_jobs(options: Mapping[str, Any]) -> Round:
-    jobs, clocks = _RayJobs(), _clocks()
+    jobs, clocks = RayCluster(), _clocks()
 
     def start() -> float:
         clock = next(clocks)
         asked = time.monotonic_ns()
-        jobs.wait(jobs.submit(clock))
+        jobs.wait(jobs.submit(clock_command(clock)))
         return (int(clock.read_text()) - asked) / 1e6
 
     def burst(num_runs: int) -> None:
-        for job_id in [jobs.submit(next(clocks)) for _ in range(num_runs)]:
+        for job_id in [jobs.submit(clock_command(next(clocks))) for _ in range(num_runs)]:
             jobs.wait(job_id)
 
     start()

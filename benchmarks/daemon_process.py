@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,19 +112,30 @@ class Daemon:
 
 
 def end_everything(folder: Path) -> None:
-    """Every process that names a path in that folder, and their children: daemons, launchers, workers, clusters."""
-    ours = set(_processes_of(folder))
-    for process in list(ours):
+    """Daemons, launchers, workers, clusters: whatever `find_everything` finds there."""
+    end_processes(find_everything(folder))
+
+
+def find_everything(folder: Path) -> set[psutil.Process]:
+    """Every process that names a path in that folder, and their children."""
+    found = set(_processes_of(folder))
+    for process in list(found):
         try:
-            ours.update(process.children(recursive=True))
+            found.update(process.children(recursive=True))
         except psutil.Error:
             continue
-    for process in ours:
+    return found
+
+
+def end_processes(processes: Iterable[psutil.Process]) -> None:
+    """Kill them, and return when they are gone."""
+    ending = list(processes)
+    for process in ending:
         try:
             process.kill()
         except psutil.Error:
             continue
-    psutil.wait_procs(list(ours), timeout=DEADLINE_S)
+    psutil.wait_procs(ending, timeout=DEADLINE_S)
 
 
 def _processes_of(folder: Path) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bars import Row
+from environments import APART
 from harness import Spread
 
 LIBRARIES = (
@@ -24,7 +25,11 @@ LIBRARIES = (
     "pytorch-ignite",
     "datasets",
     "torchdata",
+    "ray",
+    "submitit",
+    "redis",
 )
+LIBRARIES_APART = ("torchx", "mlflow")
 HEADS = ("what", "median", "min..max", "ours ÷ this", "bar", "verdict")
 
 
@@ -36,6 +41,8 @@ def describe_machine() -> dict[str, Any]:
             libraries[name] = version(name)
         except PackageNotFoundError:
             libraries[name] = "not installed"
+    apart = APART.versions(LIBRARIES_APART)
+    libraries |= {name: apart.get(name, "not installed") for name in LIBRARIES_APART}
     return {
         "system": platform.system(),
         "architecture": platform.machine(),

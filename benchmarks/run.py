@@ -4,35 +4,36 @@
     python3 benchmarks/run.py --only loop --quick  a part of it, fewer rounds, smaller data
     python3 benchmarks/run.py --resume             go on with today's run, leaving out the topics it already has
 
-Makes an environment of its own (.venv-bench) with the peers in it. Each topic's result is written when the topic is
-done: to benchmarks/results/<date>.json and latest.md, or with --quick to benchmarks/.data/quick/.
+Makes an environment of its own (.venv-bench) with the peers in it, and one apart (.venv-bench-apart) for those whose
+pins exclude ours. Each topic's result is written when the topic is done: to benchmarks/results/<date>.json and
+latest.md, or with --quick to benchmarks/.data/quick/.
 """
 
 import argparse
 import datetime
-import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
-import venv
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from environments import APART, MAIN
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-ENVIRONMENT = ROOT / ".venv-bench"
 TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import", "daemon", "cli")
 FORMAT_VERSION = 1
 
 
 def main() -> int:
     options = parse_arguments()
-    if not options.here and Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
-        python = make_environment()
-        os.execv(python, [str(python), str(Path(__file__).resolve()), *sys.argv[1:]])
+    if not options.here and Path(sys.prefix).resolve() != MAIN.folder.resolve():
+        MAIN.make()
+        os.execv(MAIN.python, [str(MAIN.python), str(Path(__file__).resolve()), *sys.argv[1:]])
+    if not options.here and "cli" in (options.only or TOPICS):
+        APART.make()
     return run_topics(options)
 
 
@@ -47,34 +48,6 @@ def parse_arguments() -> argparse.Namespace:
         "--here", action="store_true", help="use this interpreter; peers it lacks are not measured"
     )
     return parser.parse_args()
-
-
-def make_environment() -> Path:
-    """.venv-bench with torch, the worker and the peers; installed again when a pin changes."""
-    pins = [HERE / "requirements.txt", ROOT / "constraints.txt", ROOT / "pyproject.toml"]
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in pins)).hexdigest()
-    stamp = ENVIRONMENT / ".bench-ready"
-    python = ENVIRONMENT / "bin" / "python"
-    if stamp.exists() and stamp.read_text() == digest:
-        return python
-    print(f"Setting up {ENVIRONMENT.name} (once; some minutes)…", flush=True)
-    if not python.exists():
-        venv.create(ENVIRONMENT, with_pip=True)
-    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", "constraints.txt"]
-    ours = ["-e", ".[torch]"]
-    everything = subprocess.run([*pip, "-r", "benchmarks/requirements.txt", *ours], cwd=ROOT, check=False)
-    if everything.returncode == 0:
-        stamp.write_text(digest)
-        return python
-    # One peer that cannot be had must not cost the others: it will be shown as not measured.
-    lines = (line.split("#")[0].strip() for line in (HERE / "requirements.txt").read_text().splitlines())
-    wanted = [line for line in lines if line]
-    torch = next(line for line in wanted if line.startswith("torch=="))
-    subprocess.run([*pip, torch, *ours], cwd=ROOT, check=True)
-    for peer in wanted:
-        if peer != torch and subprocess.run([*pip, torch, peer], cwd=ROOT, check=False).returncode != 0:
-            print(f"{peer} could not be installed: it will be shown as not measured", flush=True)
-    return python
 
 
 def run_topics(options: argparse.Namespace) -> int:

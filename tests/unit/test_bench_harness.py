@@ -31,6 +31,7 @@ def _load(name: str) -> ModuleType:
 
 harness = _load("harness")
 bars = _load("bars")
+environments = _load("environments")
 report = _load("report")
 
 SCRIPT = """

@@ -1,7 +1,4 @@
-"""Commands as a person runs them: whole processes, from their spawn to their end.
-
-Timed with posix_spawn and waitpid: `subprocess` with a timeout polls, which would round every time up.
-"""
+"""Our commands as a person runs them; the peers' are in `cli_peers`."""
 
 import atexit
 import itertools
@@ -11,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+import cli_peers
+from command_clock import BIN, spawn_ms
 from daemon_process import DEADLINE_S, Session, end_everything
 from gen_worker.launcher import WARM_MODULES
 from harness import HERE, Prepare, Round, Sample, serve
@@ -25,39 +24,7 @@ from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
-BIN = Path(sys.prefix) / "bin"
 TRN = str(BIN / "trn")
-
-
-def spawn_ms(command: Sequence[str], *, home: Path | None = None, cwd: Path = HERE) -> float:
-    """Wall time of one command; RuntimeError where it does not end well."""
-    environ = dict(os.environ) | ({"TRN_HOME": str(home)} if home else {})
-    silence = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    program = shutil.which(command[0])
-    if program is None:
-        raise RuntimeError(f"there is no {command[0]} here")
-    before = Path.cwd()
-    os.chdir(cwd)
-    try:
-        started = time.perf_counter()
-        pid = os.posix_spawn(program, list(command), environ, file_actions=silence)
-        _, status = os.waitpid(pid, 0)
-        elapsed_ms = 1e3 * (time.perf_counter() - started)
-    finally:
-        os.chdir(before)
-    code = os.waitstatus_to_exitcode(status)
-    if code != 0:
-        raise RuntimeError(f"`{' '.join(command[1:3])}` of {Path(command[0]).name} ended with {code}")
-    return elapsed_ms
-
-
-def command(options: Mapping[str, Any]) -> Round:
-    """One command that needs nothing."""
-    words = [sys.executable if word == "python" else word for word in options["command"]]
-    if words[0] != sys.executable:
-        words[0] = str(BIN / words[0])
-    spawn_ms(words)  # the page cache
-    return lambda: {"ms": spawn_ms(words)}
 
 
 def completion(_options: Mapping[str, Any]) -> Round:
@@ -193,7 +160,7 @@ async def _until_running(session: Session) -> None:
 
 
 SIDES: dict[str, Prepare] = {
-    "command": command,
+    **cli_peers.SIDES,
     "completion": completion,
     "list_runs": list_runs,
     "one_step": one_step,

@@ -213,6 +213,7 @@ def child_environment() -> dict[str, str]:
         "HF_DATASETS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_OFFLINE": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
         "TERM": "xterm-256color",

@@ -241,6 +241,31 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(home: Path, folder: Pa
     assert "complete" in done.stderr
 
 
+def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is_named(
+    home: Path, folder: Path
+) -> None:
+    straight = losses(read_lines(trn(home, "run", "-c", write_job(folder, 8))))
+    job = write_job(folder, 8, checkpoint_every=2, hyperparams={"fail_at": 7})
+    run_id = read_lines(trn(home, "run", "-c", job))[-1]["run_id"]
+    checkpoints = home / "runs" / run_id / "checkpoints"
+    data = checkpoints / "step-00000006.pt"
+    data.write_bytes(data.read_bytes()[::-1])  # as long as it was
+
+    done = trn(home, "resume", "--checkpoint", checkpoints / "step-00000006.meta.json")
+    (line,) = read_lines(done)
+    assert (done.returncode, line["event"], "its hash is another" in line["faults"][0]) == (
+        3,
+        "job_rejected",
+        True,
+    )
+
+    done = trn(home, "resume", run_id, "--set", "hyperparams.fail_at=0")
+    assert "passed over step-00000006.meta.json: step-00000006.pt does not hold what was saved" in done.stderr
+    assert f"goes on from step-00000004.meta.json of run {run_id} at step 4" in done.stderr
+    resumed = losses(read_lines(done))
+    assert (min(resumed), resumed[8]) == (5, straight[8])
+
+
 def test_code_in_a_git_work_tree_is_frozen_and_what_is_left_out_is_said(home: Path, folder: Path) -> None:
     subprocess.run(["git", "init", "-q", str(folder)], check=True, timeout=DEADLINE_S)
     (folder / ".env").write_text("SECRET=1")

@@ -127,8 +127,8 @@ def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: 
             host.executor.try_ = lambda _plan, _config: ImportTrial(problem="no launcher")
             request = submit_request(run_id="other", seed=2)
             request.is_import_tried = True
-            (warning,) = (await submit(request)).warnings
-            assert "no launcher" in warning
+            (note,) = (await submit(request)).notes
+            assert "no launcher" in note
             assert host.registry.counts() == {"PENDING": 2}
 
     asyncio.run(main())

@@ -126,17 +126,11 @@ def test_overrides_of_a_resume_name_every_fault() -> None:
     assert len(refused.value.faults) == 2
 
 
-def test_a_checkpoint_is_found_by_its_meta_or_its_data_and_must_be_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_is_found_by_its_meta_or_its_data(tmp_path: Path) -> None:
     meta = tmp_path / "final.meta.json"
     meta.write_text(json.dumps({"run_id": "r", "files": [{"name": "final.pt", "size_bytes": 3}]}))
     (tmp_path / "final.pt").write_bytes(b"abc")
     assert find_checkpoint(meta) == find_checkpoint(tmp_path / "final.pt") == (meta, "r")
-    (tmp_path / "final.pt").write_bytes(b"ab")
-    with pytest.raises(InvalidRequestError, match="has 2 bytes, was saved with 3"):
-        find_checkpoint(meta)
-    (tmp_path / "final.pt").unlink()
-    with pytest.raises(InvalidRequestError, match=r"final\.pt: No such file"):
-        find_checkpoint(meta)
     with pytest.raises(NotFoundError):
         find_checkpoint(tmp_path / "other.meta.json")
     for content in ("{", "[]", "{}", '{"run_id": 1}'):

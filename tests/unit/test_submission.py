@@ -1,5 +1,6 @@
 """Submits: every fault at once, what can never fit is refused with the most that would, a resume goes on exactly."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from trn.core.digest import run_digest
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
 from trn.core.runs import Needs, RunRecord, RunState
 from trn.daemon.devices import Device, Inventory
-from trn.daemon.resumption import merge, newest_checkpoint, plan_resume, with_checkpoint
+from trn.daemon.resumption import merge, plan_resume, with_checkpoint
+from trn.daemon.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.submission import Asked, parse_job, read_config, read_submission
 from trn.registry.sqlite import NewRun
 
@@ -189,7 +191,8 @@ def parent(**fields: Any) -> RunRecord:
 
 def test_a_resumed_run_is_a_run_of_its_own_that_goes_on_from_the_checkpoint() -> None:
     meta = Path("/h/runs/old/checkpoints/step-00000010.meta.json")
-    plan = plan_resume(parent(), overrides={"hyperparams": {"lr": 3}, "tags": None}, checkpoint=(meta, 10))
+    checkpoint = SavedCheckpoint(path=meta, step=10, run_id="old")
+    plan = plan_resume(parent(), overrides={"hyperparams": {"lr": 3}, "tags": None}, checkpoint=checkpoint)
     assert plan.config["resume_checkpoint_path"] == str(meta)
     assert plan.config["hyperparams"] == {"lr": 3, "b": 2}
     assert plan.config["inputs"] == {"base_model_ref": "hf:y"}  # the two may not be given together
@@ -225,26 +228,58 @@ def test_a_complete_run_is_resumed_only_for_more() -> None:
     assert plan_resume(stopped_early, overrides={}, checkpoint=None).config["max_steps"] == 10
 
 
-def test_the_newest_whole_checkpoint_is_found_and_a_final_one_comes_after_its_step(tmp_path: Path) -> None:
+def save(folder: Path, stem: str, step: int, *, final: bool = False, **changes: Any) -> Path:
+    (folder / f"{stem}.pt").write_bytes(b"abc")
+    digest = f"sha256:{hashlib.sha256(b'abc').hexdigest()}"
+    files = [{"name": f"{stem}.pt", "size_bytes": 3, "hash": digest, **changes}]
+    meta = folder / f"{stem}.meta.json"
+    meta.write_text(json.dumps({"step": step, "run_id": "r", "final": final, "files": files, "state": {}}))
+    return meta
+
+
+def test_the_newest_whole_checkpoint_is_found_and_what_was_passed_over_is_told(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path / "none") is None
-
-    def save(stem: str, step: int, *, final: bool = False, size_bytes: int = 3) -> Path:
-        (tmp_path / f"{stem}.pt").write_bytes(b"abc")
-        files = [{"name": f"{stem}.pt", "size_bytes": size_bytes, "hash": ""}]
-        meta = tmp_path / f"{stem}.meta.json"
-        meta.write_text(json.dumps({"step": step, "final": final, "files": files, "state": {}}))
-        return meta
-
-    save("step-00000002", 2)
-    ten = save("step-00000010", 10)
-    save("step-00000020", 20, size_bytes=99)
+    save(tmp_path, "step-00000002", 2)
+    ten = save(tmp_path, "step-00000010", 10)
+    save(tmp_path, "step-00000020", 20, size_bytes=99)
+    save(tmp_path, "step-00000025", 25, hash=f"sha256:{'0' * 64}")
     (tmp_path / "step-00000030.meta.json").write_text("{")
-    (tmp_path / "step-00000040.meta.json").write_text(
-        '{"step": 40, "files": [{"name": "gone", "size_bytes": 1}]}'
-    )
-    assert newest_checkpoint(tmp_path) == (ten, 10)
-    final = save("final", 10, final=True)
-    assert newest_checkpoint(tmp_path) == (final, 10)
+    save(tmp_path, "step-00000040", 40, name="gone")
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.path, found.step, found.run_id) == (ten, 10, "r")
+    unread, *rest = found.passed_over
+    assert unread.startswith("step-00000030.meta.json: ")
+    assert rest == [
+        "step-00000040.meta.json: gone: No such file or directory",
+        "step-00000025.meta.json: step-00000025.pt does not hold what was saved: its hash is another",
+        "step-00000020.meta.json: step-00000020.pt has 3 bytes, was saved with 99",
+    ]
+    final = save(tmp_path, "final", 10, final=True)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.path == final, "it comes after its step"
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_in_silence(tmp_path: Path) -> None:
+    save(tmp_path, "step-00000002", 2, size_bytes=4)
+    save(tmp_path, "step-00000004", 4, hash="sha256:")
+    with pytest.raises(InvalidRequestError, match=r"no checkpoint in .* is whole") as refused:
+        newest_checkpoint(tmp_path)
+    assert len(refused.value.faults) == 2
+
+
+def test_a_checkpoint_that_is_named_must_be_as_it_was_saved(tmp_path: Path) -> None:
+    assert read_checkpoint(save(tmp_path, "final", 3)).step == 3
+    with pytest.raises(InvalidRequestError, match="has 3 bytes, was saved with 4"):
+        read_checkpoint(save(tmp_path, "final", 3, size_bytes=4))
+    meta = save(tmp_path, "final", 3)
+    (tmp_path / "final.pt").write_bytes(b"abd")
+    with pytest.raises(InvalidRequestError, match="its hash is another"):
+        read_checkpoint(meta)
+    meta.write_text("[]")
+    with pytest.raises(InvalidRequestError, match="is no checkpoint"):
+        read_checkpoint(meta)
 
 
 def test_overrides_are_merged_key_by_key_and_null_takes_away() -> None:

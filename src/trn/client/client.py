@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trn.client")
 
-IMPORT_PATIENCE_S = 300.0  # the launcher may have to import torch first, and the author's code what it likes
+# The launcher may have to import torch first and the author's code imports what it likes; checkpoints are read whole.
+LOOK_PATIENCE_S = 300.0
 
 _LAST_PRIORITY = (1 << 31) - 1
 
@@ -327,7 +328,7 @@ class AsyncClient:
         return await asyncio.to_thread(take_snapshot, folder, home, max_bytes=max_bytes)
 
     async def _submit(self, name: str, request: Any) -> Submission:
-        timeout_s = IMPORT_PATIENCE_S if request.is_import_tried else None
+        timeout_s = LOOK_PATIENCE_S if name == "ResumeRun" or request.is_import_tried else None
         answer, num_tries = await self._connection.call(name, request, timeout_s=timeout_s)
         submission = convert.read_submission(answer)
         if not request.is_another_wanted or not submission.existed:

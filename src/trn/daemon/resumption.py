@@ -1,5 +1,6 @@
 """Going on from where an ended run stood: the config of the run that does, and the checkpoint it begins at."""
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +8,14 @@ from typing import Any
 
 import msgspec
 
-from trn.core.errors import ConflictError, InvalidRequestError
+from trn.core.errors import AmbiguousError, ConflictError, InvalidRequestError, NotFoundError
+from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
+from trn.daemon.saved_checkpoints import META_SUFFIX, SavedCheckpoint, newest_checkpoint, read_checkpoint
+from trn.daemon.submission import Asked, read_config
+from trn.proto import trainer_pb2 as pb
+from trn.registry.reader import RegistryReader
 
-META_SUFFIX = ".meta.json"
 _NOT_INHERITED = ("run_id", "profiles")  # a run of its own; the profile was laid over before
 
 
@@ -21,45 +26,88 @@ class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-class _File(msgspec.Struct, frozen=True):
-    name: str
-    size_bytes: int
+class Resumption:
+    """Reads what a resume asks for, in a daemon's home."""
 
+    def __init__(self, registry: RegistryReader, home: Home, *, max_config_bytes: int) -> None:
+        self._registry = registry
+        self._home = home
+        self._max_config_bytes = max_config_bytes
 
-class _Meta(msgspec.Struct, frozen=True):
-    """As much of a checkpoint's commit marker as it takes to choose one."""
+    async def read(self, request: pb.ResumeRunRequest) -> tuple[Asked, list[str]]:
+        """(the submit that it comes to, what is worth knowing of it). The checkpoint's files are read whole."""
+        overrides = self._read_config(request.overrides_json) if request.overrides_json else {}
+        checkpoint = None
+        if request.checkpoint_path:
+            path = Path(request.checkpoint_path)
+            if not path.is_absolute() or not path.name.endswith(META_SUFFIX):
+                raise InvalidRequestError(
+                    f"checkpoint_path is {request.checkpoint_path!r}, expected the absolute path of a {META_SUFFIX}"
+                )
+            if not await asyncio.to_thread(path.is_file):
+                raise NotFoundError(f"there is no checkpoint {path}")
+            checkpoint = await asyncio.to_thread(read_checkpoint, path)
+        if request.run_id:
+            return await self._resume_run(request, overrides, checkpoint)
+        if checkpoint is None or not request.config_json:
+            raise InvalidRequestError(
+                "resume needs a run_id, or a checkpoint_path with the config to go on with"
+            )
+        config = merge(self._read_config(request.config_json), overrides)
+        asked = Asked(
+            config_json=msgspec.json.encode(with_checkpoint(config, checkpoint.path)),
+            code_identity=request.code_identity,
+            snapshot=request.snapshot,
+            base_dir=request.base_dir,
+            interpreter=request.interpreter,
+            priority=request.priority,
+            parent_run_id=self._known(checkpoint.run_id),
+            log_dir=request.log_dir,
+            event_log=request.event_log,
+        )
+        return asked, [describe(checkpoint)]
 
-    step: int
-    run_id: str = ""
-    final: bool = False
-    files: tuple[_File, ...] = ()
+    async def _resume_run(
+        self,
+        request: pb.ResumeRunRequest,
+        overrides: Mapping[str, Any],
+        checkpoint: SavedCheckpoint | None,
+    ) -> tuple[Asked, list[str]]:
+        if request.config_json:
+            raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
+        self._home.run(request.run_id)  # what could be no id is refused before anything is looked up
+        parent = self._registry.get(request.run_id)
+        if checkpoint is None:
+            checkpoint = await asyncio.to_thread(newest_checkpoint, self._home.run(parent.run_id).checkpoints)
+        plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
+        asked = Asked(
+            config_json=msgspec.json.encode(plan.config),
+            code_identity=request.code_identity,
+            snapshot=request.snapshot or parent.snapshot,
+            base_dir=request.base_dir or parent.base_dir,
+            interpreter=request.interpreter or parent.interpreter,
+            priority=request.priority,
+            parent_run_id=parent.run_id,
+            log_dir=request.log_dir,
+            event_log=request.event_log,
+        )
+        passed_over = () if checkpoint is None else checkpoint.passed_over
+        return asked, [*(f"passed over {words}" for words in passed_over), plan.note]
 
+    def _known(self, run_id: str) -> str:
+        """That run, if it is one of ours: a checkpoint may come from another home."""
+        with contextlib.suppress(NotFoundError, AmbiguousError):
+            return run_id if self._registry.get(run_id).run_id == run_id else ""
+        return ""
 
-def newest_checkpoint(checkpoints_dir: Path) -> tuple[Path, int] | None:
-    """(meta, step) of the newest whose files are all there. The worker verifies their content. Blocks: reads files."""
-    found = []
-    for path in checkpoints_dir.glob(f"*{META_SUFFIX}"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            meta = msgspec.json.decode(path.read_bytes(), type=_Meta)
-            if all((path.parent / item.name).stat().st_size == item.size_bytes for item in meta.files):
-                found.append((meta.step, meta.final, path))
-    if not found:
-        return None
-    step, _, path = max(found)
-    return path, step
-
-
-def read_saved_by(meta: Path) -> str:
-    """The run that saved that checkpoint, as its meta says; empty where it says nothing. Blocks."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(meta.read_bytes(), type=_Meta).run_id
-    return ""
+    def _read_config(self, text: bytes) -> dict[str, Any]:
+        return read_config(text, max_config_bytes=self._max_config_bytes)
 
 
 def plan_resume(
-    parent: RunRecord, *, overrides: Mapping[str, Any], checkpoint: tuple[Path, int | None] | None
+    parent: RunRecord, *, overrides: Mapping[str, Any], checkpoint: SavedCheckpoint | None
 ) -> ResumePlan:
-    """The config that goes on from `checkpoint` (meta, step) of an ended run; None: it never saved one."""
+    """The config that goes on from that checkpoint of an ended run; None: it never saved one."""
     if not parent.state.is_terminal:
         raise ConflictError(
             f"run {parent.run_id} is {parent.state}: it goes on by itself; cancel it first, or wait for its end"
@@ -72,11 +120,12 @@ def plan_resume(
         begins = config.get("resume_checkpoint_path")
         where = f"begins at {begins}, as it did" if begins else "starts from the beginning"
         return ResumePlan(config=config, note=f"run {parent.run_id} saved no checkpoint: this one {where}")
-    path, step = checkpoint
-    at = "" if step is None else f" at step {step}"
-    return ResumePlan(
-        config=with_checkpoint(config, path), note=f"goes on from {path.name} of run {parent.run_id}{at}"
-    )
+    return ResumePlan(config=with_checkpoint(config, checkpoint.path), note=describe(checkpoint))
+
+
+def describe(checkpoint: SavedCheckpoint) -> str:
+    of = f" of run {checkpoint.run_id}" if checkpoint.run_id else ""
+    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}"
 
 
 def with_checkpoint(config: Mapping[str, Any], meta_path: Path) -> dict[str, Any]:

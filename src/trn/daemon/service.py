@@ -7,14 +7,12 @@ Who may call is decided before, errors are made statuses after: in `server`.
 import asyncio
 import base64
 import binascii
-import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from trn.core.errors import AmbiguousError, ConflictError, InvalidRequestError, NotFoundError
+from trn.core.errors import ConflictError, InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.settings import Settings
@@ -23,14 +21,7 @@ from trn.daemon.api_tokens import ApiTokens
 from trn.daemon.commits import committed
 from trn.daemon.devices import Inventory
 from trn.daemon.import_trials import ImportTrials
-from trn.daemon.resumption import (
-    META_SUFFIX,
-    merge,
-    newest_checkpoint,
-    plan_resume,
-    read_saved_by,
-    with_checkpoint,
-)
+from trn.daemon.resumption import Resumption
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
@@ -87,6 +78,7 @@ class TrainerService:
         self._metrics = metrics
         self._dispatcher = dispatcher
         self._executor = executor
+        self._resumption = Resumption(registry, home, max_config_bytes=settings.max_config_bytes)
         self._trials = trials
         self._devices = devices
         self._home = home
@@ -129,9 +121,13 @@ class TrainerService:
         )
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
-        asked = await self._read_resume(request)
+        asked, notes = await self._resumption.read(request)
         return await self._submit(
-            asked, is_another=request.is_another_wanted, is_dry_run=False, is_tried=request.is_import_tried
+            asked,
+            is_another=request.is_another_wanted,
+            is_dry_run=False,
+            is_tried=request.is_import_tried,
+            notes=notes,
         )
 
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
@@ -245,7 +241,13 @@ class TrainerService:
         return self._registry.get(run_id)
 
     async def _submit(
-        self, asked: Asked, *, is_another: bool, is_dry_run: bool, is_tried: bool
+        self,
+        asked: Asked,
+        *,
+        is_another: bool,
+        is_dry_run: bool,
+        is_tried: bool,
+        notes: Sequence[str] = (),
     ) -> pb.SubmitRunResponse:
         try:
             new = self._read(asked)
@@ -255,13 +257,12 @@ class TrainerService:
             raise
         if new.snapshot:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
-        warnings: list[str] = []
         if is_tried and (is_another or is_dry_run or self._registry.newest_of(new.digest) is None):
-            warnings = await self._try_imports(new)
+            notes = [*notes, *await self._try_imports(new)]
         if is_dry_run:
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
             plan = encode_files(self._dispatcher.plan(new))
-            return pb.SubmitRunResponse(run=run, plan_json=plan, warnings=warnings)
+            return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes)
         while True:
             try:
                 record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
@@ -276,7 +277,7 @@ class TrainerService:
             run=run_message(record),
             existed=existed,
             run_token=self.tokens.make_run_token(record.run_id),
-            warnings=warnings,
+            notes=notes,
         )
 
     async def _try_imports(self, new: NewRun) -> list[str]:
@@ -304,72 +305,6 @@ class TrainerService:
             inventory=self._devices.inventory,
             max_config_bytes=self._settings.max_config_bytes,
         )
-
-    async def _read_resume(self, request: pb.ResumeRunRequest) -> Asked:
-        overrides = _read_object(request.overrides_json, self._settings.max_config_bytes)
-        meta = Path(request.checkpoint_path) if request.checkpoint_path else None
-        if meta is not None:
-            if not meta.is_absolute() or not meta.name.endswith(META_SUFFIX):
-                raise InvalidRequestError(
-                    f"checkpoint_path is {request.checkpoint_path!r}, expected the absolute path of a {META_SUFFIX}"
-                )
-            if not await asyncio.to_thread(meta.is_file):
-                raise NotFoundError(f"there is no checkpoint {meta}")
-        if request.run_id:
-            return await self._resume_run(request, overrides, meta)
-        if meta is None or not request.config_json:
-            raise InvalidRequestError(
-                "resume needs a run_id, or a checkpoint_path with the config to go on with"
-            )
-        config = merge(
-            read_config(request.config_json, max_config_bytes=self._settings.max_config_bytes), overrides
-        )
-        return Asked(
-            config_json=msgspec.json.encode(with_checkpoint(config, meta)),
-            code_identity=request.code_identity,
-            snapshot=request.snapshot,
-            base_dir=request.base_dir,
-            interpreter=request.interpreter,
-            priority=request.priority,
-            parent_run_id=self._known(await asyncio.to_thread(read_saved_by, meta)),
-            log_dir=request.log_dir,
-            event_log=request.event_log,
-        )
-
-    def _known(self, run_id: str) -> str:
-        """That run, if it is one of ours: a checkpoint may come from another home."""
-        with contextlib.suppress(NotFoundError, AmbiguousError):
-            return run_id if self._registry.get(run_id).run_id == run_id else ""
-        return ""
-
-    async def _resume_run(
-        self, request: pb.ResumeRunRequest, overrides: dict[str, Any], meta: Path | None
-    ) -> Asked:
-        if request.config_json:
-            raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
-        parent = self.find(request.run_id)
-        checkpoint: tuple[Path, int | None] | None = None
-        if meta is not None:
-            checkpoint = meta, None
-        else:
-            folder = self._home.run(parent.run_id).checkpoints
-            checkpoint = await asyncio.to_thread(newest_checkpoint, folder)
-        plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
-        return Asked(
-            config_json=msgspec.json.encode(plan.config),
-            code_identity=request.code_identity,
-            snapshot=request.snapshot or parent.snapshot,
-            base_dir=request.base_dir or parent.base_dir,
-            interpreter=request.interpreter or parent.interpreter,
-            priority=request.priority,
-            parent_run_id=parent.run_id,
-            log_dir=request.log_dir,
-            event_log=request.event_log,
-        )
-
-
-def _read_object(text: bytes, max_bytes: int) -> dict[str, Any]:
-    return read_config(text, max_config_bytes=max_bytes) if text else {}
 
 
 def _make_page_token(submitted_ms: int, run_id: str) -> str:

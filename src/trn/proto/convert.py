@@ -162,7 +162,7 @@ def read_submission(message: pb.SubmitRunResponse) -> Submission:
         existed=message.existed,
         run_token=message.run_token,
         plan=msgspec.json.decode(message.plan_json) if message.plan_json else None,
-        warnings=tuple(message.warnings),
+        notes=tuple(message.notes),
     )
 
 

@@ -81,7 +81,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     existed: bool  # an equal run was there before
     run_token: str = ""  # lets its holder see and cancel this run, and nothing else
     plan: dict[str, Any] | None = None  # of a dry run
-    warnings: tuple[str, ...] = ()  # what could not be found out about it
+    notes: tuple[
+        str, ...
+    ] = ()  # worth knowing: where it goes on, what was passed over or could not be found out
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,18 +163,18 @@ class SubmitRunRequest(_message.Message):
     def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ...) -> None: ...
 
 class SubmitRunResponse(_message.Message):
-    __slots__ = ("run", "existed", "run_token", "plan_json", "warnings")
+    __slots__ = ("run", "existed", "run_token", "plan_json", "notes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXISTED_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
-    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     run: Run
     existed: bool
     run_token: str
     plan_json: bytes
-    warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id", "reason")

@@ -177,7 +177,7 @@ async def _resume_config(
 
 
 def find_checkpoint(given: Path) -> tuple[Path, str]:
-    """(its meta, the run that saved it). The files of the checkpoint must all be there; the worker verifies them."""
+    """(its meta, the run that saved it). The daemon verifies its files."""
     import msgspec
 
     from trn.core.errors import InvalidRequestError, NotFoundError
@@ -194,21 +194,4 @@ def find_checkpoint(given: Path) -> tuple[Path, str]:
     saved_by = meta.get("run_id") if isinstance(meta, dict) else None
     if not isinstance(saved_by, str) or not saved_by:
         raise InvalidRequestError(f"{path} is no checkpoint: it names no run")
-    faults = _missing_parts(path.parent, meta.get("files"))
-    if faults:
-        raise InvalidRequestError(f"the checkpoint {path} is not whole", faults)
     return path, saved_by
-
-
-def _missing_parts(folder: Path, files: object) -> list[str]:
-    faults = []
-    for item in files if isinstance(files, list) else []:
-        name, size_bytes = item.get("name"), item.get("size_bytes")
-        try:
-            found = (folder / name).stat().st_size
-        except OSError as fault:
-            faults.append(f"{name}: {fault.strerror}")
-            continue
-        if found != size_bytes:
-            faults.append(f"{name}: has {found} bytes, was saved with {size_bytes}")
-    return faults

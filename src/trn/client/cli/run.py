@@ -143,8 +143,6 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
                     job.require_sound(*read_faults(fault))
                 raise
             job.require_sound()
-            for warning in submission.warnings:
-                output.say(f"trn: {warning}")
             if options["is_dry_run"]:
                 return _show_plan(output, submission.plan or {})
             paths.say_kept(output, submission)

@@ -30,6 +30,8 @@ async def report_and_follow(
 ) -> ExitCode:
     """Say which run it is, and follow it to its end. Detached: its id alone, unless JSON was asked for by name."""
     run = submission.run
+    for note in submission.notes:
+        output.say(f"trn: {plain(note)}")
     if submission.existed:
         output.say(
             f"an equal run exists: {run.run_id}, {run.state.lower()}; --another makes a new one of the same job"

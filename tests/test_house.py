@@ -118,6 +118,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "[RUN]",
         "--another",
         "--checkpoint",
+        "--code",
         "--config",
         "--detach",
         "--event-log",

@@ -27,7 +27,10 @@ ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 def write_job(folder: Path, num_batches: int = 5, *, step_ms: int = 0, **more: Any) -> Path:
     """A job whose loss is the sum of its batches so far: what is lost or done twice shows in it."""
-    hyperparams = {"witness": str(folder), "step_ms": step_ms, **more.pop("hyperparams", {})}
+    witness = folder / "witness"
+    witness.mkdir(exist_ok=True)
+    (folder / ".trnignore").write_text("witness/\n")  # it is written to by the runs, and no code
+    hyperparams = {"witness": str(witness), "step_ms": step_ms, **more.pop("hyperparams", {})}
     job = {
         "trainer": "witnessed:Witnessed",
         "mock_batches": list(range(1, num_batches + 1)),

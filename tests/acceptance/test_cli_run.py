@@ -241,6 +241,83 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(home: Path, folder: Pa
     assert "complete" in done.stderr
 
 
+def test_mended_code_is_trained_by_the_next_submit_and_by_a_resume_that_asks_for_it(
+    home: Path, folder: Path
+) -> None:
+    """In a folder that git knows nothing of."""
+    sound = (folder / "witnessed.py").read_text()
+    (folder / "witnessed.py").write_text(
+        sound.replace("step = ctx.step + 1", "step = ctx.step + 1; 1 // (step - 3)")
+    )
+    job = write_job(folder, 5, checkpoint_every=1)
+    broken = read_lines(trn(home, "run", "-c", job))
+    assert broken[-1]["event"] == "job_failed"
+    run_id = broken[0]["run_id"]
+
+    (folder / "witnessed.py").write_text(sound)
+    done = trn(home, "resume", run_id)
+    assert (done.returncode, f"--code {folder} takes that of now" in done.stderr) == (1, True), done
+    resumed = read_lines(trn(home, "resume", run_id, "--code", folder))
+    assert (resumed[-1]["event"], resumed[-1]["step"]) == ("job_completed", 5)
+    assert losses(broken) | losses(resumed) == {1: 1.0, 2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
+
+    again = read_lines(trn(home, "run", "-c", job))
+    assert (again[0]["existed"], again[-1]["event"]) == (False, "job_completed")
+    assert read_lines(trn(home, "run", "-c", job))[0]["existed"]
+
+
+def test_a_folder_that_holds_far_more_than_code_is_not_frozen_unless_it_is_named(
+    home: Path, folder: Path
+) -> None:
+    for number in range(2_001):
+        (folder / f"{number}.txt").touch()
+    job = write_job(folder, 1, seed=5)
+    done = trn(home, "run", "-c", job)
+    assert (done.returncode, "code: not frozen: " in done.stderr) == (0, True), done
+    assert not (home / "runs" / read_lines(done)[0]["run_id"] / "code").exists()
+    done = trn(home, "run", "-c", job, "--code", folder)
+    assert (done.returncode, "code: 2,004 files" in done.stderr) == (0, True), done
+    done = trn(home, "run", "-c", job, "--code", folder / "nowhere")
+    assert (done.returncode, "there is no such folder" in done.stderr) == (3, True), done
+
+
+def test_a_run_goes_on_from_a_state_that_somebody_wrote_by_hand(home: Path, folder: Path) -> None:
+    (folder / "plain.json").write_text('{"state": {"sum": 100}}')
+    words = ["resume", "--checkpoint", folder / "plain.json", "--config", write_job(folder, 2)]
+    lines = read_lines(trn(home, *words))
+    assert (losses(lines), lines[-1]["parent_run_id"]) == ({1: 101.0, 2: 103.0}, "")
+    assert (home / "runs" / lines[0]["run_id"] / "code" / "witnessed.py").exists(), "its code is frozen, too"
+    for given in (folder / "job.json", folder, folder / "nothing.meta.json"):
+        done = trn(home, "resume", "--checkpoint", given, "--config", folder / "job.json")
+        assert (done.returncode in (3, 4), str(given) in done.stderr) == (True, True), done
+
+
+def test_the_parent_is_the_run_that_saved_the_checkpoint_whoever_lends_the_job(
+    home: Path, folder: Path
+) -> None:
+    saver = read_lines(trn(home, "run", "-c", write_job(folder, name="saver", max_steps=3)))[0]["run_id"]
+    lender = read_lines(trn(home, "run", "-c", write_job(folder, name="lender")))[0]["run_id"]
+    meta = home / "runs" / saver / "checkpoints" / "final.meta.json"
+    lines = read_lines(trn(home, "resume", lender, "--checkpoint", meta))
+    assert (lines[-1]["event"], lines[-1]["parent_run_id"]) == ("job_completed", saver)
+
+
+def test_a_name_that_is_taken_is_a_refusal_and_a_home_that_is_set_up_wrongly_is_none(
+    home: Path, folder: Path, tmp_path: Path
+) -> None:
+    run_id = read_lines(trn(home, "run", "-c", write_job(folder, 1, seed=21)))[0]["run_id"]
+    done = trn(home, "run", "-c", write_job(folder, 2, run_id=run_id))
+    (line,) = read_lines(done)
+    assert (done.returncode, line["event"], line["code"]) == (3, "job_rejected", "conflict")
+    assert run_id in line["reason"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "settings.toml").write_text("heartbeat_timeout_s = -1\n")
+    done = trn(other, "run", "-c", write_job(folder, 1))
+    (line,) = read_lines(done)
+    assert (done.returncode, line["event"], "settings.toml" in done.stderr) == (5, "error", True), done
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is_named(
     home: Path, folder: Path
 ) -> None:

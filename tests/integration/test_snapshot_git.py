@@ -429,3 +429,25 @@ def test_many_processes_at_once_take_one_snapshot(repo: Path, home: Home, tmp_pa
     assert len(list((tmp_path / "code" / "many").iterdir())) == 60
     assert list((home.snapshots / "staging").iterdir()) == []
     assert len(list((home.snapshots / "manifests").iterdir())) == 1
+
+
+def test_what_python_leaves_beside_untracked_code_is_no_code_but_what_git_tracks_is(
+    home: Home, repo: Path
+) -> None:
+    write(repo, {"wandb/kept.py": "x = 1"})
+    git(repo, "add", "--force", "wandb")
+    git(repo, "commit", "-m", "tracked though it looks like junk")
+    before = take_snapshot(repo, home, max_bytes=LIMIT)
+    write(repo, {"__pycache__/train.cpython-311.pyc": "no", "pkg/.mypy_cache/x.json": "no"})
+    after = take_snapshot(repo, home, max_bytes=LIMIT)
+    assert (after.digest, after.is_dirty) == (before.digest, False)
+    assert "wandb/kept.py" in paths(home, after)
+
+
+def test_a_folder_outside_git_with_too_many_files_is_given_up_before_it_is_looked_through(
+    home: Home, folder: Path
+) -> None:
+    assert take_snapshot(folder, home, max_bytes=LIMIT, max_files=3).num_files == 3
+    write(folder, {"data.csv": "1,2"})
+    with pytest.raises(InvalidRequestError, match="in no git work tree and has more than 3 files"):
+        take_snapshot(folder, home, max_bytes=LIMIT, max_files=3)

@@ -131,6 +131,8 @@ def test_a_checkpoint_is_found_by_its_meta_or_its_data(tmp_path: Path) -> None:
     meta.write_text(json.dumps({"run_id": "r", "files": [{"name": "final.pt", "size_bytes": 3}]}))
     (tmp_path / "final.pt").write_bytes(b"abc")
     assert find_checkpoint(meta) == find_checkpoint(tmp_path / "final.pt") == (meta, "r")
+    (tmp_path / "plain.json").write_text('{"state": {"a": 1}}')
+    assert find_checkpoint(tmp_path / "plain.json") == (tmp_path / "plain.json", "")
     with pytest.raises(NotFoundError):
         find_checkpoint(tmp_path / "other.meta.json")
     for content in ("{", "[]", "{}", '{"run_id": 1}'):

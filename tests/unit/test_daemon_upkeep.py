@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trn.core.errors import AlreadyRunningError, InvalidRequestError, NotFoundError, UnavailableError
+from trn.core.errors import (
+    AlreadyRunningError,
+    NotFoundError,
+    SettingsError,
+    UnavailableError,
+)
 from trn.core.home import MAX_SOCKET_PATH, Home, socket_address
 from trn.core.settings import Settings, read_settings
 from trn.core.snapshot_manifest import FileEntry, Manifest
@@ -107,7 +112,7 @@ def test_settings_that_are_wrong_are_refused_with_their_place(tmp_path: Path) ->
     path = tmp_path / "settings.toml"
     assert read_settings(path) == Settings()
     path.write_text("heartbeat_timeout_s = -1\n")
-    with pytest.raises(InvalidRequestError, match=r"settings.toml.*heartbeat_timeout_s"):
+    with pytest.raises(SettingsError, match=r"settings.toml.*heartbeat_timeout_s"):
         read_settings(path)
     path.write_text('[inventory]\ndevices = [{id = "cuda:0", memory_mb = 80000}]\n')
     devices = read_settings(path).inventory.devices

@@ -137,7 +137,7 @@ def test_resources_become_needs(resources: dict[str, Any], num_gpus: int, needs:
     ("resources", "num_gpus", "words"),
     [
         ({"gpus": 16}, 8, "asks for 16 GPUs, this machine has 8: ask for at most 8"),
-        ({"gpus": 1}, 0, "asks for 1 GPUs, this machine has 0"),
+        ({"gpus": 1}, 0, "asks for 1 GPUs, this machine has none: leave it out"),
         ({"devices": ["cuda:9", "cuda:0"]}, 2, "asks for cuda:9, this machine has cuda:0, cuda:1"),
         ({"devices": ["cuda:0"]}, 0, r'asks for cuda:0, this machine has no GPU: use \["cpu"\]'),
         ({"cpus": 99}, 8, "asks for 99 CPUs, this machine has 16: ask for at most 16"),
@@ -219,13 +219,20 @@ def test_a_live_run_is_not_resumed(state: RunState) -> None:
 
 
 def test_a_complete_run_is_resumed_only_for_more() -> None:
-    complete = parent(state=RunState.COMPLETED, end_step=10)
+    config = {"trainer": "a:B", "dataset": {"parquet_paths": ["x.parquet"]}, "max_steps": 10}
+    complete = parent(state=RunState.COMPLETED, end_step=10, config=config)
     for overrides in ({}, {"max_steps": 10}, {"max_steps": 5}, {"hyperparams": {"lr": 2}}):
         with pytest.raises(InvalidRequestError, match="complete at step 10"):
             plan_resume(complete, overrides=overrides, checkpoint=None)
     assert plan_resume(complete, overrides={"max_steps": 11}, checkpoint=None).config["max_steps"] == 11
-    stopped_early = parent(state=RunState.COMPLETED, step=4, end_step=10)
+    stopped_early = parent(state=RunState.COMPLETED, step=4, end_step=10, config=config)
     assert plan_resume(stopped_early, overrides={}, checkpoint=None).config["max_steps"] == 10
+
+
+def test_mock_batches_are_one_pass_so_no_step_is_left_after_them() -> None:
+    complete = parent(state=RunState.COMPLETED, config={"trainer": "a:B", "mock_batches": [0] * 10})
+    with pytest.raises(InvalidRequestError, match="10 mock_batches are one pass"):
+        plan_resume(complete, overrides={"max_steps": 20}, checkpoint=None)
 
 
 def save(folder: Path, stem: str, step: int, *, final: bool = False, **changes: Any) -> Path:
@@ -280,6 +287,12 @@ def test_a_checkpoint_that_is_named_must_be_as_it_was_saved(tmp_path: Path) -> N
     meta.write_text("[]")
     with pytest.raises(InvalidRequestError, match="is no checkpoint"):
         read_checkpoint(meta)
+    plain = tmp_path / "plain.json"
+    plain.write_text('{"state": {"sum": 3}}')
+    assert (read_checkpoint(plain).step, read_checkpoint(plain).run_id) == (0, "")
+    plain.write_text('{"sum": 3}')
+    with pytest.raises(InvalidRequestError, match="is no checkpoint"):
+        read_checkpoint(plain)
 
 
 def test_overrides_are_merged_key_by_key_and_null_takes_away() -> None:

@@ -1,4 +1,4 @@
-"""What is left out of a snapshot: secrets always, junk outside git, and what `.trnignore` says."""
+"""What is left out of a snapshot: secrets always, junk unless git tracks it, data outside git, what `.trnignore` says."""
 
 import re
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ SECRETS = (
     "secrets.*",
 )
 
-# Outside git nobody has said what is code; this is never it.
+# Never code, unless somebody told git otherwise.
 JUNK = (
     ".git/",
     ".hg/",
@@ -63,7 +63,10 @@ JUNK = (
     "*.py[co]",
     ".DS_Store",
     "*.sw[op]",
+    "*.log",
+    "nohup.out",
 )
+# Outside git nobody has said what is code; this is hardly it.
 DATA = (
     "*.pt",
     "*.pth",
@@ -78,6 +81,12 @@ DATA = (
     "*.arrow",
     "*.feather",
     "*.tfrecord",
+    "*.jsonl",
+    "*.csv",
+    "*.tsv",
+    "*.zip",
+    "*.tar",
+    "*.gz",
 )
 
 

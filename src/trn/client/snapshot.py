@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from trn.client.code_excludes import IGNORE_FILE, Excludes, Kind, read_excludes
+from trn.client.code_excludes import IGNORE_FILE, JUNK, Excludes, Kind, read_excludes
 from trn.client.git_tree import GitTree, read_diff, read_git
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
@@ -81,11 +81,17 @@ class Code:
 
 
 def take_snapshot(
-    folder: Path, home: Home, *, max_bytes: int, extra_excludes: Iterable[str] = ()
+    folder: Path,
+    home: Home,
+    *,
+    max_bytes: int,
+    max_files: int | None = None,
+    extra_excludes: Iterable[str] = (),
 ) -> Snapshot:
     """Store the folder's code as it is on disk now, and its digest. Blocks; several may run at once.
 
-    In a git work tree: what is tracked or not ignored. Elsewhere: all but junk and data. Never secrets.
+    In a git work tree: what is tracked or not ignored, without untracked junk. Elsewhere: all but junk and data; a
+    folder with more than `max_files`, whatever they are, is refused before it is looked through. Never secrets.
     """
     folder = folder.resolve()
     if not folder.is_dir():
@@ -93,7 +99,7 @@ def take_snapshot(
     taken_ns = time.time_ns()
     tree = read_git(folder)
     excludes = read_excludes(folder, extra_excludes, is_in_git=tree is not None)
-    code = find_code(folder, tree, excludes, barred=home.root.resolve())
+    code = find_code(folder, tree, excludes, barred=home.root.resolve(), max_files=max_files)
     _check_size(code, folder, max_bytes)
     store = SnapshotStore(home.snapshots)
     with store.adding():
@@ -117,11 +123,18 @@ def take_snapshot(
     )
 
 
-def find_code(folder: Path, tree: GitTree | None, excludes: Excludes, *, barred: Path) -> Code:
+def find_code(
+    folder: Path, tree: GitTree | None, excludes: Excludes, *, barred: Path, max_files: int | None = None
+) -> Code:
     """The code of that folder, without `barred`, the home, should it lie inside."""
     code = Code()
     home = f"{barred.relative_to(folder).as_posix()}/" if barred.is_relative_to(folder) else None
-    for path in _walk(folder, "", excludes, code) if tree is None else tree.paths:
+    paths = _walk(folder, "", excludes, code) if tree is None else _without_junk(tree)
+    for count, path in enumerate(paths, start=1):
+        if max_files is not None and count > max_files:
+            raise InvalidRequestError(
+                f"{folder} is in no git work tree and has more than {max_files:,} files"
+            )
         if home is not None and f"{path}/".startswith(home):
             continue
         _sort_in(folder, path, excludes, code)
@@ -134,6 +147,12 @@ def find_code(folder: Path, tree: GitTree | None, excludes: Excludes, *, barred:
     for suffix, count in sorted(code.data.items()):
         code.skip(f"*{suffix}", f"{count} files with {Kind.DATA.value}")
     return code
+
+
+def _without_junk(tree: GitTree) -> Iterable[str]:
+    """What is tracked is wanted, whatever it is; what is merely not ignored may be what Python left there."""
+    junk = Excludes((rule, Kind.UNWANTED) for rule in JUNK)
+    return (path for path in tree.paths if path not in tree.untracked or junk.kind(path) is None)
 
 
 def _walk(folder: Path, prefix: str, excludes: Excludes, code: Code) -> Iterable[str]:

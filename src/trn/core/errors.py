@@ -7,6 +7,7 @@ TrnError
 ├── AmbiguousError        a prefix that several runs have
 ├── ConflictError         it is not in a state in which that can be done
 ├── UnavailableError      the daemon, the launcher or the disk is not there
+│   ├── SettingsError         the settings of the home are not valid
 │   ├── AlreadyRunningError   another daemon has this home
 │   └── BusUnavailableError   the event bus is away, or takes nothing
 ├── ForbiddenError        not yours
@@ -49,6 +50,10 @@ class ConflictError(TrnError):
 
 
 class UnavailableError(TrnError):
+    code = "unavailable"
+
+
+class SettingsError(UnavailableError):
     code = "unavailable"
 
 

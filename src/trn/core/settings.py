@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from trn.core.errors import InvalidRequestError
+from trn.core.errors import SettingsError
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -65,8 +65,8 @@ def read_settings(path: Path) -> Settings:
     except FileNotFoundError:
         return Settings()
     except OSError as fault:
-        raise InvalidRequestError(f"the settings {path} cannot be read: {fault.strerror}") from fault
+        raise SettingsError(f"the settings {path} cannot be read: {fault.strerror}") from fault
     try:
         return msgspec.toml.decode(text, type=Settings)
     except msgspec.MsgspecError as fault:
-        raise InvalidRequestError(f"the settings {path} are not valid: {fault}") from fault
+        raise SettingsError(f"the settings {path} are not valid: {fault}") from fault

@@ -40,7 +40,7 @@ class Resumption:
         checkpoint = None
         if request.checkpoint_path:
             path = Path(request.checkpoint_path)
-            if not path.is_absolute() or not path.name.endswith(META_SUFFIX):
+            if not path.is_absolute():
                 raise InvalidRequestError(
                     f"checkpoint_path is {request.checkpoint_path!r}, expected the absolute path of a {META_SUFFIX}"
                 )
@@ -87,7 +87,7 @@ class Resumption:
             base_dir=request.base_dir or parent.base_dir,
             interpreter=request.interpreter or parent.interpreter,
             priority=request.priority,
-            parent_run_id=parent.run_id,
+            parent_run_id=self._known(checkpoint.run_id if checkpoint else "") or parent.run_id,
             log_dir=request.log_dir,
             event_log=request.event_log,
         )
@@ -115,7 +115,8 @@ def plan_resume(
     config = merge(
         {name: value for name, value in parent.config.items() if name not in _NOT_INHERITED}, overrides
     )
-    _require_more(parent, config, overrides)
+    if checkpoint is None or checkpoint.run_id == parent.run_id:
+        _require_more(parent, config, overrides)
     if checkpoint is None:
         begins = config.get("resume_checkpoint_path")
         where = f"begins at {begins}, as it did" if begins else "starts from the beginning"
@@ -154,6 +155,14 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 def _require_more(parent: RunRecord, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """A complete run has nothing left to do: its worker would load the checkpoint and end at once."""
     if parent.state is not RunState.COMPLETED:
+        return
+    batches = config.get("mock_batches")
+    if isinstance(batches, list) and len(batches) <= parent.step:
+        raise InvalidRequestError(
+            f"run {parent.run_id} is complete at step {parent.step}, and its {len(batches)} mock_batches are one pass:"
+            " there is nothing left to do"
+        )
+    if batches != parent.config.get("mock_batches"):
         return
     wanted = config.get("max_steps")
     is_enough = isinstance(wanted, int) and wanted <= parent.step

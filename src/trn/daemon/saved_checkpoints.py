@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,10 @@ class _Meta(msgspec.Struct, frozen=True):
     files: tuple[_File, ...] = ()
 
 
+class _PlainState(msgspec.Struct, frozen=True):
+    state: dict[str, Any]
+
+
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One that is whole. `passed_over`: newer ones that are not, and why."""
 
@@ -37,8 +42,14 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_checkpoint(path: Path) -> SavedCheckpoint:
-    """That one, every byte verified. InvalidRequestError with all that is wrong with it. Blocks: reads its files."""
+    """That one, every byte verified; a plain `{"state": …}` document is one, too.
+
+    InvalidRequestError with all that is wrong with it. Blocks: reads its files.
+    """
     try:
+        if not path.name.endswith(META_SUFFIX):
+            msgspec.json.decode(path.read_bytes(), type=_PlainState)
+            return SavedCheckpoint(path=path, step=0, run_id="")
         meta = _read_meta(path)
     except msgspec.MsgspecError as fault:
         raise InvalidRequestError(f"{path} is no checkpoint: {fault}") from fault

@@ -199,9 +199,9 @@ def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: i
         faults.append("resources.devices: names GPUs of several kinds, a run can have only one kind")
     most = most_gpus(device_ids)
     if needs.gpus > most:
-        faults.append(
-            f"resources.gpus: asks for {needs.gpus} GPUs, this machine has {most}: ask for at most {most}"
-        )
+        asks = f"resources.gpus: asks for {needs.gpus} GPUs, this machine has"
+        instead = f'none: leave it out, or set resources.devices to ["{CPU}"]'
+        faults.append(f"{asks} {most}: ask for at most {most}" if most else f"{asks} {instead}")
     if needs.cpus > cpus:
         faults.append(
             f"resources.cpus: asks for {needs.cpus} CPUs, this machine has {cpus}: ask for at most {cpus} (it is the"

@@ -82,7 +82,7 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
         warnings = room.warnings
     config.pop("profiles", None)  # one was laid over, or none: the run has no use for them
     if changes.is_another:
-        config["run_id"] = _make_run_id(config)
+        config["run_id"] = make_run_id(config)
     return Job(path=path, config=config, warnings=warnings, faults=tuple(faults))
 
 
@@ -133,7 +133,7 @@ def assign(document: dict[str, Any], text: str) -> str | None:
     return None
 
 
-def _make_run_id(config: Mapping[str, Any]) -> str:
+def make_run_id(config: Mapping[str, Any]) -> str:
     """One that nobody has, and that says what it is another of."""
     given = config.get("run_id") or config.get("name") or str(config.get("trainer")).rpartition(":")[2]
     slug = re.sub(r"[^A-Za-z0-9]+", "-", str(given))[:40].strip("-").lower()

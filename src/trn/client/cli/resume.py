@@ -1,18 +1,20 @@
 """`trn resume`: go on exactly where a run or a checkpoint stopped, as a new run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.frozen_code import FrozenCode, code_option, freeze
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
-from trn.client.cli.output import Output, json_option, say
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import complete_run_id
 from trn.core.home import Home
 
 if TYPE_CHECKING:
     from trn.client.client import AsyncClient
+    from trn.core.runs import RunRecord
     from trn.proto.records import Submission
 
 META_SUFFIX = ".meta.json"
@@ -20,6 +22,7 @@ EPILOG = """\b
 Examples:
   trn resume mnist-2b53
   trn resume mnist-2b53 --set max_steps=2000
+  trn resume mnist-2b53 --code .
   trn resume --checkpoint step-00000500.meta.json --config job.yaml
 """
 
@@ -46,6 +49,7 @@ Examples:
     metavar="KEY=VALUE",
     help="Change a field, for example max_steps=2000.",
 )
+@code_option("the run's own; with --config as `trn run`")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0).")
 @log_options
 @click.option("--another", "is_another", is_flag=True, help="A new run, also where an equal one exists.")
@@ -84,7 +88,7 @@ async def _resume(
     home: Home,
     output: Output,
     run_id: str,
-    checkpoint: Path | None,
+    given: Path | None,
     config: Path | None,
     options: dict[str, Any],
 ) -> ExitCode:
@@ -92,17 +96,18 @@ async def _resume(
     from trn.client.cli.submission_report import report_and_follow
 
     paths = read_log_paths(options, home)
-    saved_by = ""
-    if checkpoint is not None:
-        checkpoint, saved_by = find_checkpoint(checkpoint)
+    checkpoint = None if given is None else find_checkpoint(given)
+    parent = None
     if config is None:
-        run_id = _find_run(home, run_id, checkpoint, saved_by)
+        parent = _find_run(home, run_id, checkpoint)
     async with connected(home) as client:
-        if config is not None:
+        if parent is None:
+            assert config is not None
             assert checkpoint is not None
-            submission = await _resume_config(home, client, checkpoint, config, paths, options)
+            submission = await _resume_config(home, output, client, checkpoint.path, config, paths, options)
         else:
-            submission = await _resume_run(client, run_id, checkpoint, paths, options)
+            path = None if checkpoint is None else checkpoint.path
+            submission = await _resume_run(home, output, client, parent, path, paths, options)
         paths.say_kept(output, submission)
         return await report_and_follow(
             client,
@@ -114,29 +119,54 @@ async def _resume(
         )
 
 
-def _find_run(home: Home, run_id: str, checkpoint: Path | None, saved_by: str) -> str:
+def _find_run(home: Home, run_id: str, checkpoint: "FoundCheckpoint | None") -> "RunRecord":
     from trn.client.cli.follow import resolve
     from trn.core.errors import NotFoundError
 
+    if run_id:
+        return resolve(home, run_id)
+    assert checkpoint is not None
+    if not checkpoint.saved_by:
+        raise NotFoundError(f"{checkpoint.path} does not say which run saved it: name its job with --config")
     try:
-        return resolve(home, run_id or saved_by).run_id
+        return resolve(home, checkpoint.saved_by)
     except NotFoundError:
-        if run_id:
-            raise
         raise NotFoundError(
-            f"{checkpoint} was saved by run {saved_by}, which {home.root} does not know: name its job with --config"
+            f"{checkpoint.path} was saved by run {checkpoint.saved_by}, which {home.root} does not know: name its job"
+            " with --config"
         ) from None
 
 
 async def _resume_run(
-    client: "AsyncClient", run_id: str, checkpoint: Path | None, paths: LogPaths, options: dict[str, Any]
+    home: Home,
+    output: Output,
+    client: "AsyncClient",
+    parent: "RunRecord",
+    checkpoint: Path | None,
+    paths: LogPaths,
+    options: dict[str, Any],
 ) -> "Submission":
-    from trn.client.cli.job_file import read_assignments
+    import asyncio
 
+    from trn.client.cli.job_file import make_run_id, read_assignments
+
+    overrides = read_assignments(options["assignments"])
+    if options["is_another"] and not overrides.get("run_id"):
+        overrides["run_id"] = make_run_id({"name": parent.name, "trainer": parent.config.get("trainer")})
+    base_dir, code = Path(parent.base_dir or "/"), FrozenCode()
+    if options["code_dir"] is not None:
+        code = await asyncio.to_thread(freeze, home, base_dir, code_dir=options["code_dir"])
+        code.say(output)
+    elif await asyncio.to_thread(_is_changed, home, base_dir, parent.snapshot):
+        output.say(
+            f"trn: the code in {base_dir} has changed since {parent.run_id} was submitted: this goes on with the code"
+            f" of then; --code {base_dir} takes that of now"
+        )
     return await client.resume(
-        run_id,
+        parent.run_id,
         checkpoint_path=checkpoint or "",
-        overrides=read_assignments(options["assignments"]),
+        overrides=overrides,
+        snapshot=code.digest,
         priority=options["priority"],
         is_another_wanted=options["is_another"],
         is_import_tried=True,
@@ -145,14 +175,26 @@ async def _resume_run(
     )
 
 
+def _is_changed(home: Home, base_dir: Path, snapshot: str) -> bool:
+    """Whether the folder that the job came from holds other code by now; no, where that cannot be told."""
+    from trn.core.errors import TrnError
+
+    try:
+        return snapshot != "" and freeze(home, base_dir, code_dir=None).digest not in ("", snapshot)
+    except TrnError:
+        return False
+
+
 async def _resume_config(
     home: Home,
+    output: Output,
     client: "AsyncClient",
     checkpoint: Path,
     config: Path,
     paths: LogPaths,
     options: dict[str, Any],
 ) -> "Submission":
+    import asyncio
     import sys
 
     from trn.client.cli.job_file import Changes, read_job
@@ -162,11 +204,14 @@ async def _resume_config(
     job = read_job(config, Changes(assignments=assignments, is_another=options["is_another"]), home=home)
     job.require_sound()
     for warning in job.warnings:
-        say(f"trn: {warning}")
+        output.say(f"trn: {warning}")
+    code = await asyncio.to_thread(freeze, home, job.base_dir, code_dir=options["code_dir"])
+    code.say(output)
     return await client.resume(
         checkpoint_path=checkpoint,
         config=job.config,
         base_dir=job.base_dir,
+        snapshot=code.digest,
         priority=options["priority"],
         is_another_wanted=options["is_another"],
         interpreter=sys.executable,
@@ -176,22 +221,35 @@ async def _resume_config(
     )
 
 
-def find_checkpoint(given: Path) -> tuple[Path, str]:
-    """(its meta, the run that saved it). The daemon verifies its files."""
-    import msgspec
+class FoundCheckpoint(NamedTuple):
+    """Its `.meta.json`, or a plain state; `saved_by` is empty where it names no run."""
+
+    path: Path
+    saved_by: str
+
+
+def find_checkpoint(given: Path) -> FoundCheckpoint:
+    """By its meta, its data file, or a plain `{"state": …}` document. The daemon verifies its files."""
+    import json
 
     from trn.core.errors import InvalidRequestError, NotFoundError
 
     path = given.absolute()
-    if not path.name.endswith(META_SUFFIX):
-        path = path.with_name(f"{path.stem}{META_SUFFIX}")
+    meta = path.with_name(f"{path.stem}{META_SUFFIX}")
+    if not path.name.endswith(META_SUFFIX) and meta.is_file():
+        path = meta
     try:
-        meta = msgspec.json.decode(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except OSError as fault:
         raise NotFoundError(f"there is no checkpoint {path}: {fault.strerror}") from fault
-    except msgspec.MsgspecError as fault:
+    except ValueError as fault:
         raise InvalidRequestError(f"{path} is no checkpoint: {fault}") from fault
-    saved_by = meta.get("run_id") if isinstance(meta, dict) else None
-    if not isinstance(saved_by, str) or not saved_by:
-        raise InvalidRequestError(f"{path} is no checkpoint: it names no run")
-    return path, saved_by
+    if isinstance(document, dict):
+        saved_by = document.get("run_id")
+        if path.name.endswith(META_SUFFIX) and isinstance(saved_by, str) and saved_by:
+            return FoundCheckpoint(path, saved_by)
+        if not path.name.endswith(META_SUFFIX) and isinstance(document.get("state"), dict):
+            return FoundCheckpoint(path, "")
+    raise InvalidRequestError(
+        f"{path} is no checkpoint: expected the {META_SUFFIX} of one, or a document with a `state`"
+    )

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.frozen_code import FrozenCode, code_option, freeze
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
-from trn.client.cli.output import Output, json_option
+from trn.client.cli.output import Output, json_option, plain
 from trn.core.home import Home
 
 if TYPE_CHECKING:
     from trn.client.cli.job_file import Job
-    from trn.client.snapshot import Snapshot
+    from trn.proto.records import Submission
 
 EPILOG = """\b
 Examples:
@@ -56,13 +57,7 @@ detaches: the run goes on.
 )
 @click.option("--name", metavar="TEXT", help="What people call the run.")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0).")
-@click.option(
-    "--code",
-    "code_dir",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Freeze the code of this folder (default: the config's, where it is in a git work tree).",
-)
+@code_option("the config's, unless it holds far more than code")
 @click.option(
     "--no-snapshot", "is_unfrozen", is_flag=True, help="Train the code that is there when the run starts."
 )
@@ -77,7 +72,7 @@ def command(home: Home, /, *, config: Path, **options: Any) -> ExitCode:
     import asyncio
 
     from trn.client.cli.submission_report import report_rejection
-    from trn.core.errors import InvalidRequestError
+    from trn.core.errors import ConflictError, InvalidRequestError
 
     if options["code_dir"] is not None and options["is_unfrozen"]:
         raise click.UsageError("--code and --no-snapshot exclude each other")
@@ -87,7 +82,7 @@ def command(home: Home, /, *, config: Path, **options: Any) -> ExitCode:
         for warning in job.warnings:
             output.say(f"trn: {warning}")
         return asyncio.run(_run(home, output, job, paths, options))
-    except InvalidRequestError as fault:
+    except (InvalidRequestError, ConflictError) as fault:
         return report_rejection(output, fault, str(config))
 
 
@@ -111,40 +106,29 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
     import asyncio
 
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import read_faults, report_and_follow, say_snapshot
-    from trn.client.daemon_start import find_daemon
-    from trn.core.errors import InvalidRequestError
+    from trn.client.cli.submission_report import report_and_follow
 
-    if job.faults and find_daemon(home) is None:
-        job.require_sound()  # no daemon is started for what cannot be
+    if job.faults:
+        job.require_sound(*await _find_further_faults(home, job, options))
     home.make()
-    code_dir = None if options["is_unfrozen"] else options["code_dir"] or _find_code(job.base_dir)
-    freezing = asyncio.ensure_future(asyncio.to_thread(_freeze, home, code_dir))
+    freezing = asyncio.ensure_future(asyncio.to_thread(_freeze, home, job.base_dir, options))
     try:
         async with connected(home) as client:
-            snapshot = await freezing  # meanwhile a daemon may have started
-            if snapshot is not None and not job.faults:
-                say_snapshot(output, snapshot)
-            is_dry_run = options["is_dry_run"] or bool(job.faults)
-            try:
-                submission = await client.submit(
-                    job.config,
-                    base_dir=job.base_dir,
-                    snapshot=snapshot.digest if snapshot else "",
-                    priority=options["priority"],
-                    is_another_wanted=options["is_another"] and not is_dry_run,
-                    is_dry_run=is_dry_run,
-                    is_import_tried=True,
-                    log_dir=paths.log_dir,
-                    event_log=paths.event_log,
-                )
-            except InvalidRequestError as fault:
-                if job.faults:
-                    job.require_sound(*read_faults(fault))
-                raise
-            job.require_sound()
+            code = await freezing  # meanwhile a daemon may have started
+            code.say(output)
+            submission = await client.submit(
+                job.config,
+                base_dir=job.base_dir,
+                snapshot=code.digest,
+                priority=options["priority"],
+                is_another_wanted=options["is_another"] and not options["is_dry_run"],
+                is_dry_run=options["is_dry_run"],
+                is_import_tried=True,
+                log_dir=paths.log_dir,
+                event_log=paths.event_log,
+            )
             if options["is_dry_run"]:
-                return _show_plan(output, submission.plan or {})
+                return _show_plan(output, submission)
             paths.say_kept(output, submission)
             return await report_and_follow(
                 client,
@@ -158,21 +142,38 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
         freezing.cancel()
 
 
-def _find_code(base_dir: Path) -> Path | None:
-    """The folder, if it is in a git work tree: elsewhere nothing says what of it is code."""
-    return base_dir if any((folder / ".git").exists() for folder in (base_dir, *base_dir.parents)) else None
+async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) -> list[str]:
+    """What a daemon has to say of a job that is refused anyway; none is started for it."""
+    import asyncio
+
+    from trn.client.cli.follow import connected
+    from trn.client.cli.submission_report import read_faults
+    from trn.client.daemon_start import find_daemon
+    from trn.core.errors import InvalidRequestError, TrnError
+
+    if find_daemon(home) is None:
+        return []
+    try:
+        code = await asyncio.to_thread(_freeze, home, job.base_dir, options)
+        async with connected(home) as client:
+            await client.submit(
+                job.config, base_dir=job.base_dir, snapshot=code.digest, is_dry_run=True, is_import_tried=True
+            )
+    except InvalidRequestError as fault:
+        return read_faults(fault)
+    except TrnError:  # its own troubles are not the job's
+        pass
+    return []
 
 
-def _freeze(home: Home, code_dir: Path | None) -> "Snapshot | None":
-    if code_dir is None:
-        return None
-    from trn.client.snapshot import take_snapshot
-    from trn.core.settings import read_settings
-
-    return take_snapshot(code_dir, home, max_bytes=read_settings(home.settings).max_snapshot_bytes)
+def _freeze(home: Home, base_dir: Path, options: dict[str, Any]) -> FrozenCode:
+    return FrozenCode() if options["is_unfrozen"] else freeze(home, base_dir, code_dir=options["code_dir"])
 
 
-def _show_plan(output: Output, plan: dict[str, Any]) -> ExitCode:
+def _show_plan(output: Output, submission: "Submission") -> ExitCode:
+    plan = submission.plan or {}
+    for note in submission.notes:
+        output.say(f"trn: {plain(note)}")
     output.event("job_checked", **plan)
     output.show("the job is valid; nothing was submitted. It would be started as")
     output.show(str(plan.get("shell", plan)))

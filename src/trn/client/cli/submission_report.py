@@ -11,12 +11,9 @@ from trn.client.cli.output import plain
 if TYPE_CHECKING:
     from trn.client.cli.output import Output
     from trn.client.client import AsyncClient
-    from trn.client.snapshot import Snapshot
-    from trn.core.errors import InvalidRequestError
+    from trn.core.errors import ConflictError, InvalidRequestError
     from trn.core.home import Home
     from trn.proto.records import Submission
-
-NUM_SKIPPED_SHOWN = 5
 
 
 async def report_and_follow(
@@ -45,17 +42,18 @@ async def report_and_follow(
     return await Follower(client, home, output, run, is_ours=True).follow()
 
 
-def report_rejection(output: "Output", fault: "InvalidRequestError", what: str) -> ExitCode:
+def report_rejection(output: "Output", fault: "InvalidRequestError | ConflictError", what: str) -> ExitCode:
     """The job was refused: every fault of it, to people and to programs."""
-    from trn.core.errors import InfeasibleError
+    from trn.core.errors import ConflictError, InfeasibleError
 
     reason = str(fault).partition("\n")[0]
-    faults = read_faults(fault)
+    faults = [] if isinstance(fault, ConflictError) else read_faults(fault)
+    code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
     output.say("\n".join(map(plain, f"trn: {fault}".splitlines())))
     output.event(
         "job_rejected",
         job=what,
-        code="infeasible" if isinstance(fault, InfeasibleError) else "invalid",
+        code="conflict" if isinstance(fault, ConflictError) else code,
         reason=reason,
         faults=faults or [reason],
     )
@@ -66,15 +64,3 @@ def read_faults(fault: "InvalidRequestError") -> list[str]:
     """Each fault by itself. What a daemon refused comes as text: they are the lines below the first."""
     _, *lines = str(fault).splitlines()
     return list(fault.faults) or [line.strip().removeprefix("- ") for line in lines if line.strip()]
-
-
-def say_snapshot(output: "Output", snapshot: "Snapshot") -> None:
-    """What of the code is frozen, and what was left out of it."""
-    files = "1 file" if snapshot.num_files == 1 else f"{snapshot.num_files:,} files"
-    commit = f", commit {snapshot.commit[:10]}" if snapshot.commit else ""
-    changes = " with changes" if snapshot.commit and snapshot.is_dirty else ""
-    output.say(f"code: {files}, {snapshot.size_bytes:,} bytes{commit}{changes}")
-    for skipped in snapshot.skipped[:NUM_SKIPPED_SHOWN]:
-        output.say(f"  without {skipped.path}: {skipped.reason}")
-    if len(snapshot.skipped) > NUM_SKIPPED_SHOWN:
-        output.say(f"  and without {len(snapshot.skipped) - NUM_SKIPPED_SHOWN} more")

@@ -1,0 +1,92 @@
+"""Which code a run trains: what is frozen now, or what is there when it starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from trn.core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from trn.client.cli.output import Output
+    from trn.client.snapshot import Snapshot
+    from trn.core.home import Home
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+# Of a folder that nobody asked to freeze and of which git says nothing: more than this is hardly code.
+MAX_UNASKED_FILES, MAX_UNASKED_BYTES = 2_000, 32 << 20
+NUM_SKIPPED_SHOWN = 5
+
+
+def code_option(default: str) -> Callable[[C], C]:
+    """Adds `--code` to a command; `default` says what is trained without it."""
+
+    def add(command: C) -> C:
+        return click.option(
+            "--code",
+            "code_dir",
+            metavar="DIR",
+            type=click.Path(path_type=Path),
+            help=f"Freeze the code of this folder (default: {default}).",
+        )(command)
+
+    return add
+
+
+class FrozenCode(NamedTuple):
+    """A snapshot; without one, why there is none."""
+
+    snapshot: "Snapshot | None" = None
+    reason: str = ""
+
+    @property
+    def digest(self) -> str:
+        return self.snapshot.digest if self.snapshot else ""
+
+    def say(self, output: "Output") -> None:
+        """What of the code is frozen, and what was left out of it."""
+        if self.reason:
+            output.say(f"code: not frozen: {self.reason}; --code DIR freezes a folder")
+        if self.snapshot is None:
+            return
+        snapshot = self.snapshot
+        files = "1 file" if snapshot.num_files == 1 else f"{snapshot.num_files:,} files"
+        commit = f", commit {snapshot.commit[:10]}" if snapshot.commit else ""
+        changes = " with changes" if snapshot.commit and snapshot.is_dirty else ""
+        output.say(f"code: {files}, {snapshot.size_bytes:,} bytes{commit}{changes}")
+        for skipped in snapshot.skipped[:NUM_SKIPPED_SHOWN]:
+            output.say(f"  without {skipped.path}: {skipped.reason}")
+        if len(snapshot.skipped) > NUM_SKIPPED_SHOWN:
+            output.say(f"  and without {len(snapshot.skipped) - NUM_SKIPPED_SHOWN} more")
+
+
+def freeze(home: "Home", base_dir: Path, *, code_dir: Path | None) -> FrozenCode:
+    """Freeze `code_dir`, else the job's own folder. InvalidRequestError where that was asked for and cannot be. Blocks.
+
+    The job's folder is not asked for: where it is in no git work tree and holds much, or what cannot be read, it is left.
+    """
+    from trn.client.snapshot import take_snapshot
+    from trn.core.settings import read_settings
+
+    if code_dir is not None and not code_dir.is_dir():
+        raise InvalidRequestError(
+            f"--code {code_dir}: there is no such folder: name the one that holds the code"
+        )
+    folder = code_dir or base_dir
+    max_bytes = read_settings(home.settings).max_snapshot_bytes
+    if code_dir is not None or _is_in_git(folder):
+        return FrozenCode(take_snapshot(folder, home, max_bytes=max_bytes))
+    try:
+        return FrozenCode(
+            take_snapshot(
+                folder, home, max_bytes=min(max_bytes, MAX_UNASKED_BYTES), max_files=MAX_UNASKED_FILES
+            )
+        )
+    except InvalidRequestError as fault:
+        return FrozenCode(reason=str(fault).partition("\n")[0])
+
+
+def _is_in_git(folder: Path) -> bool:
+    return any((place / ".git").exists() for place in (folder, *folder.parents))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bars import Bar, Row, build_row
-from daemon_process import end_everything
+from daemon_session import end_everything
 from harness import DATA, HERE, Measurements, Side, measure
 
 PASS = "python -c pass"

@@ -16,7 +16,7 @@ import psutil
 
 import cli_peers
 from command_clock import BIN, spawn_ms
-from daemon_process import DEADLINE_S, Session, end_everything
+from daemon_session import DEADLINE_S, Session, end_everything
 from gen_worker.launcher import WARM_MODULES
 from harness import HERE, Prepare, Round, Sample, serve
 from pseudo_terminal import PseudoTerminal

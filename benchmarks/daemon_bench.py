@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bars import Row
-from daemon_process import end_everything
 from daemon_rows import (
     BURST,
     CALLS,
@@ -29,6 +28,7 @@ from daemon_rows import (
     SUBMITIT,
     build_rows,
 )
+from daemon_session import end_everything
 from harness import DATA, Measurements, Side, measure
 
 STARTS = "daemon_start_sides.py"

@@ -18,7 +18,7 @@ import grpc.aio
 import msgspec
 from grpc_health.v1 import health_pb2
 
-from daemon_process import ONE_CPU, Session
+from daemon_session import ONE_CPU, Session
 from harness import HERE, Prepare, Round, Sample, serve
 from trn.core.home import socket_address
 from trn.daemon.dispatcher import WINDOW

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from daemon_peers import SIDES as PEERS
-from daemon_process import DEADLINE_S, Daemon, Session
+from daemon_session import DEADLINE_S, Daemon, Session
 from harness import Prepare, Round, Sample, serve
 
 MB = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon_peers import single_events
-from daemon_process import DEADLINE_S, ONE_CPU, POLL_S, Session
+from daemon_session import DEADLINE_S, ONE_CPU, POLL_S, Session
 from harness import HERE, Prepare, Round, Sample, serve
 
 SUBMIT_PAUSE_S = 0.02

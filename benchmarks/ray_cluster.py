@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from daemon_process import DEADLINE_S, end_processes, find_everything
+from daemon_session import DEADLINE_S, end_processes, find_everything
 
 USER_CODE = "import sys, time; open(sys.argv[1], 'w').write(str(time.monotonic_ns()))"
 

@@ -365,7 +365,7 @@ def test_the_blocking_client_does_all_that_the_other_does(tmp_path: Path) -> Non
         assert client.details("a").attempts[0].ended_ms is not None
         assert client.devices().cpus == 8
         assert b"".join(client.event_lines("a")).count(b"\n") == 50
-        resumed = client.resume("a", overrides={"max_steps": 100})
+        resumed = client.resume("a", overrides={"max_steps": 100, "mock_batches": [[1]] * 100})
         assert resumed.run.parent_run_id == "a"
         assert client.health().num_watchers == 0
     with pytest.raises(errors.ConflictError, match="closed"):

@@ -10,6 +10,7 @@ demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
 
 test: $(VENV)/.test-ready check redis-server
+	@$(BIN)/python -m compileall -q src  # tests start hundreds of interpreters, some of which may not write bytecode
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The event bus is tested against a real Redis. It is installed where that may be done, and not started as a service;

@@ -145,7 +145,7 @@ def find_code(
             code.files.pop(path, None)
             code.links.pop(path, None)
     for suffix, count in sorted(code.data.items()):
-        code.skip(f"*{suffix}", f"{count} files with {Kind.DATA.value}")
+        code.skip(f"*{suffix}", f"{count} file{'s' if count > 1 else ''} with {Kind.DATA.value}")
     return code
 
 

@@ -93,7 +93,7 @@ async def _resume(
     options: dict[str, Any],
 ) -> ExitCode:
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import report_and_follow
+    from trn.client.cli.submission_report import report_and_follow, submitted
 
     paths = read_log_paths(options, home)
     checkpoint = None if given is None else find_checkpoint(given)
@@ -104,10 +104,11 @@ async def _resume(
         if parent is None:
             assert config is not None
             assert checkpoint is not None
-            submission = await _resume_config(home, output, client, checkpoint.path, config, paths, options)
+            request = _resume_config(home, output, client, checkpoint.path, config, paths, options)
         else:
             path = None if checkpoint is None else checkpoint.path
-            submission = await _resume_run(home, output, client, parent, path, paths, options)
+            request = _resume_run(home, output, client, parent, path, paths, options)
+        submission = await submitted(output, request)
         paths.say_kept(output, submission)
         return await report_and_follow(
             client,

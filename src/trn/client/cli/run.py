@@ -106,7 +106,7 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
     import asyncio
 
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import report_and_follow
+    from trn.client.cli.submission_report import report_and_follow, submitted
 
     if job.faults:
         job.require_sound(*await _find_further_faults(home, job, options))
@@ -116,7 +116,7 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
         async with connected(home) as client:
             code = await freezing  # meanwhile a daemon may have started
             code.say(output)
-            submission = await client.submit(
+            request = client.submit(
                 job.config,
                 base_dir=job.base_dir,
                 snapshot=code.digest,
@@ -127,6 +127,7 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
                 log_dir=paths.log_dir,
                 event_log=paths.event_log,
             )
+            submission = await submitted(output, request)
             if options["is_dry_run"]:
                 return _show_plan(output, submission)
             paths.say_kept(output, submission)

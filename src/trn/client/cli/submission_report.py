@@ -1,5 +1,6 @@
 """What the command says of a submit, to people and to programs; then it follows the run."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import click
@@ -9,11 +10,28 @@ from trn.client.cli.follow import Follower, describe
 from trn.client.cli.output import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from trn.client.cli.output import Output
     from trn.client.client import AsyncClient
     from trn.core.errors import ConflictError, InvalidRequestError
     from trn.core.home import Home
     from trn.proto.records import Submission
+
+SILENCE_S = 1.0
+
+
+async def submitted(output: "Output", submission: "Awaitable[Submission]") -> "Submission":
+    """That submit. A word is said where it takes a while: a daemon that has just started has to load torch for it."""
+    waiting = asyncio.ensure_future(submission)
+    try:
+        if not (await asyncio.wait([waiting], timeout=SILENCE_S))[0]:
+            output.say(
+                "trn: the code is being imported; the first time after a start that takes some seconds"
+            )
+        return await waiting
+    finally:
+        waiting.cancel()
 
 
 async def report_and_follow(

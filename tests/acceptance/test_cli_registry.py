@@ -247,7 +247,7 @@ def test_list_watch_redraws_until_ctrl_c_and_gives_the_screen_back(tmp_path: Pat
     registry.close()
     terminal.read_until("waits for something else")
     terminal.interrupt()
-    assert terminal.end() == 0
+    assert terminal.end() == 130
     assert terminal.screen.startswith("\x1b[?1049h")
     assert terminal.screen.endswith("\x1b[?1049l")
 

@@ -3,11 +3,13 @@
 import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import click
 
 from trn.client.cells import cell_width, pad, shorten
 from trn.client.cli.durations import now_ms, parse_since, say_ago, say_duration
+from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option, plain
 from trn.client.cli.registry_view import STATES, RegistryView, RunFilter, RunRow
 from trn.core.home import Home
@@ -146,7 +148,7 @@ def command(
     columns: list[str],
     is_watched: bool,
     is_json: bool,
-) -> None:
+) -> ExitCode:
     """Show the runs, the newest first; also while no daemon runs."""
     output = Output(is_json=is_json)
     table = _Table(
@@ -159,12 +161,14 @@ def command(
         columns=columns,
     )
     try:
-        if is_watched and output.is_json:
-            table.stream()
-        elif is_watched:
-            table.watch()
-        else:
+        if not is_watched:
             table.print_once()
+            return ExitCode.OK
+        if output.is_json:
+            table.stream()
+        table.watch()
+    except KeyboardInterrupt:  # how one leaves
+        return ExitCode.INTERRUPTED
     finally:
         table.view.close()
 
@@ -204,16 +208,22 @@ class _Table:
         if num_runs > len(runs):
             self._output.say(f"{len(runs)} of {num_runs} runs: --limit 0 shows all")
 
-    def stream(self) -> None:
-        """Each run as it is, then each again whenever it changes."""
-        after = 0
+    def stream(self) -> NoReturn:
+        """Each run of the table, in its order; then each again whenever it changes, and those that come into it."""
+        seen: dict[str, int] = {}
+        last_change = -1
         while True:
-            for run in sorted(self.view.heads(self._which, after=after), key=lambda run: run.change):
-                self._output.record(run.record())
-                after = max(after, run.change)
+            if (change := self.view.last_change()) != last_change:
+                last_change = change
+                fresh = [run for run in self._read() if seen.get(run.run_id) != run.change]
+                if seen:
+                    fresh.sort(key=lambda run: run.change)
+                for run in fresh:
+                    self._output.record(run.record())
+                    seen[run.run_id] = run.change
             time.sleep(REDRAW_S)
 
-    def watch(self) -> None:
+    def watch(self) -> NoReturn:
         sys.stdout.write(ENTER_SCREEN)
         try:
             while True:
@@ -225,8 +235,6 @@ class _Table:
                 sys.stdout.write(CLEAR + "\n".join(lines))
                 sys.stdout.flush()
                 time.sleep(REDRAW_S)
-        except KeyboardInterrupt:
-            pass  # how one leaves
         finally:
             sys.stdout.write(LEAVE_SCREEN)
             sys.stdout.flush()

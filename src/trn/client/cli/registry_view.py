@@ -84,10 +84,15 @@ class RegistryView:
         if self._connection is not None:
             self._connection.close()
 
-    def heads(self, which: RunFilter, *, limit: int = -1, after: int = 0) -> list[RunRow]:
-        """The newest first; only those that changed after that change. A limit below 0 is none."""
-        rows = self._read("heads", {**which.values(), "limit": limit, "after": after})
+    def heads(self, which: RunFilter, *, limit: int = -1) -> list[RunRow]:
+        """The newest first. A limit below 0 is none."""
+        rows = self._read("heads", {**which.values(), "limit": limit})
         return [RunRow(*row) for row in rows]
+
+    def last_change(self) -> int:
+        """Another after each change of any run."""
+        rows = self._read("last_change", {})
+        return int(rows[0][0]) if rows else 0
 
     def num_runs(self, which: RunFilter) -> int:
         rows = self._read("num_runs", which.values())

@@ -98,6 +98,15 @@ def made(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     hand_made.registry.close()
 
 
+def test_a_prefix_of_many_runs_says_how_many_it_does_not_name(
+    made: HandMade, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(8):
+        made.submit(f"r-{number}")
+    assert verbs.run(["--home", str(made.home.root), "why", "r-"]) == 2
+    assert "several runs: r-0, r-1, r-2, r-3, r-4 and 3 more; give more of it" in capsys.readouterr().err
+
+
 def test_watching_in_a_pipe_keeps_to_the_table_and_its_order(
     made: HandMade, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,9 @@ SELECT * FROM runs WHERE run_id = :run_id
 -- name: runs_with_prefix
 SELECT * FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111) ORDER BY run_id LIMIT 5
 
+-- name: num_with_prefix
+SELECT count(*) AS num FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
+
 -- name: kinds_in_queue
 WITH RECURSIVE kinds (needs) AS (
     SELECT (SELECT min(needs) FROM runs INDEXED BY runs_in_queue WHERE state = 'PENDING')

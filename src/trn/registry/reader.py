@@ -40,7 +40,11 @@ class RegistryReader:
             return read_run(rows[0])
         if rows:
             names = ", ".join(row["run_id"] for row in rows)
-            raise AmbiguousError(f"{run_id!r} is the beginning of several runs: {names}; give more of it")
+            num_runs = self._read.execute(sql("num_with_prefix"), {"prefix": run_id}).fetchone()["num"]
+            more = f" and {num_runs - len(rows)} more" if num_runs > len(rows) else ""
+            raise AmbiguousError(
+                f"{run_id!r} is the beginning of several runs: {names}{more}; give more of it"
+            )
         raise NotFoundError(f"there is no run {run_id!r}: `trn list` shows those that there are")
 
     def newest_of(self, digest: str) -> RunRecord | None:

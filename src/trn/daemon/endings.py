@@ -193,7 +193,14 @@ def _find_by_code(worker_exit: WorkerExit) -> Finding:
     if code in by_code:
         row = FAILURES[by_code[code]]
         return Finding(row=row, words=f"{row.words}: {describe_exit(code)}, without a word: see the log")
-    return _finding("bug", detail or describe_exit(code))
+    # Python ends with 1 after a traceback; any other code is one that the job's own code chose.
+    where = (
+        "a traceback, if there was one, is in the log"
+        if code == 1
+        else "no exception ended it: code of the job did"
+    )
+    knows_no_more = detail in ("", f"exit code {code}")  # the launcher
+    return _finding("bug", f"{describe_exit(code)}: {where}" if knows_no_more else detail)
 
 
 def _is_repeated(attempts: Sequence[AttemptRecord], row: Failure, words: str, step: int) -> bool:

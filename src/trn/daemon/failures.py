@@ -121,7 +121,7 @@ def _rows() -> list[Failure]:
             "bug",
             _STEP,
             "job",
-            "ended without saying how: the traceback is in the log",
+            "ended without saying how",
             _GOES_ON,
             retried=True,
         ),

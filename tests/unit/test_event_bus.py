@@ -194,7 +194,7 @@ def test_a_bus_that_is_away_is_told_of_once_and_stops_nobody(
         begin(world.registry, "r")
         await asyncio.to_thread(world.write, "r", range(1, 4))
         await asyncio.to_thread(
-            wait_until, lambda: "3 events of 1 runs wait" in "".join(world.publisher.warnings)
+            wait_until, lambda: "not published yet: 3 events of 1 run" in "".join(world.publisher.warnings)
         )
         world.bus.fault = ""
         await asyncio.to_thread(wait_until, lambda: world.seqs("r") == [1, 2, 3])
@@ -208,7 +208,7 @@ def test_a_bus_that_is_away_is_told_of_once_and_stops_nobody(
     told = [record.getMessage() for record in caplog.records]
     assert [text for text in told if "is away: refused" in text] == told[:1]
     assert "is back" in told[1]
-    assert "3 events of 1 runs are to be caught up" in told[1]
+    assert "to be caught up: 3 events of 1 run" in told[1]
     assert len(told) == 2
 
 

@@ -186,7 +186,7 @@ class BusPublisher:
             )
         away_s = self._clock() - self._away_since
         self.warnings = [
-            f"the event bus {self._shown} is away for {away_s:.0f} s: {_say(fault)}; {self._say_backlog()} wait"
+            f"the event bus {self._shown} is away for {away_s:.0f} s: {_say(fault)}; not published yet: {self._say_backlog()}"
         ]
 
     def _tell_back(self) -> None:
@@ -194,7 +194,7 @@ class BusPublisher:
         if self._away_since is not None:
             away_s, self._away_since = self._clock() - self._away_since, None
             logger.info(
-                "the event bus %s is back after %.1f s; %s are to be caught up",
+                "the event bus %s is back after %.1f s; to be caught up: %s",
                 self._shown,
                 away_s,
                 self._say_backlog(),
@@ -205,7 +205,11 @@ class BusPublisher:
             backlog = self._outbox.backlog()
         except (sqlite3.Error, TrnError) as fault:
             return f"events ({fault})"
-        return f"{backlog.num_events} events of {backlog.num_runs} runs"
+        return f"{_count(backlog.num_events, 'event')} of {_count(backlog.num_runs, 'run')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _say(fault: Exception) -> str:

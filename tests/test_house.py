@@ -39,7 +39,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         f"{TRAINER}.subprocess_contract",
     ),
     "trn.daemon": ("trn.core", "trn.proto", "trn.registry", "trn.executors", "trn.daemon", *JOB_DOCUMENTS),
-    "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client", *JOB_DOCUMENTS),
+    "trn.client": (
+        "trn.core",
+        "trn.proto",
+        "trn.registry",
+        "trn.client",
+        "gen_worker.launcher_protocol",  # whether a worker's process lives, where there is no daemon to ask
+        *JOB_DOCUMENTS,
+    ),
     "trn": ("trn",),
 }
 

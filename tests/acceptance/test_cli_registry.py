@@ -276,7 +276,7 @@ def test_status_tells_a_person_everything_about_a_run(home: Home) -> None:
         "exit 0: completed at step 40",
     ):
         assert part in screen
-    assert re.search(r"train/loss +0\.25 +0\.25 +10\n", screen)
+    assert re.search(r"train/loss +0\.25 +0\.25 +10  least\n", screen)
     assert re.search(r"10 │⡇|10 │⢇|10 │[⠀-⣿]", screen)
     assert "trn logs alpha-1" in screen
 
@@ -288,6 +288,8 @@ def test_status_gives_programs_the_record_its_attempts_and_why(home: Home) -> No
         "last": 10 / 3,
         "least": 10 / 3,
         "greatest": 10.0,
+        "best": 10 / 3,
+        "best_is": "least",
         "step": 3,
         "num_points": 3,
     }
@@ -309,8 +311,9 @@ def test_why_is_one_sentence_with_a_cause(home: Home, run_id: str, says: str, fa
     [told] = records(trn(home, "why", run_id))
     assert says in told["sentence"]
     assert (told["fault"], bool(told["next"])) == (fault, True)
-    [line] = shown(home, "why", run_id).splitlines()
-    assert says.split(":", maxsplit=1)[0] in line
+    sentence = " ".join(without_colour(shown(home, "why", run_id)).split())
+    assert says.split(":", maxsplit=1)[0] in sentence
+    assert sentence.endswith(".")
 
 
 SCREENS = [

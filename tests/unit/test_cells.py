@@ -2,7 +2,7 @@
 
 import pytest
 
-from trn.client.cells import cell_width, pad, shorten
+from trn.client.cells import cell_width, pad, shorten, wrap
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,16 @@ def test_what_is_cut_and_padded_fills_exactly_its_column(text: str) -> None:
         assert pad(cut, width, to_the_right=True).endswith(cut)
     assert shorten(text, 40) == text
     assert pad(text, 1) == text
+
+
+def test_text_is_cut_between_words_and_not_within_what_is_to_be_copied() -> None:
+    assert wrap("  one  two three", 10, indent=4) == ["  one  two", "    three"]
+    assert wrap("now `trn logs r` tells", 14) == ["now", "`trn logs r`", "tells"]
+    assert wrap("an open ` is a word", 9) == ["an open `", "is a word"]
+    assert wrap("損失の 平均値", 8) == ["損失の", "平均値"]
+    assert wrap("log  /a/very/long/path and more", 10, indent=5) == [
+        "log  /a/very/long/path",
+        "     and",
+        "     more",
+    ]
+    assert wrap("", 10) == [""]

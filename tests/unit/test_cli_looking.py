@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from gen_worker.launcher_protocol import boot_id, read_process
 from trn.client.cli import list_runs, verbs
 from trn.client.cli.output import Output
 from trn.core.digest import run_digest
 from trn.core.home import Home
-from trn.core.runs import RunState
+from trn.core.runs import QUEUED, Needs, RunState
+from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
 SUBMITTED_MS = 1_760_000_000_000
@@ -98,6 +101,84 @@ def made(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     hand_made.registry.close()
 
 
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_resume_is_promised_from_what_was_saved_and_from_nothing_else(
+    made: HandMade, is_saved: bool
+) -> None:
+    made.submit("r")
+    made.start("r", pid=77)
+    made.follow("r", 9)
+    made.end("r", RunState.FAILED, "failed while training at step 9: ValueError: no")
+    if is_saved:
+        made.save("r", 5)
+        made.save("r", 8)
+        made.save("r", 9, num_bytes=4)  # cut short: a resume passes it over
+    else:
+        made.home.run("r").checkpoints.mkdir(parents=True)  # as a run has it that ended before it saved
+    [told] = made.ask("why", "r")
+    [record] = made.ask("status", "r")
+    screen = made.show("status", "r", num_columns=200)
+    if is_saved:
+        assert "`trn resume r` goes on from step 8 (step-00000008.meta.json)" in told["remedy"]
+        path = made.home.run("r").checkpoints / "step-00000008.meta.json"
+        assert record["checkpoint"] == {"path": str(path), "step": 8}
+        assert f"saved    step 8 in {path}\n" in screen
+    else:
+        assert "`trn resume r` starts at step 0: it saved no checkpoint" in told["remedy"]
+        assert record["checkpoint"] is None
+        assert "saved    " not in screen
+    assert f"go on    {told['remedy'].split('; ')[-1]}\n" in screen
+
+
+@pytest.mark.parametrize(
+    ("config", "step", "end_step", "command"),
+    [
+        ({"max_steps": 40}, 40, 40, "trn resume r --set max_steps=…"),
+        ({"epochs": 2}, 40, 40, "trn resume r --set epochs=…"),
+        ({"max_steps": 40}, 30, 40, "trn resume r"),  # stopped early: there is more to do
+        ({"max_steps": 2, "mock_batches": [1, 2, 3]}, 2, 2, "trn resume r --set max_steps=…"),
+        ({"mock_batches": [1, 2, 3]}, 3, 3, ""),  # they are one pass
+    ],
+)
+def test_a_complete_run_goes_on_only_where_more_is_asked_of_it(
+    made: HandMade, config: dict[str, Any], step: int, end_step: int, command: str
+) -> None:
+    """As the daemon's resume refuses it."""
+    made.submit("r", config=config)
+    made.start("r", pid=77)
+    made.follow("r", step, end_step)
+    made.end("r", RunState.COMPLETED, f"completed at step {step}")
+    assert "go on" not in made.show("status", "r")
+    path = made.save("r", step, is_final=True)
+    screen = made.show("status", "r", num_columns=200)
+    assert ("go on" in screen) is bool(command)
+    assert not command or f"go on    `{command}` goes on from step {step} ({path.name})\n" in screen
+
+
+def test_a_worker_that_is_gone_is_not_said_to_train(made: HandMade) -> None:
+    pid = os.getpid()
+    process = read_process(pid)
+    assert process is not None
+    for run_id, ticks, boot in (
+        ("lives", process.start_ticks, boot_id()),
+        ("gone", process.start_ticks + 1, boot_id()),
+        ("before", process.start_ticks, "another boot"),
+    ):
+        made.submit(run_id)
+        made.start(run_id, pid=pid, start_ticks=ticks, boot=boot)
+    assert f"runs as process {pid}" in made.show("status", "lives")
+    assert "runs as process" not in made.show("status", "gone")
+    [lives], [gone], [before] = (made.ask("why", run_id) for run_id in ("lives", "gone", "before"))
+    assert "it trains on" in lives["sentence"]
+    for told, why in ((gone, f"process {pid} has ended"), (before, "before this machine was, or on another")):
+        assert "trains no more, and its end is not recorded yet" in told["what"]
+        assert why in told["what"]
+        assert (told["next"].partition(",")[0], told["remedy"]) == (
+            "the next daemon records how it ended",
+            "`trn daemon start`",
+        )
+
+
 def test_a_prefix_of_many_runs_says_how_many_it_does_not_name(
     made: HandMade, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,3 +213,87 @@ def test_watching_in_a_pipe_keeps_to_the_table_and_its_order(
     assert verbs.run(words) == 130
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["run_id"] for line in lines] == ["adder-3", "adder-2", "adder-2", "adder-4"]
+
+
+def test_who_holds_what_a_run_waits_for_and_how_many_come_before_it(
+    made: HandMade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trn.client.daemon_start.find_daemon", lambda _home: object())
+    for run_id, cpus in (("wide", 3), ("slim", 1)):
+        made.submit(run_id, needs=Needs(cpus=cpus))
+        made.start(run_id, pid=77)
+    made.submit("urgent", priority=9)
+    made.submit("older")
+    made.submit("r", needs=Needs(cpus=2))
+    made.submit("younger")
+    [fresh] = made.ask("why", "r")
+    assert f"{QUEUED} (2 waiting runs come before it)" in fresh["what"]
+    assert fresh["next"] == "it starts by itself as soon as there is room for it"
+    made.registry.set_reason("r", "waits for 2 CPUs").result()
+    [told] = made.ask("why", "r")
+    assert (
+        "waits for 2 CPUs (held by slim (1 CPU), wide (3 CPUs); 2 waiting runs come before it)"
+        in (told["what"])
+    )
+    assert "`trn cancel slim`" in told["remedy"]
+
+
+def test_every_file_of_a_run_is_listed_and_each_kind_has_its_name(made: HandMade, tmp_path: Path) -> None:
+    copies, events = tmp_path / "copies", tmp_path / "events.jsonl"
+    made.submit("r", log_dir=str(copies), event_log=str(events))
+    made.submit("r.2")  # its own log looks like one of r's
+    made.home.run("r.2").root.mkdir(parents=True)
+    made.start("r", pid=77)
+    made.end("r", RunState.COMPLETED, "completed at step 1")
+    day = made.home.logs.day(SUBMITTED_MS)
+    copied = copies / day.relative_to(made.home.logs.root)
+    names = ("r.1.log.jsonl.gz", "r.2.log.jsonl", "r.3.log.jsonl", "r.log.jsonl")
+    for folder in (day, copied):
+        folder.mkdir(parents=True)
+    for path in (*(day / name for name in names), copied / "r.log.jsonl"):
+        path.touch()
+    [record] = made.ask("status", "r")
+    own = [str(day / name) for name in names if name != "r.2.log.jsonl"]
+    assert record["log_files"] == [*own, str(copied / "r.log.jsonl"), str(events)]
+    screen = made.show("status", "r", num_columns=300)
+    assert f"  lines    {own[-1]} and 2 before it\n" in screen
+    assert f"  copy     {copied / 'r.log.jsonl'}\n" in screen
+    assert f"  events   {events}\n" in screen
+
+
+def test_which_value_is_the_best_is_said_where_that_is_known(made: HandMade) -> None:
+    made.submit("r", config={"early_stopping": {"metric": "val/accuracy", "mode": "max"}})
+    made.start("r", pid=77)
+    metrics = MetricStore(made.home.metrics)
+    names = ("train/loss", "val/accuracy", "train/lr")
+    points = [(step, 1, name, step, float(step), 1) for step in (1, 2, 3) for name in names]
+    metrics.add("r", offset=100, last_seq=3, points=points).result()
+    metrics.close()
+    [record] = made.ask("status", "r")
+    assert {name: (found["best"], found["best_is"]) for name, found in record["metrics"].items()} == {
+        "train/loss": (1.0, "least"),
+        "val/accuracy": (3.0, "greatest"),
+        "train/lr": (None, ""),
+    }
+    lines = made.show("status", "r").splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("  train/l")] == ["least", "-"]
+    narrow = " ".join(made.show("status", "r", num_columns=40).split())
+    assert "val/accuracy last 3, least 1, greatest 3 (the best)" in narrow
+    assert "train/lr last 3, least 1, greatest 3 val" in narrow
+
+
+@pytest.mark.parametrize("num_columns", [40, 61, 110])
+def test_no_word_is_cut_where_the_terminal_ends(made: HandMade, num_columns: int) -> None:
+    made.submit("r", name="a run with a name of many words, as people give them")
+    made.start("r", pid=77)
+    made.follow("r", 9, 40)
+    made.end("r", RunState.FAILED, f"failed while training at step 9: ValueError: {'many words ' * 20}")
+    made.save("r", 5)
+    words = made.show("why", "r", num_columns=10_000).split()
+    for verb in ("why", "status"):
+        screen = made.show(verb, "r", num_columns=num_columns)
+        for line in screen.splitlines():
+            # A path is for copying: whole, also where it is too long.
+            assert len(line) <= num_columns or str(made.home.root) in line, line
+        assert " ".join(words) in " ".join(screen.split())
+    assert len(screen.splitlines()) > 10

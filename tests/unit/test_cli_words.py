@@ -8,7 +8,7 @@ import pytest
 from gen_worker.launcher_protocol import PROCESS_MARK
 from trn.client.cli import exit_codes
 from trn.client.cli.durations import parse_since, say_ago, say_duration
-from trn.client.cli.explanation import explain
+from trn.client.cli.explanation import Surroundings, explain
 from trn.client.cli.faults import BLAMES, find_blame
 from trn.client.cli.output import plain
 from trn.client.terminal_chart import draw_chart
@@ -26,7 +26,7 @@ def run(state: RunState, **more: Any) -> RunRecord:
         "updated_ms": AT_MS,
         **more,
     }
-    return RunRecord(run_id="r-1", digest="", state=state, config={}, **fields)
+    return RunRecord(run_id="r-1", digest="", state=state, **{"config": {}, **fields})
 
 
 def attempt(cause: str, **more: Any) -> AttemptRecord:
@@ -39,13 +39,13 @@ def test_whose_fault_it_was_is_what_the_daemons_own_table_says() -> None:
 
     for row in rows():
         for words in (row.words, f"{row.words}: some detail", f"{row.words} at step 3: more"):
-            blame = find_blame(words, "r-1")
+            blame = find_blame(words, "r-1", resumes="goes on")
             assert blame is not None, row.cause
             assert blame.fault == row.fault, row.cause
             assert "{" not in blame.remedy
     # and nothing is blamed that the daemon never says
     assert [known for known in BLAMES if not any(row.words.startswith(known) for row in rows())] == []
-    assert find_blame("something that a newer daemon says", "r-1") is None
+    assert find_blame("something that a newer daemon says", "r-1", resumes="goes on") is None
 
 
 def test_what_is_a_workers_own_is_not_handed_on_to_a_daemon_or_launcher() -> None:
@@ -66,8 +66,8 @@ def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:
     ("known", "says"),
     [
         (
-            (run(RunState.PENDING, reason="waits for 1 GPU"), [], ["other"]),
-            "waits for 1 GPU (held by other); it starts",
+            (run(RunState.PENDING, reason="waits for 1 GPU"), [], {"other": ["cuda:0"]}),
+            "waits for 1 GPU (held by other (cuda:0)); it starts",
         ),
         (
             (
@@ -78,28 +78,28 @@ def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:
                     attempt=1,
                 ),
                 [attempt("ended, and nobody saw how")],
-                [],
+                {},
             ),
             "the machine's fault; its next attempt follows in 5s",
         ),
         (
-            (run(RunState.RUNNING, step=5, end_step=10, attempt=1), [attempt("", ended_ms=None)], []),
+            (run(RunState.RUNNING, step=5, end_step=10, attempt=1), [attempt("", ended_ms=None)], {}),
             "at step 5 of 10",
         ),
         (
-            (run(RunState.RUNNING, attempt=1, is_cancel_wanted=True, cancel_reason="enough"), [], []),
+            (run(RunState.RUNNING, attempt=1, is_cancel_wanted=True, cancel_reason="enough"), [], {}),
             "is being stopped at step 0: enough",
         ),
         (
-            (run(RunState.COMPLETED, step=7, ended_ms=AT_MS), [attempt("completed at step 7")], []),
+            (run(RunState.COMPLETED, step=7, ended_ms=AT_MS), [attempt("completed at step 7")], {}),
             "reached step 7 after 1m00s",
         ),
-        ((run(RunState.CANCELLED, reason="enough; it had not started"), [], []), "was cancelled: enough"),
+        ((run(RunState.CANCELLED, reason="enough; it had not started"), [], {}), "was cancelled: enough"),
         (
             (
                 run(RunState.FAILED, reason="failed while training at step 3: X; no more", attempt=1),
                 [attempt("failed while training at step 3: X")],
-                [],
+                {},
             ),
             "r-1 failed while training at step 3: X; no more; the job's own fault; it is final",
         ),
@@ -107,17 +107,17 @@ def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:
             (
                 run(RunState.FAILED, reason="a fault of trn itself, please report it: X", attempt=1),
                 [attempt("a fault of trn itself, please report it: X")],
-                [],
+                {},
             ),
             "our fault",
         ),
     ],
 )
 def test_one_sentence_says_what_happens_whose_fault_it_is_and_what_is_next(
-    known: tuple[RunRecord, list[AttemptRecord], list[str]], says: str
+    known: tuple[RunRecord, list[AttemptRecord], dict[str, list[str]]], says: str
 ) -> None:
     about, attempts, holders = known
-    told = explain(about, attempts, at_ms=AT_MS, is_daemon_up=True, holders=holders)
+    told = explain(about, attempts, at_ms=AT_MS, is_daemon_up=True, around=Surroundings(devices=holders))
     assert says in told.sentence
     assert told.sentence.endswith(".")
     assert told.next
@@ -129,10 +129,48 @@ def test_without_a_daemon_an_unfinished_run_is_told_to_need_one(state: RunState)
     assert "`trn daemon start`" in told.remedy
 
 
+def test_mended_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
+    cause = "failed while training at step 3: X"
+    frozen = run(RunState.FAILED, reason=cause, attempt=1, snapshot="sha256:1", base_dir="/my job")
+    told = explain(frozen, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True)
+    assert "`trn resume r-1 --code '/my job'` starts at step 0" in told.remedy
+    live = run(RunState.FAILED, reason=cause, attempt=1, base_dir="/my job")
+    assert "`trn resume r-1` starts" in explain(live, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True).remedy
+
+
 def test_a_silent_worker_is_named_before_it_is_ended() -> None:
     newest = attempt("", ended_ms=None, last_heartbeat_ms=AT_MS - 45_000)
     told = explain(run(RunState.RUNNING, attempt=1), [newest], at_ms=AT_MS, is_daemon_up=True)
     assert "no sign of life for 45s" in told.sentence
+
+
+@pytest.mark.parametrize("is_daemon_up", [True, False])
+def test_a_step_that_outlasts_the_time_limit_is_told_with_what_ends_it(is_daemon_up: bool) -> None:
+    newest = attempt("", ended_ms=None, launched_ms=AT_MS - 30_000, last_heartbeat_ms=AT_MS - 1000)
+    about = run(RunState.RUNNING, attempt=1, config={"time_limit_s": 2, "grace_s": 20})
+    told = explain(about, [newest], at_ms=AT_MS, is_daemon_up=is_daemon_up)
+    assert "its time limit of 2 s is over since 28s" in told.what
+    assert "it ends as soon as this step does, or without it when its grace of 20 s is over, too" in told.next
+    assert ("the daemon kills it" in told.next) is is_daemon_up
+    assert "--set time_limit_s=…" in told.remedy
+    in_time = run(RunState.RUNNING, attempt=1, config={"time_limit_s": 31})
+    assert "time limit" not in explain(in_time, [newest], at_ms=AT_MS, is_daemon_up=True).sentence
+
+
+def test_what_ran_out_of_memory_is_told_to_use_less_and_who_was_killed_that_it_may_be_somebody() -> None:
+    for words in (
+        "failed while training at step 3: MemoryError",
+        "failed while training: numpy._core._exceptions._ArrayMemoryError: Unable to allocate 1 TiB",
+        "the model did not load: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+    ):
+        blame = find_blame(words, "r-1", resumes="goes on")
+        assert blame is not None
+        assert (blame.fault, blame.remedy.startswith("use a smaller batch or model")) == ("job", True)
+        assert "mend" not in blame.remedy
+    killed = find_blame("killed by SIGKILL (somebody killed it)", "r-1", resumes="goes on")
+    assert killed is not None
+    assert killed.remedy.startswith("if nobody here killed it, the system did for want of memory")
+    assert killed.remedy.endswith("`trn resume r-1` goes on")
 
 
 @pytest.mark.parametrize(

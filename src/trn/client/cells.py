@@ -27,6 +27,22 @@ def pad(text: str, width: int, *, to_the_right: bool = False) -> str:
     return spaces + text if to_the_right else text + spaces
 
 
+def wrap(text: str, width: int, *, indent: int = 0) -> list[str]:
+    """Lines of at most that width, cut between words; all but the first begin with `indent` spaces.
+
+    What is between backticks is one word: it is to be copied. A word that is too long for any line stays where it is.
+    """
+    import re
+
+    lines = [""]
+    for gap, word in re.findall(r"( *)((?:`[^`]*`|[^ ])+)", text):
+        if lines[-1] and cell_width(lines[-1] + gap + word) > width >= indent + cell_width(word):
+            lines.append(" " * indent + word)
+        else:
+            lines[-1] += gap + word
+    return lines
+
+
 def _width(char: str) -> int:
     if char.isascii():
         return 1

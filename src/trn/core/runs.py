@@ -44,6 +44,8 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.CANCELLED: frozenset(),
 }
 
+QUEUED = "queued: its turn has not come yet"  # the first reason of a run, until the dispatcher gives its own
+
 # Who moves a run on, and what its deadline is, in each state that is not final.
 OWNERS: dict[RunState, str] = {
     RunState.PENDING: "the dispatcher: as soon as its resources are free, and not before its backoff is over",

@@ -155,6 +155,14 @@ INSERT INTO holdings (run_id, attempt, cpus, memory_mb) VALUES (:run_id, :attemp
 -- name: let_go
 DELETE FROM holdings WHERE run_id = :run_id AND attempt = :attempt
 
+-- name: holdings
+SELECT run_id, cpus, memory_mb FROM holdings ORDER BY run_id
+
+-- name: num_ahead
+SELECT count(*) AS num FROM runs
+WHERE state = 'PENDING' AND not_before_ms <= :now_ms
+  AND (-priority, submitted_ms, run_id) < (-:priority, :submitted_ms, :run_id)
+
 -- name: held
 SELECT coalesce(sum(cpus), 0) AS cpus, coalesce(sum(memory_mb), 0) AS memory_mb FROM holdings
 

@@ -133,6 +133,15 @@ class RegistryReader:
     def slots(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self._read.execute(sql("slots"))]
 
+    def holdings(self) -> list[dict[str, Any]]:
+        """The CPUs and the memory of each run that lives."""
+        return [dict(row) for row in self._read.execute(sql("holdings"))]
+
+    def num_ahead(self, run: RunRecord, now_ms: int) -> int:
+        """How many runs wait that are to start before it. Reads all that wait."""
+        values = {"priority": run.priority, "submitted_ms": run.submitted_ms, "run_id": run.run_id}
+        return int(self._read.execute(sql("num_ahead"), {**values, "now_ms": now_ms}).fetchone()["num"])
+
     def held(self) -> tuple[int, int]:
         """(cpus, memory_mb) that live attempts hold."""
         row = self._read.execute(sql("held")).fetchone()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from trn.core.errors import ConflictError, NotFoundError
-from trn.core.runs import AttemptRecord, Needs, RunRecord, RunState, require_transition
+from trn.core.runs import QUEUED, AttemptRecord, Needs, RunRecord, RunState, require_transition
 from trn.registry.connection import checkpoint, migrate, open_writer
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader, read_attempt, read_run
@@ -89,7 +89,7 @@ class RunRegistry(RegistryReader):
             run = RunRecord(
                 **msgspec.structs.asdict(new),
                 state=RunState.PENDING,
-                reason="waits for the dispatcher",
+                reason=QUEUED,
                 submitted_ms=now_ms,
                 updated_ms=now_ms,
                 change=next(self._changes),

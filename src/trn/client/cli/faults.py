@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 _LOG = "`trn logs {run_id}` has its last words"
 _MEND = "mend the job or its code and submit it again; `trn logs {run_id}` has the details"
-_RESUME = "`trn resume {run_id}` goes on from its newest checkpoint"
-_MEMORY = "use a smaller batch or model, or give the run more memory_mb, then `trn resume {run_id}`"
+_RESUME = "`trn resume {run_id}` {resumes}"
+_MENDED = "`trn resume {run_id}{code}` {resumes}"
+_LESS_MEMORY = "use a smaller batch or model, or give the run more memory_mb"
+_MEMORY = f"{_LESS_MEMORY}; {_RESUME}"
+_KILLED = f"if nobody here killed it, the system did for want of memory: {_LESS_MEMORY}; {_RESUME}"
 _REPORT = "please report it, with `daemon.log`; `trn resume {run_id}` tries it again"
-_LONGER = "`trn resume {run_id} --set time_limit_s=…` goes on with more time"
+_LONGER = "`trn resume {run_id} --set time_limit_s=…` has more time, and {resumes}"
 
 
 class Blame(NamedTuple):
@@ -26,7 +29,7 @@ BLAMES: dict[str, Blame] = {
     "an input is not right": Blame("job", _MEND),
     "is not allowed to": Blame("job", "renew its token or its rights and submit it again"),
     "the model did not load": Blame("job", _MEND),
-    "failed while training": Blame("job", f"mend its code; {_LOG}; {_RESUME}"),
+    "failed while training": Blame("job", f"mend its code; {_LOG}; {_MENDED}"),
     "an upload failed": Blame("machine", f"see that the far side answers; {_RESUME}"),
     "was stopped by somebody else": Blame("machine", _RESUME),
     "reached its time limit": Blame("job", _LONGER),
@@ -37,14 +40,17 @@ BLAMES: dict[str, Blame] = {
     "killed by SIGABRT": Blame("job", _LOG),
     "killed by SIGFPE": Blame("job", _LOG),
     "killed by SIGILL": Blame("job", "install packages that were built for this CPU"),
-    "killed by SIGKILL": Blame("machine", _MEMORY),
+    "killed by SIGKILL": Blame("machine", _KILLED),
     "killed by SIGXCPU": Blame("machine", f"raise the limit on CPU time; {_RESUME}"),
     "killed by SIGTERM": Blame("machine", _RESUME),
     "killed by SIGINT": Blame("machine", _RESUME),
     "killed by SIGHUP": Blame("machine", _RESUME),
     "killed by ": Blame("machine", _RESUME),
     "out of memory": Blame("machine", _MEMORY),
-    "ended without saying how": Blame("job", _LOG),
+    "ended without saying how": Blame(
+        "job",
+        f"look for what ends the process, such as os._exit; `trn logs {{run_id}}` has what it printed; {_MENDED}",
+    ),
     "ended, and nobody saw how": Blame("machine", _RESUME),
     "the machine went down under it": Blame("machine", _RESUME),
     "gave no sign of life": Blame("machine", f"{_LOG}; {_RESUME}"),
@@ -57,10 +63,19 @@ BLAMES: dict[str, Blame] = {
 }
 
 
-def find_blame(cause: str, run_id: str) -> Blame | None:
-    """None for words that the table does not know: a newer daemon may have more."""
+# How Python, numpy and torch say that there was not enough memory.
+_MEMORY_WORDS = ("MemoryError", "out of memory", "can't allocate memory", "Cannot allocate memory")
+
+
+def find_blame(cause: str, run_id: str, *, resumes: str, code: str = "") -> Blame | None:
+    """Whose fault, by the longest beginning. None for words not in the table: a newer daemon may have more.
+
+    `resumes`: what a resume of the run does; `code`: the option with which it takes code that was mended since.
+    """
     known = [beginning for beginning in BLAMES if cause.startswith(beginning)]
     if not known:
         return None
     blame = BLAMES[max(known, key=len)]
-    return blame._replace(remedy=blame.remedy.format(run_id=run_id))
+    if blame.fault == "job" and any(words in cause for words in _MEMORY_WORDS):
+        blame = blame._replace(remedy=f"{_MEMORY}; {_LOG}")
+    return blame._replace(remedy=blame.remedy.format(run_id=run_id, resumes=resumes, code=code))

@@ -50,6 +50,13 @@ class Output:
         if not self.is_json:
             _print(text)
 
+    def show_wrapped(self, text: str, *, indent: int = 0) -> None:
+        """`show`, cut between words where the terminal ends; `indent`: where the lines after the first begin."""
+        from trn.client.cells import wrap
+
+        for line in wrap(text, self.size[0], indent=indent):
+            self.show(line)
+
     def say(self, text: str) -> None:
         """A line for people on stderr, always."""
         say(text)

@@ -1,23 +1,31 @@
-"""One run and all that the registry holds of it, read without a daemon."""
+"""One run and all that is known of it, read without a daemon."""
 
+import contextlib
 import sqlite3
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from gen_worker.launcher_protocol import boot_id, is_same_process
+from trn.client.cli.explanation import Checkpoint, Surroundings
 from trn.client.cli.registry_view import open_read_only
 from trn.core.errors import NotFoundError, RegistryError
 from trn.core.home import Home
-from trn.core.runs import AttemptRecord, RunRecord
+from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.registry.metrics import MetricReader, Series
 from trn.registry.reader import RegistryReader
 
+META_SUFFIX = ".meta.json"
+
 
 class FoundRun(NamedTuple):
-    """A run, its attempts, and which runs hold devices now."""
+    """A run and its attempts."""
 
     run: RunRecord
     attempts: list[AttemptRecord]
-    holders: list[str]
 
 
 class _Reader(RegistryReader):
@@ -35,6 +43,19 @@ class _MetricReader(MetricReader):
         self._read = open_read_only(str(home.metrics))
         self._read.row_factory = sqlite3.Row
         self._reading = threading.Lock()
+
+
+class _File(msgspec.Struct, frozen=True):
+    name: str
+    size_bytes: int
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    """As much of a checkpoint's commit marker as is needed here."""
+
+    step: int
+    final: bool = False
+    files: tuple[_File, ...] = ()
 
 
 def find_metrics(home: Home, run_id: str, *, max_points: int) -> dict[str, Series]:
@@ -55,12 +76,62 @@ def find_run(home: Home, run_id: str) -> FoundRun:
     """By id or unique prefix. NotFoundError, AmbiguousError, RegistryError."""
     if not home.registry.exists():
         raise NotFoundError(f"there is no run {run_id!r}: nothing was ever submitted to {home.root}")
+    with _reading(home) as reader:
+        run = reader.get(run_id)
+        return FoundRun(run, reader.attempts(run.run_id))
+
+
+def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
+    """What its explanation takes besides: of the registry, the process table and the run's folder. RegistryError."""
+    run = found.run
+    if run.state is RunState.PENDING:
+        with _reading(home) as reader:
+            devices: dict[str, list[str]] = {}
+            for slot in reader.slots():
+                if slot["run_id"]:
+                    devices.setdefault(slot["run_id"], []).append(slot["device_id"])
+            holdings = reader.holdings()
+            return Surroundings(
+                devices=devices,
+                cpus={row["run_id"]: row["cpus"] for row in holdings},
+                memory_mb={row["run_id"]: row["memory_mb"] for row in holdings},
+                num_ahead=reader.num_ahead(run, at_ms),
+                checkpoint=find_checkpoint(home.run(run.run_id).checkpoints),
+            )
+    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints)
+    newest = found.attempts[-1] if found.attempts else None
+    if newest is None or newest.ended_ms is not None or not newest.pid:
+        return Surroundings(checkpoint=checkpoint)
+    return Surroundings(worker_gone=_say_gone(newest), checkpoint=checkpoint)
+
+
+def _say_gone(attempt: AttemptRecord) -> str:
+    if is_same_process(attempt.pid, attempt.start_ticks, attempt.boot_id):
+        return ""
+    if attempt.boot_id != boot_id():
+        return f"its process {attempt.pid} was started before this machine was, or on another"
+    return f"its process {attempt.pid} has ended"
+
+
+def find_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest whose files have their sizes; a resume reads them whole, and may pass it over."""
+    newest: tuple[int, bool, str] | None = None
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{META_SUFFIX}"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                meta = msgspec.json.decode(path.read_bytes(), type=_Meta)
+                if all((folder / item.name).stat().st_size == item.size_bytes for item in meta.files):
+                    this = (meta.step, meta.final, str(path))
+                    newest = this if newest is None else max(newest, this)
+    return None if newest is None else Checkpoint(path=newest[2], step=newest[0])
+
+
+@contextlib.contextmanager
+def _reading(home: Home) -> Iterator[_Reader]:
     try:
         reader = _Reader(home)
         try:
-            run = reader.get(run_id)
-            holders = [slot["run_id"] for slot in reader.slots() if slot["run_id"]]
-            return FoundRun(run, reader.attempts(run.run_id), holders)
+            yield reader
         finally:
             reader.close()
     except sqlite3.Error as fault:

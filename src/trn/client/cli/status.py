@@ -1,20 +1,25 @@
 """`trn status RUN`: everything about one run, from its home; no daemon is needed."""
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trn.client.cells import cell_width, pad, shorten
+from trn.client.cells import cell_width, pad, shorten, wrap
 from trn.client.cli.durations import now_ms, say_ago, say_duration
 from trn.client.cli.output import Output, json_option, plain
 from trn.client.cli.registry_view import run_id_argument
 from trn.core.home import Home
 
 if TYPE_CHECKING:
-    from trn.client.cli.explanation import Explanation
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trn.client.cli.explanation import Checkpoint, Explanation
     from trn.client.cli.run_lookup import FoundRun
-    from trn.core.runs import AttemptRecord
+    from trn.core.home import LogFolder
+    from trn.core.runs import AttemptRecord, RunRecord
     from trn.registry.metrics import Series
 
 DEFAULT_METRIC = "train/loss"
@@ -22,6 +27,9 @@ MAX_POINTS = 400  # of each metric: more than a terminal has dots
 MAX_METRICS = 24
 MIN_NAME_WIDTH = 12
 MAX_CHART_WIDTH = 100
+LINES, COPY, EVENTS = "lines", "copy", "events"  # the home's log for machines, that of --log-dir, --event-log
+LABEL_WIDTH = 7
+DAY_MS, MAX_DAYS = 24 * 3600 * 1000, 400
 
 EPILOG = """\b
 Examples:
@@ -41,18 +49,14 @@ Examples:
 def command(home: Home, *, run_id: str, metric: str | None, is_json: bool) -> None:
     """Show a run: its state and why, its attempts, its metrics, its files; also while no daemon runs."""
     from trn.client.cli.explanation import explain
-    from trn.client.cli.run_lookup import find_metrics, find_run
+    from trn.client.cli.run_lookup import find_metrics, find_run, look_around
     from trn.client.daemon_start import find_daemon
 
     output = Output(is_json=is_json)
-    found = find_run(home, run_id)
-    at_ms = now_ms()
+    found, at_ms = find_run(home, run_id), now_ms()
+    around = look_around(home, found, at_ms)
     told = explain(
-        found.run,
-        found.attempts,
-        at_ms=at_ms,
-        is_daemon_up=find_daemon(home) is not None,
-        holders=found.holders,
+        found.run, found.attempts, at_ms=at_ms, is_daemon_up=find_daemon(home) is not None, around=around
     )
     series = find_metrics(home, found.run.run_id, max_points=MAX_POINTS)
     if metric is not None and metric not in series:
@@ -61,35 +65,48 @@ def command(home: Home, *, run_id: str, metric: str | None, is_json: bool) -> No
             param_hint="--metric",
         )
     if output.is_json:
-        output.record(_record(home, found, told, series))
+        output.record(_record(home, found, told, series, around.checkpoint))
         return
+    width = output.size[0]
     for line in [
         *_head(output, found, at_ms),
-        plain(told.sentence),
-        *_attempts(output, found, at_ms),
-        *_metrics(output, series),
+        *wrap(plain(told.sentence), width),
+        *_attempts(output, found, around.worker_gone, at_ms),
+        *_metrics(output, found.run, series),
         *_chart(output, series, metric),
-        *_files(output, home, found),
+        *_files(output, home, found, around.checkpoint),
     ]:
         output.show(line)
 
 
-def _extremes(series: "Series") -> dict[str, Any]:
-    """The last value, and the least and the greatest of all numbers."""
+def _extremes(run: "RunRecord", series: "Series") -> dict[str, Any]:
+    """The last value, the least and the greatest of all numbers, and which of these is the best, where that is known."""
     lows = [value for value in (series.lows or series.values) if math.isfinite(value)]
     highs = [value for value in (series.highs or series.values) if math.isfinite(value)]
-    last = series.values[-1]
-    return {
-        "last": last if math.isfinite(last) else None,
+    found = {
+        "last": series.values[-1],
         "least": min(lows, default=None),
         "greatest": max(highs, default=None),
-        "step": series.steps[-1],
-        "num_points": series.num_points,
     }
+    which = _which_is_best(run, series.name)
+    best = {"best": found[which] if which else None, "best_is": which}
+    return {**found, **best, "step": series.steps[-1], "num_points": series.num_points}
+
+
+def _which_is_best(run: "RunRecord", name: str) -> str:
+    """`least` or `greatest`: as the job's early stopping has it, the least of a loss; of others nobody told us."""
+    stopping = run.config.get("early_stopping")
+    if isinstance(stopping, dict) and stopping.get("metric", "val/loss") == name:
+        return "greatest" if stopping.get("mode") == "max" else "least"
+    return "least" if "loss" in name.rpartition("/")[2].lower() else ""
 
 
 def _record(
-    home: Home, found: "FoundRun", told: "Explanation", series: "dict[str, Series]"
+    home: Home,
+    found: "FoundRun",
+    told: "Explanation",
+    series: "dict[str, Series]",
+    checkpoint: "Checkpoint | None",
 ) -> dict[str, Any]:
     import msgspec
 
@@ -99,15 +116,15 @@ def _record(
         **run,
         "why": {**told._asdict(), "sentence": told.sentence},
         "attempts": attempts,
-        "metrics": {name: _extremes(points) for name, points in series.items()},
+        "metrics": {name: _extremes(found.run, points) for name, points in series.items()},
         "folder": str(home.run(found.run.run_id).root),
-        "log_files": _line_files(home, found),
+        "log_files": [path for paths in _line_files(home, found).values() for path in paths],
+        "checkpoint": None if checkpoint is None else checkpoint._asdict(),
     }
 
 
 def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
     run = found.run
-    name = f"  {plain(run.name)}" if run.name else ""
     steps = f"step {run.step}"
     if run.end_step:
         steps += f" of {run.end_step} ({100 * run.step // run.end_step} %)"
@@ -118,47 +135,67 @@ def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
         facts.append(f"on {', '.join(run.devices)}")
     if run.parent_run_id:
         facts.append(f"continues {run.parent_run_id}")
-    title = output.paint(run.run_id, is_bold=True)
-    return [f"{title}  {output.paint_state(run.state)}{name}", ", ".join(facts)]
+    width, name = output.size[0], plain(run.name)
+    title = f"{output.paint(run.run_id, is_bold=True)}  {output.paint_state(run.state)}"
+    if name and cell_width(f"{run.run_id}  {run.state}  {name}") <= width:
+        title, name = f"{title}  {name}", ""
+    return [title, *(wrap(name, width) if name else ()), *wrap(", ".join(facts), width)]
 
 
-def _attempts(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
+def _attempts(output: Output, found: "FoundRun", worker_gone: str, at_ms: int) -> list[str]:
     if not found.attempts:
         return []
     lines = ["", output.paint("attempts", is_bold=True)]
     for attempt in found.attempts:
         took = say_duration((attempt.ended_ms or at_ms) - attempt.launched_ms)
-        lines.append(f"  {attempt.number:>2}  {took:>7}  to step {attempt.step}  {plain(_ending(attempt))}")
+        line = f"  {attempt.number:>2}  {took:>7}  to step {attempt.step}  {plain(_ending(attempt, worker_gone))}"
+        lines += wrap(line, output.size[0], indent=6)
     return lines
 
 
-def _ending(attempt: "AttemptRecord") -> str:
+def _ending(attempt: "AttemptRecord", worker_gone: str) -> str:
     if attempt.ended_ms is None:
-        return f"runs as process {attempt.pid}" if attempt.pid else "is being launched"
+        return worker_gone or (f"runs as process {attempt.pid}" if attempt.pid else "is being launched")
     code = "" if attempt.exit_code is None else f"exit {attempt.exit_code}: "
     return f"{code}{attempt.cause}"
 
 
-def _metrics(output: Output, series: "dict[str, Series]") -> list[str]:
+def _metrics(output: Output, run: "RunRecord", series: "dict[str, Series]") -> list[str]:
     if not series:
         return []
     shown = dict(list(series.items())[:MAX_METRICS])
-    # On a narrow terminal long names give way, not the numbers.
-    room = max(output.size[0] - 2 - 3 * 13, MIN_NAME_WIDTH)
-    width = max(min(max(cell_width(plain(name)) for name in shown), room), len("metrics"))
-    header = f"  {'metrics'.ljust(width)}  {'last':>11}  {'least':>11}  {'greatest':>11}"
-    lines = ["", output.paint(header.replace("  metrics  ", "metrics    ", 1), is_bold=True)]
-    for name, points in shown.items():
-        found = _extremes(points)
-        numbers = [f"{_number(found[key]):>11}" for key in ("last", "least", "greatest")]
-        lines.append(f"  {pad(shorten(plain(name), width), width)}  {'  '.join(numbers)}")
+    found = {plain(name): _extremes(run, points) for name, points in shown.items()}
+    # On a narrow terminal long names give way, not the numbers; on a very narrow one the table does.
+    room = output.size[0] - 2 - 3 * 13 - 2 - len("greatest")
+    lines = _narrow_metrics(output, found) if room < MIN_NAME_WIDTH else _wide_metrics(output, found, room)
     if len(series) > len(shown):
         lines.append(f"  … and {len(series) - len(shown)} more: --json has all")
     return lines
 
 
+def _wide_metrics(output: Output, found: dict[str, dict[str, Any]], room: int) -> list[str]:
+    width = max(min(max(map(cell_width, found)), room), len("metrics"))
+    header = f"  {'metrics'.ljust(width)}  {'last':>11}  {'least':>11}  {'greatest':>11}  best"
+    lines = ["", output.paint(header.replace("  metrics  ", "metrics    ", 1), is_bold=True)]
+    for name, values in found.items():
+        numbers = "  ".join(f"{_number(values[key]):>11}" for key in ("last", "least", "greatest"))
+        lines.append(f"  {pad(shorten(name, width), width)}  {numbers}  {values['best_is'] or '-'}")
+    return lines
+
+
+def _narrow_metrics(output: Output, found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["", output.paint("metrics", is_bold=True)]
+    for name, values in found.items():
+        words = [f"last {_number(values['last'])}"]
+        for key in ("least", "greatest"):
+            best = " (the best)" if values["best_is"] == key else ""
+            words.append(f"{key} {_number(values[key])}{best}")
+        lines += wrap(f"  {name}  {', '.join(words)}", output.size[0], indent=4)
+    return lines
+
+
 def _number(value: float | None) -> str:
-    return "nan" if value is None else f"{value:.5g}"
+    return "-" if value is None else f"{value:.5g}"
 
 
 def _chart(output: Output, series: "dict[str, Series]", metric: str | None) -> list[str]:
@@ -173,26 +210,58 @@ def _chart(output: Output, series: "dict[str, Series]", metric: str | None) -> l
     return ["", output.paint(plain(chosen), is_bold=True), *(f"  {line}" for line in lines)]
 
 
-def _line_files(home: Home, found: "FoundRun") -> list[str]:
-    """Its newest log for machines, in each folder that has one, and its event log."""
+def _line_files(home: Home, found: "FoundRun") -> dict[str, list[str]]:
+    """Its logs for machines, the newest last: those of the home, of its `--log-dir`, and its event log."""
     from pathlib import Path
 
     from trn.core.home import LogFolder
 
     run = found.run
-    folders = [home.logs, *([LogFolder(Path(run.log_dir))] if run.log_dir else [])]
-    paths = [folder.run(run.run_id, run.updated_ms) for folder in folders]
-    shown = [str(path) for path in paths if path.exists()]
-    return shown + ([run.event_log] if run.event_log else [])
+    named = {LINES: home.logs} | ({COPY: LogFolder(Path(run.log_dir))} if run.log_dir else {})
+    files = {label: [str(path) for path in _day_logs(home, folder, run)] for label, folder in named.items()}
+    files[EVENTS] = [run.event_log] if run.event_log else []
+    return {label: paths for label, paths in files.items() if paths}
 
 
-def _files(output: Output, home: Home, found: "FoundRun") -> list[str]:
+def _day_logs(home: Home, folder: "LogFolder", run: "RunRecord") -> "Iterator[Path]":
+    """Of each of its days: those that were renamed because they were long enough, then the one that is written.
+
+    Those of a day that is over may be compressed.
+    """
+    from trn.core.home import LOG_SUFFIX
+
+    last_ms = max(run.updated_ms, now_ms() if not run.state.is_terminal else 0)
+    days = range(max(run.submitted_ms, last_ms - MAX_DAYS * DAY_MS), last_ms + DAY_MS, DAY_MS)
+    for path in dict.fromkeys(folder.run(run.run_id, min(at_ms, last_ms)) for at_ms in days):
+        for number in itertools.count(1):
+            renamed = _as_it_is(path.with_name(f"{run.run_id}.{number}{LOG_SUFFIX}"))
+            if renamed is None:
+                break
+            if not home.run(f"{run.run_id}.{number}").root.exists():  # else it is that run's
+                yield renamed
+        if newest := _as_it_is(path):
+            yield newest
+
+
+def _as_it_is(path: "Path") -> "Path | None":
+    packed = path.with_name(f"{path.name}.gz")
+    return path if path.exists() else packed if packed.exists() else None
+
+
+def _files(output: Output, home: Home, found: "FoundRun", checkpoint: "Checkpoint | None") -> list[str]:
+    from trn.client.cli.explanation import how_to_resume, where_it_resumes
+
     run, folder = found.run, home.run(found.run.run_id)
     lines = ["", output.paint("files", is_bold=True), f"  {folder.root}"]
-    lines.append(f"  log      trn logs {run.run_id}")
-    lines += [f"  lines    {path}" for path in _line_files(home, found)]
-    if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
-        lines.append(f"  saved    {folder.checkpoints}")
-        if run.state.is_terminal:
-            lines.append(f"  go on    trn resume {run.run_id}")
+    facts = [("log", f"trn logs {run.run_id}")]
+    for label, paths in _line_files(home, found).items():
+        before = f" and {len(paths) - 1} before it" if len(paths) > 1 else ""
+        facts.append((label, f"{paths[-1]}{before}"))
+    if checkpoint is not None:
+        facts.append(("saved", f"step {checkpoint.step} in {checkpoint.path}"))
+    is_worth_it = run.attempt and (checkpoint is not None or run.state != "COMPLETED")
+    if run.state.is_terminal and is_worth_it and (how := how_to_resume(run)):
+        facts.append(("go on", f"`{how}` {where_it_resumes(run, checkpoint)}"))
+    for label, words in facts:
+        lines += wrap(f"  {label:<{LABEL_WIDTH}}  {words}", output.size[0], indent=LABEL_WIDTH + 4)
     return lines

@@ -21,17 +21,17 @@ def command(home: Home, *, run_id: str, is_json: bool) -> None:
     """Say what a run waits for or what broke, whose fault it is, what happens next and what to do."""
     from trn.client.cli.durations import now_ms
     from trn.client.cli.explanation import explain
-    from trn.client.cli.run_lookup import find_run
+    from trn.client.cli.run_lookup import find_run, look_around
     from trn.client.daemon_start import find_daemon
 
     output = Output(is_json=is_json)
-    found = find_run(home, run_id)
+    found, at_ms = find_run(home, run_id), now_ms()
     told = explain(
         found.run,
         found.attempts,
-        at_ms=now_ms(),
+        at_ms=at_ms,
         is_daemon_up=find_daemon(home) is not None,
-        holders=found.holders,
+        around=look_around(home, found, at_ms),
     )
     output.record({**told._asdict(), "sentence": told.sentence})
-    output.show(plain(told.sentence))
+    output.show_wrapped(plain(told.sentence))

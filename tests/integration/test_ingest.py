@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import random
 import shutil
 import sqlite3
@@ -136,6 +137,7 @@ def test_a_workers_events_are_in_the_registry_and_the_metric_store(stores: Store
             run = stores.registry.get("r")
             assert (run.step, run.end_step, run.last_seq) == (9, 100, 5)
             assert run.event_offset == stores.path("r").stat().st_size
+            assert math.isnan(run.metrics.pop("bad"))  # also where it is no number: the newest is the newest
             assert run.metrics == {"train/loss": 0.5, "train/lr": 0.1, "val/loss": 0.25}
             assert stores.registry.attempts("r")[0].last_heartbeat_ms > 0
             assert [series.name for series in stores.metrics.query("r")] == [

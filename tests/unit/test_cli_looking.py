@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -12,10 +13,13 @@ import pytest
 
 from gen_worker.launcher_protocol import boot_id, read_process
 from trn.client.cli import list_runs, verbs
+from trn.client.cli.follow import describe
 from trn.client.cli.output import Output
 from trn.core.digest import run_digest
 from trn.core.home import Home
 from trn.core.runs import QUEUED, Needs, RunState
+from trn.daemon.outlets.bus_publisher import _encode_record
+from trn.daemon.outlets.log_lines import job_ended
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
@@ -99,6 +103,46 @@ def made(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     hand_made = HandMade(Home(tmp_path / "home"), capsys, monkeypatch)
     yield hand_made
     hand_made.registry.close()
+
+
+def test_a_loss_that_is_no_number_is_told_by_its_word_everywhere(
+    made: HandMade, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {"first": 2.0, "nan": math.nan, "inf": math.inf, "low": -math.inf, "last": 1.0}
+    metrics = MetricStore(made.home.metrics)
+    for run_id, loss in losses.items():
+        made.submit(run_id)
+        made.start(run_id, pid=77)
+        made.follow(run_id, 1, train_loss=0.5)
+        made.registry.follow(
+            run_id, 1, offset=200, last_seq=10, step=2, heartbeat_ms=1, metrics={"train/loss": loss}
+        ).result()
+        points = [(1, 1, "train/loss", 1, 0.5, 1), (2, 1, "train/loss", 2, loss, 2)]
+        metrics.add(run_id, offset=200, last_seq=2, points=points).result()
+    metrics.close()
+    by_loss = made.ask("list", "--sort", "train/loss")
+    assert [(run["run_id"], run["metrics"]["train/loss"]) for run in by_loss] == [
+        ("low", "-inf"),
+        ("last", 1.0),
+        ("first", 2.0),
+        ("inf", "inf"),
+        ("nan", "nan"),
+    ]
+    backwards = [run["run_id"] for run in made.ask("list", "--sort", "train/loss", "--reverse")]
+    assert backwards == ["inf", "first", "last", "low", "nan"]
+    table = made.show("list", "--columns", "id,train/loss", "--sort", "train/loss")
+    assert [line.split()[1] for line in table.splitlines()[1:]] == ["-inf", "1", "2", "inf", "nan"]
+    for run_id, word in (("nan", "nan"), ("inf", "inf"), ("low", "-inf")):
+        [record] = made.ask("status", run_id)
+        assert record["metrics"]["train/loss"]["last"] == word
+        assert record["metrics"]["train/loss"]["least"] == 0.5
+        assert f"train/loss  {word:>11}          0.5" in made.show("status", run_id)
+        made.end(run_id, RunState.COMPLETED, "completed at step 2")
+        run = made.registry.get(run_id)
+        capsys.readouterr()
+        Output().record({"event": "job_completed", **describe(run)})  # as a followed run ends
+        for line in (capsys.readouterr().out, job_ended(run, "/", ""), _encode_record(run)):
+            assert json.loads(line, parse_constant=_refuse)["metrics"] == {"train/loss": word}
 
 
 @pytest.mark.parametrize("is_saved", [True, False])

@@ -11,7 +11,6 @@ synced. Then it is read again from a place that still stands, to where the known
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -330,9 +329,7 @@ class Ingest:
             last_seq=max(events[-1].seq, tail.stored_seq),
             step=tail.step,
             heartbeat_ms=heartbeat_ms,
-            metrics={
-                name: value for seq, _, name, _, value, _ in points if seq > known and math.isfinite(value)
-            },
+            metrics={name: value for seq, _, name, _, value, _ in points if seq > known},
             end_step=end_step,
         )
 

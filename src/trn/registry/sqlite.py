@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from trn.core.errors import ConflictError, NotFoundError
+from trn.core.number_words import with_words
 from trn.core.runs import QUEUED, AttemptRecord, Needs, RunRecord, RunState, require_transition
 from trn.registry.connection import checkpoint, migrate, open_writer
 from trn.registry.named_queries import sql
@@ -206,7 +207,7 @@ class RunRegistry(RegistryReader):
                     "step": step,
                     "end_step": end_step,
                     "last_seq": last_seq,
-                    "metrics": _encode(_newest(run.metrics, metrics)).decode(),
+                    "metrics": _encode(with_words(_newest(run.metrics, metrics))).decode(),
                     "now_ms": self._clock_ms(),
                     "change": next(self._changes),
                 },

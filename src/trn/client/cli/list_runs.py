@@ -250,8 +250,10 @@ class _Table:
                 runs.reverse()  # also where two are equal
         else:
             values = {run.run_id: run.record()["metrics"].get(self._sort) for run in runs}
-            runs = [run for run in runs if values[run.run_id] is not None]
-            runs.sort(key=lambda run: values[run.run_id], reverse=self._is_reversed)
+            numbers = [run for run in runs if values[run.run_id] not in (None, "nan")]
+            numbers.sort(key=lambda run: float(values[run.run_id]), reverse=self._is_reversed)
+            # What is no number is neither less nor greater: last, both ways round.
+            runs = numbers + [run for run in runs if values[run.run_id] == "nan"]
         return runs[: self._limit or None]
 
     def _nothing(self) -> str:
@@ -294,4 +296,4 @@ def _cell(run: RunRow, column: str, at_ms: int) -> str:
     if column in COLUMNS:
         return COLUMNS[column](run, at_ms)
     value = run.record()["metrics"].get(column)
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else f"{float(value):.4g}"

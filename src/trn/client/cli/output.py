@@ -37,9 +37,7 @@ class Output:
     def record(self, record: Mapping[str, Any]) -> None:
         """One object on a line of stdout, where programs read; nothing at a terminal."""
         if self.is_json:
-            import json
-
-            _print(json.dumps(record, ensure_ascii=False, default=str))
+            _print(_as_json(record))
 
     def event(self, name: str, /, **fields: Any) -> None:
         """`record` with its name first: job_submitted, job_rejected, job_completed, …"""
@@ -82,6 +80,17 @@ class Output:
     @property
     def is_unicode(self) -> bool:
         return "utf" in (sys.stdout.encoding or "").lower()
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    import json
+
+    try:
+        return json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:  # a loss is NaN, say
+        from trn.core.number_words import with_words
+
+        return json.dumps(with_words(dict(record)), ensure_ascii=False, default=str)
 
 
 def _print(text: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from gen_worker.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, TrnError
+from trn.core.number_words import with_words
 from trn.core.runs import RunRecord
 from trn.daemon.event_file import EventBatch
 from trn.daemon.outlets.event_bus import EventBus, EventMessage, Message, RunMessage
@@ -227,4 +228,5 @@ def _event_messages(run_id: str, batch: EventBatch) -> list[EventMessage]:
 def _encode_record(run: RunRecord) -> bytes:
     record = msgspec.structs.asdict(run)
     del record["config"]
+    record["metrics"] = with_words(run.metrics)
     return msgspec.json.encode(record)

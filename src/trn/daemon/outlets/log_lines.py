@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from trn.core.number_words import as_word
 from trn.core.runs import RunRecord
 
 OUTPUT_VERSION = "trainer_log.v1"
@@ -66,7 +67,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     step: int
     end_step: int | None
-    metrics: dict[str, float]
+    metrics: dict[str, float | str]  # the words nan, inf and -inf where it is no number
     devices: tuple[str, ...]
     parent_run_id: str
     digest: str
@@ -104,7 +105,7 @@ def job_ended(run: RunRecord, folder: str, final_checkpoint: str) -> bytes:
         attempt=run.attempt,
         step=run.step,
         end_step=run.end_step,
-        metrics=run.metrics,
+        metrics={name: as_word(value) for name, value in run.metrics.items()},
         devices=run.devices,
         parent_run_id=run.parent_run_id,
         digest=run.digest,

@@ -23,7 +23,6 @@ from command_line import (
     trn,
     write_job,
 )
-
 from daemon_process import end_everything
 
 

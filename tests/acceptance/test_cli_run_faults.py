@@ -27,8 +27,8 @@ from command_line import (
     trn,
     write_job,
 )
-
 from daemon_process import end_everything
+
 from trn.core.version import VERSION
 
 # Root may read and write everywhere; without two of its powers it may not.

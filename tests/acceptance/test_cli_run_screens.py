@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from command_line import COLUMNS, Terminal
-from documents import ROOT, read_blocks
-
 from daemon_process import end_everything
+from documents import ROOT, read_blocks
 
 PAGE = ROOT / "docs" / "cli-run.md"
 SCREENS = {

@@ -17,9 +17,8 @@ import trn
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, UnavailableError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from worker_process import write_rows
-
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
+from worker_process import write_rows
 
 TRAINERS = Path(__file__).parents[1] / "integration" / "trainers"
 SETTINGS = """

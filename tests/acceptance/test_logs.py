@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from command_line import DEADLINE_S, WITNESSED, read_lines, trn, write_job
-
 from daemon_process import end_everything
+
 from trn.core.home import Home
 
 

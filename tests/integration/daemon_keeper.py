@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from daemon_process import DEADLINE_S, DaemonProcess
 from small_disk import SmallDisk
 
-from daemon_process import DEADLINE_S, DaemonProcess
 from gen_worker.failpoints import ORCHESTRATOR
 from trn.core.home import Home
 

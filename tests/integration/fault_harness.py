@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from daemon_keeper import DaemonKeeper
+from daemon_process import DEADLINE_S, end_everything
 from fault_checker import History, Report, check
 from fault_strikes import SHARES, FaultStrikes
 from lossy_socket import LossySocket
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
-from daemon_process import DEADLINE_S, end_everything
 from gen_worker.failpoints import ORCHESTRATOR
 from trn.client.client import AsyncClient
 from trn.core.errors import TrnError

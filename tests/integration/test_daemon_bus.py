@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import redis
+from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from redis_server import RedisServer, needs_redis
 
 import trn
-from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from trn.core.home import Home
 
 pytestmark = needs_redis

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from dispatcher_world import World, in_world
 from launched_run import wait_until
 
 import trn
-from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from gen_worker.trainer.lease import is_process_alive
 from trn.client.cli.explanation import NOT_READY, explain
 from trn.core.home import Home

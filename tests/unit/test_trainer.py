@@ -18,7 +18,9 @@ from gen_worker.trainer import (
     TrainerConfig,
     TrainerInterface,
 )
-from gen_worker.trainer.contracts import EarlyStoppingSpec
+from gen_worker.trainer.batch_source import ListSource
+from gen_worker.trainer.contracts import EarlyStoppingSpec, TrainingJobSpec
+from gen_worker.trainer.identity import changes_since, describe_identity
 
 BATCHES = [[float(n)] * 4 for n in range(5)]
 
@@ -312,6 +314,8 @@ def test_a_rollback_to_the_newest_checkpoint(tmp_path: Path) -> None:
     make(tmp_path, TakeBack(), epochs=2).train()
     messages = [event["message"] for event in events(tmp_path, "log")]
     assert "rolled back from step 6 to step 4" in messages
+    (place,) = (event for event in events(tmp_path, "log") if "rolled back" in event["message"])
+    assert (place["step"], place["epoch"], place["batch"]) == (4, 1, 1)
     with pytest.raises(TrainStepError, match="there is no checkpoint to go back to"):
         make(tmp_path / "without", TakeBack(), checkpoint_every=0).train()
 
@@ -601,3 +605,29 @@ def test_a_resume_says_what_changed_about_the_job(tmp_path: Path) -> None:
     (said,) = (event["message"] for event in events(tmp_path, "log") if "the job changed" in event["message"])
     assert "epochs was 1, is now 2" in said
     assert "hyperparams.learning_rate was None, is now 0.5" in said
+
+
+def test_what_every_resume_changes_is_no_news(tmp_path: Path) -> None:
+    def identity(**fields: Any) -> dict[str, Any]:
+        job = TrainingJobSpec(**{"run_id": "first", "max_steps": 5, **fields})
+        return describe_identity(job, Drift(), ListSource([1]))
+
+    saved = identity()
+    again = {"run_id": "second", "resume_checkpoint_path": str(tmp_path / "step-00000005.meta.json")}
+    older = {name: value for name, value in saved.items() if name != "job_digest"}
+    assert changes_since(saved, identity(**again)) == changes_since(older, identity(**again)) == []
+    assert changes_since(saved, identity(**again, hyperparams={"lr": 1})) == [
+        "the job changed: hyperparams.lr was None, is now 1"
+    ]
+    assert changes_since(saved, identity(**again, env={"SECRET": "x"})) == ["the job changed"]
+
+
+def test_the_event_that_training_begins_says_where_in_the_data(tmp_path: Path) -> None:
+    make(tmp_path, epochs=1).train()
+    make(tmp_path, epochs=3).train()
+    begun = [event for event in events(tmp_path, "log") if "training from" in event["message"]]
+    places = [
+        [event[name] for name in ("step", "end_step", "epoch", "batch", "epochs", "steps_per_epoch")]
+        for event in begun
+    ]
+    assert places == [[0, 5, 0, 0, 1, 5], [5, 15, 1, 0, 3, 5]]

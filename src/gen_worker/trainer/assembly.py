@@ -112,6 +112,7 @@ class Assembly:
             test=self.make_evaluator("test", trainer, ctx),
             processes=self.processes,
             folder=self.environment.checkpoints_dir.parent,
+            how_to_go_on=self.environment.how_to_go_on(job.run_id),
             load_checkpoint=self._newest_regular,
         )
         self.progress.step, self.progress.epoch = start.step, start.epoch
@@ -135,6 +136,11 @@ class Assembly:
             f"training from step {start.step} to {'the end of the data' if end is None else end}",
             step=start.step,
             end_step=end,
+            epoch=start.epoch,
+            batch=start.batch,
+            epochs=loop.num_epochs,
+            steps_per_epoch=source.batches_per_epoch,
+            rows_per_step=source.rows_before(epoch=0, batch=1),
         )
         return loop
 

@@ -13,6 +13,8 @@ from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.job_spec import spec_digest
 
 MAX_TOLD = 5
+# A resume is a run of its own that begins elsewhere: these differ by nature and are no news.
+_OF_EACH_RUN = ("run_id", "resume_checkpoint_path", "resume_from_latest", "inputs.resume_checkpoint_ref")
 
 
 def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: BatchSource) -> dict[str, Any]:
@@ -20,6 +22,7 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
     manifest = getattr(source, "manifest", None)
     return {
         "config_digest": spec_digest(job),
+        "job_digest": _digest_of_any_run(job),
         "config": _told_config(job),
         "code": _code_identity(type(trainer)),
         "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
@@ -30,7 +33,8 @@ def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     """What a resumed run does differently, in words; allowed, but never without a word."""
     changes = []
     if saved.get("config_digest") not in (None, now["config_digest"]):
-        changes.append(_job_changes(saved.get("config"), now["config"]))
+        is_same = saved.get("job_digest") == now["job_digest"]
+        changes += [] if is_same else _job_changes(saved, now)
     if saved.get("code") not in (None, now["code"]):
         changes.append(f"the code of {now['code']['trainer']} changed")
     return changes
@@ -44,22 +48,35 @@ def _told_config(job: TrainingJobSpec) -> dict[str, Any]:
     return told
 
 
-def _job_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    if saved is None:
-        return "the job changed"
-    was, is_ = _flat(saved), _flat(now)
+def _digest_of_any_run(job: TrainingJobSpec) -> str:
+    """Of what is asked for, whichever run it is and wherever it begins; also of what `_told_config` leaves out."""
+    inputs = msgspec.structs.replace(job.inputs, resume_checkpoint_ref=None)
+    return spec_digest(
+        msgspec.structs.replace(
+            job, run_id="any", resume_checkpoint_path=None, resume_from_latest=True, inputs=inputs
+        )
+    )
+
+
+def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    config = saved.get("config")
+    if config is None:
+        return ["the job changed"]
+    was, is_ = _flat(config), _flat(now["config"])
     names = sorted(name for name in {*was, *is_} if was.get(name) != is_.get(name))
+    names = [name for name in names if name not in _OF_EACH_RUN]
+    if not names:  # something that is not told; an older checkpoint does not say whether there was anything
+        return ["the job changed"] if "job_digest" in saved else []
     told = [f"{name} was {was.get(name)!r:.40}, is now {is_.get(name)!r:.40}" for name in names[:MAX_TOLD]]
     more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
-    return f"the job changed: {'; '.join(told)}{more}" if told else "the job changed"
+    return [f"the job changed: {'; '.join(told)}{more}"]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted names. An empty object has none: it is as good as one that is not there."""
     found: dict[str, Any] = {}
     for name, item in value.items():
-        found |= (
-            _flat(item, f"{prefix}{name}.") if isinstance(item, dict) and item else {f"{prefix}{name}": item}
-        )
+        found |= _flat(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}
     return found
 
 

@@ -144,8 +144,7 @@ def _judge(code: int, environment: WorkerEnvironment, job: TrainingJobSpec, reda
                 category, f"the trainer's process ended with exit code {code} ({category})"
             )
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    cause = TrainStepError(
-        f"the trainer's process {how}; the newest checkpoint stands: run the job again to go on"
-    )
+    hint = "" if environment.doorbell else ": run the job again to go on"  # a daemon says what follows
+    cause = TrainStepError(f"the trainer's process {how}; the newest checkpoint stands{hint}")
     report_missing_end(environment, job, cause, redact, is_continued=True)
     raise cause

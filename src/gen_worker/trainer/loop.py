@@ -68,12 +68,11 @@ class TrainingLoop:
     processes: Processes = field(default_factory=OneProcess)
     trainer_state: TrainerState = field(default_factory=TrainerState)
     folder: Path = Path()  # of the run's artifacts, for callbacks
+    how_to_go_on: str = "run the job again to go on"
     load_checkpoint: Callable[[], Checkpoint | None] = lambda: None
 
     final_checkpoint: Path | None = field(default=None, init=False)
-    stop_step: int | None = field(
-        default=None, init=False
-    )  # at which all processes stop, once that is settled
+    stop_step: int | None = field(default=None, init=False)  # at which all processes stop, once settled
     _handle: RunHandle = field(init=False)
     _saver: StateSaver = field(init=False)
     _schedule: Schedule = field(init=False)
@@ -374,7 +373,8 @@ class TrainingLoop:
             else:
                 step = checkpoint.step
                 fill_from_checkpoint(self.trainer, self.state, self.ctx, checkpoint)
-        self.reporter.log(f"rolled back from step {self.ctx.step} to step {step}", level="warning")
+        place = {"step": step, "epoch": epoch, "batch": batch}
+        self.reporter.log(f"rolled back from step {self.ctx.step} to step {step}", level="warning", **place)
         self._schedule.origin = Start(step=step, epoch=epoch, batch=batch)
         self.ctx.progress.step, self.ctx.progress.epoch = step, epoch
         self._saved_step = min(self._saved_step, step)
@@ -441,7 +441,7 @@ class TrainingLoop:
                 self._save(final=False)
             self._take_saved(self._saver.wait)
             if is_stop and self._saved_step > 0:
-                cause.add_note(f"saved at step {self._saved_step}: run the job again to go on from there")
+                cause.add_note(f"saved at step {self._saved_step}: {self.how_to_go_on} from there")
         except Exception as second:  # the cause is on its way up and must arrive
             logger.exception("no checkpoint could be saved on the way out")
             cause.add_note(f"and no checkpoint could be saved on the way out: {second}")

@@ -57,6 +57,10 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         """Where relative paths of the job start."""
         return self.base_dir or self.job_spec_path.parent
 
+    def how_to_go_on(self, run_id: str) -> str:
+        """After an attempt that was stopped: under a daemon a job that is run again is another run."""
+        return f"`trn resume {run_id}` goes on" if self.doorbell else "run the job again to go on"
+
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
     """Every fault at once. The capability token is not in the record: `take_capability_token` hands it over."""

@@ -167,7 +167,8 @@ def test_where_no_daemon_is_the_error_says_where_and_how_to_start_one(
             with pytest.raises(errors.UnavailableError) as caught:
                 await client.get("a")
             assert str(tmp_path / "daemon.sock") in str(caught.value)
-            assert f"python -m trn.daemon --home {tmp_path} serve" in str(caught.value)
+            assert f": `trn --home {tmp_path} daemon start` starts one" in str(caught.value)
+            assert "failed to connect" not in str(caught.value)
             with pytest.raises(errors.UnavailableError):
                 await anext(client.watch())
 

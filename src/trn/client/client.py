@@ -67,6 +67,15 @@ class AsyncClient:
             timeout_s=timeout_s,
         )
 
+    @property
+    def patience_s(self) -> float:
+        """Of the calls and streams that begin from now on."""
+        return self._connection.patience_s
+
+    @patience_s.setter
+    def patience_s(self, patience_s: float) -> None:
+        self._connection.patience_s = patience_s
+
     async def __aenter__(self) -> Self:
         return self
 

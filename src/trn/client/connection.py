@@ -61,7 +61,7 @@ class Connection:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._ca_certificate = ca_certificate
         self._is_insecure = is_insecure
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -83,7 +83,7 @@ class Connection:
         """(the answer, how many times it took). TrnError where the daemon refused, UnavailableError where none answers."""
         from grpc.aio import AioRpcError
 
-        patience = _Patience(self._patience_s)
+        patience = _Patience(self.patience_s)
         num_tries = 0
         while True:
             num_tries += 1
@@ -101,7 +101,7 @@ class Connection:
         """Its answers; after a break goes on with what `next_request` asks for then. Ends with `is_end` or the daemon."""
         from grpc.aio import AioRpcError
 
-        patience = _Patience(self._patience_s)
+        patience = _Patience(self.patience_s)
         while True:
             call = self._method(name)(next_request(), metadata=self._metadata)
             try:
@@ -126,19 +126,36 @@ class Connection:
             raise self._error(fault, name) from None
         pause_s = patience.next_pause_s()
         if pause_s is None:
-            raise UnavailableError(self._explain_absence(fault.details() or "")) from None
+            raise UnavailableError(self._explain_absence(fault, patience.waited_s)) from None
         await asyncio.sleep(pause_s)
 
-    def _explain_absence(self, detail: str) -> str:
-        tried = f"no daemon answers at {self.where}, tried for {self._patience_s:g} s ({detail})"
+    def _explain_absence(self, fault: "grpc.aio.AioRpcError", waited_s: float) -> str:
+        tried = f", tried for {waited_s:.0f} s" if waited_s >= 1 else ""
         if self.home is None:
-            return f"{tried}: is it running, and is this its address?"
-        return f"{tried}: start one with `python -m trn.daemon --home {self.home.root} serve`"
+            return f"no daemon answers at {self.where}{tried} ({fault.details()}): is it running, and is this its address?"
+        from trn.client.daemon_start import name_start
+
+        silence = self._explain_silence()
+        if silence is not None:
+            return silence
+        return f"no daemon answers at {self.where}{tried}: `{name_start(self.home)}` starts one"
+
+    def _explain_silence(self) -> str | None:
+        """Of a daemon of this home that listens all the same; None where none does, or it is not known."""
+        from trn.client.daemon_start import find_daemon, silence_of
+
+        daemon = None if self.home is None else find_daemon(self.home)
+        if daemon is None:
+            return None
+        what, remedy = silence_of(daemon)
+        return f"{what}: {remedy}; runs go on meanwhile"
 
     def _error(self, fault: "grpc.aio.AioRpcError", name: str) -> TrnError:
         text = fault.details() or fault.code().name
         if fault.code().name == "DEADLINE_EXCEEDED":
-            return UnavailableError(f"the daemon at {self.where} did not answer {name} in time: {text}")
+            late = f"the daemon at {self.where} did not answer {name} in time"
+            silence = self._explain_silence()
+            return UnavailableError(late if silence is None else f"{late}; {silence}")
         told = _told(fault)
         if told in ("InfeasibleError", "AmbiguousError"):  # finer than their status
             named: TrnError = getattr(errors, told)(text)
@@ -212,20 +229,25 @@ class _Patience:
     """How long nobody has answered, and how long to wait before the next try."""
 
     def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._is_fresh = True
-        self._since = 0.0
+        self._begun = self._since = time.monotonic()
         self._num_pauses = 0
 
+    @property
+    def waited_s(self) -> float:
+        """Since somebody answered, or since the first try."""
+        return time.monotonic() - self._begun
+
     def answered(self) -> None:
-        self._is_fresh, self._num_pauses = True, 0
+        self._is_fresh, self._num_pauses, self._begun = True, 0, time.monotonic()
 
     def next_pause_s(self) -> float | None:
         """None: enough. Jitter keeps a thousand watchers of a restarted daemon apart."""
         now = time.monotonic()
         if self._is_fresh:
             self._is_fresh, self._since = False, now
-        left_s = self._since + self._patience_s - now
+        left_s = self._since + self.patience_s - now
         if left_s <= 0:
             return None
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * (1 << min(self._num_pauses, 16)))

@@ -71,6 +71,58 @@ def find_daemon(home: Home) -> RunningDaemon | None:
     return daemon if listener in (0, daemon.pid) else None
 
 
+def is_ending(home: Home) -> bool:
+    """Whether the home's daemon does not listen any more, and is still about to end: it is not dead."""
+    try:
+        pid = int(json.loads(home.daemon_info.read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return is_running(pid) and is_daemon(pid)
+
+
+def is_daemon(pid: int) -> bool:
+    """Looks at its command line, where the system shows it."""
+    try:
+        return b"trn.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc/self").exists()
+
+
+def is_running(pid: int) -> bool:
+    """Whether it still runs; one that has ended and that nobody has asked after yet does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()
+    except OSError:
+        return True
+
+
+def name_start(home: Home) -> str:
+    """The command that starts a daemon there."""
+    from trn.core.home import find_home
+
+    return "trn daemon start" if home.root == find_home() else f"trn --home {home.root} daemon start"
+
+
+def silence_of(daemon: RunningDaemon) -> tuple[str, str]:
+    """(what is wrong, what to do) of one that listens and does not answer."""
+    who = f"the daemon, pid {daemon.pid},"
+    try:
+        state = Path(f"/proc/{daemon.pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1]
+    except OSError:
+        state = ""
+    if state in ("T", "t"):
+        return f"{who} is suspended", f"`kill -CONT {daemon.pid}` wakes it"
+    return f"{who} does not answer", "`trn daemon stop`, then `trn daemon start`"
+
+
 def ensure_daemon(
     home: Home, *, idle_exit_s: float | None = None, event_bus: str = "", patience_s: float = START_PATIENCE_S
 ) -> tuple[RunningDaemon, bool]:

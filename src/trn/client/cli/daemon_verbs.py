@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -85,7 +84,7 @@ def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: boo
 @click.pass_obj
 def stop(home: Home, *, is_json: bool) -> None:
     """Stop the daemon. Its workers go on, and the next daemon takes them over."""
-    from trn.client.daemon_start import find_daemon
+    from trn.client.daemon_start import find_daemon, is_daemon, is_running
 
     output = Output(is_json=is_json)
     daemon = find_daemon(home)
@@ -93,18 +92,19 @@ def stop(home: Home, *, is_json: bool) -> None:
         output.event("daemon_not_running", home=str(home.root))
         output.show(f"no daemon runs for {home.root}")
         return
-    if not _is_daemon(daemon.pid):
+    if not is_daemon(daemon.pid):
         raise UnavailableError(
             f"pid {daemon.pid} is no daemon here: the one of {home.root} may be in another container; stop it there"
         )
     try:
         os.kill(daemon.pid, signal.SIGTERM)
+        os.kill(daemon.pid, signal.SIGCONT)  # one that is suspended would not hear the first
     except ProcessLookupError:
         pass
     except PermissionError as fault:
         raise UnavailableError(f"the daemon, pid {daemon.pid}, is not yours to stop") from fault
     deadline = time.monotonic() + STOP_PATIENCE_S
-    while _is_there(daemon.pid):
+    while is_running(daemon.pid):
         if time.monotonic() >= deadline:
             raise UnavailableError(
                 f"the daemon, pid {daemon.pid}, was asked to stop {STOP_PATIENCE_S:g} s ago and still runs: see"
@@ -127,7 +127,7 @@ def stop(home: Home, *, is_json: bool) -> None:
 @click.pass_obj
 def status(home: Home, *, is_json: bool) -> ExitCode:
     """Say whether the daemon is up, and how it does. Ends with 5 where none answers."""
-    from trn.client.daemon_start import find_daemon
+    from trn.client.daemon_start import find_daemon, silence_of
 
     output = Output(is_json=is_json)
     daemon = find_daemon(home)
@@ -140,10 +140,12 @@ def status(home: Home, *, is_json: bool) -> ExitCode:
         return ExitCode.UNAVAILABLE
     try:
         health = _ask(home)
-    except TrnError as fault:
-        output.record({"is_up": False, **_describe(home, daemon), "warnings": [str(fault)]})
-        output.show(f"{output.paint('silent', 'red')}: pid {daemon.pid} listens and does not answer: {fault}")
-        output.show(f"see       {home.daemon_log}; after `kill -9 {daemon.pid}` nothing is lost")
+    except TrnError:
+        what, remedy = silence_of(daemon)
+        output.record({"is_up": False, **_describe(home, daemon), "warnings": [f"{what}: {remedy}"]})
+        output.show(f"{output.paint('silent', 'red')}: {what}; runs go on meanwhile")
+        output.show(f"mend it   {remedy}; after `kill -9 {daemon.pid}` nothing is lost either")
+        output.show(f"see       {home.daemon_log}")
         return ExitCode.UNAVAILABLE
     output.record(
         {
@@ -193,30 +195,6 @@ def _shown_bus(url: str) -> str:
 def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
     if daemon.version_warning:
         output.say(f"trn: {daemon.version_warning}")
-
-
-def _is_daemon(pid: int) -> bool:
-    """Looks at its command line, where the system shows it."""
-    try:
-        return b"trn.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return not Path("/proc/self").exists()
-
-
-def _is_there(pid: int) -> bool:
-    """Whether it still runs; one that has ended and that nobody has asked after yet does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except FileNotFoundError:
-        return not Path("/proc/self").exists()
-    except OSError:
-        return True
 
 
 def _count(home: Home, *states: str) -> int:

@@ -383,6 +383,36 @@ def test_at_a_terminal_a_person_sees_a_bar_the_log_and_the_end(home: Path, folde
     assert "{" not in seen
 
 
+def test_at_a_terminal_a_failure_is_told_by_the_authors_frames(home: Path, folder: Path) -> None:
+    terminal = Terminal(home, "run", "-c", write_job(folder, hyperparams={"fail_at": 3}))
+    code, seen = terminal.end()
+    assert (code, "witnessed.py" in seen, "gen_worker" in seen) == (1, True, False), seen
+    # Below the traceback, and in the line about the end.
+    assert seen.count("RuntimeError: this step always fails") == 2, seen
+    run_id = re.findall(r"trn logs (\S+)", seen)[-1]
+    assert "gen_worker/trainer/loop.py" in trn(home, "logs", run_id).stdout
+
+
+def test_at_a_terminal_every_attempt_is_told_in_its_order_also_afterwards(home: Path, folder: Path) -> None:
+    job = write_job(
+        folder, hyperparams={"die_at": 3}, retry={"max_attempts": 2, "backoff_s": 0.01}, name="retried"
+    )
+    code, seen = Terminal(home, "run", "-c", job).end()
+    afterwards = Terminal(home, "watch", re.findall(r"(retried-\w+)  completed", seen)[-1]).end()[1]
+    expected = [
+        "training from step 0 to 5",
+        "attempt 1 ended: killed by SIGKILL",
+        "attempt 2 begins",
+        "training from step 0 to 5",
+        "completed at step 5 of 5",
+    ]
+    for text in (seen, afterwards):
+        at = -1
+        for words in expected:
+            assert (at := text.find(words, at + 1)) >= 0, (words, text)
+    assert code == 0
+
+
 def test_ctrl_c_at_a_terminal_asks_and_each_answer_is_obeyed(home: Path, folder: Path) -> None:
     job = write_job(folder, 3000, step_ms=20)
     terminal = Terminal(home, "run", "-c", job)
@@ -421,7 +451,7 @@ def test_ctrl_c_twice_at_a_terminal_cancels(home: Path, folder: Path) -> None:
     terminal.wait_for("(Enter)?")
     terminal.press(b"\x03")
     code, seen = terminal.end()
-    assert (code, "cancelled with Ctrl-C" in seen) == (8, True), seen
+    assert (code, "  with Ctrl-C; stopped at step " in seen) == (8, True), seen
 
 
 def test_with_json_a_terminal_gets_nothing_but_json_lines(home: Path, folder: Path) -> None:

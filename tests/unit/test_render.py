@@ -7,19 +7,14 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from trn.client.cli.logs import find_tail
-from trn.client.render import (
-    MAX_WAITING_LINES,
-    LogLines,
-    RunView,
-    Screen,
-    clean,
-    conclude,
-    show_duration,
-    show_log_line,
-    show_number,
-)
+from trn.client.figures import show_duration, show_number, show_rate
+from trn.client.render import HELD_S, MAX_WAITING_LINES, Screen
+from trn.client.run_view import _CAUSE, RunView, conclude
+from trn.client.worker_log import Line, WholeLines, WorkerLog, clean
+from trn.daemon.failures import CONTRACT_CAUSES, FAILURES
 from trn.proto.records import Run
 
 BEGIN_MS = 1_000_000
@@ -42,7 +37,7 @@ def test_the_bar_says_how_far_how_fast_and_how_long() -> None:
     view = RunView(make_run(devices=("cuda:0", "cuda:1"), end_step=100))
     view.take_events(lines_of(metric(10, 0, train_loss=0.5)))
     view.take_events(lines_of(metric(20, 5, train_loss=0.25), {"event": "heartbeat", "step": 20, "epoch": 3}))
-    assert view.facts() == ["20/100", "loss 0.25", "0:40 left", "epoch 3", "2 steps/s"]
+    assert view.facts() == ["20/100", "loss 0.25", "0:40 left", "epoch 4", "2 steps/s"]
     view.take_events(lines_of(metric(20, 5, throughput_samples_per_s=1234.5)))
     view.take_events(lines_of({"event": "checkpoint", "step": 15, "path": "p"}))
     assert view.facts()[-2:] == ["1,234 samples/s", "saved 15"]
@@ -65,7 +60,7 @@ def test_validation_results_and_new_attempts_are_lines() -> None:
         "values": {"val/loss": 0.31, "val/acc": "nan"},
     }
     told = view.take_events(lines_of(validation, {**begun, "attempt": 2}))
-    assert [line.plain for line in told] == [
+    assert [line.text.plain for line in told] == [
         "step 5  validation  val/loss 0.31  val/acc nan  (1,000 rows)",
         "attempt 2 begins",
     ]
@@ -97,24 +92,54 @@ def test_text_of_a_worker_cannot_move_the_cursor() -> None:
     assert "\x1b" not in clean("\x1b")
 
 
+def show(text: str) -> list[str]:
+    return [line.text.plain for line in WorkerLog().take(text.encode() + b"\n")]
+
+
 def test_log_lines_are_short_and_what_the_end_says_is_not_said_twice() -> None:
-    shown = show_log_line("2026-01-02 16:00:49,582 WARNING my.module: careful")
-    assert shown is not None
-    assert shown.plain == "16:00:49 careful"
-    assert show_log_line("2026-01-02 16:00:49,582 INFO gen_worker.runtime: completed at step 5: x") is None
-    plain = show_log_line("print of the author")
-    assert plain is not None
-    assert plain.plain == "print of the author"
+    assert show("2026-01-02 16:00:49,582 WARNING my.module: careful") == ["16:00:49 careful"]
+    assert show("2026-01-02 16:00:49,582 INFO gen_worker.runtime: completed at step 5: x") == []
+    assert show("print of the author") == ["print of the author"]
+    assert show("gen_worker: cancelled: cancelled by SIGTERM\nsaved at step 3: `trn resume r` goes on") == []
+    assert show("gen_worker: input: there is no data") == ["gen_worker: input: there is no data"]
+
+
+def test_of_a_traceback_the_authors_frames_are_shown_and_its_error_once() -> None:
+    log = """\
+2026-01-02 16:00:49,582 ERROR gen_worker.runtime: the attempt failed
+Traceback (most recent call last):
+  File "/lib/site-packages/gen_worker/trainer/loop.py", line 216, in _advance
+    result = train_step(prepare_batch(raw_batch, state, ctx), state, ctx)
+             ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/code/mine.py", line 46, in train_step
+    raise RuntimeError("no\\nway")
+RuntimeError: no
+way
+saved at step 3: `trn resume r` goes on
+gen_worker: train-step: RuntimeError: no
+way (at /code/mine.py:46, in train_step)
+saved at step 3: `trn resume r` goes on
+print of the author"""
+    assert show(log) == [
+        "16:00:49 the attempt failed",
+        "Traceback (most recent call last):",
+        '  File "/code/mine.py", line 46, in train_step',
+        '    raise RuntimeError("no\\nway")',
+        "RuntimeError: no",
+        "way",
+        "saved at step 3: `trn resume r` goes on",
+        "print of the author",
+    ]
 
 
 def test_log_bytes_become_whole_lines_whatever_their_pieces() -> None:
     text = "first\nsecond é\nlast".encode()
     for size in range(1, len(text)):
-        lines = LogLines()
+        lines = WholeLines()
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         told = [line for piece in pieces for line in lines.take(piece)]
         assert [*told, *lines.rest()] == ["first", "second é", "last"]
-    late = LogLines(is_begun_in_the_middle=True)
+    late = WholeLines(is_begun_in_the_middle=True)
     assert late.take(b"rd of a line\nwhole\n") == ["whole"]
 
 
@@ -140,13 +165,11 @@ def test_a_flood_of_lines_is_cut_and_counted_and_ends_with_the_newest() -> None:
     console = Console(file=file, width=80, force_terminal=True, color_system=None)
     screen = Screen(RunView(make_run()), console)
     for number in range(MAX_WAITING_LINES + 100):
-        line = show_log_line(f"line {number}")
-        assert line is not None
-        screen.add([line])
+        screen.add(WorkerLog().take(f"line {number}\n".encode()))
     screen.view.take_run(make_run(state="COMPLETED", ended_ms=1))
     screen.finish(1.0)
     shown = file.getvalue().splitlines()
-    assert shown[0] == "… 100 lines more, see trn logs"
+    assert shown[0] == "… 100 lines more, see trn logs and trn watch --json"
     assert shown[1] == "line 100"
     assert shown[-2] == f"line {MAX_WAITING_LINES + 99}"
     assert shown[-1].startswith("digits-1  completed")
@@ -168,7 +191,7 @@ def test_the_end_says_what_to_do_next() -> None:
 
 
 def test_numbers_and_durations_are_short() -> None:
-    assert [show_number(value) for value in (0.123456, 15.0, 12345.6, 1e-7, 3e12, "nan", 0)] == [
+    assert [show_number(value) for value in (0.123456, 15.0, 12345.6, 1e-7, 3e12, None, 0)] == [
         "0.1235",
         "15",
         "12,346",
@@ -177,6 +200,7 @@ def test_numbers_and_durations_are_short() -> None:
         "nan",
         "0",
     ]
+    assert [show_rate(per_s) for per_s in (9.954, 0.0521, 129_834.2)] == ["9.95", "0.0521", "129,834"]
     assert [show_duration(seconds) for seconds in (0, 7.4, 75, 3605, 180_000)] == [
         "0:00",
         "0:07",
@@ -184,6 +208,118 @@ def test_numbers_and_durations_are_short() -> None:
         "1:00:05",
         "2 d 2 h",
     ]
+
+
+def begins(step: int, **fields: Any) -> dict[str, Any]:
+    return {"event": "log", "message": "training from …", "step": step, **fields}
+
+
+def test_the_epoch_is_that_of_the_newest_step_and_not_of_the_last_heartbeat() -> None:
+    view = RunView(make_run(end_step=630))
+    place = {"epoch": 0, "batch": 0, "epochs": 10, "steps_per_epoch": 63, "rows_per_step": 32}
+    view.take_events(lines_of(begins(0, **place), {"event": "heartbeat", "step": 300, "epoch": 4}))
+    shown = []
+    for step in (0, 1, 63, 64, 600, 630):
+        view.take_events(lines_of(metric(step, 0)))
+        shown.append(view.facts()[1])
+    assert shown == [f"epoch {epoch}/10" for epoch in (1, 1, 1, 2, 10, 10)]
+    view.take_events(lines_of(begins(500, epoch=9, batch=32)))  # rolled back; the data went on
+    assert "epoch 10/10" in view.facts()
+    view.take_events(lines_of({"event": "started", "attempt": 2}, begins(63, **{**place, "epoch": 1})))
+    view.take_events(lines_of(metric(100, 0)))
+    assert "epoch 2/10" in view.facts()
+
+
+def test_one_pass_has_no_epochs_to_tell_apart() -> None:
+    view = RunView(make_run(end_step=10))
+    view.take_events(lines_of(begins(0, epoch=0, batch=0, epochs=1, steps_per_epoch=10), metric(5, 0)))
+    assert view.facts() == ["5/10"]
+
+
+def test_samples_are_counted_where_a_steps_rows_are_known() -> None:
+    view = RunView(make_run(end_step=100))
+    at_ms = {"timestamp_ms": BEGIN_MS}
+    view.take_events(lines_of(begins(0, epoch=0, batch=0, rows_per_step=32, **at_ms)))
+    view.take_events(lines_of(metric(20, 4)))
+    assert view.facts() == ["20/100", "0:16 left", "160 samples/s"]
+
+
+def test_an_attempt_that_ended_is_told_with_its_cause_and_what_follows() -> None:
+    view = RunView(make_run(end_step=100, attempt=1), clock_ms=lambda: BEGIN_MS)
+    begun = {"event": "started", "attempt": 1, "max_steps": 100}
+    view.take_events(lines_of(begun, metric(10, 0, train_loss=0.5), metric(20, 5, train_loss=0.5)))
+    assert "2 steps/s" in view.facts()
+    error = "SIGKILL: killed by SIGKILL (somebody killed it)"
+    assert view.take_events(lines_of({"event": "failed", "attempt": 1, "step": 20, "error": error})) == []
+    waits = make_run(
+        state="PENDING",
+        attempt=1,
+        end_step=100,
+        reason="attempt 1: killed by SIGKILL (somebody killed it); attempt 2 follows in 10 s",
+        not_before_ms=BEGIN_MS + 8000,
+    )
+    told = [*view.take_run(waits), *view.take_run(waits)]
+    assert [line.text.plain for line in told] == [
+        "attempt 1 ended: killed by SIGKILL (somebody killed it); attempt 2 follows in 10 s"
+    ]
+    assert view.title().plain == "digits-1  pending  attempt 2 follows in 0:08"
+    assert view.facts() == ["20/100", "loss 0.5"], "no speed of a run that waits"
+    told = view.take_events(lines_of({**begun, "attempt": 2}))
+    assert [line.text.plain for line in told] == ["attempt 2 begins"]
+
+
+def test_an_attempt_whose_wait_nobody_saw_is_told_from_its_events() -> None:
+    view = RunView(make_run())
+    ended = {"event": "failed", "attempt": 1, "error": "SIGKILL: killed by SIGKILL (somebody killed it)"}
+    told = view.take_events(lines_of({"event": "started", "attempt": 1}, ended))
+    told += view.take_events(lines_of({"event": "started", "attempt": 2}))
+    late = make_run(state="PENDING", attempt=1, reason="attempt 1: killed; attempt 2 follows")
+    told += view.take_run(late)
+    assert [line.text.plain for line in told] == [
+        "attempt 1 ended: killed by SIGKILL (somebody killed it)",
+        "attempt 2 begins",
+    ]
+    assert all(_CAUSE.fullmatch(f"{cause}: ") for cause in FAILURES if cause not in CONTRACT_CAUSES)
+
+
+def test_an_absent_daemon_is_said_below_the_bar_and_nothing_old_is_shown_as_new() -> None:
+    view = RunView(make_run(end_step=100))
+    view.take_events(lines_of(metric(10, 0), metric(20, 5)))
+    view.absence = "the daemon was stopped; the run goes on meanwhile"
+    file = io.StringIO()
+    Console(file=file, width=80).print(view.draw(80))
+    assert file.getvalue().splitlines()[-1].strip() == view.absence
+    assert view.facts() == ["20/100"]
+
+
+def test_lines_of_the_log_and_of_events_stand_in_the_order_of_their_time() -> None:
+    now_s = [0.0]
+    file = io.StringIO()
+    console = Console(file=file, width=80, color_system=None)
+    screen = Screen(RunView(make_run()), console, clock=lambda: now_s[0])
+
+    def log(at_ms: int, text: str) -> Line:
+        return Line(text=Text(text), at_ms=at_ms)
+
+    def event(at_ms: int, text: str) -> Line:
+        return Line(text=Text(text), at_ms=at_ms, is_event=True)
+
+    def shown() -> list[str]:
+        screen._flush()
+        return file.getvalue().splitlines()
+
+    screen.hold(1.0)
+    screen.add([event(3000, "three"), event(6000, "six")])
+    screen.add([log(1000, "one"), log(1000, "two"), log(4000, "four")])
+    assert shown() == []
+    now_s[0] = 1.0
+    assert shown() == ["one", "two", "three", "four", "six"]
+    screen.add([event(8000, "eight")])
+    assert shown()[5:] == []  # the log comes by a slower way
+    screen.add([log(7000, "seven")])
+    assert shown()[5:] == ["seven"]
+    now_s[0] += HELD_S
+    assert shown()[6:] == ["eight"]
 
 
 def test_the_last_lines_of_a_log_are_found_whatever_its_size(tmp_path: Path) -> None:

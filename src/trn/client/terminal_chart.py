@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from trn.client.figures import show_number
+
 MIN_WIDTH = 8
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row, then by column
 
@@ -19,7 +21,7 @@ def draw_chart(
     if not points:
         return []
     low, high = min(value for _, value in points), max(value for _, value in points)
-    labels = [f"{high:.4g}", f"{low:.4g}"]
+    labels = [show_number(high), show_number(low)]
     margin = max(map(len, labels)) + 1
     columns = max(width - margin - 1, MIN_WIDTH)
     wide, tall = (2, 4) if is_unicode else (1, 1)

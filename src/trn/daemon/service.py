@@ -132,7 +132,7 @@ class TrainerService:
 
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
         run_id = self.find(request.run_id).run_id
-        reason = request.reason[:MAX_REASON] or "cancelled by request"
+        reason = request.reason[:MAX_REASON] or "by request"
         record, was_live = await committed(self._registry.want_cancel(run_id, reason))
         if was_live:
             self._dispatcher.cancel_wanted(run_id)

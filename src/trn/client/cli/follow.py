@@ -5,32 +5,28 @@ import contextlib
 import logging
 import os
 import sys
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trn.client.cli.exit_codes import ExitCode, exit_code_of_state
 from trn.client.cli.interruption import Interruption, Wish
 from trn.client.cli.output import say
+from trn.client.cli.presence import Absence, Presence, say_absence, start_daemon
 from trn.core.errors import UnavailableError
 
 if TYPE_CHECKING:
     from trn.client.cli.output import Output
     from trn.client.client import AsyncClient
-    from trn.client.daemon_start import RunningDaemon
     from trn.client.render import Screen
     from trn.core.home import Home
     from trn.core.runs import RunRecord
     from trn.proto.records import Run
 
-PATIENCE_S = 3.0  # then we look whether the daemon died, and start another
-LOST_PATIENCE_S, PAUSE_S = 120.0, 0.2  # one that was stopped is not ours to start: somebody will
-IDLE_EXIT_S = 600.0
+PATIENCE_S = 3.0
+CANCEL_PATIENCE_S = 30.0  # for a daemon that takes the wish
 TAIL_BYTES = 4096  # of the log of a run that ran before we came
-
-T = TypeVar("T")
 
 
 def resolve(home: "Home", run_id: str) -> "RunRecord":
@@ -55,49 +51,22 @@ async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
     yield AsyncClient(home.root, patience_s=PATIENCE_S)
 
 
-async def start_daemon(home: "Home") -> "RunningDaemon":
-    """Until a daemon answers for that home; one that we started leaves by itself when it is idle."""
-    from trn.client.daemon_start import ensure_daemon
-
-    daemon, _ = await asyncio.to_thread(ensure_daemon, home, idle_exit_s=IDLE_EXIT_S)
-    return daemon
-
-
-async def following(home: "Home", again: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """What a stream yields, over as many daemons as it takes; `again` opens it where the last one broke off."""
-    lost_s: float | None = None
-    while True:
-        try:
-            async with aclosing(again()) as stream:
-                async for item in stream:
-                    lost_s = None
-                    yield item
-        except UnavailableError:
-            now_s = time.monotonic()
-            lost_s = lost_s or now_s
-            if now_s - lost_s > LOST_PATIENCE_S:
-                raise
-            if home.daemon_info.exists():  # it did not say goodbye
-                await start_daemon(home)
-            await asyncio.sleep(PAUSE_S)
-        else:
-            return
-
-
 class Follower:
     """One followed run. `is_ours`: Ctrl-C is about the run, not only about looking at it."""
 
     def __init__(
         self, client: "AsyncClient", home: "Home", output: "Output", run: "Run", *, is_ours: bool
     ) -> None:
-        self._client, self._home, self._output = client, home, output
+        self._client, self._output = client, output
         self._run = run
         self._is_ours = is_ours
         self._seq = 0
         self._change = 0
         self._log_at: int | None = None
         self._screen: Screen | None = None
+        self._presence = Presence(client, home, self._take_absence)
         self._cancelled = asyncio.Event()
+        self._is_cancel_recorded = False
 
     async def follow(self) -> ExitCode:
         """Until the run's end, or a wish to leave; says how it ended, and that is the exit code."""
@@ -118,16 +87,25 @@ class Follower:
             # Nobody reads any more; the run goes on. The interpreter must not fail on its last flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return ExitCode.OK
+        except UnavailableError as fault:
+            if self._run.is_terminal:
+                raise
+            raise UnavailableError(f"{fault}\n{self._say_how_it_goes_on()}") from None
         finally:
             self._pause()
         return self._conclude(wish)
 
     def _draw(self) -> None:
-        from trn.client.render import RunView, Screen
+        from trn.client.render import HELD_S, Screen
+        from trn.client.run_view import RunView
 
         # What the client logs of a broken connection would be written across the bar.
         logging.getLogger("trn.client").setLevel(logging.ERROR)
         self._screen = Screen(RunView(self._run))
+        if self._run.is_terminal:
+            self._screen.hold(float("inf"))  # all of it comes at once
+        elif self._run.last_seq:
+            self._screen.hold(HELD_S)
         self._screen.start()
 
     async def _follow_until(self, wish: asyncio.Future[Wish]) -> Wish | None:
@@ -146,6 +124,7 @@ class Follower:
                     group.create_task(work)
                     for work in (self._take_changes(), self._take_log(), self._redraw())
                 ]
+            tasks.append(group.create_task(self._presence.watch_over()))
             either: list[asyncio.Future[Any]] = [end, wish]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if end.done() and not end.cancelled() and end.exception() is None and self._screen is not None:
@@ -159,7 +138,7 @@ class Follower:
 
     async def _take_events(self) -> None:
         async with aclosing(
-            following(self._home, lambda: self._client.event_lines(self._run.run_id, after_seq=self._seq))
+            self._presence.following(lambda: self._client.event_lines(self._run.run_id, after_seq=self._seq))
         ) as batches:
             async for lines in batches:
                 if self._screen is None:
@@ -168,7 +147,7 @@ class Follower:
                 else:
                     self._screen.add(self._screen.view.take_events(lines))
                 self._seq = _last_seq(lines, self._seq)
-        async with aclosing(following(self._home, self._final)) as runs:
+        async with aclosing(self._presence.following(self._final)) as runs:
             async for run in runs:
                 self._take_run(run)
 
@@ -179,35 +158,45 @@ class Follower:
         def again() -> AsyncGenerator["Run", None]:
             return self._client.watch(after_change=self._change, run_ids=[self._run.run_id])
 
-        async with aclosing(following(self._home, again)) as runs:
+        async with aclosing(self._presence.following(again)) as runs:
             async for run in runs:
                 self._take_run(run)
 
     def _take_run(self, run: "Run") -> None:
         self._run, self._change = run, max(self._change, run.change)
         if self._screen is not None:
-            self._screen.view.take_run(run)
-            self._screen.changed()
+            self._screen.add(self._screen.view.take_run(run))
+
+    def _take_absence(self, absence: Absence | None) -> None:
+        if self._screen is None:
+            say_absence(absence)
+            return
+        view = self._screen.view
+        meanwhile = f"the run {self._goes_on} meanwhile"
+        view.absence = (
+            "" if absence is None else "; ".join(filter(None, (absence.what, meanwhile, absence.remedy)))
+        )
+        self._screen.changed()
 
     async def _take_log(self) -> None:
-        from trn.client.render import LogLines, show_log_line
+        from trn.client.worker_log import WorkerLog
 
         assert self._screen is not None
         is_late = self._run.step > 0 or self._run.is_terminal
-        lines = LogLines()
+        log = WorkerLog()
 
         def again() -> AsyncGenerator[Any, None]:
             if self._log_at is None and is_late:
                 return self._client.logs(self._run.run_id, is_followed=True, tail_bytes=TAIL_BYTES)
             return self._client.logs(self._run.run_id, is_followed=True, offset=self._log_at or 0)
 
-        async with aclosing(following(self._home, again)) as chunks:
+        async with aclosing(self._presence.following(again)) as chunks:
             async for chunk in chunks:
                 if self._log_at is None and chunk.offset > 0:
-                    lines = LogLines(is_begun_in_the_middle=True)
+                    log = WorkerLog(is_begun_in_the_middle=True)
                 self._log_at = chunk.offset + len(chunk.data)
-                self._screen.add([text for line in lines.take(chunk.data) if (text := show_log_line(line))])
-        self._screen.add([text for line in lines.rest() if (text := show_log_line(line))])
+                self._screen.add(log.take(chunk.data))
+        self._screen.add(log.rest())
 
     async def _redraw(self) -> None:
         from trn.client.render import REDRAW_S
@@ -218,18 +207,30 @@ class Follower:
             await asyncio.sleep(REDRAW_S)
 
     def _want_cancel(self) -> None:
-        self._output.say(f"cancelling {self._run.run_id}; Ctrl-C again leaves without waiting for its end")
+        when = " as soon as a daemon answers" if self._presence.absence else ""
+        self._output.say(
+            f"cancelling {self._run.run_id}{when}; Ctrl-C again leaves without waiting for its end"
+        )
+        self._presence.need()
         self._cancelled.set()
 
     async def _cancel_when_wanted(self) -> None:
         await self._cancelled.wait()
 
         async def cancel() -> AsyncGenerator["Run", None]:
-            yield (await self._client.cancel(self._run.run_id, "cancelled with Ctrl-C"))[0]
+            yield (await self._client.cancel(self._run.run_id, "with Ctrl-C"))[0]
 
-        async with aclosing(following(self._home, cancel)) as runs:
-            async for run in runs:
-                self._take_run(run)
+        try:
+            async with (
+                asyncio.timeout(CANCEL_PATIENCE_S),
+                aclosing(self._presence.following(cancel)) as runs,
+            ):
+                async for run in runs:
+                    self._is_cancel_recorded = True
+                    self._take_run(run)
+        except TimeoutError:
+            why = await self._presence.explain()
+            raise UnavailableError(": ".join(filter(None, why))) from None
 
     def _pause(self) -> None:
         if self._screen is not None:
@@ -242,16 +243,27 @@ class Follower:
     def _conclude(self, wish: Wish | None) -> ExitCode:
         run = self._run
         if wish is not None and not run.is_terminal:
-            how = f"trn watch {run.run_id}"
-            if self._cancelled.is_set():
-                self._output.say(f"{run.run_id} is being cancelled; to see its end: {how}")
-            elif self._is_ours or self._screen is not None:
-                self._output.say(f"{run.run_id} goes on; to follow it again: {how}")
+            if self._is_ours or self._screen is not None:
+                self._output.say(self._say_how_it_goes_on())
             return ExitCode.INTERRUPTED if wish is Wish.LEAVE else ExitCode.OK
         if self._screen is not None:
             self._screen.finish(((run.ended_ms or run.updated_ms) - run.submitted_ms) / 1000)
         self._output.record({"event": f"job_{run.state.lower()}", **describe(run)})
         return exit_code_of_state(run.state)
+
+    @property
+    def _goes_on(self) -> str:
+        """What it does meanwhile. In a pipe the run is known as it was at first, and by its events."""
+        return "waits" if self._run.state == "PENDING" and not self._seq else "goes on"
+
+    def _say_how_it_goes_on(self) -> str:
+        """Without us."""
+        run_id, goes_on = self._run.run_id, self._goes_on
+        if self._is_cancel_recorded:
+            return f"{run_id} is being cancelled; to see its end: trn watch {run_id}"
+        if self._cancelled.is_set():
+            return f"{run_id} {goes_on} and is not cancelled, for no daemon has recorded it; to cancel it: trn cancel {run_id}"
+        return f"{run_id} {goes_on}; to follow it again: trn watch {run_id}"
 
 
 def describe(run: "Run | RunRecord") -> dict[str, Any]:

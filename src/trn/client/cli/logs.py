@@ -88,14 +88,15 @@ def _print_from(path: Path, begin: int) -> int:
 
 
 async def _follow(home: Home, run_id: str, at: int) -> None:
-    from trn.client.cli.follow import connected, following
+    from trn.client.cli.follow import connected
+    from trn.client.cli.presence import Presence
 
     async with connected(home) as client:
 
         def again() -> "AsyncGenerator[LogChunk, None]":
             return client.logs(run_id, offset=at, is_followed=True)
 
-        async for chunk in following(home, again):
+        async for chunk in Presence(client, home).following(again):
             sys.stdout.buffer.write(chunk.data)
             sys.stdout.buffer.flush()
             at = chunk.offset + len(chunk.data)

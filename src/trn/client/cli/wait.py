@@ -50,7 +50,8 @@ def command(home: Home, /, *, run_id: str, timeout_s: float | None, is_json: boo
 async def _wait(home: Home, run: "RunRecord", timeout_s: float | None) -> "Run":
     import asyncio
 
-    from trn.client.cli.follow import connected, following
+    from trn.client.cli.follow import connected
+    from trn.client.cli.presence import Presence
     from trn.core.errors import UnavailableError
 
     async with connected(home) as client:
@@ -60,7 +61,7 @@ async def _wait(home: Home, run: "RunRecord", timeout_s: float | None) -> "Run":
 
         try:
             async with asyncio.timeout(timeout_s):
-                async for ended in following(home, end):
+                async for ended in Presence(client, home).following(end):
                     return ended
         except TimeoutError:
             raise UnavailableError(f"{run.run_id} has not ended after {timeout_s:g} s") from None

@@ -53,7 +53,8 @@ async def _watch_one(home: Home, output: Output, run_id: str) -> ExitCode:
 
 async def _watch_all(home: Home, output: Output) -> ExitCode:
     """One object for each change; at a terminal a line where the state or its reason changed."""
-    from trn.client.cli.follow import connected, describe, following
+    from trn.client.cli.follow import connected, describe
+    from trn.client.cli.presence import Presence
 
     async with connected(home) as client:
         change = (await client.health()).last_change
@@ -64,7 +65,7 @@ async def _watch_all(home: Home, output: Output) -> ExitCode:
         def again() -> "AsyncGenerator[Run, None]":
             return client.watch(after_change=change)
 
-        async for run in following(home, again):
+        async for run in Presence(client, home).following(again):
             change = max(change, run.change)
             output.record({"event": "run_changed", **describe(run)})
             if shown.get(run.run_id) != (run.state, run.reason):

@@ -1,0 +1,131 @@
+"""What a worker wrote, as lines for a terminal: short, harmless, without what is said elsewhere on the screen.
+
+Of a traceback the frames of the author and of libraries are shown, not ours; the log itself has them all.
+"""
+
+import contextlib
+import re
+import time
+from dataclasses import dataclass
+
+from rich.text import Text
+
+SHORT_LINE = 2000
+MAX_ERROR_LINES = 100
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LOG_LINE = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d) ((\d\d):(\d\d):(\d\d)),(\d{3}) ([A-Z]+) ([\w.]+): (.*)", re.ASCII
+)
+_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "([^"]*)", line \d+')
+_OURS = re.compile(r"/gen_worker/[\w/]*\.py|<frozen runpy>")
+_LAST_WORDS = re.compile(r"gen_worker: ([a-z-]+): (.*)")
+_PLACE = " (at "  # how the place of a fault begins that stands behind its words
+# What the line about the end of the run says, too.
+_SAID_AT_THE_END = re.compile(r"(completed|failed|cancelled) at step ")
+_HOW_TO_GO_ON = re.compile(r"saved at step \d+: ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line above the bar, and when what it tells came to be. `is_event`: it may be ahead of the worker's log."""
+
+    text: Text
+    at_ms: int = 0
+    is_event: bool = False
+
+
+def clean(text: str) -> str:
+    """Text without what could move the cursor or recolour the terminal. The last of what a line overwrote itself with."""
+    text = _ESCAPES.sub("", text[:SHORT_LINE]).rstrip("\r")
+    return _CONTROLS.sub("", text.rpartition("\r")[2].expandtabs(8))
+
+
+class WorkerLog:
+    """Bytes of a worker's log -> what is shown of them. What has no time of its own has that of the line before."""
+
+    def __init__(self, *, is_begun_in_the_middle: bool = False) -> None:
+        self._lines = WholeLines(is_begun_in_the_middle=is_begun_in_the_middle)
+        self._at_ms = 0
+        self._is_traceback = self._is_our_frame = False
+        self._error: set[str] | None = None  # the words below a traceback, once there was one
+        self._is_repeated = False
+
+    def take(self, data: bytes) -> list[Line]:
+        return self._show(self._lines.take(data))
+
+    def rest(self) -> list[Line]:
+        return self._show(self._lines.rest())
+
+    def _show(self, lines: list[str]) -> list[Line]:
+        texts = (self._take(clean(line)) for line in lines)
+        return [Line(text=text, at_ms=self._at_ms) for text in texts if text is not None]
+
+    def _take(self, text: str) -> Text | None:
+        """None for what is not shown."""
+        found = _LOG_LINE.fullmatch(text)
+        if found is not None:
+            return self._take_record(found)
+        if text == _TRACEBACK:
+            self._is_traceback, self._is_our_frame, self._error = True, False, set()
+        elif self._is_traceback and text.startswith("  "):
+            frame = _FRAME.match(text)
+            if frame is not None:
+                self._is_our_frame = _OURS.search(frame[1]) is not None
+            return None if self._is_our_frame else Text(text)
+        elif self._is_said(text):
+            return None
+        else:
+            self._is_traceback = False
+            if self._error is not None and len(self._error) < MAX_ERROR_LINES:
+                self._error.add(text)
+        return Text(text)
+
+    def _take_record(self, found: "re.Match[str]") -> Text | None:
+        year, month, day, clock, hour, minute, second, ms, level, logger, message = found.groups()
+        self._is_traceback, self._is_repeated, self._error = False, False, None
+        local = (int(year), int(month), int(day), int(hour), int(minute), int(second), 0, 0, -1)
+        with contextlib.suppress(ValueError, OverflowError):  # a line of the author's that looks like one
+            self._at_ms = max(self._at_ms, int(time.mktime(local)) * 1000 + int(ms))
+        if logger.startswith("gen_worker") and _SAID_AT_THE_END.match(message):
+            return None
+        shown = Text()
+        shown.append(f"{clock} ", style="dim")
+        shown.append(message, style=_STYLES.get(level, ""))
+        return shown
+
+    def _is_said(self, text: str) -> bool:
+        """Whether it is the worker's last word about what stands in the traceback above, or will stand at the end."""
+        last = _LAST_WORDS.match(text)
+        if last is not None:
+            self._is_repeated = last[1] == "cancelled" or self._is_in_error(last[2])
+            return self._is_repeated
+        return self._is_repeated and (self._is_in_error(text) or _HOW_TO_GO_ON.match(text) is not None)
+
+    def _is_in_error(self, text: str) -> bool:
+        return self._error is not None and text.partition(_PLACE)[0] in self._error
+
+
+class WholeLines:
+    """Bytes -> whole lines."""
+
+    def __init__(self, *, is_begun_in_the_middle: bool = False) -> None:
+        self._rest = b""
+        self._is_half = is_begun_in_the_middle
+
+    def take(self, data: bytes) -> list[str]:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > SHORT_LINE * 4:  # one that does not end is shown in parts
+            whole.append(self._rest)
+            self._rest = b""
+        if self._is_half and whole:
+            self._is_half = False
+            del whole[0]
+        return [line.decode(errors="replace") for line in whole]
+
+    def rest(self) -> list[str]:
+        rest, self._rest = self._rest, b""
+        return [rest.decode(errors="replace")] if rest else []

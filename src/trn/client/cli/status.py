@@ -10,6 +10,7 @@ from trn.client.cells import cell_width, pad, shorten, wrap
 from trn.client.cli.durations import now_ms, say_ago, say_duration
 from trn.client.cli.output import Output, json_option, plain
 from trn.client.cli.registry_view import run_id_argument
+from trn.client.figures import show_number
 from trn.core.home import Home
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _narrow_metrics(output: Output, found: dict[str, dict[str, Any]]) -> list[st
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
+    return "-" if value is None else show_number(value)
 
 
 def _chart(output: Output, series: "dict[str, Series]", metric: str | None) -> list[str]:

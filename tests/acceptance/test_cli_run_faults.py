@@ -142,6 +142,28 @@ def test_a_home_that_cannot_be_written_is_refused_and_can_still_be_looked_at(
     assert read_lines(trn(home, "status", ended["run_id"]))[0]["state"] == "COMPLETED"
 
 
+def test_a_home_without_the_right_to_write_is_refused_in_words_by_every_verb_that_needs_it(
+    home: Path, folder: Path
+) -> None:
+    job = write_job(folder)
+    home.mkdir()
+    (home / "daemon-start.lock").touch(mode=0o444)
+    for mode, named in ((0o500, f"the home {home}"), (0o700, f"{home / 'daemon-start.lock'} in the home")):
+        home.chmod(mode)
+        for words in (("daemon", "start"), ("run", "-c", job)):
+            refused = without_powers(home, *words)
+            assert refused.returncode == 5, refused
+            assert "Traceback" not in refused.stderr
+            assert f"{named}" in refused.stderr
+            assert (
+                "cannot be written: Permission denied; give yourself the right to (`chmod -R"
+                in refused.stderr
+            )
+            assert json.loads(refused.stdout.splitlines()[-1])["code"] == "unavailable"
+        assert home.stat().st_mode & 0o777 == mode, "what its owner took away is not given back"
+    assert without_powers(home, "list").returncode == 0
+
+
 def test_a_config_that_one_may_not_read_is_refused_in_words(home: Path, folder: Path) -> None:
     job = write_job(folder)
     job.chmod(0)

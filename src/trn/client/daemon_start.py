@@ -202,6 +202,8 @@ def _spawn(
             )
             return process, begin
     except OSError as fault:
+        if fault.filename == str(path):
+            raise home.unwritable(fault) from fault
         raise UnavailableError(f"no daemon can be started: {fault}") from fault
 
 
@@ -225,7 +227,11 @@ def _start_lock(home: Home) -> Iterator[bool]:
     """Whether it is ours now: whoever has it starts a daemon, the others wait for that one."""
     import fcntl
 
-    with (home.root / START_LOCK_NAME).open("ab") as file:
+    try:
+        file = (home.root / START_LOCK_NAME).open("ab")
+    except OSError as fault:
+        raise home.unwritable(fault) from fault
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_held = True

@@ -1,6 +1,7 @@
 """Where everything is: one folder for all, one folder for each run. Names are made here and nowhere else."""
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -14,6 +15,9 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 # A socket's whole path must fit into 108 bytes, on macOS into 104.
 MAX_SOCKET_PATH = 100
 LOG_SUFFIX = ".log.jsonl"
+PROBE = ".probe-"
+# Of the disk below us and our rights on it, not of our code.
+DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
 
 
 def require_run_id(run_id: str) -> None:
@@ -132,14 +136,26 @@ class Home(NamedTuple):
         try:
             for folder in (self.root, self.root / "runs", self.launcher):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.root.chmod(0o700)
-            probe = self.root / f".probe-{os.getpid()}"
+            mode = stat.S_IMODE(self.root.stat().st_mode)
+            if (
+                mode & 0o077
+            ):  # others lose their rights; what its owner took from themselves is not given back
+                self.root.chmod(mode & 0o700)
+            probe = self.root / f"{PROBE}{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink(missing_ok=True)  # another thread of ours may try at the same moment
         except OSError as fault:
-            raise UnavailableError(
-                f"the home {self.root} cannot be written: {fault.strerror}; set TRN_HOME to a folder of yours"
-            ) from fault
+            raise self.unwritable(fault) from fault
+
+    def unwritable(self, fault: OSError) -> UnavailableError:
+        """What to say where something in it could not be written."""
+        place = str(fault.filename or "")
+        is_below = place.startswith(f"{self.root}/") and not Path(place).name.startswith(PROBE)
+        where = f"{place} in the home {self.root}" if is_below else f"the home {self.root}"
+        remedy = "set TRN_HOME to a folder of yours"
+        if fault.errno in (errno.EACCES, errno.EPERM):
+            remedy = f"give yourself the right to (`chmod -R u+rwX {self.root}`), or {remedy}"
+        return UnavailableError(f"{where} cannot be written: {fault.strerror}; {remedy}")
 
 
 class RunFolder(NamedTuple):

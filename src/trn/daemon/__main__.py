@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import TrnError, UnavailableError
-from trn.core.home import Home, find_home
+from trn.core.home import DISK_FAULTS, Home, find_home
 from trn.core.settings import read_settings
 
 LOG_BYTES = 10 << 20
@@ -25,6 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.do(home, options))
     except TrnError as fault:
         print(f"trn: {fault}", file=sys.stderr)  # noqa: T201
+        return EXIT_REFUSED
+    except OSError as fault:
+        if fault.errno not in DISK_FAULTS:
+            raise
+        print(f"trn: {home.unwritable(fault)}", file=sys.stderr)  # noqa: T201
         return EXIT_REFUSED
 
 

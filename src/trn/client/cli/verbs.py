@@ -12,14 +12,11 @@ import click
 
 from trn.client.cli.exit_codes import ExitCode, exit_code_of
 from trn.client.cli.output import Output, plain, say
-from trn.core.errors import TrnError
-from trn.core.home import Home, find_home
+from trn.core.errors import TrnError, UnavailableError
+from trn.core.home import DISK_FAULTS, Home, find_home
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-# Of the disk below us, not of our code.
-DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 # verb -> (module beside this one, its line in the help); the order of the help
 VERBS: dict[str, tuple[str, str]] = {
@@ -125,12 +122,25 @@ def run(words: list[str]) -> int:
     except OSError as fault:
         if fault.errno not in DISK_FAULTS:
             return _confess(is_json, fault)
-        _say_fault(fault)
-        _tell(is_json, "unavailable", str(fault))
+        message = _explain_disk(fault)
+        _say_fault(UnavailableError(message))
+        _tell(is_json, "unavailable", message)
         return ExitCode.UNAVAILABLE
     except Exception as fault:
         return _confess(is_json, fault)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _explain_disk(fault: OSError) -> str:
+    """What the system said, with what to do about it."""
+    where = f"{fault.filename}: " if fault.filename else ""
+    remedies = {
+        errno.EACCES: "see whose it is and which rights you have (`ls -ld`), or name another place",
+        errno.EPERM: "see whose it is and which rights you have (`ls -ld`), or name another place",
+        errno.EROFS: "name another place, or set TRN_HOME to a folder that can be written",
+        errno.EIO: "the disk fails: look at the system's log, and save what you have",
+    }
+    return f"{where}{fault.strerror or fault}; {remedies.get(fault.errno or 0, 'make room there')}"
 
 
 def _say_fault(fault: Exception) -> None:

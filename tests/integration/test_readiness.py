@@ -25,6 +25,7 @@ from trn.core.runs import RunState
 from trn.daemon.devices import CUDA, ROCM, Inventory
 from trn.daemon.doctor_reports import DoctorReport, DoctorReports, Finding
 from trn.daemon.environment_report import EnvironmentReports
+from trn.daemon.left_reports import LeftReports
 from trn.daemon.readiness import NOT_YET, DoctorReadiness
 from trn.registry.reader import RegistryReader
 
@@ -198,7 +199,7 @@ def test_an_interpreter_that_gives_no_report_is_said_so_and_stops_nobody(tmp_pat
         environments = EnvironmentReports(Inventory(devices=(), cpus=1, memory_mb=1), doctor=reports)
         path = tmp_path / "environment.json"
         path.write_text('{"doctor": null, "run_id": "one"}')
-        environments._without_doctor[str(mute)] = [path]
+        environments._without_doctor[str(mute)] = {path: {}}
         assert reports.newest(str(mute)) is None
         assert await answer(reports) == 1
         environments._writer.shutdown(wait=True)
@@ -208,6 +209,34 @@ def test_an_interpreter_that_gives_no_report_is_said_so_and_stops_nobody(tmp_pat
         assert DoctorReadiness(reports).obstacle(str(mute), kind=CUDA, num_gpus=1) == ""
 
     asyncio.run(main())
+
+
+def test_what_a_daemon_did_not_get_to_write_of_its_runs_the_next_one_completes_and_says_that_it_is_late(
+    tmp_path: Path,
+) -> None:
+    async def story(world: World) -> None:
+        async with world.daemon():  # one without a doctor
+            for name in ("without", "lost", "whole", "own"):
+                world.submit(name, resources={"gpus": 0})
+            await world.until_ended("without", "lost", "whole", "own")
+        paths = {name: world.home.run(name).report for name in ("without", "lost", "whole", "own")}
+        for name, path in paths.items():
+            doctor = {"error": "old"} if name == "whole" else None
+            path.write_text(json.dumps({"run_id": name, "doctor": doctor}))
+        paths["lost"].unlink()
+        reports = reports_with(tmp_path, Finding(check="torch"), error="a stand-in")
+        environments = EnvironmentReports(world.devices.inventory, doctor=reports)
+        environments._own = {paths["own"]}  # it is being written here
+        await LeftReports(world.home, environments, python=OURS, calm_s=0).run()
+        environments._writer.shutdown(wait=True)
+        kept = {name: json.loads(path.read_text()) for name, path in paths.items()}
+        assert kept["without"] == {"run_id": "without", "doctor": {"error": "a stand-in"}, "is_late": True}
+        assert (kept["lost"]["run_id"], kept["lost"]["is_late"]) == ("lost", True)
+        assert (kept["lost"]["doctor"], bool(kept["lost"]["packages"])) == ({"error": "a stand-in"}, True)
+        assert kept["whole"] == {"run_id": "whole", "doctor": {"error": "old"}}
+        assert kept["own"]["doctor"] is None
+
+    in_world(tmp_path, story)
 
 
 def test_an_interpreter_that_hangs_behind_a_wrapper_keeps_neither_the_daemon_nor_its_children(

@@ -81,7 +81,8 @@ class EnvironmentReports:
         """`doctor` says what the machine can do; what it says later is added to what was written before."""
         self._inventory = inventory
         self._doctor = doctor
-        self._without_doctor: dict[str, list[Path]] = {}
+        self._without_doctor: dict[str, dict[Path, dict[str, bool]]] = {}  # what else to say of each
+        self._own: set[Path] | None = set()  # until it is known what daemons before us left
         if doctor is not None:
             doctor.on_news.append(self._add_doctor)
         self._environ = environ
@@ -95,17 +96,40 @@ class EnvironmentReports:
         """What is not written yet stays so."""
         self._writer.shutdown(wait=False, cancel_futures=True)
 
+    def is_own(self, report: Path) -> bool:
+        """Whether it was asked for here, since the start. From any thread."""
+        return self._own is not None and report in self._own
+
+    def forget_own(self) -> None:
+        self._own = None
+
     def write_soon(self, run: RunRecord, report: Path, *, python: str, store: Path) -> None:
         """Write the run's report when there is time for it. A fault is logged. From the loop's thread."""
+        if self._own is not None:
+            self._own.add(report)
+        self._write_soon(run, report, python=python, store=store)
+
+    def write_late(self, run: RunRecord, report: Path, *, python: str, store: Path) -> None:
+        """The same for a run of a daemon before us: what is written says so. What it wrote itself is kept."""
+        self._write_soon(run, report, python=python, store=store, is_late=True)
+
+    def _write_soon(
+        self, run: RunRecord, report: Path, *, python: str, store: Path, is_late: bool = False
+    ) -> None:
         found = self._doctor.newest(python) if self._doctor is not None else None
         doctor = found.document if found is not None else None
-        waiting = self._without_doctor.setdefault(python, [])
+        waiting = self._without_doctor.setdefault(python, {})
+        late = {"is_late": True} if is_late else {}
         if self._doctor is not None and found is None and len(waiting) < MAX_WITHOUT_DOCTOR:
-            waiting.append(report)
+            waiting[report] = late
 
         def write() -> None:
             try:
-                environment = {**self.environment(python), "doctor": doctor}
+                if is_late and report.exists():
+                    if doctor is not None:
+                        add_to_report(report, doctor=doctor, **late)
+                    return
+                environment = {**self.environment(python), **late, "doctor": doctor}
                 write_report(run, report, environment=environment, store=store)
             except Exception:
                 logger.exception("run %s: what it trains with could not be written down", run.run_id)
@@ -113,9 +137,9 @@ class EnvironmentReports:
         self._writer.submit(write)
 
     def _add_doctor(self, found: DoctorReport) -> None:
-        for report in self._without_doctor.pop(found.python, []):
+        for report, late in self._without_doctor.pop(found.python, {}).items():
             with contextlib.suppress(RuntimeError):  # we are closed
-                self._writer.submit(add_to_report, report, doctor=found.document)
+                self._writer.submit(add_to_report, report, doctor=found.document, **late)
 
     def environment(self, python: str) -> dict[str, Any]:
         """What a worker of that interpreter finds. Blocks; from any thread. A fault is told in it, not raised."""
@@ -225,6 +249,16 @@ def add_to_report(report: Path, **fields: Any) -> None:
         pass  # the run was removed meanwhile
     except Exception:
         logger.exception("%s could not be completed", report)
+
+
+def is_whole(report: Path) -> bool:
+    """Whether it is there, and has the doctor's. Blocks."""
+    try:
+        return msgspec.json.decode(report.read_bytes(), type=dict[str, Any]).get("doctor") is not None
+    except FileNotFoundError:
+        return False
+    except msgspec.MsgspecError:
+        return True  # somebody else's hand: it is not ours to change
 
 
 def _mark(answer: Mapping[str, Any]) -> object:

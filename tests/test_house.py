@@ -20,6 +20,7 @@ JOB_DOCUMENTS = (
     "gen_worker.documents",
     "gen_worker.errors",
     "gen_worker.failpoints",
+    "gen_worker.sizes",
     f"{TRAINER}.contracts",
     f"{TRAINER}.job_spec",
     f"{TRAINER}.subprocess_contract",

@@ -6,8 +6,8 @@ then one `certificate` (also kept in the folder) or `certificate_rejected`.
 """
 
 import argparse
+import os
 import shutil
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,28 +19,36 @@ import msgspec
 from gen_worker.certificate_causes import (
     Cause,
     Parting,
-    differing_metrics,
     explain_resume,
     explain_set_order,
     explain_unrepeatable,
     find_parting,
     first_difference,
-    is_loss,
-    not_restored,
 )
-from gen_worker.certificate_legs import STRAIGHT_HASH_SEED, Kill, Leg, LegFailedError, plan_kills
+from gen_worker.certificate_legs import (
+    STRAIGHT_HASH_SEED,
+    Kill,
+    Leg,
+    LegFailedError,
+    OwnFaultError,
+    plan_kills,
+)
+from gen_worker.certificate_notes import find_notes, measure
 from gen_worker.certificate_trace import Moment, Plan, StepTrace, StoppedClock
 from gen_worker.errors import PluginError, SpecError, StartupError, WorkerError
+from gen_worker.sizes import show_bytes
+from gen_worker.tool_signals import run_tool
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.contracts import CheckpointsSpec, RetrySpec, TrainingJobSpec, UploadsSpec
+from gen_worker.trainer.hooks import source_line
 from gen_worker.trainer.job_spec import read_job_spec
+from gen_worker.trainer.plugin_import import find_symbol, import_author_module, split_ref
 
 VERSION = "trainer_certificate.v1"
 DEFAULT_STEPS, MIN_STEPS, MAX_DEFAULT_STEPS = 12, 6, 200
 TRACE = f"{StepTrace.__module__}:{StepTrace.__name__}"
 CLOCK = f"{StoppedClock.__module__}:{StoppedClock.__name__}"
-LEAK_BYTES = 64 << 20
-INTERRUPTED = 130
+MAX_LOG_BYTES = 64 << 10  # that is kept of a run
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,25 +78,32 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """A trainer class, a job that it is tried on, and the folder where everything is left."""
+    """A trainer class, a job that it is tried on, and the folder of the runs."""
 
     trainer: str
     job: TrainingJobSpec
     base_dir: Path
     folder: Path
+    kept: Path  # what is said of where the certificate lies
     has_config: bool
     is_fixed_length: bool  # the caller named the steps
     seed: int = 0
 
     def run(self) -> Certificate:
-        """Try everything. Blocks for minutes. LegFailedError where it does not even train straight."""
+        """Try everything. Blocks for minutes. WorkerError where there is nothing to try, or not on this data."""
+        require_symbol(self.trainer)
         try:
-            load_trainer_plugin(self.trainer)
+            plugin = load_trainer_plugin(self.trainer)
         except PluginError as fault:
             check = Check(check="hooks", is_passed=False, message=str(fault))
-            return Certificate(trainer=self.trainer, is_sound=False, folder=str(self.folder), checks=[check])
+            return self._certificate(None, [], [check])
         checks = [Check(check="hooks", is_passed=True, message="all hooks are there and can be called")]
-        straight_leg = self._train_straight()
+        try:
+            straight_leg = self._train_straight()
+        except OwnFaultError as fault:
+            message = str(fault) if "(at " in str(fault) else f"{fault} (at {source_line(plugin.train_step)})"
+            checks.append(Check(check="straight", is_passed=False, message=message))
+            return self._certificate(None, [], checks)
         straight, job = straight_leg.trace(), straight_leg.job
         if straight_leg.attempts[-1] != 0:
             message = straight_leg.explain(straight_leg.attempts[-1])
@@ -108,7 +123,7 @@ class Examination:
         parting = find_parting(straight, killed)
         checks += _judge(straight, killed, len(kills), parting)
         cause = None if parting is None else self._find_cause(job, straight, killed, parting)
-        notes = _notes(straight, killed, kills, parting)
+        notes = find_notes(straight, killed, kills, parting)
         if len(kills) < len(planned):
             notes.append(f"the run ended before it could be killed {planned[len(kills)].words}")
         return self._certificate(straight_leg, straight, checks, kills, parting, cause, notes)
@@ -130,6 +145,8 @@ class Examination:
         code = leg.run_attempt(Plan(), hash_seed=STRAIGHT_HASH_SEED)
         if any(moment.kind == "step" for moment in leg.trace()):
             return leg
+        if leg.is_own_fault(is_data_theirs=self.has_config):
+            raise OwnFaultError(leg.explain(code))
         if self.has_config:
             raise LegFailedError(leg.explain(code))
         raise LegFailedError(
@@ -164,7 +181,7 @@ class Examination:
 
     def _certificate(
         self,
-        leg: Leg,
+        leg: Leg | None,
         straight: list[Moment],
         checks: list[Check],
         kills: Sequence[Kill] = (),
@@ -175,14 +192,14 @@ class Examination:
         return Certificate(
             trainer=self.trainer,
             is_sound=all(check.is_passed for check in checks),
-            folder=str(self.folder),
-            num_steps=straight[-1].step,
+            folder=str(self.kept),
+            num_steps=straight[-1].step if straight else 0,
             checks=checks,
             kills=list(kills),
             parting=parting,
             cause=cause,
             notes=list(notes),
-            measures=_measure(straight, leg.checkpoints()),
+            measures={} if leg is None else measure(straight, leg.checkpoints()),
         )
 
 
@@ -271,51 +288,6 @@ def _digests(moment: Moment) -> dict[str, str]:
     return {path: leaf.digest for path, leaf in moment.state.items()}
 
 
-def _notes(
-    straight: list[Moment], killed: list[Moment], kills: list[Kill], parting: Parting | None
-) -> list[str]:
-    notes = []
-    if not straight[-1].state and not any(is_loss(name) for name in straight[-1].metrics):
-        notes.append("only the batches were compared: state_dict is empty, and no metric is a loss")
-    if not any("boundary" in kill.words for kill in kills):
-        notes.append(
-            "no epoch ended within these steps: name more with --steps to try a kill on its boundary"
-        )
-    if parting is None:
-        hidden = not_restored(straight, killed)
-        if hidden:
-            notes.append(f"not restored by a resume, without effect in these steps: {', '.join(hidden[:8])}")
-        metrics = differing_metrics(straight, killed)
-        if metrics:
-            notes.append(f"metrics that differ between equal runs (times?): {', '.join(metrics[:8])}")
-    steps = [moment for moment in straight if moment.kind == "step"]
-    half = steps[len(steps) // 2 :]
-    grown = half[-1].rss_bytes - half[0].rss_bytes
-    if grown > LEAK_BYTES:
-        notes.append(
-            f"memory grew by {grown >> 20} MB in the last {len(half)} steps: something may be kept forever"
-        )
-    return notes
-
-
-def _measure(straight: list[Moment], checkpoints: list[tuple[float, int]]) -> dict[str, float]:
-    steps = [moment for moment in straight if moment.kind == "step"]
-    half = steps[len(steps) // 2 :]
-    author_s = statistics.median(moment.author_s for moment in steps)
-    loop_s = statistics.median(moment.loop_s for moment in steps)
-    measures = {
-        "author_s_per_step": author_s,
-        "loop_s_per_step": loop_s,
-        "overhead_ratio": loop_s / author_s if author_s else 0.0,
-        "rss_bytes": float(steps[-1].rss_bytes),
-        "rss_growth_bytes_per_step": (half[-1].rss_bytes - half[0].rss_bytes) / max(1, len(half) - 1),
-    }
-    if checkpoints:
-        measures["checkpoint_s"] = statistics.median(duration_s for duration_s, _ in checkpoints)
-        measures["checkpoint_bytes"] = float(max(size_bytes for _, size_bytes in checkpoints))
-    return measures
-
-
 def render_text(certificate: Certificate) -> str:
     """The certificate for people."""
     verdict = "sound" if certificate.is_sound else "NOT sound"
@@ -332,14 +304,15 @@ def render_text(certificate: Certificate) -> str:
     lines += [f"  note: {note}" for note in certificate.notes]
     measures = certificate.measures
     if measures:
+        growth = measures["rss_growth_bytes_per_step"]
         lines.append(
             f"  a step takes {measures['author_s_per_step'] * 1e3:.2f} ms of yours and"
-            f" {measures['loop_s_per_step'] * 1e3:.2f} ms around it; memory {measures['rss_bytes'] / 2**20:.0f} MB,"
-            f" {measures['rss_growth_bytes_per_step'] / 1024:+.0f} KB a step"
+            f" {measures['loop_s_per_step'] * 1e3:.2f} ms around it; memory {show_bytes(measures['rss_bytes'])},"
+            f" {'-' if growth < 0 else '+'}{show_bytes(abs(growth))} a step"
         )
     if "checkpoint_s" in measures:
-        size_mb = measures["checkpoint_bytes"] / 2**20
-        lines.append(f"  a checkpoint takes {measures['checkpoint_s']:.3f} s ({size_mb:.1f} MB)")
+        size = show_bytes(measures["checkpoint_bytes"])
+        lines.append(f"  a checkpoint takes {measures['checkpoint_s']:.3f} s ({size})")
     lines.append(f"  kept in {certificate.folder}")
     return "\n".join(lines)
 
@@ -351,36 +324,70 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, metavar="JOB")
     parser.add_argument("--steps", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="of the random kill (0)")
-    parser.add_argument("--output", type=Path, metavar="DIR", required=True)
+    parser.add_argument("--output", type=Path, metavar="DIR", required=True, help="a new folder for the runs")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="leave certificate and logs there (default: with the runs)"
+    )
     asked = parser.parse_args(arguments)
     folder: Path = asked.output.absolute()
+    kept: Path = (asked.keep or asked.output).absolute()
     try:
         if folder.exists() and any(folder.iterdir()):
             raise StartupError(f"{folder} is not empty: name a new folder, so that nothing of yours is lost")
+        _require_writable(kept)
         config: Path | None = asked.config and asked.config.absolute()
         examination = Examination(
             trainer=asked.trainer,
             job=make_job(asked.trainer, config, asked.steps),
             base_dir=Path.cwd() if config is None else config.parent,
             folder=folder,
+            kept=kept,
             has_config=config is not None,
             is_fixed_length=asked.steps is not None,
             seed=asked.seed,
         )
         certificate = examination.run()
-        folder.mkdir(parents=True, exist_ok=True)
         text = render_text(certificate)
-        (folder / "certificate.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode(certificate)) + b"\n"
-        )
-        (folder / "certificate.txt").write_text(text + "\n")
+        _keep(certificate, text, kept, folder)
     except WorkerError as fault:
         _tell({"event": "certificate_rejected", "trainer": asked.trainer, "error": str(fault)})
         return int(fault.exit_code)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     _tell({**msgspec.to_builtins(certificate), "text": text})
     return 0 if certificate.is_sound else 1
+
+
+def require_symbol(trainer: str) -> None:
+    """PluginError where there is nothing to examine: no such module or symbol, or it cannot be imported."""
+    module_name, symbol = split_ref(trainer)
+    module = import_author_module(module_name)
+    if symbol is not None:
+        find_symbol(module, symbol)
+
+
+def _keep(certificate: Certificate, text: str, kept: Path, runs: Path) -> None:
+    """The certificate as JSON and text; of runs that lie elsewhere, the end of their logs."""
+    mask = os.umask(0o077)  # a home that is made here is its owner's alone
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / "certificate.json").write_bytes(msgspec.json.format(msgspec.json.encode(certificate)) + b"\n")
+        (kept / "certificate.txt").write_text(text + "\n")
+        for log in sorted(runs.glob("*/worker.log")) if runs != kept else ():
+            (kept / f"{log.parent.name}.log").write_bytes(log.read_bytes()[-MAX_LOG_BYTES:])
+    except OSError as fault:
+        raise StartupError(_not_kept(kept, str(fault.strerror))) from fault
+    finally:
+        os.umask(mask)
+
+
+def _require_writable(kept: Path) -> None:
+    """Before minutes are spent."""
+    nearest = next(place for place in (kept, *kept.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise StartupError(_not_kept(kept, f"{nearest} cannot be written"))
+
+
+def _not_kept(kept: Path, why: str) -> str:
+    return f"the certificate cannot be kept in {kept}: {why}; name another folder with --output"
 
 
 def _tell_progress(message: str) -> None:
@@ -393,4 +400,4 @@ def _tell(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_tool(main)

@@ -143,7 +143,7 @@ def explain_resume(straight: Sequence[Moment], killed: Sequence[Moment], parting
                     for path in changed[:5]
                 ),
             ],
-            remedy=f"put {changed[0]} into state_dict and set it in load_state_dict",
+            remedy=f"put {_whole(changed[0])} into state_dict and set it in load_state_dict",
         )
     stream = first_difference(_digests(known.rng), _digests(resumed.rng))
     if stream is not None:
@@ -211,6 +211,12 @@ def explain_set_order(parting: Parting) -> Cause:
         ],
         remedy="sort what you take out of a set: `for name in sorted(names)`; do not use hash() of a string",
     )
+
+
+def _whole(path: str) -> str:
+    """An optimizer's step is not saved alone: what to save is the `state_dict()` that it lies in."""
+    head, mark, _ = path.partition(".state_dict()")
+    return head + mark
 
 
 def not_restored(straight: Sequence[Moment], killed: Sequence[Moment]) -> list[str]:

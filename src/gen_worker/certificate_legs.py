@@ -13,10 +13,12 @@ import msgspec
 
 from gen_worker import failpoints
 from gen_worker.certificate_trace import PLAN_NAME, KillKind, Moment, Plan, read_trace
-from gen_worker.errors import WorkerError
+from gen_worker.errors import Category, WorkerError
 from gen_worker.trainer.contracts import TrainingJobSpec
 
 STRAIGHT_HASH_SEED = 1
+# How the words of a breach of the contract begin, whatever the data was.
+BREACHES = ("train_step returned ", "StepResult.", "SystemExit")
 MID_SAVE = "checkpoint.staged=kill"  # the state is copied, its file is not there yet
 
 
@@ -30,6 +32,10 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 class LegFailedError(WorkerError):
     """A worker ended in a way that it was not to."""
+
+
+class OwnFaultError(WorkerError):
+    """A worker ended by the fault of the class itself: no other data would help."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +101,16 @@ class Leg:
         """(duration_s, size_bytes) of each that was reported."""
         found = [event for event in self._events() if event.get("event") == "checkpoint"]
         return [(float(event["duration_s"]), int(event["size_bytes"])) for event in found]
+
+    def is_own_fault(self, *, is_data_theirs: bool) -> bool:
+        """Whether the class's code broke off the training. Of data that is not theirs, only what has nothing to do with it."""
+        failed = [event for event in self._events() if event.get("event") == "failed"]
+        if not failed:
+            return False
+        category, error = str(failed[-1]["category"]), str(failed[-1]["error"])
+        if is_data_theirs:
+            return category == Category.TRAIN_STEP or "(at " in error
+        return category == Category.TRAIN_STEP and error.startswith(BREACHES)
 
     def explain(self, code: int) -> str:
         """How a worker ended, in its own words where it left some."""

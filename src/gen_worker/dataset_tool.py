@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from gen_worker.errors import ExitCode, InputError, WorkerError
+from gen_worker.tool_signals import run_tool
 from gen_worker.trainer.datasets.index import INDEX_NAME, DatasetIndex, OnProgress, ShardRecord
 from gen_worker.trainer.datasets.shard_hash import hash_shard, in_threads
 
 MAX_WORKERS = 8  # beyond this a disk is slower for it
-INTERRUPTED = 130
 
 
 class ShardFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,8 +141,6 @@ def main(arguments: Sequence[str]) -> int:
     except WorkerError as error:
         _tell("dataset_rejected", folder=str(folder), error=str(error))
         return int(error.exit_code)
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _index(folder: Path, workers: int) -> ExitCode:
@@ -187,4 +185,4 @@ def _tell(event: str, **fields: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_tool(main)

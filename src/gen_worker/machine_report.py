@@ -24,6 +24,7 @@ import msgspec
 
 from gen_worker.machine_finding import Finding, Level
 from gen_worker.machine_torch import NO_DEVICES, check_torch
+from gen_worker.tool_signals import run_tool
 
 VERSION = "machine_report.v1"
 MIN_PYTHON = (3, 11)
@@ -327,4 +328,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_tool(main)

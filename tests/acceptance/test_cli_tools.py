@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,17 @@ class WantsRows(Sound):
         return raw_batch["rows"]
 
 
+class Careless(Sound):
+    def train_step(self, prepared_batch, state, ctx):
+        return {"loss": 1.0}
+
+
+class Slow(Sound):
+    def push(self, ctx):
+        open("slow", "w").close()
+        time.sleep(1000)
+
+
 class Incomplete:
     def setup(self, ctx):
         pass
@@ -300,7 +313,12 @@ def test_an_unsound_trainer_is_found_with_its_cause(
     assert word in certificate["cause"]["message"]
     assert certificate["cause"]["remedy"]
     assert certificate["parting"]["step"] > 0
-    assert Path(certificate["folder"]).name.startswith("trn-check-")
+    kept = Path(certificate["folder"])
+    assert kept.parent == trainers / "home" / "checks"
+    assert json.loads((kept / "certificate.json").read_text()) == certificate
+    assert {path.name for path in kept.iterdir()} >= {"certificate.txt", "straight.log", "killed.log"}
+    assert not list(trainers.glob("trn-check-*")), "the runs themselves are gone"
+    assert f"trainers:{symbol} is NOT sound; kept in {kept}" in done.stderr
 
 
 def test_a_class_that_cannot_train_or_save_is_told_so(trainers: Path) -> None:
@@ -312,6 +330,56 @@ def test_a_class_that_cannot_train_or_save_is_told_so(trainers: Path) -> None:
     assert done.returncode == 1
     assert only_record(done)["checks"][-1]["check"] == "straight"
     assert "object" in only_record(done)["checks"][-1]["message"]
+    done = trn("check", "trainers:Careless", folder=trainers)
+    assert done.returncode == 1, "no other data would help"
+    message = only_record(done)["checks"][-1]["message"]
+    assert "train_step returned dict, expected StepResult" in message
+    assert f"(at {trainers / 'trainers.py'}:" in message
+
+
+def test_what_is_not_there_could_not_be_tried(trainers: Path) -> None:
+    for name in ("nothere:X", "trainers:Nobody"):
+        done = trn("check", name, folder=trainers)
+        assert (done.returncode, only_record(done)["event"]) == (3, "certificate_rejected")
+    assert not (trainers / "home").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("check", "trainers:Slow"), ("dataset", "verify", "digits")])
+def test_ctrl_c_ends_a_tool_without_a_word_and_leaves_nothing(
+    words: tuple[str, ...], digits: Path, trainers: Path
+) -> None:
+    assert trn("dataset", "index", "digits", folder=trainers).returncode == 0
+    before = sorted(trainers.rglob("*"))
+    environ = {**os.environ, "TRN_HOME": str(trainers / "home"), "TMPDIR": str(trainers)}
+    process = subprocess.Popen(
+        [TRN, *words],
+        cwd=trainers,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tools := children_of(process.pid)):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    if words[0] == "check":
+        while not (trainers / "slow").exists():  # a worker of the tool is in its first step
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (trainers / "slow").unlink()
+        tools += children_of(tools[0])
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, "Traceback" in said) == (130, False), said
+    assert [pid for pid in tools if Path(f"/proc/{pid}").exists()] == []
+    left = [path for path in sorted(trainers.rglob("*")) if "__pycache__" not in path.parts]
+    assert left == [path for path in before if "__pycache__" not in path.parts]
 
 
 def test_a_class_that_does_not_take_mock_batches_is_asked_for_a_job(trainers: Path) -> None:

@@ -1,8 +1,11 @@
 """What a certificate is made of: digests, the plan of kills, where two traces part, and what the values there say."""
 
+import math
 import random
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -15,8 +18,10 @@ from gen_worker.certificate_causes import (
     not_restored,
 )
 from gen_worker.certificate_digest import describe_hidden, describe_tree, digest_batch
-from gen_worker.certificate_legs import plan_kills
+from gen_worker.certificate_legs import Leg, plan_kills
+from gen_worker.certificate_notes import note_losses, note_memory
 from gen_worker.certificate_trace import Moment
+from gen_worker.trainer.contracts import TrainingJobSpec
 
 
 def digests(value: Any) -> dict[str, str]:
@@ -175,6 +180,62 @@ def test_a_value_that_changed_in_training_and_is_not_restored_is_the_cause() -> 
     assert cause.cause == "outside-state-dict"
     assert "self['count'] was 1, is 0" in cause.evidence
     assert not_restored(straight, [begin]) == ["self['count']"]
+
+
+def test_of_an_optimizer_all_of_its_state_is_to_be_saved_not_the_part_that_was_seen_to_differ() -> None:
+    class Optimizer:
+        steps = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"state": {0: {"step": self.steps}}}
+
+    before = {"optimizer": Optimizer()}
+    begin, step = moment("begin", 0, hidden=before), moment("step", 1, w=1.0)
+    before["optimizer"].steps = 1
+    step = msgspec.structs.replace(step, hidden=describe_tree(before, "self"))
+    straight = [begin, step, moment("step", 2, w=2.0), moment("step", 3, w=3.0)]
+    cause = resumed(straight, msgspec.structs.replace(begin, step=1, state=step.state))
+    assert cause.cause == "outside-state-dict"
+    assert cause.remedy.startswith("put self['optimizer'].state_dict() into state_dict and")
+
+
+def test_losses_that_are_no_numbers_and_memory_that_grows_are_noted() -> None:
+    def steps(loss: float, grown_bytes: int) -> list[Moment]:
+        return [
+            moment("step", n, rss_bytes=n * grown_bytes, metrics={"loss": loss.hex()}) for n in range(1, 13)
+        ]
+
+    assert note_losses(steps(1.0, 0)) == []
+    assert note_losses(steps(math.nan, 0)) == [
+        "loss is no finite number at every step: it resumes exactly, and does not learn"
+    ]
+    late = [*steps(1.0, 0)[:7], *steps(math.inf, 0)[7:]]
+    assert "at 5 steps, first at step 8" in note_losses(late)[0]
+    assert note_memory(steps(1.0, 100_000)) == []
+    assert "memory grew by 15 MB in the last 6 steps" in note_memory(steps(1.0, 3_000_000))[0]
+    jump = [msgspec.structs.replace(one, rss_bytes=30_000_000 if one.step == 12 else 0) for one in late]
+    assert note_memory(jump) == [], "an allocator takes once"
+
+
+@pytest.mark.parametrize(
+    ("category", "error", "with_mock_batches", "with_their_data"),
+    [
+        ("train-step", "train_step returned dict, expected StepResult", True, True),
+        ("train-step", "SystemExit: 3 (at /x.py:3, in train_step)", True, True),
+        ("train-step", "TypeError: 'int' (at /x.py:3, in prepare_batch)", False, True),
+        ("model-load", "KeyError: 'lr' (at /x.py:3, in configure)", False, True),
+        ("input", "data.parquet: no such file", False, False),
+    ],
+)
+def test_whose_fault_a_first_step_is(
+    tmp_path: Path, category: str, error: str, with_mock_batches: bool, with_their_data: bool
+) -> None:
+    (tmp_path / "metrics").mkdir()
+    event = {"event": "failed", "category": category, "error": error}
+    (tmp_path / "metrics" / "events.jsonl").write_bytes(msgspec.json.encode(event) + b"\n")
+    leg = Leg(folder=tmp_path, job=TrainingJobSpec(run_id="any"), base_dir=tmp_path)
+    assert leg.is_own_fault(is_data_theirs=False) == with_mock_batches
+    assert leg.is_own_fault(is_data_theirs=True) == with_their_data
 
 
 def test_where_nothing_is_to_be_seen_no_cause_is_made_up() -> None:

@@ -122,6 +122,11 @@ class Home(NamedTuple):
         return self.root / "backups"
 
     @property
+    def checks(self) -> Path:
+        """Certificates of trainer classes, a folder for each `trn check`."""
+        return self.root / "checks"
+
+    @property
     def logs(self) -> "LogFolder":
         """Every run's lines, for machines."""
         return LogFolder(self.root / "logs")

@@ -47,21 +47,22 @@ def verify(folder: str, workers: int | None, is_json: bool) -> int:
 
 
 def _run(action: str, folder: str, workers: int | None, output: Output) -> int:
-    from trn.client.cli.worker_tool import read_records
+    from trn.client.cli.worker_tool import reading_records
 
     is_watched = sys.stderr.isatty()
     options = [] if workers is None else ["--workers", str(workers)]
     code = ExitCode.INTERRUPTED  # until the tool has said how it ended
-    for record in read_records("dataset_tool", [action, *options, "--", folder]):
-        event = record["event"]
-        if event == "dataset_progress":
+    with reading_records("dataset_tool", [action, *options, "--", folder]) as records:
+        for record in records:
+            event = record["event"]
+            if event == "dataset_progress":
+                if is_watched:
+                    click.echo(f"\r\x1b[K{_bar(record)}", err=True, nl=False)
+                continue
             if is_watched:
-                click.echo(f"\r\x1b[K{_bar(record)}", err=True, nl=False)
-            continue
-        if is_watched:
-            click.echo("\r\x1b[K", err=True, nl=False)
-        output.record(record)
-        code = _tell(event, record, output)
+                click.echo("\r\x1b[K", err=True, nl=False)
+            output.record(record)
+            code = _tell(event, record, output)
     return code
 
 

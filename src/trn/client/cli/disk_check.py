@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gen_worker.sizes import show_bytes
 from trn.core.home import Home, RunFolder
 
 META = ".meta.json"
@@ -79,14 +80,6 @@ def count_at_once(config: Mapping[str, Any], from_step: int = 0) -> tuple[int, i
     if end is None:
         return 1, keep_last + keep_best + 1  # how often it saves is not known
     return min(saves, keep_last + 1) if is_sure else 1, min(saves, keep_last + keep_best + 1)
-
-
-def show_bytes(size_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "bytes" else f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:,.3g} TB"
 
 
 def _need(count: int, known: _Known) -> str:

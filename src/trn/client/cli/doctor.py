@@ -21,10 +21,11 @@ COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 @click.pass_obj
 def command(home: "Home", is_json: bool) -> int:
     """Say what this machine can do: interpreter, torch, GPUs, memory, disk, limits, clock."""
-    from trn.client.cli.worker_tool import read_records
+    from trn.client.cli.worker_tool import reading_records
 
     output = Output(is_json=is_json)
-    (report,) = read_records("machine_report", ["--home", str(home.root)])
+    with reading_records("machine_report", ["--home", str(home.root)]) as records:
+        (report,) = records
     output.record(report)
     width = max(len(finding["check"]) for finding in report["findings"])
     for finding in report["findings"]:

@@ -1,0 +1,12 @@
+"""How sizes are said, everywhere: in powers of ten, with three digits."""
+
+
+def show_bytes(size_bytes: float) -> str:
+    """1500 -> `1.5 kB`."""
+    if size_bytes < 999.5:
+        return f"{size_bytes:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        size_bytes /= 1000
+        if size_bytes < 999.5:
+            return f"{size_bytes:.3g} {unit}"
+    return f"{size_bytes / 1000:,.3g} TB"

@@ -1,6 +1,8 @@
 """The registry: submits are idempotent and durable, a run and its slots are claimed together, terminal is final."""
 
+import json
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -14,10 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from trn.client.cli import verbs
 from trn.core.digest import run_digest
 from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError, UnavailableError
 from trn.core.home import Home, find_home
 from trn.core.runs import OWNERS, TERMINAL, TRANSITIONS, Needs, RunState, require_transition
+from trn.daemon.__main__ import main as daemon_main
 from trn.registry.connection import back_up, check_integrity, migrate, open_reader, open_writer
 from trn.registry.named_queries import queries
 from trn.registry.reader import RegistryReader
@@ -506,3 +510,31 @@ def test_lists_leave_out_what_was_asked_for_unless_asked(registry: RunRegistry) 
     assert registry.page()[0].config == {}
     assert registry.changed(0)[0].config == {}
     assert registry.page(with_config=True)[0].config == registry.get("one").config != {}
+
+
+def test_a_damaged_registry_is_told_with_the_commands_that_put_a_sound_backup_in_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    RunRegistry(home.registry).close()
+    assert daemon_main(["--home", str(home.root), "backup", str(home.backups / "1")]) == 0
+    assert daemon_main(["--home", str(home.root), "check"]) == 0
+    assert "registry.db: sound\nmetrics.db: not there yet" in capsys.readouterr().out
+    (home.backups / "2").mkdir()
+    for path in (home.registry, home.backups / "2" / "registry.db"):
+        path.write_bytes(b"no database at all" * 1000)
+    with pytest.raises(RegistryError, match=f"python -m trn.daemon --home {home.root} check"):
+        RunRegistry(home.registry)
+    assert daemon_main(["--home", str(home.root), "check"]) == 1
+    out, err = capsys.readouterr()
+    assert "registry.db: 1 fault\n  - file is not a database" in out
+    assert f"mv {home.registry} {home.registry}.damaged" in err
+    assert f"cp -p {home.backups / '1'}/*.db" in err
+    assert verbs.run(["--home", str(home.root), "list"]) == 5
+    out, err = capsys.readouterr()
+    assert json.loads(out)["code"] == "unavailable"
+    assert f"`python -m trn.daemon --home {home.root} check` looks through it" in err
+    shutil.rmtree(home.backups)
+    assert daemon_main(["--home", str(home.root), "check"]) == 1
+    assert "holds no sound one" in capsys.readouterr().err

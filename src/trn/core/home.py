@@ -152,6 +152,14 @@ class Home(NamedTuple):
         except OSError as fault:
             raise self.unwritable(fault) from fault
 
+    @property
+    def check_command(self) -> str:
+        """What looks through the registry and says how to mend it; with this home where it is not the usual one."""
+        import shlex
+
+        option = "" if self.root == find_home() else f" --home {shlex.quote(str(self.root))}"
+        return f"python -m trn.daemon{option} check"
+
     def unwritable(self, fault: OSError) -> UnavailableError:
         """What to say where something in it could not be written."""
         place = str(fault.filename or "")

@@ -16,6 +16,7 @@ from trn.core.settings import read_settings
 
 LOG_BYTES = 10 << 20
 EXIT_REFUSED = 1
+MAX_BACKUPS = 5  # that are looked through
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,18 +105,44 @@ def _set_up_logging(home: Home, *, is_quiet: bool) -> None:
 def _check(home: Home, _options: argparse.Namespace) -> int:
     from trn.registry.connection import check_integrity
 
-    num_faults = 0
+    if not home.registry.exists():
+        raise UnavailableError(f"there is no {home.registry}: nothing was ever submitted here")
+    damaged = []
     for path in (home.registry, home.metrics):
-        if not path.exists():
-            raise UnavailableError(f"there is no {path}: nothing was ever submitted here")
-        faults = check_integrity(path)
-        num_faults += len(faults)
-        print(f"{path.name}: {'sound' if not faults else f'{len(faults)} faults'}")  # noqa: T201
+        faults = check_integrity(path) if path.exists() else []
+        say = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}" if faults else "sound"
+        print(f"{path.name}: {say if path.exists() else 'not there yet'}")  # noqa: T201
         for fault in faults:
             print(f"  - {fault}")  # noqa: T201
-    if num_faults:
-        raise UnavailableError(f"stop the daemon and put back a copy from {home.backups}")
+        damaged += [path] if faults else []
+    if damaged:
+        raise UnavailableError(_say_repair(home, damaged))
     return 0
+
+
+def _say_repair(home: Home, damaged: list[Path]) -> str:
+    """What to type. Nothing is thrown away: what is damaged is moved aside."""
+    from trn.registry.connection import check_integrity
+
+    candidates = sorted(home.backups.glob(f"*/{home.registry.name}"), reverse=True)[:MAX_BACKUPS]
+    sound = [path.parent for path in candidates if not check_integrity(path)]
+    lines = [f"{' and '.join(path.name for path in damaged)} of {home.root} cannot be trusted. What to do:"]
+    lines += [f"  trn --home {home.root} daemon stop"]
+    for path in damaged:
+        lines += [f"  mv {path} {path}.damaged; rm -f {path}-wal {path}-shm"]
+    if home.registry not in damaged:
+        lines.append("and start the daemon again: it reads the newest runs' points from their events")
+        return "\n".join(lines)
+    if sound:
+        lines.append(f"  cp -p {sound[0]}/*.db {home.root}/")
+        others = ", ".join(path.name for path in sound[1:])
+        lines.append(f"then start the daemon again. Sound backups beside that one: {others or 'none'}.")
+    else:
+        lines.append(
+            f"then put back a copy of yours: {home.backups} holds no sound one. Without any, the runs' folders are still"
+            " whole, and `trn resume --checkpoint META` goes on from their checkpoints."
+        )
+    return "\n".join(lines)
 
 
 def _back_up(home: Home, options: argparse.Namespace) -> int:
@@ -127,6 +154,8 @@ def _back_up(home: Home, options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in (home.registry, home.metrics):
         target = folder / path.name
+        if not path.exists():
+            continue
         if target.exists():
             raise UnavailableError(f"{target} exists: name another folder")
         back_up(path, target)

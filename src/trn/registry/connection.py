@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from trn.core.errors import RegistryError
+from trn.core.home import Home
 
 BUSY_TIMEOUT_MS = 30_000
 WRITER_BUSY_MS = (
@@ -30,8 +31,8 @@ def open_writer(path: Path, *, is_durable: bool = True) -> sqlite3.Connection:
     except sqlite3.DatabaseError as fault:
         connection.close()
         raise RegistryError(
-            f"{path} cannot be used: {fault}; `python -m trn.daemon check` looks through it, and a copy from the"
-            " backups can take its place"
+            f"{path} cannot be used: {fault}; `{Home(path.parent).check_command}` looks through it, and says how to"
+            " put a backup in its place"
         ) from fault
     return connection
 
@@ -87,8 +88,11 @@ def migrate(connection: sqlite3.Connection, package: str) -> int:
 
 def check_integrity(path: Path) -> list[str]:
     """What SQLite itself finds wrong; empty where all is well. Waits for nobody."""
-    with contextlib.closing(open_reader(path)) as connection:
-        found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    try:
+        with contextlib.closing(open_reader(path)) as connection:
+            found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    except sqlite3.DatabaseError as fault:  # so damaged that it cannot be looked through
+        return [str(fault)]
     return [] if found == ["ok"] else found
 
 

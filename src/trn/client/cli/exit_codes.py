@@ -37,6 +37,11 @@ def exit_code_of(fault: errors.TrnError) -> ExitCode:
     return next((code for kind, code in _BY_ERROR if isinstance(fault, kind)), ExitCode.INTERNAL)
 
 
+def code_of(fault: errors.TrnError) -> str:
+    """Its name for programs, which agrees with the exit code: whose registry is damaged is not a fault of trn's."""
+    return "unavailable" if isinstance(fault, errors.RegistryError) else fault.code
+
+
 def exit_code_of_state(state: str) -> ExitCode:
     """For commands that end with the run they followed."""
     return {"COMPLETED": ExitCode.OK, "CANCELLED": ExitCode.CANCELLED_RUN}.get(state, ExitCode.FAILED_RUN)

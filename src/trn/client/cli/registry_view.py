@@ -77,7 +77,7 @@ class RegistryView:
     """One read-only connection. A registry that does not exist has no runs."""
 
     def __init__(self, home: Home) -> None:
-        self._path = str(home.registry)
+        self._home, self._path = home, str(home.registry)
         self._connection: sqlite3.Connection | None = None
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class RegistryView:
             return self._connection.execute(_sql(query), values).fetchall()
         except sqlite3.Error as fault:
             raise RegistryError(
-                f"{self._path} cannot be read: {fault}; `python -m trn.daemon check` looks through it"
+                f"{self._path} cannot be read: {fault}; `{self._home.check_command}` looks through it"
             ) from fault
 
 

@@ -136,5 +136,5 @@ def _reading(home: Home) -> Iterator[_Reader]:
             reader.close()
     except sqlite3.Error as fault:
         raise RegistryError(
-            f"{home.registry} cannot be read: {fault}; `python -m trn.daemon check` looks through it"
+            f"{home.registry} cannot be read: {fault}; `{home.check_command}` looks through it"
         ) from fault

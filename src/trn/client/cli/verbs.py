@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trn.client.cli.exit_codes import ExitCode, exit_code_of
+from trn.client.cli.exit_codes import ExitCode, code_of, exit_code_of
 from trn.client.cli.output import Output, plain, say
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
@@ -117,7 +117,7 @@ def run(words: list[str]) -> int:
         return fault.exit_code
     except TrnError as fault:
         _say_fault(fault)
-        _tell(is_json, fault.code, str(fault), getattr(fault, "faults", None))
+        _tell(is_json, code_of(fault), str(fault), getattr(fault, "faults", None))
         return exit_code_of(fault)
     except OSError as fault:
         if fault.errno not in DISK_FAULTS:

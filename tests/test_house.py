@@ -152,7 +152,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     "status": ["RUN", "--json", "--metric"],
     "why": ["RUN", "--json"],
     "watch": ["[RUN]", "--json"],
-    "logs": ["RUN", "--follow", "--tail", "-f"],
+    "logs": ["RUN", "--follow", "--json", "--tail", "-f"],
     "cancel": ["RUN", "--json", "--reason"],
     "wait": ["RUN", "--json", "--timeout"],
     "check": ["MODULE:SYMBOL", "--config", "--json", "--output", "--seed", "--steps"],

@@ -1,8 +1,8 @@
-"""`trn logs`: what a run's worker wrote, byte by byte."""
+"""`trn logs`: what a run's worker wrote, byte by byte; as JSON lines only where that is asked for."""
 
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,26 @@ EPILOG = """\b
 Examples:
   trn logs mnist-2b53
   trn logs mnist-2b53 --tail 20 -f
+  trn logs mnist-2b53 --json | jq -r .line
 """
 PIECE_BYTES = 1 << 16
+Sink = Callable[[bytes], None]
 
 
 @click.command("logs", epilog=EPILOG, short_help="Print what a run's worker wrote.")
 @run_id_argument
 @click.option("--follow", "-f", "is_followed", is_flag=True, help="Go on until the run has ended.")
 @click.option("--tail", "num_lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option(
+    "--json",
+    "is_json",
+    is_flag=True,
+    help="An object for each line, with its offset. Without it a pipe gets the bytes, too: they are the run's own.",
+)
 @click.pass_obj
-def command(home: Home, /, *, run_id: str, is_followed: bool, num_lines: int | None) -> ExitCode:
+def command(
+    home: Home, /, *, run_id: str, is_followed: bool, num_lines: int | None, is_json: bool
+) -> ExitCode:
     """Print the log of a run's worker as it is: its stdout and stderr, of all attempts.
 
     Needs no daemon, except to follow a run that has not ended.
@@ -38,12 +48,15 @@ def command(home: Home, /, *, run_id: str, is_followed: bool, num_lines: int | N
     run = resolve(home, run_id)
     path = home.run(run.run_id).log
     begin = 0 if num_lines is None else find_tail(path, num_lines)
+    sink: Sink = LineSink(begin) if is_json else _print
     try:
-        at = _print_from(path, begin)
+        at = _print_from(path, begin, sink)
         if is_followed and not run.state.is_terminal:
             import asyncio
 
-            asyncio.run(_follow(home, run.run_id, at))
+            asyncio.run(_follow(home, run.run_id, at, sink))
+        if isinstance(sink, LineSink):
+            sink.end()
     except BrokenPipeError:  # `trn logs RUN | head`: whoever read us has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return ExitCode.OK
@@ -74,20 +87,47 @@ def find_tail(path: Path, num_lines: int) -> int:
     return 0
 
 
-def _print_from(path: Path, begin: int) -> int:
-    """What there is, to stdout; where it ends."""
+class LineSink:
+    """Bytes in, `{"event": "log", "offset": …, "line": …}` out: one for each line that has come whole."""
+
+    def __init__(self, at: int) -> None:
+        self._at, self._half = at, b""
+
+    def __call__(self, data: bytes) -> None:
+        *lines, self._half = (self._half + data).split(b"\n")
+        _print(b"".join(map(self._take, lines)))
+
+    def end(self) -> None:
+        """A last line without its end is one, too."""
+        if self._half:
+            _print(self._take(self._half))
+
+    def _take(self, line: bytes) -> bytes:
+        import json
+
+        record = {"event": "log", "offset": self._at, "line": line.decode(errors="replace")}
+        self._at += len(line) + 1
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _print(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _print_from(path: Path, begin: int, sink: Sink) -> int:
+    """What there is, to the sink; where it ends."""
     try:
         with path.open("rb") as file:
             file.seek(begin)
             while piece := file.read(PIECE_BYTES):
-                sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
+                sink(piece)
             return file.tell()
     except FileNotFoundError:
         return 0
 
 
-async def _follow(home: Home, run_id: str, at: int) -> None:
+async def _follow(home: Home, run_id: str, at: int, sink: Sink) -> None:
     from trn.client.cli.follow import connected
     from trn.client.cli.presence import Presence
 
@@ -97,6 +137,5 @@ async def _follow(home: Home, run_id: str, at: int) -> None:
             return client.logs(run_id, offset=at, is_followed=True)
 
         async for chunk in Presence(client, home).following(again):
-            sys.stdout.buffer.write(chunk.data)
-            sys.stdout.buffer.flush()
+            sink(chunk.data)
             at = chunk.offset + len(chunk.data)

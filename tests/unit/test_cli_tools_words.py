@@ -1,0 +1,119 @@
+"""Words of the tools: what an option refuses, what a line says, what is answered without a daemon."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_worker import dataset_tool
+from trn.client.cli import verbs
+from trn.client.cli.daemon_verbs import _find_launchers
+from trn.client.cli.log_options import read_log_paths
+from trn.client.cli.logs import LineSink
+from trn.core.bus_url import read_bus_url
+from trn.core.errors import InvalidRequestError
+from trn.core.home import Home
+from trn.core.runs import RunState
+from trn.registry.sqlite import NewRun, RunRegistry
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Home:
+    """A home with one cancelled run, whose log has three lines, and no daemon."""
+    home = Home(tmp_path / "home")
+    home.make()
+    registry = RunRegistry(home.registry)
+    registry.submit(NewRun(run_id="one", digest="d", config={"trainer": "a:B"})).result()
+    registry.want_cancel("one", "by a test").result()
+    registry.close()
+    home.run("one").root.mkdir(parents=True)
+    home.run("one").log.write_bytes("first\nzwö\xff\n".encode("latin-1") + b"no end")
+    return home
+
+
+def test_a_log_is_its_own_bytes_and_objects_with_offsets_where_asked(
+    ended: Home, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    content = ended.run("one").log.read_bytes()
+    assert verbs.run(["--home", str(ended.root), "logs", "one"]) == 0
+    assert capfdbinary.readouterr().out == content
+    assert verbs.run(["--home", str(ended.root), "logs", "one", "--json"]) == 0
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert [line["line"] for line in lines] == ["first", "zw\ufffd\ufffd", "no end"]
+    assert [line["offset"] for line in lines] == [0, 6, 11]
+    assert {line["event"] for line in lines} == {"log"}
+    assert all(content[line["offset"] :].startswith(line["line"][:2].encode()) for line in lines)
+
+
+def test_a_line_that_comes_in_pieces_is_one_object(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    sink = LineSink(100)
+    for piece in (b"a", b"b\nc", b"\n\nd"):
+        sink(piece)
+    sink.end()
+    told = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert [(line["offset"], line["line"]) for line in told] == [
+        (100, "ab"),
+        (103, "c"),
+        (105, ""),
+        (106, "d"),
+    ]
+
+
+def test_a_cancel_of_an_ended_run_is_answered_without_a_daemon(
+    ended: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verbs.run(["--home", str(ended.root), "cancel", "one"]) == 6
+    told = json.loads(capsys.readouterr().out)
+    assert (told["event"], told["was_live"], told["state"]) == ("cancel_wanted", False, RunState.CANCELLED)
+    assert not (ended.root / "daemon.out").exists()
+
+
+@pytest.mark.parametrize("words", [["daemon", "start", "--idle-exit-s"], ["wait", "one", "--timeout"]])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_seconds_are_finite(
+    tmp_path: Path, words: list[str], value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verbs.run(["--home", str(tmp_path / "home"), *words, value]) == 2
+    assert f"{value} is no number of seconds" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_empty_place_for_lines_is_refused_and_is_not_the_current_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_log_paths({"log_dir": "", "event_log": ""}, Home(tmp_path))
+    assert refusal.value.faults == [
+        "--log-dir is empty: name a folder",
+        "--event-log is empty: name a file",
+    ]
+    assert read_log_paths({"log_dir": None, "event_log": None}, Home(tmp_path)) == ("", "")
+
+
+@pytest.mark.parametrize("url", ["redis://localhost:99999/0", "redis://me:secret@[::1]:70000"])
+def test_a_port_out_of_range_is_said_so_and_shows_nothing_else(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="port is out of range: expected 0 to 65535") as refusal:
+        read_bus_url(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_port_that_is_none_is_no_matter_of_range() -> None:
+    with pytest.raises(InvalidRequestError, match="is no URL"):
+        read_bus_url("redis://:p#ss/w@host:12")
+
+
+def test_the_launchers_that_live_are_found(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.make()
+    for name, pid in (("a", os.getpid()), ("b", 1 << 29)):
+        (home.launcher / f"{name}.json").write_text(json.dumps({"pid": pid}))
+    (home.launcher / "c.json").write_text("{")
+    assert _find_launchers(home) == [os.getpid()]
+
+
+def test_a_broken_index_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "index.json").write_text('{"schema_version": "dataset_index.v1"}')
+    assert dataset_tool.main(["verify", str(tmp_path)]) == 10
+    told: dict[str, Any] = msgspec.json.decode(capfd.readouterr().out)
+    assert f"make it anew: `trn dataset index {tmp_path}`" in told["error"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.errors import ExitCode, InputError, WorkerError
+from gen_worker.errors import ExitCode, InputError, SpecError, WorkerError
 from gen_worker.tool_signals import run_tool
 from gen_worker.trainer.datasets.index import INDEX_NAME, DatasetIndex, OnProgress, ShardRecord
 from gen_worker.trainer.datasets.shard_hash import hash_shard, in_threads
@@ -139,7 +139,9 @@ def main(arguments: Sequence[str]) -> int:
             _index(folder, asked.workers) if asked.action == "index" else _verify(folder, asked.workers)
         )
     except WorkerError as error:
-        _tell("dataset_rejected", folder=str(folder), error=str(error))
+        remedy = f"\nput it back as it was, or make it anew: `trn dataset index {folder}`"
+        is_broken_index = isinstance(error, SpecError) and asked.action == "verify"
+        _tell("dataset_rejected", folder=str(folder), error=f"{error}{remedy if is_broken_index else ''}")
         return int(error.exit_code)
 
 

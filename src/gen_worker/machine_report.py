@@ -24,6 +24,7 @@ import msgspec
 
 from gen_worker.machine_finding import Finding, Level
 from gen_worker.machine_torch import NO_DEVICES, check_torch
+from gen_worker.sizes import show_bytes
 from gen_worker.tool_signals import run_tool
 
 VERSION = "machine_report.v1"
@@ -164,8 +165,8 @@ def check_processors() -> Iterator[Finding]:
     yield Finding(
         check="memory",
         level=Level.WARNING if is_low else Level.OK,
-        message=f"{free / 2**30:.1f} of {total / 2**30:.1f} GB free",
-        remedy="end what holds the memory: a worker with torch takes half a GB before it trains"
+        message=f"{show_bytes(free)} of {show_bytes(total)} free",
+        remedy="end what holds the memory: a worker with torch takes 500 MB before it trains"
         if is_low
         else "",
         facts={"total_bytes": total, "free_bytes": free},
@@ -175,14 +176,20 @@ def check_processors() -> Iterator[Finding]:
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108
     if not folder.is_dir():
         message = f"there is no {folder}"
-        yield Finding(check="shared-memory", level=Level.NOTE, message=message, facts={"size_bytes": 0})
+        yield Finding(
+            check="shared-memory",
+            level=Level.NOTE,
+            message=message,
+            remedy=f"mount a tmpfs at {folder} if a data loader of yours has worker processes",
+            facts={"size_bytes": 0},
+        )
         return
     usage = shutil.disk_usage(folder)
     is_small = usage.total < MIN_SHM_BYTES
     yield Finding(
         check="shared-memory",
         level=Level.WARNING if is_small else Level.OK,
-        message=f"{folder} has {usage.free / 2**20:.0f} of {usage.total / 2**20:.0f} MB free",
+        message=f"{folder} has {show_bytes(usage.free)} of {show_bytes(usage.total)} free",
         remedy="start the container with `--shm-size=8g` (or `--ipc=host`)" if is_small else "",
         facts={"size_bytes": usage.total, "free_bytes": usage.free},
     )
@@ -202,7 +209,7 @@ def check_disk(home: Path, *, is_timed: bool = True) -> Iterator[Finding]:
     yield Finding(
         check="disk",
         level=level,
-        message=f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GB free at {place}",
+        message=f"{show_bytes(usage.free)} of {show_bytes(usage.total)} free at {place}",
         remedy="" if level is Level.OK else "make room, or set TRN_HOME to a larger disk",
         facts={"path": str(place), "size_bytes": usage.total, "free_bytes": usage.free},
     )
@@ -223,7 +230,7 @@ def check_disk(home: Path, *, is_timed: bool = True) -> Iterator[Finding]:
     yield Finding(
         check="disk-speed",
         level=Level.WARNING if is_slow else Level.OK,
-        message=f"{speed / 1e6:.0f} MB/s written and synced at {place}",
+        message=f"{show_bytes(speed)}/s written and synced at {place}",
         remedy="checkpoints will take long: set TRN_HOME to a faster disk" if is_slow else "",
         facts={"bytes_per_s": round(speed), "probe_bytes": PROBE_BYTES, "duration_s": round(duration_s, 4)},
     )
@@ -241,10 +248,10 @@ def _time_write(folder: Path) -> float:
 
 
 def check_limits() -> Iterator[Finding]:
-    for name, which, least, option in (
-        ("open-files", resource.RLIMIT_NOFILE, MIN_OPEN_FILES, "-n"),
-        ("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "-u"),
-        ("locked-memory", resource.RLIMIT_MEMLOCK, MIN_LOCKED_BYTES, "-l"),
+    for name, which, least, option, show in (
+        ("open-files", resource.RLIMIT_NOFILE, MIN_OPEN_FILES, "-n", "{} files".format),
+        ("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "-u", "{} processes".format),
+        ("locked-memory", resource.RLIMIT_MEMLOCK, MIN_LOCKED_BYTES, "-l", show_bytes),
     ):
         soft, hard = resource.getrlimit(which)
         is_low = soft != resource.RLIM_INFINITY and soft < least
@@ -254,7 +261,9 @@ def check_limits() -> Iterator[Finding]:
         yield Finding(
             check=name,
             level=low if is_low else Level.OK,
-            message=f"limit {words['soft'] or 'none'}" + (f", expected {least}" if is_low else ""),
+            message="no limit"
+            if soft == resource.RLIM_INFINITY
+            else f"limit {show(soft)}" + (f", expected {show(least)}" if is_low else ""),
             remedy=f"raise it: `ulimit {option} {least >> 10 if option == '-l' else least}`"
             if is_low
             else "",

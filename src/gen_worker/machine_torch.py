@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gen_worker.machine_finding import Finding, Level
+from gen_worker.sizes import show_bytes
 
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 
@@ -107,7 +108,8 @@ def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
             check="devices",
             level=Level.NOTE,
             message="no GPU: runs train on the CPU",
-            remedy="install the GPU's driver if this machine has one" if is_built else "",
+            remedy=f"{'' if is_built else 'install a build of torch with CUDA or ROCm, and '}"
+            f"{'install ' if is_built else ''}the GPU's driver, if this machine has one",
             facts={"devices": []},
         )
         return
@@ -121,7 +123,7 @@ def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
         )
     for device in listed:
         total, free, users = device["memory_bytes"], device["free_bytes"], device["processes"]
-        words = f"{device['name']}: {free / 2**30:.1f} of {total / 2**30:.1f} GB free"
+        words = f"{device['name']}: {show_bytes(free)} of {show_bytes(total)} free"
         pids = ", ".join(str(user["pid"]) for user in users)
         yield Finding(
             check=device["device_id"],

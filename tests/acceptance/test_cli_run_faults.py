@@ -111,7 +111,7 @@ def test_a_full_disk_is_said_in_words_and_after_there_is_room_everything_goes_on
     last = write_job(folder, 3, hyperparams={"other": 2})
     refused = trn(home, "run", "-c", last)
     assert refused.returncode == 5
-    assert "MiB free" in refused.stderr  # the daemon that will not start is quoted
+    assert " free, and 1 MB are needed" in refused.stderr  # the daemon that will not start is quoted
     assert "Traceback" not in refused.stderr
 
     (small_disk / "filler").unlink()

@@ -93,7 +93,7 @@ def test_everything_that_forbids_a_start_is_said_at_once(home: Home) -> None:
         )
     lines = str(refusal.value).splitlines()
     assert len(lines) == 5
-    assert "has 1 MiB free, and 64 are needed" in lines[-1]
+    assert "has 1.05 MB free, and 67.1 MB are needed" in lines[-1]
 
 
 def test_a_home_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:

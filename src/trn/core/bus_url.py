@@ -1,5 +1,6 @@
 """The URL of an event bus: which plug-in it names, and how it may be shown."""
 
+import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -9,6 +10,7 @@ EVENT_BUS_VARIABLE = (
     "TRN_EVENT_BUS"  # by which `trn daemon start` hands it on: a command line is for all to read
 )
 # Ours, and so known to hold no secret; whatever else a URL says may be one.
+MAX_PORT = 65535
 OPTIONS = ("prefix", "maxlen", "commands")
 
 
@@ -35,7 +37,13 @@ def read_bus_url(url: str) -> BusUrl:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        raise fault from None  # its own text may have a piece of the password in it
+        # Its own text may have a piece of the password in it; digits alone at the end are a port.
+        found = re.search(r"[@/]\[?[\w.:-]*\]?:(\d+)(/\d*)?\Z", url)
+        if found is not None and int(found[1]) > MAX_PORT:
+            raise InvalidRequestError(
+                f"the event bus's port is out of range: expected 0 to {MAX_PORT}"
+            ) from None
+        raise fault from None
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     # A password with a '#' or '?' in it that was not written as %23 or %3F: its beginning would pass for host and port.
     is_cut = bool(parts.fragment) or any("@" in name or "@" in value for name, value in query.items())

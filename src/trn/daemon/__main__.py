@@ -42,7 +42,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="run the daemon in the foreground, until SIGTERM or Ctrl-C")
     serve.add_argument(
-        "--idle-exit-s", type=float, help="leave when nothing ran and nobody asked for so long"
+        "--idle-exit-s",
+        type=_read_seconds,
+        metavar="N",
+        help="leave when nothing ran and nobody asked for so long",
     )
     serve.add_argument(
         "--event-bus",
@@ -62,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     backup.add_argument("folder", type=Path, nargs="?", help="default: a new one in the home's backups")
     backup.set_defaults(do=_back_up)
     return parser
+
+
+def _read_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):  # nan neither
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return seconds
 
 
 def _serve(home: Home, options: argparse.Namespace) -> int:

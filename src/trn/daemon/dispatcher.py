@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from gen_worker.sizes import show_bytes
 from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home, socket_address
 from trn.core.runs import QueuedRun, RunRecord, RunState
@@ -200,10 +201,9 @@ class TrainerDispatcher:
             return
         free_bytes = self._free_bytes()
         if free_bytes < parts.settings.min_free_bytes:
-            least = parts.settings.min_free_bytes >> 20
-            reason = (
-                f"the disk of {parts.home.root} is nearly full ({free_bytes >> 20} MB left): free {least} MB"
-            )
+            least = show_bytes(parts.settings.min_free_bytes)
+            left = show_bytes(free_bytes)
+            reason = f"the disk of {parts.home.root} is nearly full ({left} left): free {least}"
             if is_time_to_say:
                 await self._say(queue, dict.fromkeys((run.run_id for run in queue), reason))
             return

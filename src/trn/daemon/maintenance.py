@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from gen_worker.sizes import show_bytes
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.settings import Settings
@@ -146,7 +147,7 @@ class Maintenance:
             return
         warnings = []
         if free < 4 * self._settings.min_free_bytes:
-            warnings.append(f"{self._home.root} has only {free >> 20} MiB free")
+            warnings.append(f"{self._home.root} has only {show_bytes(free)} free")
         for warning in set(warnings) - set(self.warnings):
             logger.warning("%s", warning)
         self.warnings = warnings

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from gen_worker.sizes import show_bytes
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.settings import Settings
@@ -36,7 +37,7 @@ def check_start(
     free = free_bytes(home.root)
     if free < settings.min_free_bytes:
         faults.append(
-            f"{home.root} has {free >> 20} MiB free, and {settings.min_free_bytes >> 20} are needed: free some space,"
+            f"{home.root} has {show_bytes(free)} free, and {show_bytes(settings.min_free_bytes)} are needed: free some space,"
             " or lower min_free_bytes in its settings.toml"
         )
     if faults:

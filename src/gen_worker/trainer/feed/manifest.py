@@ -153,7 +153,8 @@ def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) ->
         if columns is None:
             extra = [name for name in footer.schema.names if name not in names]
             found += [
-                f"{source}: column {name!r} is not in {footers[0].record.path}; name the columns to read"
+                f"{source}: column {name!r} is not in {footers[0].record.path}; give all files the"
+                " same columns, or name those to read in `dataset.columns` of the job"
                 for name in extra
             ]
         if not found and reference is None:

@@ -1,11 +1,17 @@
 """`trn cancel`: stop a run. It saves a checkpoint if it can."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import run_id_argument
 from trn.core.home import Home
+
+if TYPE_CHECKING:
+    from trn.core.runs import RunRecord
+    from trn.proto.records import Run
 
 EPILOG = """\b
 Examples:
@@ -32,9 +38,12 @@ def command(home: Home, /, *, run_id: str, reason: str, is_json: bool) -> ExitCo
 async def _cancel(home: Home, output: Output, run_id: str, reason: str) -> ExitCode:
     from trn.client.cli.follow import connected, describe, resolve
 
-    run_id = resolve(home, run_id).run_id
-    async with connected(home) as client:
-        run, was_live = await client.cancel(run_id, reason)
+    found = resolve(home, run_id)
+    run: Run | RunRecord = found
+    was_live = not found.state.is_terminal
+    if was_live:  # no daemon is started to say what the registry knows
+        async with connected(home) as client:
+            run, was_live = await client.cancel(found.run_id, reason)
     output.record({"event": "cancel_wanted", "was_live": was_live, **describe(run)})
     if was_live:
         output.show(f"{run.run_id} is asked to end; `trn wait {run.run_id}` waits for it")

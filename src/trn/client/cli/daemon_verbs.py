@@ -11,6 +11,7 @@ from trn.client.cli.durations import now_ms, say_duration
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import STATES, RegistryView, RunFilter
+from trn.client.cli.seconds import Seconds
 from trn.core.errors import ConflictError, TrnError, UnavailableError
 from trn.core.home import Home
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ANSWER_PATIENCE_S = 5.0
 STOP_PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.02
+LAUNCHER_STAYS = "10 minutes"
 
 event_bus_option = click.option(
     "--event-bus",
@@ -53,7 +55,7 @@ def command(ctx: click.Context, event_bus: str) -> None:
 )
 @click.option(
     "--idle-exit-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="N",
     help="It leaves by itself when nothing ran and nobody asked for N seconds. Without it, it stays.",
 )
@@ -112,11 +114,17 @@ def stop(home: Home, *, is_json: bool) -> None:
             )
         time.sleep(LOOK_EVERY_S)
     num_live = _count(home, "DISPATCHING", "RUNNING")
-    output.event("daemon_stopped", pid=daemon.pid, num_live_runs=num_live)
+    launchers = _find_launchers(home)
+    output.event("daemon_stopped", pid=daemon.pid, num_live_runs=num_live, launcher_pids=launchers)
     output.show(f"the daemon, pid {daemon.pid}, has stopped")
     if num_live:
         output.show(
             f"{num_live} run{'s go' if num_live > 1 else ' goes'} on; `trn daemon start` takes over again"
+        )
+    for pid in launchers:
+        output.show(
+            f"its launcher, pid {pid}, stays {LAUNCHER_STAYS} for the next daemon, then leaves by itself;"
+            f" `kill {pid}` ends it when no run needs it"
         )
 
 
@@ -195,6 +203,21 @@ def _shown_bus(url: str) -> str:
 def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
     if daemon.version_warning:
         output.say(f"trn: {daemon.version_warning}")
+
+
+def _find_launchers(home: Home) -> list[int]:
+    """Of the home, those that live: they outlive the daemon as workers do."""
+    import json
+
+    from trn.client.daemon_start import is_running
+
+    pids = []
+    for path in sorted(home.launcher.glob("*.json")):
+        try:
+            pids.append(int(json.loads(path.read_bytes())["pid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it has just left
+    return [pid for pid in pids if is_running(pid)]
 
 
 def _count(home: Home, *states: str) -> int:

@@ -74,13 +74,15 @@ def _bar(record: dict[str, Any]) -> str:
 
 def _tell(event: str, record: dict[str, Any], output: Output) -> ExitCode:
     if event == "dataset_rejected":
-        output.say(f"trn: {record['error']}")
+        output.say("\n".join(map(plain, f"trn: {record['error']}".splitlines())))
         return ExitCode.REFUSED
     for path in record.get("unlisted", ()):
         output.say(
             f"{plain(path)}: is not in the index and will not be read; index the folder again if it should be"
         )
-    sums = f"{record['num_shards']} shards, {record['rows']} rows, {record['bytes']} bytes"
+    from gen_worker.sizes import show_bytes
+
+    sums = f"{record['num_shards']} shards, {record['rows']} rows, {show_bytes(record['bytes'])}"
     if event == "dataset_damaged":
         for fault in record["faults"]:
             output.say(f"{plain(fault['path'])}: {fault['message']}")

@@ -7,11 +7,13 @@ from trn.core import errors
 
 class ExitCode(IntEnum):
     OK = 0  # also: detached, the run goes on
-    FAILED_RUN = 1  # the run that was followed or waited for has failed
+    FAILED_RUN = 1  # the run that was followed or waited for has failed; what was examined is not sound
     USAGE = 2  # the command line cannot be understood, or a prefix means several runs
-    REFUSED = 3  # the job is not valid, or no machine that we know could run it
-    NOT_FOUND = 4  # no such run, checkpoint or file
-    UNAVAILABLE = 5  # no daemon, no room on the disk, a registry that cannot be read
+    REFUSED = (
+        3  # a job that is not valid, or that names files that are not there; no machine that could run it
+    )
+    NOT_FOUND = 4  # no such run or checkpoint
+    UNAVAILABLE = 5  # no daemon, no room on the disk, no right to write, a registry that cannot be read
     CONFLICT = 6  # not in a state in which that can be done
     FORBIDDEN = 7  # not yours
     CANCELLED_RUN = 8  # the run that was followed or waited for was cancelled

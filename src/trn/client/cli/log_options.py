@@ -20,13 +20,13 @@ def log_options(command: C) -> C:
     event_log = click.option(
         "--event-log",
         metavar="F",
-        type=click.Path(path_type=Path),
+        type=click.Path(),  # text: an empty one is no path, and must not become the current folder
         help="Append every event of the run to this file, too; runs may share it.",
     )
     log_dir = click.option(
         "--log-dir",
         metavar="D",
-        type=click.Path(path_type=Path),
+        type=click.Path(),  # text: an empty one is no path, and must not become the current folder
         help="Write the run's log lines below this folder, too: D/YYYY/MM/DD/RUN.log.jsonl.",
     )
     return log_dir(event_log(command))
@@ -55,8 +55,14 @@ def read_log_paths(options: dict[str, Any], home: "Home") -> LogPaths:
     """The given paths, made absolute. InvalidRequestError with every fault, where one could not be written."""
     from trn.core.errors import InvalidRequestError
 
+    faults = [
+        f"{option} is empty: name a {what}"
+        for option, name, what in (("--log-dir", "log_dir", "folder"), ("--event-log", "event_log", "file"))
+        if options[name] == ""
+    ]
+    if faults:
+        raise InvalidRequestError("the run's lines could not be written", faults)
     log_dir, event_log = _absolute(options["log_dir"]), _absolute(options["event_log"])
-    faults = []
     if log_dir is not None:
         faults += [f"--log-dir {log_dir}: {fault}" for fault in _find_faults(log_dir, home, is_folder=True)]
     if event_log is not None:
@@ -68,8 +74,8 @@ def read_log_paths(options: dict[str, Any], home: "Home") -> LogPaths:
     return LogPaths(str(log_dir or ""), str(event_log or ""))
 
 
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else Path(os.path.abspath(path.expanduser()))  # noqa: PTH100
+def _absolute(path: str | None) -> Path | None:
+    return None if path is None else Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
 
 
 def _find_faults(path: Path, home: "Home", *, is_folder: bool) -> list[str]:

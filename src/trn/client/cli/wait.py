@@ -8,6 +8,7 @@ import click
 from trn.client.cli.exit_codes import ExitCode, exit_code_of_state
 from trn.client.cli.output import Output, json_option, plain
 from trn.client.cli.registry_view import run_id_argument
+from trn.client.cli.seconds import Seconds
 from trn.core.home import Home
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ cancelled, 5 where it still goes on after --timeout.
 
 @click.command("wait", epilog=EPILOG, short_help="Wait for the end of a run.")
 @run_id_argument
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="S", help="Give up after S seconds."
-)
+@click.option("--timeout", "timeout_s", type=Seconds(min=0), metavar="S", help="Give up after S seconds.")
 @json_option
 @click.pass_obj
 def command(home: Home, /, *, run_id: str, timeout_s: float | None, is_json: bool) -> ExitCode:

@@ -338,7 +338,8 @@ def test_the_options_of_the_command_line_are_the_published_ones() -> None:
 
 def test_every_verb_shows_an_example_and_one_line_of_help() -> None:
     for name, command in all_commands():
-        assert "Examples:" in (command.epilog or "") or isinstance(command, click.Group), name
+        # Laid out alike, and kept as they are: an example that is wrapped cannot be pasted.
+        assert (command.epilog or "").startswith("\b\nExamples:\n  trn "), name
         assert command.help, name
         if " " not in name and command.short_help:
             assert command.get_short_help_str(100) == VERBS[name][1]

@@ -73,4 +73,4 @@ def test_a_verb_without_a_module_is_not_offered(
         assert verbs.run(words) == code
     out, err = capsys.readouterr()
     assert "Boo." not in out
-    assert "No such command 'ghost'" in err
+    assert err == "trn: no such command 'ghost'\n  `trn -h` shows how it is used\n"

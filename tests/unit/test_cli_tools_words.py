@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from gen_worker import dataset_tool
 from trn.client.cli import verbs
@@ -117,3 +120,64 @@ def test_a_broken_index_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.Ca
     assert dataset_tool.main(["verify", str(tmp_path)]) == 10
     told: dict[str, Any] = msgspec.json.decode(capfd.readouterr().out)
     assert f"make it anew: `trn dataset index {tmp_path}`" in told["error"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("rum", "no such command 'rum'", "did you mean `trn run`?"),
+        (
+            "run job.yaml -d",
+            "missing option '--config' / '-c'",
+            "did you mean `trn run -d --config job.yaml`?",
+        ),
+        ("list --home /x", "no such option '--home'", "before the command: `trn --home /x list`"),
+        ("list --limit x", "invalid value for '--limit'", "`trn list -h` shows how it is used"),
+        ("", "no command was given after `trn`", "`trn -h` shows them"),
+        ("daemon", "no command was given after `trn daemon`", "`trn daemon -h` shows them"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_one_line_and_a_hint(
+    line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verbs.run(line.split()) == 2
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["message"].startswith(message)
+    assert hint in told["hint"]
+    if not line.endswith("daemon") and line:
+        assert err == f"trn: {told['message']}\n  {told['hint']}\n"
+
+
+def completions(home: Path, *words: str) -> list[tuple[str, str]]:
+    complete = BashComplete(verbs.group, {}, "trn", "_TRN_COMPLETE")
+    found = complete.get_completions(["--home", str(home), *words[:-1]], words[-1])
+    return [(item.type, item.value) for item in found]
+
+
+def test_the_shell_is_told_what_fits(ended: Home, tmp_path: Path) -> None:
+    registry = RunRegistry(ended.registry)
+    registry.submit(NewRun(run_id="other", digest="e", config={"trainer": "a:B"})).result()
+    registry.close()
+    assert completions(ended.root, "cancel", "o") == [("plain", "other")], "the one has ended"
+    assert {value for _, value in completions(ended.root, "status", "o")} == {"one", "other"}
+    assert completions(ended.root, "dataset", "verify", "d") == [("dir", "d")]
+    assert completions(ended.root, "check", "--config", "j") == [("file", "j")]
+    assert completions(ended.root, "run", "--config", "j") == [("file", "j")]
+    job = tmp_path / "job.yaml"
+    job.write_text("profiles: {long: {}, large: {}, short: {}}")
+    profiles = completions(ended.root, "run", "--config", str(job), "--profile", "l")
+    assert [value for _, value in profiles] == ["large", "long"]
+    assert completions(ended.root, "run", "--config", "nowhere.yaml", "--profile", "l") == []
+    assert ("plain", "submitted") in completions(ended.root, "list", "--sort", "su")
+    assert completions(ended.root, "list", "--columns", "id,sta") == [("plain", "id,state")]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_scripts_of_completion_are_sound(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    kind = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
+    script = tmp_path / "script"
+    script.write_text(kind(verbs.group, {}, "trn", "_TRN_COMPLETE").source())
+    subprocess.run([shell, "-n", script], check=True, timeout=60)

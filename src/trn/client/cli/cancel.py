@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trn.client.cli.completion import complete_live_run
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option
-from trn.client.cli.registry_view import run_id_argument
 from trn.core.home import Home
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Examples:
 
 
 @click.command("cancel", epilog=EPILOG, short_help="Stop a run.")
-@run_id_argument
+@click.argument("run_id", metavar="RUN", shell_complete=complete_live_run)
 @click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run.")
 @json_option
 @click.pass_obj

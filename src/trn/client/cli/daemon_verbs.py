@@ -33,7 +33,17 @@ event_bus_option = click.option(
 )
 
 
-@click.group("daemon", short_help="Start, stop and look at the daemon.", invoke_without_command=True)
+EPILOG = """\b
+Examples:
+  trn daemon start
+  trn daemon status
+  trn daemon stop
+"""
+
+
+@click.group(
+    "daemon", epilog=EPILOG, short_help="Start, stop and look at the daemon.", invoke_without_command=True
+)
 @event_bus_option
 @click.pass_context
 def command(ctx: click.Context, event_bus: str) -> None:

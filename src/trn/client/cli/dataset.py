@@ -5,11 +5,31 @@ from typing import Any
 
 import click
 
+from trn.client.cli.completion import complete_folder
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option, plain
 
+GROUP_EPILOG = """\b
+Examples:
+  trn dataset index data/digits
+  trn dataset verify data/digits
+"""
+INDEX_EPILOG = """\b
+Examples:
+  trn dataset index data/digits
+  trn dataset index data/digits --json | jq .rows
+"""
+VERIFY_EPILOG = """\b
+Examples:
+  trn dataset verify data/digits
+  trn dataset verify data/digits --json | jq .faults
 
-@click.group(epilog="Examples:\n\n  trn dataset index data/digits\n\n  trn dataset verify data/digits")
+\b
+Ends with 0 where all is as it was indexed, with 1 where a file differs.
+"""
+
+
+@click.group(epilog=GROUP_EPILOG)
 def command() -> None:
     """Index and verify folders of parquet files."""
 
@@ -23,10 +43,8 @@ def workers_option(function: Any) -> Any:
     )(function)
 
 
-@command.command(
-    epilog="Examples:\n\n  trn dataset index data/digits\n\n  trn dataset index data/digits --json"
-)
-@click.argument("folder", metavar="DIR")
+@command.command(epilog=INDEX_EPILOG)
+@click.argument("folder", metavar="DIR", shell_complete=complete_folder)
 @workers_option
 @json_option
 def index(folder: str, workers: int | None, is_json: bool) -> int:
@@ -34,11 +52,8 @@ def index(folder: str, workers: int | None, is_json: bool) -> int:
     return _run("index", folder, workers, Output(is_json=is_json))
 
 
-@command.command(
-    epilog="Ends with 0 where all is as it was indexed, with 1 where a file differs.\n\n"
-    "Examples:\n\n  trn dataset verify data/digits\n\n  trn dataset verify data/digits --json | jq .faults"
-)
-@click.argument("folder", metavar="DIR")
+@command.command(epilog=VERIFY_EPILOG)
+@click.argument("folder", metavar="DIR", shell_complete=complete_folder)
 @workers_option
 @json_option
 def verify(folder: str, workers: int | None, is_json: bool) -> int:

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 
-@click.command(
-    epilog="Ends with 0 where nothing is an error, else with 1.\n\n"
-    "Examples:\n\n  trn doctor\n\n  trn doctor --json | jq '.findings[] | select(.level == \"error\")'"
-)
+EPILOG = """\b
+Examples:
+  trn doctor
+  trn doctor --json | jq '.findings[] | select(.level == "error")'
+
+\b
+Ends with 0 where nothing is an error, else with 1.
+"""
+
+
+@click.command(epilog=EPILOG)
 @json_option
 @click.pass_obj
 def command(home: "Home", is_json: bool) -> int:

@@ -8,6 +8,7 @@ from typing import NoReturn
 import click
 
 from trn.client.cells import cell_width, pad, shorten
+from trn.client.cli.completion import complete_names
 from trn.client.cli.durations import now_ms, parse_since, say_ago, say_duration
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option, plain
@@ -111,6 +112,7 @@ def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | N
 @click.option(
     "--sort",
     callback=_parse_sort,
+    shell_complete=complete_names(SORTS),
     default="submitted",
     show_default=True,
     metavar="BY",
@@ -127,6 +129,7 @@ def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | N
 @click.option(
     "--columns",
     callback=_parse_columns,
+    shell_complete=complete_names(COLUMNS, is_list=True),
     default=DEFAULT_COLUMNS,
     show_default=True,
     metavar="A,B,…",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trn.client.cli.completion import complete_profile
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.frozen_code import FrozenCode, code_option, freeze
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
@@ -44,7 +45,9 @@ detaches: the run goes on.
     type=click.Path(path_type=Path),
     help="Weights to begin with, as `weights` of the job.",
 )
-@click.option("--profile", metavar="P", help="Lay one of the job's `profiles` over it.")
+@click.option(
+    "--profile", metavar="P", shell_complete=complete_profile, help="Lay one of the job's `profiles` over it."
+)
 @click.option("--devices", metavar="D,…", help="These devices, for example cuda:0,cuda:1.")
 @click.option("--device-count", type=click.IntRange(min=1), metavar="N", help="Any N GPUs.")
 @click.option("--cpu-only", "is_cpu_only", is_flag=True, help="No GPU.")

@@ -75,11 +75,20 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, is_wanted: b
         ctx.exit()
 
 
-@click.group(
-    cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Run ids may be shortened to a prefix that only one run has. `trn COMMAND -h` shows examples.",
-)
+EPILOG = """\b
+Examples:
+  trn run --config job.yaml
+  trn list --state running --watch
+  trn --home /data/trn status mnist-2b53
+
+\b
+Run ids may be shortened to a prefix that only one run has. `trn COMMAND -h`
+shows more examples. Completion, for bash (or zsh, fish):
+  eval "$(_TRN_COMPLETE=bash_source trn)"
+"""
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.option(
     "--home",
     metavar="DIR",
@@ -112,9 +121,7 @@ def run(words: list[str]) -> int:
     except click.exceptions.Abort:
         return ExitCode.INTERRUPTED
     except click.ClickException as fault:
-        fault.show()
-        _tell(is_json, "usage", fault.format_message())
-        return fault.exit_code
+        return _refuse_usage(is_json, fault, words)
     except TrnError as fault:
         _say_fault(fault)
         _tell(is_json, code_of(fault), str(fault), getattr(fault, "faults", None))
@@ -129,6 +136,22 @@ def run(words: list[str]) -> int:
     except Exception as fault:
         return _confess(is_json, fault)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _refuse_usage(is_json: bool, fault: click.ClickException, words: list[str]) -> int:
+    if not isinstance(fault, click.UsageError):
+        _say_fault(fault)
+        _tell(is_json, "usage", fault.format_message())
+        return fault.exit_code
+    from trn.client.cli.usage import explain_usage
+
+    message, hint = explain_usage(fault, words, group.list_commands(click.Context(group)))
+    if isinstance(fault, click.exceptions.NoArgsIsHelpError):
+        fault.show()
+    else:
+        say(f"trn: {plain(message)}\n  {plain(hint)}")
+    _tell(is_json, "usage", message, hint=hint)
+    return fault.exit_code
 
 
 def _explain_disk(fault: OSError) -> str:
@@ -157,8 +180,9 @@ def _confess(is_json: bool, fault: Exception) -> ExitCode:
     return ExitCode.INTERNAL
 
 
-def _tell(is_json: bool, code: str, message: str, faults: list[str] | None = None) -> None:
+def _tell(is_json: bool, code: str, message: str, faults: list[str] | None = None, *, hint: str = "") -> None:
     """The same for programs."""
     fields: dict[str, Any] = {"code": code, "message": message}
+    more = {"faults": faults, "hint": hint}
     with contextlib.suppress(click.exceptions.Exit):  # nobody reads any more
-        Output(is_json=is_json).event("error", **fields, **({"faults": faults} if faults else {}))
+        Output(is_json=is_json).event("error", **fields, **{name: it for name, it in more.items() if it})

@@ -21,7 +21,7 @@ from trn.core.runs import QueuedRun, RunRecord, RunState
 from trn.core.settings import Settings
 from trn.daemon.attempt_parts import DeviceView, EventIngest, Parts
 from trn.daemon.commits import committed
-from trn.daemon.doctor_reports import CALM_S, DoctorReports
+from trn.daemon.doctor_reports import DoctorReports
 from trn.daemon.environment_report import EnvironmentReports
 from trn.daemon.left_reports import LeftReports
 from trn.daemon.placement import FreeResources, choose_starts
@@ -141,7 +141,7 @@ class TrainerDispatcher:
     async def run(self) -> None:
         """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""
         parts = self._parts
-        left = LeftReports(parts.home, parts.reports, python=parts.python, calm_s=CALM_S)
+        left = LeftReports(parts.home, parts.reports, python=parts.python)
         async with asyncio.TaskGroup() as group, contextlib.aclosing(self):
             group.create_task(left.run())
             while True:

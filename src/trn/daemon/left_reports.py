@@ -1,7 +1,7 @@
 """Runs whose report a daemon before us did not get to write, or to complete with the doctor's: it ended too soon.
 
-Looked for once, when the first half minute is over: that belongs to the runs. The newest come first, and a page of runs
-that lack nothing ends the search.
+Looked for once, a little after the start; the doctor himself is only asked when the first half minute is over, which
+belongs to the runs. The newest come first, and a page of runs that lack nothing ends the search.
 """
 
 import asyncio
@@ -18,12 +18,15 @@ from trn.registry.reader import RegistryReader
 logger = logging.getLogger("trn.daemon.report")
 
 PAGE, MAX_PAGES = 200, 50
+CALM_S = 5.0
 
 
 class LeftReports:
     """`run` is one task of the daemon, and ends when everything is handed to `reports`."""
 
-    def __init__(self, home: Home, reports: EnvironmentReports, *, python: str, calm_s: float) -> None:
+    def __init__(
+        self, home: Home, reports: EnvironmentReports, *, python: str, calm_s: float = CALM_S
+    ) -> None:
         """`python` is for runs that name no interpreter."""
         self._home, self._reports, self._python, self._calm_s = home, reports, python, calm_s
 

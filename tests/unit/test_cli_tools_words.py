@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ import pytest
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from gen_worker import dataset_tool
+from trn.client import daemon_start
 from trn.client.cli import verbs
 from trn.client.cli.daemon_verbs import _find_launchers
 from trn.client.cli.log_options import read_log_paths
 from trn.client.cli.logs import LineSink
+from trn.client.daemon_start import RunningDaemon
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import RunState
+from trn.core.version import VERSION
 from trn.registry.sqlite import NewRun, RunRegistry
 
 
@@ -181,3 +185,20 @@ def test_the_scripts_of_completion_are_sound(shell: str, tmp_path: Path) -> None
     script = tmp_path / "script"
     script.write_text(kind(verbs.group, {}, "trn", "_TRN_COMPLETE").source())
     subprocess.run([shell, "-n", script], check=True, timeout=60)
+
+
+def test_a_daemon_whose_registry_is_damaged_is_stopped_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    home.registry.write_bytes(b"no database at all" * 1000)
+    stand_in = [sys.executable, "-c", "import time; time.sleep(1000)", "trn.daemon"]
+    with subprocess.Popen(stand_in) as process:
+        daemon = RunningDaemon(pid=process.pid, version=VERSION, addresses=(), started_ms=0)
+        monkeypatch.setattr(daemon_start, "find_daemon", lambda _home: daemon)
+        assert verbs.run(["--home", str(home.root), "daemon", "stop"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (told["event"], told["num_live_runs"], told["launcher_pids"]) == ("daemon_stopped", 0, [])
+    assert "cannot be read: file is not a database" in err

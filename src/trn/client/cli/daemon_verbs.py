@@ -12,7 +12,7 @@ from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import STATES, RegistryView, RunFilter
 from trn.client.cli.seconds import Seconds
-from trn.core.errors import ConflictError, TrnError, UnavailableError
+from trn.core.errors import ConflictError, RegistryError, TrnError, UnavailableError
 from trn.core.home import Home
 
 if TYPE_CHECKING:
@@ -123,7 +123,11 @@ def stop(home: Home, *, is_json: bool) -> None:
                 f" {home.daemon_log}; after `kill -9 {daemon.pid}` nothing is lost either"
             )
         time.sleep(LOOK_EVERY_S)
-    num_live = _count(home, "DISPATCHING", "RUNNING")
+    try:
+        num_live = _count(home, "DISPATCHING", "RUNNING")
+    except RegistryError as fault:  # it is stopped all the same, perhaps for the sake of that
+        num_live = 0
+        output.say(f"trn: {fault}")
     launchers = _find_launchers(home)
     output.event("daemon_stopped", pid=daemon.pid, num_live_runs=num_live, launcher_pids=launchers)
     output.show(f"the daemon, pid {daemon.pid}, has stopped")

@@ -254,8 +254,10 @@ def _refusal(said: str, home: Home, exit_code: int) -> str:
         return words.strip()
     import shutil
 
+    from gen_worker.sizes import show_bytes
+
     free_bytes = shutil.disk_usage(home.root).free
     if not said.strip() and free_bytes < MAX_OUTPUT_BYTES:
-        return f"the daemon did not start: {home.root} has {free_bytes >> 20} MiB free, too little even to say why"
+        return f"the daemon did not start: {home.root} has {show_bytes(free_bytes)} free, too little even to say why"
     last = (said.strip().splitlines() or ["it said nothing"])[-1]
     return f"the daemon ended with {exit_code} instead of starting: {last}; see {home.daemon_log}"

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,17 @@ def test_a_daemon_whose_registry_is_damaged_is_stopped_all_the_same(
     home.registry.write_bytes(b"no database at all" * 1000)
     stand_in = [sys.executable, "-c", "import time; time.sleep(1000)", "trn.daemon"]
     with subprocess.Popen(stand_in) as process:
-        daemon = RunningDaemon(pid=process.pid, version=VERSION, addresses=(), started_ms=0)
-        monkeypatch.setattr(daemon_start, "find_daemon", lambda _home: daemon)
-        assert verbs.run(["--home", str(home.root), "daemon", "stop"]) == 0
+        try:
+            deadline = time.monotonic() + 60
+            while not daemon_start.is_daemon(
+                process.pid
+            ):  # for a moment after its exec it has no command line
+                assert time.monotonic() < deadline
+            daemon = RunningDaemon(pid=process.pid, version=VERSION, addresses=(), started_ms=0)
+            monkeypatch.setattr(daemon_start, "find_daemon", lambda _home: daemon)
+            assert verbs.run(["--home", str(home.root), "daemon", "stop"]) == 0
+        finally:
+            process.kill()
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert (told["event"], told["num_live_runs"], told["launcher_pids"]) == ("daemon_stopped", 0, [])

@@ -26,6 +26,14 @@ class Client:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
+    @property
+    def patience_s(self) -> float:
+        return self._client.patience_s
+
+    @patience_s.setter
+    def patience_s(self, patience_s: float) -> None:
+        self._client.patience_s = patience_s
+
     def __enter__(self) -> Self:
         return self
 

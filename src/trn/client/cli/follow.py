@@ -44,9 +44,8 @@ async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
     daemon = await start_daemon(home)
     if daemon.version_warning:
         say(f"trn: {daemon.version_warning}")
-    await asyncio.to_thread(
-        import_module, "grpc.aio"
-    )  # the first call would; what goes on beside us need not wait
+    # The first call would load it; what goes on beside us, a snapshot for one, need not wait.
+    await asyncio.to_thread(import_module, "grpc.aio")
     # Not closed: the process ends with it, and to close it takes a while.
     yield AsyncClient(home.root, patience_s=PATIENCE_S)
 

@@ -112,7 +112,7 @@ def render_markdown(
     lines = [
         "# Benchmarks",
         "",
-        f"Taken {date} by `make bench` ({mode} run): {verdicts.count('pass')} of {len(verdicts)} bars met.",
+        f"Taken by `make bench` ({mode} run), the last part on {date}: {verdicts.count('pass')} of {len(verdicts)} bars met.",
         "",
         f"Machine: {machine['num_cores']} cores ({machine['architecture']}), {machine['memory_gib']} GiB,"
         f" {machine['system']}, Python {machine['python']}, CPU only.",
@@ -127,8 +127,8 @@ def render_markdown(
     notes = [f"- {row.what}: {row.note}" for row in rows if row.note]
     if notes:
         lines += ["What was done:", "", *notes, ""]
-    took = ", ".join(f"{name} {topic['seconds']:.0f} s" for name, topic in topics.items())
-    return "\n".join([*lines, f"Time taken: {took}.", ""])
+    taken = "; ".join(f"{name} {topic['date']} ({topic['seconds']:.0f} s)" for name, topic in topics.items())
+    return "\n".join([*lines, f"Each topic, when it was taken last and how long that took: {taken}.", ""])
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -67,19 +67,18 @@ def run_topics(options: argparse.Namespace) -> int:
         "topics": {},
     }
     wanted = options.only or TOPICS
-    if (options.only or options.resume) and result_path.exists():
-        before = json.loads(result_path.read_text(encoding="utf-8"))
-        if before["format_version"] == FORMAT_VERSION:
-            document["topics"] = before["topics"]
+    if options.only or options.resume:
+        document["topics"] = read_newest_topics(folder)
     topics = {name: import_module(f"{name}_bench") for name in wanted}
     for name in wanted:
-        if options.resume and name in document["topics"]:
+        if options.resume and document["topics"].get(name, {}).get("date") == date:
             print(f"[{name}] done before", flush=True)
             continue
         started = time.monotonic()
         say = Ticker(name)
         topic_rows, measured = topics[name].run(quick=options.quick, say=say)
         document["topics"][name] = {
+            "date": date,
             "seconds": round(time.monotonic() - started, 1),
             "rows": [row_as_json(row) for row in topic_rows],
             "samples": measured.samples,
@@ -101,6 +100,17 @@ def run_topics(options: argparse.Namespace) -> int:
     if missed:
         print(f"{len(missed)} bars not met: {'; '.join(missed)}")
     return 0
+
+
+def read_newest_topics(folder: Path) -> dict[str, Any]:
+    """The topics of the newest result, each with the date on which it was taken; a part of a run keeps the others'."""
+    newest = max(folder.glob("????-??-??.json"), default=None)
+    if newest is None:
+        return {}
+    document = json.loads(newest.read_text(encoding="utf-8"))
+    if document["format_version"] != FORMAT_VERSION:
+        return {}
+    return {name: {"date": document["date"], **topic} for name, topic in document["topics"].items()}
 
 
 class Ticker:

@@ -180,6 +180,18 @@ def test_the_markdown_says_how_many_bars_were_met() -> None:
     assert "1 of 2 bars met" in text
 
 
+def test_a_part_of_a_run_keeps_the_other_topics_with_their_own_date(tmp_path: Path) -> None:
+    run = _load("run")
+    assert run.read_newest_topics(tmp_path) == {}
+    for date, topics in (
+        ("2026-01-01", {"loop": {}}),
+        ("2026-02-01", {"loop": {}, "cli": {"date": "2026-01-15"}}),
+    ):
+        document = {"format_version": run.FORMAT_VERSION, "date": date, "topics": topics}
+        (tmp_path / f"{date}.json").write_text(json.dumps(document))
+    assert run.read_newest_topics(tmp_path) == {"loop": {"date": "2026-02-01"}, "cli": {"date": "2026-01-15"}}
+
+
 def test_a_kept_side_counts_on_and_a_fresh_one_starts_anew(script: str) -> None:
     side = harness.Side(name="s", function="counting", options={"start": 5})
     kept = harness.measure(script, [side], num_rounds=3, fresh=False)

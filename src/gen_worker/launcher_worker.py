@@ -7,6 +7,7 @@ and goes on as a freshly started interpreter would. It tells the launcher how fa
 
 import atexit
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -37,6 +38,7 @@ from gen_worker.launcher_protocol import (
 )
 
 NO_EXEC = 127  # as shells say it
+PR_SET_PDEATHSIG = 1
 
 _not_ours: list[Any] = []  # let go of, but never freed
 
@@ -96,11 +98,12 @@ def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
 def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoReturn:
     """Never returns. Loads the author's code where the plan's worker would, and says how that went.
 
-    Neither it nor anything that the author's modules start outlives its answer.
+    Neither it nor anything that the author's modules start outlives its answer; it does not outlive the launcher.
     """
     plan = request.plan
 
     def work() -> int:
+        _die_with_parent()
         os.setsid()
         _shed_launcher(keep_fd=report_fd)
         environ = _lay_over(ground.environ, plan)
@@ -134,6 +137,7 @@ def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[str]:
             stdout=answer,
             stderr=words,
             env=environ,
+            preexec_fn=_die_with_parent,
             check=False,
         )
         answer.seek(0)
@@ -186,6 +190,12 @@ def _shed_launcher(*, keep_fd: int) -> None:
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, _max_fd())
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _die_with_parent() -> None:
+    """Whoever would end this process at its deadline must not die before it."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _max_fd() -> int:

@@ -172,7 +172,8 @@ if not mark.exists():
         (info,) = living(home)
         os.kill(info.pid, signal.SIGKILL)
         assert await trying == ImportTrial()
-        os.kill(int((tmp_path / "first").read_text()), signal.SIGKILL)
+        first = WorkerIdentity(boot_id=boot_id(), pid=int((tmp_path / "first").read_text()))
+        await until(lambda: not is_running(first), "the end of what the dead launcher had begun")
 
     work(home, claims)
 

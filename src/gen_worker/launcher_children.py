@@ -156,12 +156,14 @@ class Children:
             return
         if isinstance(child.request, TryImports):
             faults = tuple(fault for report in reports for fault in report.faults)
-            problem = child.error
+            problem = ""
             if child.is_late:
                 problem = "importing it takes too long"
-            elif not is_done and not problem:
+            elif exit_code == -signal.SIGKILL and not is_done:
+                problem = "the process that imported it was killed"
+            elif not is_done:
                 how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
-                faults += (f"importing it ends the process{how}",)
+                faults = (f"importing it ends the process{how}",)
             for channel, id_ in waiting:
                 self._reply(channel, Tried(id=id_, faults=faults, problem=problem))
             return

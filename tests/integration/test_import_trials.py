@@ -139,6 +139,9 @@ def test_a_module_that_brings_the_process_down_is_a_fault_and_the_launcher_lives
     assert tried.faults == ("importing it ends the process: killed by SIGSEGV",)
     assert len(living(shared)) == 1
     assert try_(shared, tmp_path, TRAINER) == ImportTrial()
+    # Nobody can tell whose doing this is: the system's, for want of memory, or somebody's here.
+    tried = try_(shared, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert tried == ImportTrial(problem="the process that imported it was killed")
 
 
 def test_an_interpreter_that_cannot_do_it_is_told_with_its_own_words(shared: Home, tmp_path: Path) -> None:

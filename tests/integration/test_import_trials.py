@@ -32,6 +32,8 @@ class Mine:
     def load_state_dict(self, state, payload, ctx): ...
 """
 
+HELD_OUT = {"dataset": {"parquet_paths": ["held-out.parquet"]}}
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
@@ -119,6 +121,8 @@ open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
         ("class Mine: ...\n", {}, ["setup", "load_state_dict"]),
         (TRAINER.replace("Mine", "Mien"), {}, ["did you mean 'Mien'?"]),
         (TRAINER, {"callbacks": ["mine:Nobody"]}, ["has no 'Nobody'"]),
+        (TRAINER, {"validate_every": 1, "validation": HELD_OUT}, ["Mine has no `validate_step(self, "]),
+        (TRAINER, {"test": HELD_OUT}, ["Mine has no `test_step(self, "]),
         ("import os; os._exit(3)\n", {}, ["end", "3"]),
     ],
 )

@@ -27,6 +27,16 @@ MAX_DEPTH = 6  # of holders within holders in which modules are looked for
 PREFIX_BY_KIND: dict[Kind, str] = {"validation": "val/", "test": "test/"}
 
 
+def require_hook(trainer: TrainerPlugin, kind: Kind) -> None:
+    """PluginError where a trainer class cannot look at such data."""
+    hook = HOOK_BY_KIND[kind]
+    if getattr(trainer, hook, None) is None:
+        raise PluginError(
+            f"the job has {kind} data, but {type(trainer).__qualname__} has no `{hook}(self, batch, state, ctx)`: add"
+            f" it, or leave `{kind}` out of the job"
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class Evaluator:
     """Runs `validate_step` or `test_step` over a data source and averages what it returns over the rows."""
@@ -40,12 +50,7 @@ class Evaluator:
     _iterator: Iterator[Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        hook = HOOK_BY_KIND[self.kind]
-        if getattr(self.trainer, hook, None) is None:
-            raise PluginError(
-                f"the job has {self.kind} data, but {type(self.trainer).__qualname__} has no `{hook}(self, batch, state,"
-                f" ctx)`: add it, or leave `{self.kind}` out of the job"
-            )
+        require_hook(self.trainer, self.kind)
 
     def run(self, state: Any) -> MetricsRecord | None:
         """One pass; None where a stop request ended it: in a single process, without a hook for the end.

@@ -21,15 +21,21 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
     """
     from gen_worker.trainer.api import load_trainer_plugin
     from gen_worker.trainer.callbacks.loading import load_callbacks
+    from gen_worker.trainer.evaluation import require_hook
     from gen_worker.trainer.job_spec import parse_job_spec
 
     job = parse_job_spec(config, source="the job")
     os.environ.update(job.env)
+
+    def load_trainer() -> None:
+        trainer = load_trainer_plugin(job.trainer or "")
+        if job.validation is not None and job.validate_every:
+            require_hook(trainer, "validation")
+        if job.test is not None:
+            require_hook(trainer, "test")
+
     faults: list[str] = []
-    loads: tuple[Callable[[], object], ...] = (
-        lambda: load_trainer_plugin(job.trainer or ""),
-        lambda: load_callbacks(job),
-    )
+    loads: tuple[Callable[[], object], ...] = (load_trainer, lambda: load_callbacks(job))
     for load in loads:
         try:
             load()

@@ -72,6 +72,7 @@ WARM_MODULES = (
     "pyarrow.parquet",
     "gen_worker.trainer.runtime",
     "gen_worker.trainer.arrow_feed",
+    "gen_worker.trainer.import_check",
     "gen_worker.trainer.checkpoints.writer",
     "gen_worker.trainer.checkpoints.warm_writer",
     "gen_worker.trainer.datasets.shard_loader",

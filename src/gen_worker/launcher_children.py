@@ -156,12 +156,12 @@ class Children:
             return
         if isinstance(child.request, TryImports):
             faults = tuple(fault for report in reports for fault in report.faults)
-            problem = ""
+            problem = child.error
             if child.is_late:
                 problem = "importing it takes too long"
             elif exit_code == -signal.SIGKILL and not is_done:
                 problem = "the process that imported it was killed"
-            elif not is_done:
+            elif not is_done and not problem:
                 how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
                 faults = (f"importing it ends the process{how}",)
             for channel, id_ in waiting:

@@ -112,13 +112,16 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
             _enter(plan, environ)
         except OSError as fault:
             return _tell(report_fd, StartReport(is_done=True, faults=(_words(fault),)))
-        if plan.is_warm:
-            _prepare_interpreter(plan, ground.import_path, environ)
-            from gen_worker.trainer.import_check import find_import_faults
+        try:
+            if plan.is_warm:
+                _prepare_interpreter(plan, ground.import_path, environ)
+                from gen_worker.trainer.import_check import find_import_faults
 
-            faults = find_import_faults(request.config)
-        else:
-            faults = _ask_interpreter(request, environ)
+                faults = find_import_faults(request.config)
+            else:
+                faults = _ask_interpreter(request, environ)
+        except Exception as fault:  # ours: what the author's modules raise is among the faults
+            return _tell(report_fd, StartReport(error=f"{type(fault).__name__}: {_words(fault)}"))
         _tell(report_fd, StartReport(is_done=True, faults=tuple(faults)))
         os.killpg(0, signal.SIGKILL)
         return 0

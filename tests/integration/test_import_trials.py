@@ -148,6 +148,13 @@ def test_a_module_that_brings_the_process_down_is_a_fault_and_the_launcher_lives
     assert tried == ImportTrial(problem="the process that imported it was killed")
 
 
+def test_a_fault_of_ours_is_no_fault_of_the_author(shared: Home, tmp_path: Path) -> None:
+    """As when the worker's code is replaced under a launcher that has parts of the old one in memory."""
+    tried = try_(shared, tmp_path, TRAINER, mock_batches="of another age")
+    assert tried.faults == ()
+    assert "mock_batches" in tried.problem
+
+
 def test_an_interpreter_that_cannot_do_it_is_told_with_its_own_words(shared: Home, tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text("#!/bin/sh\necho 'No module named gen_worker' >&2\nexit 1\n")

@@ -12,6 +12,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from gen_worker.errors import WorkerError
+from gen_worker.trainer.api import load_trainer_plugin
+from gen_worker.trainer.callbacks.loading import load_callbacks
+from gen_worker.trainer.evaluation import require_hook
+from gen_worker.trainer.job_spec import parse_job_spec
 
 
 def find_import_faults(config: dict[str, Any]) -> list[str]:
@@ -19,11 +23,6 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
 
     Changes this process's environment and runs the author's modules.
     """
-    from gen_worker.trainer.api import load_trainer_plugin
-    from gen_worker.trainer.callbacks.loading import load_callbacks
-    from gen_worker.trainer.evaluation import require_hook
-    from gen_worker.trainer.job_spec import parse_job_spec
-
     job = parse_job_spec(config, source="the job")
     os.environ.update(job.env)
 

@@ -229,6 +229,15 @@ def test_a_complete_run_is_resumed_only_for_more() -> None:
     assert plan_resume(stopped_early, overrides={}, checkpoint=None).config["max_steps"] == 10
 
 
+def test_a_complete_run_is_trained_once_more_from_a_step_before_its_end() -> None:
+    config = {"trainer": "a:B", "dataset": {"parquet_paths": ["x.parquet"]}, "max_steps": 10}
+    complete = parent(state=RunState.COMPLETED, end_step=10, config=config)
+    at = [SavedCheckpoint(path=Path("/x.meta.json"), step=step, run_id="old") for step in (5, 10)]
+    assert plan_resume(complete, overrides={}, checkpoint=at[0]).config["max_steps"] == 10
+    with pytest.raises(InvalidRequestError, match="complete at step 10"):
+        plan_resume(complete, overrides={}, checkpoint=at[1])
+
+
 def test_mock_batches_are_one_pass_so_no_step_is_left_after_them() -> None:
     complete = parent(state=RunState.COMPLETED, config={"trainer": "a:B", "mock_batches": [0] * 10})
     with pytest.raises(InvalidRequestError, match="10 mock_batches are one pass"):

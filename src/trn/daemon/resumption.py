@@ -115,7 +115,8 @@ def plan_resume(
     config = merge(
         {name: value for name, value in parent.config.items() if name not in _NOT_INHERITED}, overrides
     )
-    if checkpoint is None or checkpoint.run_id == parent.run_id:
+    # From an earlier step of its own, or from another run's, there is something left to do.
+    if checkpoint is None or (checkpoint.run_id == parent.run_id and checkpoint.step >= parent.step):
         _require_more(parent, config, overrides)
     if checkpoint is None:
         begins = config.get("resume_checkpoint_path")

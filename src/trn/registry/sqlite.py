@@ -112,7 +112,8 @@ class RunRegistry(RegistryReader):
             if existing.digest == new.digest:
                 return existing, True  # the same request once more, after a reply that was lost
             raise ConflictError(
-                f"there is a run {new.run_id!r} with another config: give this one another run_id"
+                f"there is a run {new.run_id!r} with another config or other code: give this one another run_id, as"
+                " `trn run --another` does"
             )
 
         return self.writer.submit(change)

@@ -20,6 +20,7 @@ JOB_DOCUMENTS = (
     "gen_worker.documents",
     "gen_worker.errors",
     "gen_worker.failpoints",
+    "gen_worker.installed_packages",  # which interpreter a job runs with, and what it has
     "gen_worker.sizes",
     f"{TRAINER}.contracts",
     f"{TRAINER}.job_spec",
@@ -36,6 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.core",
         "trn.executors",
         "gen_worker.failpoints",
+        "gen_worker.installed_packages",
         "gen_worker.launcher_protocol",
         f"{TRAINER}.subprocess_contract",
     ),

@@ -16,7 +16,6 @@ from trn.daemon.worker_plan import (
     WorkerFiles,
     build_plan,
     encode_files,
-    is_same_python,
     render_plan,
     with_devices,
     write_attempt_files,
@@ -160,13 +159,3 @@ def test_a_plan_can_be_typed_into_a_shell_and_read_as_json(folder: RunFolder) ->
     assert read["job"]["resources"] == {"devices": ["cuda:0"]}
     assert read["contract"]["contract_version"] == "v1"
     assert read["shell"] == text
-
-
-def test_a_python_by_another_of_its_names_is_still_the_launchers(tmp_path: Path) -> None:
-    real, other = tmp_path / "python3.11", tmp_path / "elsewhere"
-    other.mkdir()
-    real.touch()
-    for name in (tmp_path / "python", tmp_path / "python3", other / "python"):
-        name.symlink_to(real)
-    assert is_same_python(str(tmp_path / "python"), str(tmp_path / "python3"))
-    assert not is_same_python(str(tmp_path / "python"), str(other / "python"))  # another environment

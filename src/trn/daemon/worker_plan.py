@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.installed_packages import is_same_python
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
 from trn.core.home import RunFolder
 from trn.core.runs import RunRecord
@@ -26,14 +27,6 @@ class WorkerFiles(msgspec.Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     contract: TrainerSubprocessContractV1
     job: dict[str, Any]
-
-
-def is_same_python(one: str, other: str) -> bool:
-    """Whether both are the same interpreter of the same environment: `python` and `python3` beside each other are."""
-    if one == other:
-        return True
-    is_beside = os.path.dirname(one) == os.path.dirname(other)  # noqa: PTH120
-    return is_beside and os.path.realpath(one) == os.path.realpath(other)
 
 
 def build_plan(

@@ -97,10 +97,17 @@ class LoRATrainer:
         self, *, state: dict[str, Any], step: int, output_dir: str, final: bool, ctx: StepContext
     ) -> None:
         """The adapter as a file of its own, to hand on: whoever has base.pt can use it."""
-        save_trainable_module_checkpoint(state["model"], Path(output_dir, "adapter.pt"), extra={"step": step})
+        save_trainable_module_checkpoint(
+            module=state["model"],
+            optimizer=None,
+            output_dir=output_dir,
+            step=step,
+            final=final,
+            model_name_or_path="base.pt",
+        )
 
     def load_checkpoint(
         self, *, state: dict[str, Any], checkpoint_dir: str, payload: dict[str, Any], ctx: StepContext
     ) -> None:
         """Refuses, with all that does not fit, an adapter that was trained with another rank or on other layers."""
-        load_trainable_module_checkpoint(state["model"], Path(checkpoint_dir, "adapter.pt"))
+        load_trainable_module_checkpoint(module=state["model"], optimizer=None, checkpoint_dir=checkpoint_dir)

@@ -146,7 +146,7 @@ def test_lora_finetune_beats_its_base_saves_only_the_adapter_and_resumes_exactly
     assert final.state["adapter"].keys() == names
     assert len(final.state["optimizer"]["state"]) == len(names)
     assert final.author_files is not None
-    adapter_file, base_file = final.author_files / "adapter.pt", straight.folder / "base.pt"
+    adapter_file, base_file = final.author_files / "lora.safetensors", straight.folder / "base.pt"
     assert adapter_file.stat().st_size < base_file.stat().st_size / 5
     resumed = straight.resume(tmp_path / "resumed", step=200)
     assert_same_bits(final, resumed.checkpoint())

@@ -1,6 +1,5 @@
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gen_worker.errors import CheckpointError, SpecError, StartupError
-from gen_worker.trainer.optim import (
-    build_default_adamw_bundle,
-    load_trainable_module_checkpoint,
-    save_trainable_module_checkpoint,
-    warmup_cosine_factor,
-)
+from gen_worker.errors import SpecError, StartupError
+from gen_worker.trainer.optim import build_default_adamw_bundle, warmup_cosine_factor
 
 
 class Lora(torch.nn.Module):
@@ -31,14 +25,6 @@ class Lora(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.base(x) + self.up(self.down(x))
         return result
-
-
-def train(module: torch.nn.Module, bundle: Any, steps: int) -> None:
-    for step in range(steps):
-        bundle.optimizer.zero_grad()
-        module(torch.full((2, 4), float(step + 1))).square().mean().backward()
-        bundle.optimizer.step()
-        bundle.scheduler.step()
 
 
 def rates(hyperparams: dict[str, Any], steps: int) -> list[float]:
@@ -92,6 +78,14 @@ class TestBundle:
     def test_nothing_to_train_is_refused(self) -> None:
         with pytest.raises(StartupError, match="nothing to train"):
             build_default_adamw_bundle(Lora().base)
+
+    @pytest.mark.parametrize("nothing", [None, [], torch.nn.Identity(), [{"params": []}]])
+    def test_no_parameters_give_a_bundle_of_two_none(self, nothing: Any) -> None:
+        bundle = build_default_adamw_bundle(nothing, hyperparams={"lr": 0.1})
+        assert (bundle.optimizer, bundle.scheduler) == (None, None)
+        optimizer, scheduler = bundle
+        assert optimizer is None
+        assert scheduler is None
 
     def test_what_is_no_parameter_is_refused(self) -> None:
         with pytest.raises(TypeError, match="found a str"):
@@ -171,142 +165,3 @@ class TestBundle:
         second.optimizer.step()
         second.scheduler.step()
         assert second.optimizer.param_groups[0]["lr"] == whole[5]
-
-
-class TestCheckpoints:
-    def test_a_resumed_module_ends_with_the_same_bits(self, tmp_path: Path) -> None:
-        torch.manual_seed(0)
-        module = Lora()
-        frozen = {name: tensor.clone() for name, tensor in module.base.state_dict().items()}
-        bundle = build_default_adamw_bundle(module, {"lr": 0.01})
-        train(module, bundle, 3)
-        extra = {"scheduler": bundle.scheduler.state_dict(), "note": ("a", b"b", None), "t": torch.ones(2)}
-        path = save_trainable_module_checkpoint(
-            module, tmp_path / "deep" / "lora.pt", bundle.optimizer, extra
-        )
-        train(module, bundle, 3)
-
-        torch.manual_seed(99)
-        other = Lora()
-        other.base.load_state_dict(frozen)
-        again = build_default_adamw_bundle(other, {"lr": 0.01})
-        loaded = load_trainable_module_checkpoint(other, path, again.optimizer)
-        assert loaded["note"] == ("a", b"b", None)
-        again.scheduler.load_state_dict(loaded["scheduler"])
-        train(other, again, 3)
-        for name, tensor in module.state_dict().items():
-            assert torch.equal(tensor, other.state_dict()[name]), name
-
-    def test_the_frozen_rest_is_not_in_the_file(self, tmp_path: Path) -> None:
-        path = save_trainable_module_checkpoint(Lora(), tmp_path / "a.pt")
-        assert set(torch.load(path, weights_only=True)["parameters"]) == {"down.weight", "up.weight"}
-
-    def test_asked_buffers_are_kept(self, tmp_path: Path) -> None:
-        module = Lora()
-        module.get_buffer("count").fill_(5)
-        path = save_trainable_module_checkpoint(module, tmp_path / "a.pt", buffers=["count"])
-        other = Lora()
-        load_trainable_module_checkpoint(other, path)
-        assert other.get_buffer("count").item() == 5
-        with pytest.raises(CheckpointError, match="no buffer cuont; it has count"):
-            save_trainable_module_checkpoint(module, tmp_path / "a.pt", buffers=["cuont"])
-
-    def test_names_that_do_not_fit_are_all_named_and_nothing_is_changed(self, tmp_path: Path) -> None:
-        module = Lora()
-        module.up.requires_grad_(False)
-        module.base.bias.requires_grad_(True)
-        path = save_trainable_module_checkpoint(module, tmp_path / "a.pt")
-        other = Lora()
-        before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-        with pytest.raises(
-            CheckpointError, match=r"it lacks up.weight; it holds base.bias, which the module does not train"
-        ):
-            load_trainable_module_checkpoint(other, path)
-        assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in before.items())
-        load_trainable_module_checkpoint(other, path, strict=False)
-        assert torch.equal(other.down.weight, module.down.weight)
-        assert torch.equal(other.up.weight, before["up.weight"])
-
-    def test_shapes_and_dtypes_that_do_not_fit_are_refused(self, tmp_path: Path) -> None:
-        path = save_trainable_module_checkpoint(Lora(rank=3), tmp_path / "a.pt")
-        with pytest.raises(CheckpointError, match=r"down.weight has shape \(3, 4\), the module's \(2, 4\)"):
-            load_trainable_module_checkpoint(Lora(), path, strict=False)
-        half = Lora(rank=3).to(torch.bfloat16)
-        with pytest.raises(
-            CheckpointError, match=r"down.weight is torch.float32, the module's torch.bfloat16"
-        ):
-            load_trainable_module_checkpoint(half, path)
-        load_trainable_module_checkpoint(half, path, strict=False)
-
-    def test_an_optimizer_that_does_not_fit_is_refused(self, tmp_path: Path) -> None:
-        module = Lora()
-        bare = save_trainable_module_checkpoint(module, tmp_path / "a.pt")
-        optimizer = build_default_adamw_bundle(module).optimizer
-        with pytest.raises(CheckpointError, match="holds no optimizer state"):
-            load_trainable_module_checkpoint(module, bare, optimizer)
-        full = save_trainable_module_checkpoint(module, tmp_path / "b.pt", optimizer)
-        with pytest.raises(CheckpointError, match="does not fit this optimizer"):
-            load_trainable_module_checkpoint(
-                module, full, build_default_adamw_bundle([module.up.weight]).optimizer
-            )
-        assert load_trainable_module_checkpoint(module, full) == {}
-
-    @pytest.mark.parametrize(
-        ("extra", "where"),
-        [({"a": [1, {2}]}, r"extra\['a'\]\[1\] is a set"), ({"f": print}, r"extra\['f'\]")],
-    )
-    def test_what_could_not_be_loaded_is_not_saved(
-        self, tmp_path: Path, extra: dict[str, Any], where: str
-    ) -> None:
-        with pytest.raises(CheckpointError, match=where):
-            save_trainable_module_checkpoint(Lora(), tmp_path / "a.pt", extra=extra)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_failed_write_leaves_the_old_file_and_no_rest(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        module = Lora()
-        path = save_trainable_module_checkpoint(module, tmp_path / "a.pt", extra={"n": 1})
-
-        def full_disk(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("os.fsync", full_disk)
-        with pytest.raises(CheckpointError, match="No space left"):
-            save_trainable_module_checkpoint(module, path, extra={"n": 2})
-        monkeypatch.undo()
-        assert list(tmp_path.iterdir()) == [path]
-        assert load_trainable_module_checkpoint(module, path) == {"n": 1}
-
-    @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
-    def test_a_file_that_is_no_checkpoint_is_refused(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "a.pt").write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"a\.pt cannot be read"):
-            load_trainable_module_checkpoint(Lora(), tmp_path / "a.pt")
-
-    def test_a_truncated_checkpoint_is_refused(self, tmp_path: Path) -> None:
-        path = save_trainable_module_checkpoint(Lora(), tmp_path / "a.pt")
-        path.write_bytes(path.read_bytes()[:-200])
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load_trainable_module_checkpoint(Lora(), path)
-
-    def test_a_missing_file_and_another_format_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="does not exist"):
-            load_trainable_module_checkpoint(Lora(), tmp_path / "a.pt")
-        torch.save({"weights": torch.ones(1)}, tmp_path / "b.pt")
-        with pytest.raises(CheckpointError, match="written by another function"):
-            load_trainable_module_checkpoint(Lora(), tmp_path / "b.pt")
-
-    def test_a_file_with_code_in_it_is_never_run(self, tmp_path: Path) -> None:
-        class Evil:
-            def __reduce__(self) -> Any:
-                return (Path(tmp_path / "ran").touch, ())
-
-        torch.save({"format": Evil()}, tmp_path / "a.pt")
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load_trainable_module_checkpoint(Lora(), tmp_path / "a.pt")
-        assert not (tmp_path / "ran").exists()
-
-    def test_a_module_without_trainable_parameters_is_not_saved(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="no trainable parameters"):
-            save_trainable_module_checkpoint(Lora().base, tmp_path / "a.pt")

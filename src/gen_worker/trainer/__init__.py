@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gen_worker.trainer.distributed import distribute_module as distribute_module
     from gen_worker.trainer.distributed import global_rows as global_rows
     from gen_worker.trainer.optim import build_default_adamw_bundle as build_default_adamw_bundle
-    from gen_worker.trainer.optim import load_trainable_module_checkpoint as load_trainable_module_checkpoint
-    from gen_worker.trainer.optim import save_trainable_module_checkpoint as save_trainable_module_checkpoint
     from gen_worker.trainer.reporting import TrainingReporter as TrainingReporter
     from gen_worker.trainer.repro import seed_everything as seed_everything
     from gen_worker.trainer.repro import to_float_scalar as to_float_scalar
@@ -43,6 +41,12 @@ if TYPE_CHECKING:
     )
     from gen_worker.trainer.subprocess_contract import read_subprocess_contract as read_subprocess_contract
     from gen_worker.trainer.subprocess_contract import write_subprocess_contract as write_subprocess_contract
+    from gen_worker.trainer.trainable_module import (
+        load_trainable_module_checkpoint as load_trainable_module_checkpoint,
+    )
+    from gen_worker.trainer.trainable_module import (
+        save_trainable_module_checkpoint as save_trainable_module_checkpoint,
+    )
     from gen_worker.trainer.trainer import Trainer as Trainer
     from gen_worker.trainer.trainer import TrainerInterface as TrainerInterface
     from gen_worker.trainer.trainer_config import TrainerConfig as TrainerConfig
@@ -83,11 +87,11 @@ _HOME = {
     "build_default_adamw_bundle": "gen_worker.trainer.optim",
     "distribute_module": "gen_worker.trainer.distributed",
     "global_rows": "gen_worker.trainer.distributed",
-    "load_trainable_module_checkpoint": "gen_worker.trainer.optim",
+    "load_trainable_module_checkpoint": "gen_worker.trainer.trainable_module",
     "load_trainer_plugin": "gen_worker.trainer.api",
     "read_subprocess_contract": "gen_worker.trainer.subprocess_contract",
     "run_training_loop": "gen_worker.trainer.direct_loop",
-    "save_trainable_module_checkpoint": "gen_worker.trainer.optim",
+    "save_trainable_module_checkpoint": "gen_worker.trainer.trainable_module",
     "seed_everything": "gen_worker.trainer.repro",
     "to_float_scalar": "gen_worker.trainer.repro",
     "write_subprocess_contract": "gen_worker.trainer.subprocess_contract",

@@ -1,21 +1,17 @@
-"""AdamW with warm-up and cosine, and checkpoints of what is trained: for authors who want the usual."""
+"""AdamW with warm-up and cosine: for authors who want the usual."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gen_worker.errors import CheckpointError, SpecError, StartupError
+from gen_worker.errors import SpecError, StartupError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
-
-_FORMAT = "trainable_module.v1"
 
 
 class AdamWBundle(NamedTuple):
-    """Step the optimizer, then the scheduler, once per training step."""
+    """Step the optimizer, then the scheduler, once per training step. Both are None where there are no parameters."""
 
     optimizer: "torch.optim.AdamW"
     scheduler: "torch.optim.lr_scheduler.LambdaLR"
@@ -36,7 +32,8 @@ def build_default_adamw_bundle(
 ) -> AdamWBundle:
     """AdamW over the trainable parameters, with a linear warm-up and then a cosine down to `min_lr_ratio`.
 
-    `model_or_params`: a module, parameters, (name, parameter) pairs, or parameter groups.
+    `model_or_params`: a module, parameters, (name, parameter) pairs, or parameter groups. No parameters give a bundle
+    of two None; parameters that are all frozen are an error.
     Read from `hyperparams`: `learning_rate` or `lr` (1e-4), `weight_decay` (0.01), `betas` ((0.9, 0.999)),
     `eps` (1e-8), `warmup_steps` (0), `total_steps` or `max_steps` (without it the rate stays constant after
     the warm-up), `min_lr_ratio` (0). Other names are the author's own and are ignored.
@@ -46,6 +43,8 @@ def build_default_adamw_bundle(
 
     settings = _read_settings(hyperparams or {})
     groups = _trainable_groups(model_or_params)
+    if not groups:
+        return AdamWBundle(None, None)  # type: ignore[arg-type]  # rare: not every user of a bundle is to ask for it
     optimizer = torch.optim.AdamW(
         groups,
         lr=settings.learning_rate,
@@ -141,6 +140,8 @@ def _read_settings(hyperparams: Mapping[str, Any]) -> _Settings:
 def _trainable_groups(model_or_params: Any) -> list[dict[str, Any]]:
     import torch
 
+    if model_or_params is None:
+        return []
     if isinstance(model_or_params, torch.nn.Module):
         given: list[Any] = list(model_or_params.parameters())
     elif isinstance(model_or_params, torch.Tensor):
@@ -148,16 +149,17 @@ def _trainable_groups(model_or_params: Any) -> list[dict[str, Any]]:
     else:
         given = list(model_or_params)
     groups = given if given and isinstance(given[0], Mapping) else [{"params": given}]
-    trainable = []
+    trainable, num_members = [], 0
     for group in groups:
         members = group["params"]
         members = (
             [members] if isinstance(members, torch.Tensor) else [_parameter(member) for member in members]
         )
+        num_members += len(members)
         members = [member for member in members if member.requires_grad]
         if members:
             trainable.append({**group, "params": members})
-    if not trainable:
+    if num_members and not trainable:
         raise StartupError(
             "there is nothing to train: no parameter has requires_grad set; unfreeze some, or pass the right module"
         )
@@ -173,172 +175,3 @@ def _parameter(member: Any) -> "torch.Tensor":
             f"expected a module, parameters or parameter groups, found a {type(found).__name__} among them"
         )
     return found
-
-
-def save_trainable_module_checkpoint(
-    module: "torch.nn.Module",
-    path: "str | Path",
-    optimizer: "torch.optim.Optimizer | None" = None,
-    extra: Mapping[str, Any] | None = None,
-    *,
-    buffers: Iterable[str] = (),
-) -> "Path":
-    """Write the trainable parameters of `module` (LoRA style: not the frozen rest), the named buffers, the
-    optimizer's state and `extra` (plain values and tensors) to `path`, atomically and synced. Return the path.
-    """
-    from pathlib import Path
-
-    import torch
-
-    path = Path(path)
-    known_buffers = dict(module.named_buffers())
-    asked = list(buffers)
-    unknown = [name for name in asked if name not in known_buffers]
-    if unknown:
-        raise CheckpointError(
-            f"{path}: the module has no buffer {', '.join(unknown)}; it has {_names(known_buffers)}"
-        )
-    parameters = _trainable_parameters(module)
-    if not parameters:
-        raise CheckpointError(f"{path}: the module has no trainable parameters, so there is nothing to save")
-    _require_loadable(extra, "extra", path)
-    payload = {
-        "format": _FORMAT,
-        "parameters": {name: tensor.detach() for name, tensor in parameters.items()},
-        "buffers": {name: known_buffers[name].detach() for name in asked},
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
-        "extra": dict(extra or {}),
-    }
-    _write_atomically(path, lambda file: torch.save(payload, file))
-    return path
-
-
-def load_trainable_module_checkpoint(
-    module: "torch.nn.Module",
-    path: "str | Path",
-    optimizer: "torch.optim.Optimizer | None" = None,
-    strict: bool = True,
-) -> dict[str, Any]:
-    """Put a saved checkpoint back into `module` (and `optimizer`) and return its `extra`.
-
-    Nothing is changed unless everything fits. `strict=False` loads the names that both sides have and casts
-    where the dtypes differ; shapes must agree always. Never unpickles code.
-    """
-    from pathlib import Path
-
-    import torch
-
-    path = Path(path)
-    payload = _read_payload(path)
-    targets: dict[str, torch.Tensor] = {**_trainable_parameters(module)}
-    saved: dict[str, torch.Tensor] = {**payload["parameters"]}
-    missing = [name for name in targets if name not in saved]
-    unexpected = [name for name in saved if name not in targets]
-    known_buffers = dict(module.named_buffers())
-    unexpected += [name for name in payload["buffers"] if name not in known_buffers]
-    targets.update({name: tensor for name, tensor in known_buffers.items() if name in payload["buffers"]})
-    saved.update(payload["buffers"])
-
-    faults = []
-    if strict and missing:
-        faults.append(f"it lacks {_names(missing)}")
-    if strict and unexpected:
-        faults.append(f"it holds {_names(unexpected)}, which the module does not train")
-    common = [name for name in targets if name in saved]
-    for name in common:
-        if saved[name].shape != targets[name].shape:
-            faults.append(
-                f"{name} has shape {tuple(saved[name].shape)}, the module's {tuple(targets[name].shape)}"
-            )
-        elif strict and saved[name].dtype != targets[name].dtype:
-            faults.append(f"{name} is {saved[name].dtype}, the module's {targets[name].dtype}")
-    if optimizer is not None and payload["optimizer"] is None:
-        faults.append("it holds no optimizer state")
-    if faults:
-        raise CheckpointError(f"{path} does not fit this module: {'; '.join(faults)}")
-    if optimizer is not None:
-        try:
-            optimizer.load_state_dict(payload["optimizer"])  # checks its groups before it changes anything
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path}: its optimizer state does not fit this optimizer: {error}"
-            ) from error
-    with torch.no_grad():
-        for name in common:
-            targets[name].copy_(saved[name])
-    extra: dict[str, Any] = payload["extra"]
-    return extra
-
-
-def _trainable_parameters(module: "torch.nn.Module") -> dict[str, "torch.Tensor"]:
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-def _names(names: Iterable[str], most: int = 20) -> str:
-    every = list(names)
-    rest = f" and {len(every) - most} more" if len(every) > most else ""
-    return (", ".join(every[:most]) or "none") + rest
-
-
-def _require_loadable(value: Any, where: str, path: "Path") -> None:
-    """A value that `weights_only` would refuse to load must not be saved."""
-    import torch
-
-    if value is None or isinstance(value, torch.Tensor) or type(value) in (bool, int, float, str, bytes):
-        return
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _require_loadable(key, f"a key of {where}", path)
-            _require_loadable(item, f"{where}[{key!r}]", path)
-    elif type(value) in (list, tuple):
-        for index, item in enumerate(value):
-            _require_loadable(item, f"{where}[{index}]", path)
-    else:
-        raise CheckpointError(
-            f"{path}: {where} is a {type(value).__name__}, expected tensors, numbers, text, bytes, None, "
-            "or lists, tuples and dicts of these"
-        )
-
-
-def _read_payload(path: "Path") -> dict[str, Any]:
-    import pickle
-
-    import torch
-
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist") from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    found = payload.get("format") if isinstance(payload, dict) else None
-    if found != _FORMAT:
-        raise CheckpointError(
-            f"{path}: its format is {found!r}, expected {_FORMAT!r}: was it written by another function?"
-        )
-    return payload  # type: ignore[no-any-return]
-
-
-def _write_atomically(path: "Path", write: Callable[[Any], None]) -> None:
-    import os
-    import tempfile
-    from pathlib import Path
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

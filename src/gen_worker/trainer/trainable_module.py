@@ -1,0 +1,304 @@
+"""Checkpoints of what is trained, LoRA style: the parameters with `requires_grad`, and the optimizer.
+
+A folder with `lora.safetensors`, `optimizer.pt` and, written last, `checkpoint_meta.json` with the digest of both. The
+single `.pt` file that earlier releases wrote is still read. Nothing here unpickles code.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gen_worker.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+PRIMARY_FILE = "lora.safetensors"
+OPTIMIZER_FILE = "optimizer.pt"
+META_FILE = "checkpoint_meta.json"
+FORMAT = "lora_safetensors_v1"
+_OLD_FORMAT = "trainable_module.v1"
+_BUFFER_PREFIX = "buffers/"
+
+
+class NothingTrainableError(CheckpointError, ValueError):
+    """The module has no parameter with `requires_grad`."""
+
+
+def save_trainable_module_checkpoint(
+    *,
+    module: "torch.nn.Module",
+    optimizer: "torch.optim.Optimizer | None",
+    output_dir: str | Path,
+    step: int,
+    final: bool,
+    model_name_or_path: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    buffers: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Write the trainable parameters, the named buffers and the optimizer's state into `output_dir`.
+
+    Each file is written whole and synced; the meta file comes last. Returns what the meta file says, with the paths of
+    the files: `primary_path`, and `optimizer_path` where there is an optimizer. `metadata` (JSON values) is part of it.
+    """
+    from safetensors.torch import save
+
+    folder = Path(output_dir)
+    tensors = _named_tensors(module, list(buffers), folder)
+    meta: dict[str, Any] = {
+        "format": FORMAT,
+        "step": int(step),
+        "final": bool(final),
+        "model_name_or_path": str(model_name_or_path),
+        "primary_path": PRIMARY_FILE,
+        **({} if optimizer is None else {"optimizer_path": OPTIMIZER_FILE}),
+    }
+    own = _checked_metadata(metadata or {}, taken={*meta, "sha256", "optimizer_path"}, folder=folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made: {error.strerror or error}") from error
+    digests = {PRIMARY_FILE: _write(folder / PRIMARY_FILE, save(tensors))}
+    if optimizer is not None:
+        digests[OPTIMIZER_FILE] = _write(folder / OPTIMIZER_FILE, _optimizer_bytes(optimizer))
+    meta |= {**own, "sha256": digests}
+    _write(folder / META_FILE, json.dumps(meta, indent=2, sort_keys=True).encode() + b"\n")
+    paths: dict[str, Any] = {
+        name: str(folder / meta[name]) for name in ("primary_path", "optimizer_path") if name in meta
+    }
+    return {**meta, **paths}
+
+
+def load_trainable_module_checkpoint(
+    *,
+    module: "torch.nn.Module",
+    optimizer: "torch.optim.Optimizer | None",
+    checkpoint_dir: str | Path,
+    strict: bool = True,
+) -> dict[str, Any]:
+    """Put a saved checkpoint back into `module` (and `optimizer`). Returns what its meta file says.
+
+    Nothing is changed unless everything fits. `strict=False` loads the names that both sides have and casts where the
+    dtypes differ; shapes must agree always. `checkpoint_dir` may also be a file that an earlier release wrote.
+    """
+    import torch
+
+    folder = Path(checkpoint_dir)
+    parameters, saved_buffers, optimizer_state, meta = _read(folder)
+    targets: dict[str, torch.Tensor] = {**_trainable_parameters(module)}
+    saved = dict(parameters)
+    missing = [name for name in targets if name not in saved]
+    unexpected = [name for name in saved if name not in targets]
+    known_buffers = dict(module.named_buffers())
+    unexpected += [name for name in saved_buffers if name not in known_buffers]
+    targets.update({name: tensor for name, tensor in known_buffers.items() if name in saved_buffers})
+    saved.update(saved_buffers)
+
+    faults = []
+    if strict and missing:
+        faults.append(f"it lacks {_names(missing)}")
+    if strict and unexpected:
+        faults.append(f"it holds {_names(unexpected)}, which the module does not train")
+    common = [name for name in targets if name in saved]
+    for name in common:
+        if saved[name].shape != targets[name].shape:
+            faults.append(
+                f"{name} has shape {tuple(saved[name].shape)}, the module's {tuple(targets[name].shape)}"
+            )
+        elif strict and saved[name].dtype != targets[name].dtype:
+            faults.append(f"{name} is {saved[name].dtype}, the module's {targets[name].dtype}")
+    if optimizer is not None and optimizer_state is None:
+        faults.append("it holds no optimizer state")
+    if faults:
+        raise CheckpointError(f"{folder} does not fit this module: {'; '.join(faults)}")
+    if optimizer is not None:
+        try:
+            optimizer.load_state_dict(optimizer_state)  # checks its groups before it changes anything
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder}: its optimizer state does not fit this optimizer: {error}"
+            ) from error
+    with torch.no_grad():
+        for name in common:
+            targets[name].copy_(saved[name])
+    return meta
+
+
+def _named_tensors(module: "torch.nn.Module", buffers: list[str], folder: Path) -> dict[str, "torch.Tensor"]:
+    known_buffers = dict(module.named_buffers())
+    unknown = [name for name in buffers if name not in known_buffers]
+    if unknown:
+        raise CheckpointError(
+            f"{folder}: the module has no buffer {', '.join(unknown)}; it has {_names(known_buffers)}"
+        )
+    parameters = _trainable_parameters(module)
+    if not parameters:
+        raise NothingTrainableError(
+            f"{folder}: the module has no trainable parameters, so there is nothing to save"
+        )
+    tensors = {**parameters, **{_BUFFER_PREFIX + name: known_buffers[name] for name in buffers}}
+    return _with_own_memory({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+
+
+def _with_own_memory(tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+    """The file format holds no views: a tensor that shares memory with another one is copied."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        is_whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        if not is_whole or tensor.data_ptr() in seen:
+            tensors[name] = tensor.contiguous().clone()
+        seen.add(tensor.data_ptr())
+    return tensors
+
+
+def _checked_metadata(metadata: Mapping[str, Any], *, taken: set[str], folder: Path) -> dict[str, Any]:
+    own = {str(name): value for name, value in metadata.items()}
+    reserved = sorted(taken & set(own))
+    if reserved:
+        raise CheckpointError(
+            f"{folder}: metadata has {_names(reserved)}, which the file itself says: rename it"
+        )
+    for name, value in own.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder}: metadata[{name!r}] cannot be written as JSON: {error}"
+            ) from error
+    return own
+
+
+def _optimizer_bytes(optimizer: "torch.optim.Optimizer") -> bytes:
+    import io
+
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+_Parts = tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"], Any, dict[str, Any]]
+
+
+def _read(path: Path) -> _Parts:
+    """(parameters, buffers, optimizer state, meta) of a folder, or of what an earlier release wrote."""
+    if path.is_file():
+        return _read_old_file(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    if (path / PRIMARY_FILE).exists():
+        return _read_folder(path)
+    old = sorted(path.glob("*.pt"))
+    if len(old) == 1:
+        return _read_old_file(old[0])
+    raise CheckpointError(
+        f"{path} holds no {PRIMARY_FILE}: is it the folder that the checkpoint was written to?"
+    )
+
+
+def _read_folder(folder: Path) -> _Parts:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    meta: dict[str, Any] = {}
+    if (folder / META_FILE).exists():
+        try:
+            meta = json.loads((folder / META_FILE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder / META_FILE} cannot be read: {error}") from error
+    digests: Mapping[str, str] = meta.get("sha256", {})
+    try:
+        tensors = load(_verified_bytes(folder / PRIMARY_FILE, digests))
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder / PRIMARY_FILE} cannot be read as safetensors: {error}") from error
+    buffers = {
+        name.removeprefix(_BUFFER_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_BUFFER_PREFIX)
+    }
+    parameters = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BUFFER_PREFIX)}
+    optimizer_state = None
+    if (folder / OPTIMIZER_FILE).exists() and (not digests or OPTIMIZER_FILE in digests):
+        optimizer_state = _load_safely(
+            folder / OPTIMIZER_FILE, _verified_bytes(folder / OPTIMIZER_FILE, digests)
+        )
+    return parameters, buffers, optimizer_state, meta
+
+
+def _read_old_file(path: Path) -> _Parts:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    payload = _load_safely(path, content)
+    found = payload.get("format") if isinstance(payload, dict) else None
+    if found != _OLD_FORMAT:
+        raise CheckpointError(
+            f"{path}: its format is {found!r}, expected {_OLD_FORMAT!r}: was it written by another function?"
+        )
+    return payload["parameters"], payload["buffers"], payload["optimizer"], payload["extra"]
+
+
+def _verified_bytes(path: Path, digests: Mapping[str, str]) -> bytes:
+    import hashlib
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    expected = digests.get(path.name)
+    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+        raise CheckpointError(
+            f"{path} is not the file that {META_FILE} describes (its SHA-256 differs): it is damaged or of another save"
+        )
+    return content
+
+
+def _load_safely(path: Path, content: bytes) -> Any:
+    import io
+    import pickle
+
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+
+
+def _trainable_parameters(module: "torch.nn.Module") -> dict[str, "torch.Tensor"]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _names(names: Iterable[str], most: int = 20) -> str:
+    every = list(names)
+    rest = f" and {len(every) - most} more" if len(every) > most else ""
+    return (", ".join(every[:most]) or "none") + rest
+
+
+def _write(path: Path, content: bytes) -> str:
+    """Write the file whole or not at all; durable when this returns. Its SHA-256."""
+    import hashlib
+    import os
+    import tempfile
+
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return hashlib.sha256(content).hexdigest()

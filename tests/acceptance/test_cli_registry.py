@@ -276,7 +276,7 @@ def test_status_tells_a_person_everything_about_a_run(home: Home) -> None:
         "exit 0: completed at step 40",
     ):
         assert part in screen
-    assert re.search(r"train/loss +0\.25 +0\.25 +10  least\n", screen)
+    assert re.search(r"train/loss +0\.25 +0\.25 +10  min at step 40\n", screen)
     assert re.search(r"10 │⡇|10 │⢇|10 │[⠀-⣿]", screen)
     assert "trn logs alpha-1" in screen
 
@@ -286,10 +286,11 @@ def test_status_gives_programs_the_record_its_attempts_and_why(home: Home) -> No
     assert (record["state"], record["step"], record["attempts"][0]["exit_code"]) == ("FAILED", 3, 14)
     assert record["metrics"]["train/loss"] == {
         "last": 10 / 3,
-        "least": 10 / 3,
-        "greatest": 10.0,
+        "min": 10 / 3,
+        "max": 10.0,
         "best": 10 / 3,
-        "best_is": "least",
+        "best_is": "min",
+        "best_step": 3,
         "step": 3,
         "num_points": 3,
     }

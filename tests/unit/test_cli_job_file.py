@@ -28,6 +28,24 @@ def faults_of(path: Path, **changes: Any) -> list[str]:
     return refused.value.faults
 
 
+def test_a_trainer_class_needs_no_file(folder: Path) -> None:
+    changes = Changes(assignments=["max_steps=5", "mock_batches=[1, 2]", "hyperparams.lr=0.1"])
+    job = read_job(folder / "mine.models:Mine", changes)
+    job.require_sound()
+    assert job.base_dir == folder
+    assert job.config == {
+        "trainer": "mine.models:Mine",
+        "max_steps": 5,
+        "mock_batches": [1, 2],
+        "hyperparams": {"lr": 0.1},
+    }
+
+
+def test_a_file_that_is_named_like_a_class_is_a_file(folder: Path) -> None:
+    path = write_job(folder, name="job:Mine", max_steps=5)
+    assert read_job(path, Changes()).config["trainer"] == "mine:Mine"
+
+
 def test_options_are_laid_over_the_file_and_the_profile(folder: Path) -> None:
     path = write_job(
         folder,

@@ -135,7 +135,7 @@ def test_a_loss_that_is_no_number_is_told_by_its_word_everywhere(
     for run_id, word in (("nan", "nan"), ("inf", "inf"), ("low", "-inf")):
         [record] = made.ask("status", run_id)
         assert record["metrics"]["train/loss"]["last"] == word
-        assert record["metrics"]["train/loss"]["least"] == 0.5
+        assert record["metrics"]["train/loss"]["min"] == 0.5
         assert f"train/loss  {word:>11}          0.5" in made.show("status", run_id)
         made.end(run_id, RunState.COMPLETED, "completed at step 2")
         run = made.registry.get(run_id)
@@ -314,16 +314,48 @@ def test_which_value_is_the_best_is_said_where_that_is_known(made: HandMade) -> 
     metrics.add("r", offset=100, last_seq=3, points=points).result()
     metrics.close()
     [record] = made.ask("status", "r")
-    assert {name: (found["best"], found["best_is"]) for name, found in record["metrics"].items()} == {
-        "train/loss": (1.0, "least"),
-        "val/accuracy": (3.0, "greatest"),
-        "train/lr": (None, ""),
+    best = {
+        name: (found["best"], found["best_is"], found["best_step"])
+        for name, found in record["metrics"].items()
+    }
+    assert best == {
+        "train/loss": (1.0, "min", 1),
+        "val/accuracy": (3.0, "max", 3),
+        "train/lr": (None, "", None),
     }
     lines = made.show("status", "r").splitlines()
-    assert [line.split()[-1] for line in lines if line.startswith("  train/l")] == ["least", "-"]
+    losses, rates = [line for line in lines if line.startswith("  train/l")]
+    assert losses.endswith("min at step 1")
+    assert rates.split()[-1] == "-"
     narrow = " ".join(made.show("status", "r", num_columns=40).split())
-    assert "val/accuracy last 3, least 1, greatest 3 (the best)" in narrow
-    assert "train/lr last 3, least 1, greatest 3 val" in narrow
+    assert "val/accuracy last 3, min 1, max 3, best max at step 3" in narrow
+    assert "train/lr last 3, min 1, max 3 val" in narrow
+
+
+def test_the_best_of_very_many_points_is_found_with_its_first_step(made: HandMade) -> None:
+    made.submit("r")
+    made.start("r", pid=77)
+    metrics = MetricStore(made.home.metrics)
+    values = [5.0, float("inf"), 1.0, float("nan"), 1.0, *(2.0 for _ in range(2000)), 3.0]
+    points = [(step, 1, "val/loss", step, value, 1) for step, value in enumerate(values, start=1)]
+    metrics.add("r", offset=100, last_seq=len(values), points=points).result()
+    metrics.close()
+    found = made.ask("status", "r")[0]["metrics"]["val/loss"]
+    assert (found["min"], found["max"], found["best_step"], found["last"]) == (1.0, 5.0, 3, 3.0)
+
+
+def test_hyperparameters_and_tags_are_columns_to_show_and_sort_by(made: HandMade) -> None:
+    for run_id, hyperparams, tags in (
+        ("a", {"lr": 0.1, "model": {"depth": 2}}, {"team": "x"}),
+        ("b", {"lr": 0.02}, {}),
+        ("c", {}, {"team": "w"}),
+    ):
+        made.submit(run_id, config={"hyperparams": hyperparams}, tags=tags)
+    columns = "--columns=id,hyperparams.lr,hyperparams.model.depth,tags.team"
+    rows = [line.split() for line in made.show("list", columns, "--sort=hyperparams.lr").splitlines()]
+    assert rows[1:] == [["b", "0.02", "-", "-"], ["a", "0.1", "2", "x"]]
+    assert [record["run_id"] for record in made.ask("list", "--sort", "tags.team")] == ["c", "a"]
+    assert made.ask("list", "--sort", "hyperparams.lr", "--reverse")[0]["hyperparams"]["lr"] == 0.1
 
 
 @pytest.mark.parametrize("num_columns", [40, 61, 110])

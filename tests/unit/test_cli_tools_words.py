@@ -132,9 +132,19 @@ def test_a_broken_index_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.Ca
     [
         ("rum", "no such command 'rum'", "did you mean `trn run`?"),
         (
-            "run job.yaml -d",
-            "missing option '--config' / '-c'",
-            "did you mean `trn run -d --config job.yaml`?",
+            "run -d",
+            "no job is given: `trn run job.yaml`, or `trn run module:Symbol --set max_steps=100`",
+            "`trn run -h` shows how it is used",
+        ),
+        (
+            "run job.yaml -c other.yaml",
+            "the job is given twice: job.yaml and --config other.yaml",
+            "`trn run -h` shows how it is used",
+        ),
+        (
+            "list --json --format table",
+            "--json and --format table exclude each other",
+            "`trn list -h` shows how it is used",
         ),
         ("list --home /x", "no such option '--home'", "before the command: `trn --home /x list`"),
         ("list --limit x", "invalid value for '--limit'", "`trn list -h` shows how it is used"),

@@ -57,6 +57,15 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     highs: list[float] = []
 
 
+class Extremes(NamedTuple):
+    """The min and the max of a metric's finite values, each with its first step; None where there are none."""
+
+    min_value: float | None = None
+    min_step: int | None = None
+    max_value: float | None = None
+    max_step: int | None = None
+
+
 class MetricReader:
     """Reads of the metric points; any thread."""
 
@@ -102,6 +111,12 @@ class MetricReader:
             finally:
                 self._read.execute("COMMIT")
         return [series for series in found if series.num_points]
+
+    def extremes(self, run_id: str) -> dict[str, Extremes]:
+        """Of each of the run's metrics, over all its points."""
+        with self._reading:
+            rows = self._read.execute(sql("extremes"), {"run_id": run_id}).fetchall()
+        return {row["name"]: Extremes(*(row[name] for name in Extremes._fields)) for row in rows}
 
     def _require_few(self, keys: list[int], steps: dict[str, int], max_points: int, max_answer: int) -> None:
         num_points = 0

@@ -61,3 +61,14 @@ WITH buckets AS (
 SELECT points.step, points.value, points.timestamp_ms, buckets.low, buckets.high
 FROM buckets JOIN points ON points.series_key = :series_key AND points.step = buckets.step
 ORDER BY points.step
+
+-- name: extremes
+SELECT series.name,
+       (SELECT step FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999
+        ORDER BY value, step LIMIT 1) AS min_step,
+       (SELECT step FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999
+        ORDER BY value DESC, step LIMIT 1) AS max_step,
+       (SELECT min(value) FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999) AS min_value,
+       (SELECT max(value) FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999) AS max_value
+FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
+ORDER BY series.name

@@ -25,7 +25,7 @@ Examples:
 @click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run.")
 @json_option
 @click.pass_obj
-def command(home: Home, /, *, run_id: str, reason: str, is_json: bool) -> ExitCode:
+def command(home: Home, /, *, run_id: str, reason: str, is_json: bool | None) -> ExitCode:
     """Ask a run to end. It saves a checkpoint if it can; `trn resume` goes on from there.
 
     Returns when the wish is recorded, not when the run has ended. A run that has ended is left as it is (exit code 6).

@@ -56,7 +56,7 @@ def command(
     steps: int | None,
     seed: int,
     folder: str | None,
-    is_json: bool,
+    is_json: bool | None,
 ) -> int:
     """Train a few steps straight, and again with three kills and resumes; compare every step.
 

@@ -55,7 +55,7 @@ def complete_profile(
 
     from gen_worker.documents import read_document
 
-    config = ctx.params.get("config")
+    config = ctx.params.get("config") or ctx.params.get("job")
     try:
         if config is None or os.stat(config).st_size > MAX_JOB_BYTES:  # noqa: PTH116
             return []

@@ -54,7 +54,7 @@ def command(ctx: click.Context, event_bus: str) -> None:
     if event_bus and ctx.invoked_subcommand is not None:
         raise click.UsageError(f"--event-bus stands after the verb: trn daemon {ctx.invoked_subcommand} …")
     if event_bus:
-        ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, is_json=False)
+        ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, is_json=False, format_=None)
     elif ctx.invoked_subcommand is None:
         raise click.exceptions.NoArgsIsHelpError(ctx)
 
@@ -72,7 +72,7 @@ def command(ctx: click.Context, event_bus: str) -> None:
 @event_bus_option
 @json_option
 @click.pass_obj
-def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: bool) -> None:
+def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: bool | None) -> None:
     """Start the daemon in the background, and return when it answers. Where one runs, that is fine."""
     from trn.client.daemon_start import ensure_daemon
 
@@ -94,7 +94,7 @@ def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: boo
 @command.command(epilog="\b\nExamples:\n  trn daemon stop && trn daemon start\n")
 @json_option
 @click.pass_obj
-def stop(home: Home, *, is_json: bool) -> None:
+def stop(home: Home, *, is_json: bool | None) -> None:
     """Stop the daemon. Its workers go on, and the next daemon takes them over."""
     from trn.client.daemon_start import find_daemon, is_daemon, is_running
 
@@ -147,7 +147,7 @@ def stop(home: Home, *, is_json: bool) -> None:
 )
 @json_option
 @click.pass_obj
-def status(home: Home, *, is_json: bool) -> ExitCode:
+def status(home: Home, *, is_json: bool | None) -> ExitCode:
     """Say whether the daemon is up, and how it does. Ends with 5 where none answers."""
     from trn.client.daemon_start import find_daemon, silence_of
 

@@ -47,7 +47,7 @@ def workers_option(function: Any) -> Any:
 @click.argument("folder", metavar="DIR", shell_complete=complete_folder)
 @workers_option
 @json_option
-def index(folder: str, workers: int | None, is_json: bool) -> int:
+def index(folder: str, workers: int | None, is_json: bool | None) -> int:
     """Write schema.json and index.json: every shard with its rows, bytes and hash."""
     return _run("index", folder, workers, Output(is_json=is_json))
 
@@ -56,7 +56,7 @@ def index(folder: str, workers: int | None, is_json: bool) -> int:
 @click.argument("folder", metavar="DIR", shell_complete=complete_folder)
 @workers_option
 @json_option
-def verify(folder: str, workers: int | None, is_json: bool) -> int:
+def verify(folder: str, workers: int | None, is_json: bool | None) -> int:
     """Hash every shard again and say which differ from the index, and how."""
     return _run("verify", folder, workers, Output(is_json=is_json))
 

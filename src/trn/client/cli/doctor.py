@@ -26,7 +26,7 @@ Ends with 0 where nothing is an error, else with 1.
 @click.command(epilog=EPILOG)
 @json_option
 @click.pass_obj
-def command(home: "Home", is_json: bool) -> int:
+def command(home: "Home", is_json: bool | None) -> int:
     """Say what this machine can do: interpreter, torch, GPUs, memory, disk, limits, clock."""
     from trn.client.cli.worker_tool import reading_records
 

@@ -72,7 +72,7 @@ class Follower:
         is_drawn = not self._output.is_json
         interruption = Interruption(
             is_ours=self._is_ours,
-            can_ask=is_drawn,
+            can_ask=is_drawn and sys.stdout.isatty(),
             cancel=self._want_cancel,
             pause=self._pause,
             go_on=self._go_on,

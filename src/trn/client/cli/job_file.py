@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 UNNAMED = "unnamed"
 DATA = frozenset({"dataset", "validation", "test"})
 _REF = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # s3:…, https:…: fetched by the worker
+_TRAINER_REF = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 TEXTS = ("tags", "env")  # their values are text, also where they look like numbers
 
 
@@ -53,9 +54,9 @@ class Job:
 
 
 def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job:
-    """Read, change and judge a job file. InvalidRequestError where it is no job at all.
+    """Read, change and judge a job: a file, or `module:Symbol` where there is no such file.
 
-    Its data must be there, and in `home` room for its checkpoints.
+    InvalidRequestError where it is no job at all. Its data must be there, and in `home` room for its checkpoints.
     """
     from gen_worker.documents import read_document
     from gen_worker.errors import SpecError
@@ -63,7 +64,7 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
 
     path = path.absolute()
     try:
-        document = read_document(path)
+        document = {"trainer": path.name} if is_trainer_ref(path) else read_document(path)
         if changes.profile is not None:
             document = apply_profile(document, changes.profile, source=str(path))
     except SpecError as fault:
@@ -84,6 +85,11 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
     if changes.is_another:
         config["run_id"] = make_run_id(config)
     return Job(path=path, config=config, warnings=warnings, faults=tuple(faults))
+
+
+def is_trainer_ref(path: Path) -> bool:
+    """Whether what was given as a job is `module:Symbol`, a trainer class without a file."""
+    return _TRAINER_REF.fullmatch(path.name) is not None and not _exists(path)
 
 
 def find_faults(config: dict[str, Any], *, base_dir: Path) -> list[str]:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -21,6 +21,8 @@ MAX_NAME_WIDTH = 32
 DEFAULT_COLUMNS = "id,state,name,step,age,took,reason"
 GIVES_WAY = ("took", "name", "age", "reason")  # on a narrow terminal, in this order
 MIN_LAST_WIDTH = 8
+HYPERPARAMS, TAGS = "hyperparams.", "tags."
+_OWN_COLUMNS = "a metric (train/loss), a hyperparameter (hyperparams.lr) or a tag (tags.team)"
 # An alternate screen keeps what was on the terminal before; it comes back at the end.
 ENTER_SCREEN, LEAVE_SCREEN, CLEAR = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[2J"
 
@@ -28,6 +30,7 @@ EPILOG = """\b
 Examples:
   trn list --state running --state pending
   trn list --name mnist --since 2h --sort train/loss --columns id,state,train/loss
+  trn list --sort hyperparams.lr --columns id,hyperparams.lr,tags.team,val/loss
   trn list --watch
   trn list --json | jq -r .run_id
 """
@@ -70,20 +73,22 @@ SORTS: dict[str, Callable[[RunRow], tuple[object, ...]]] = {
 
 def _parse_columns(_ctx: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
     columns = [word.strip() for word in text.split(",") if word.strip()]
-    unknown = [word for word in columns if word not in COLUMNS and "/" not in word]
+    unknown = [word for word in columns if word not in COLUMNS and not _is_of_the_run(word)]
     if unknown or not columns:
         raise click.BadParameter(
-            f"no column {', '.join(unknown) or 'is named'}: there are {', '.join(COLUMNS)},"
-            " and every metric by its name, such as train/loss"
+            f"no column {', '.join(unknown) or 'is named'}: there are {', '.join(COLUMNS)}, {_OWN_COLUMNS}"
         )
     return columns
 
 
+def _is_of_the_run(word: str) -> bool:
+    """Whether it names what a job or its trainer class named: a metric, a hyperparameter, a tag."""
+    return "/" in word or word.startswith((HYPERPARAMS, TAGS))
+
+
 def _parse_sort(_ctx: click.Context, _parameter: click.Parameter, text: str) -> str:
-    if text not in SORTS and "/" not in text:
-        raise click.BadParameter(
-            f"runs cannot be sorted by {text!r}: by {', '.join(SORTS)}, or by a metric such as train/loss"
-        )
+    if text not in SORTS and not _is_of_the_run(text):
+        raise click.BadParameter(f"runs cannot be sorted by {text!r}: by {', '.join(SORTS)}, {_OWN_COLUMNS}")
     return text
 
 
@@ -116,7 +121,7 @@ def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | N
     default="submitted",
     show_default=True,
     metavar="BY",
-    help=f"{', '.join(SORTS)}, or a metric by its name, the least first.",
+    help=f"{', '.join(SORTS)}, {_OWN_COLUMNS}; the smallest first.",
 )
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option(
@@ -133,7 +138,7 @@ def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | N
     default=DEFAULT_COLUMNS,
     show_default=True,
     metavar="A,B,…",
-    help="Also: attempt, priority, updated, devices, tags, parent, and metrics by name. JSON has all.",
+    help=f"Also: attempt, priority, updated, devices, tags, parent, {_OWN_COLUMNS}. JSON has all.",
 )
 @click.option("--watch", "is_watched", is_flag=True, help="Redraw as they change, until Ctrl-C.")
 @json_option
@@ -150,7 +155,7 @@ def command(
     limit: int,
     columns: list[str],
     is_watched: bool,
-    is_json: bool,
+    is_json: bool | None,
 ) -> ExitCode:
     """Show the runs, the newest first; also while no daemon runs."""
     output = Output(is_json=is_json)
@@ -197,11 +202,12 @@ class _Table:
         self._is_reversed = is_reversed
         self._limit = limit
         self._columns = columns
+        self._hyperparams: dict[str, dict[str, Any]] = {}
 
     def print_once(self) -> None:
         runs = self._read()
         for run in runs:
-            self._output.record(run.record())
+            self._output.record(self._record(run))
         if not runs:
             self._output.say(self._nothing())
             return
@@ -222,7 +228,7 @@ class _Table:
                 if seen:
                     fresh.sort(key=lambda run: run.change)
                 for run in fresh:
-                    self._output.record(run.record())
+                    self._output.record(self._record(run))
                     seen[run.run_id] = run.change
             time.sleep(REDRAW_S)
 
@@ -243,6 +249,15 @@ class _Table:
             sys.stdout.flush()
 
     def _read(self) -> list[RunRow]:
+        runs = self._choose()
+        if self._output.is_json or any(column.startswith(HYPERPARAMS) for column in self._columns):
+            self._hyperparams = self.view.hyperparams([run.run_id for run in runs])
+        return runs
+
+    def _record(self, run: RunRow) -> dict[str, Any]:
+        return {**run.record(), "hyperparams": self._hyperparams.get(run.run_id, {})}
+
+    def _choose(self) -> list[RunRow]:
         is_in_order = self._sort == "submitted" and not self._is_reversed
         if is_in_order:
             return self.view.heads(self._which, limit=self._limit or -1)
@@ -252,21 +267,19 @@ class _Table:
             if self._is_reversed:
                 runs.reverse()  # also where two are equal
         else:
-            values = {run.run_id: run.record()["metrics"].get(self._sort) for run in runs}
-            numbers = [run for run in runs if values[run.run_id] not in (None, "nan")]
-            numbers.sort(key=lambda run: float(values[run.run_id]), reverse=self._is_reversed)
-            # What is no number is neither less nor greater: last, both ways round.
-            runs = numbers + [run for run in runs if values[run.run_id] == "nan"]
+            if self._sort.startswith(HYPERPARAMS):
+                self._hyperparams = self.view.hyperparams([run.run_id for run in runs])
+            runs = _sorted_by([(self._value(run, self._sort), run) for run in runs], self._is_reversed)
         return runs[: self._limit or None]
 
     def _nothing(self) -> str:
         if self.view.num_runs(RunFilter()):
-            return "no run is like that: `trn list` without filters shows all"
+            return "no runs match these filters: `trn list` without filters shows all"
         return "no runs yet: `trn run --config job.yaml` starts one"
 
     def _lines(self, runs: list[RunRow]) -> list[str]:
         at_ms = now_ms()
-        cells = {column: [_cell(run, column, at_ms) for run in runs] for column in self._columns}
+        cells = {column: [self._cell(run, column, at_ms) for run in runs] for column in self._columns}
         widths = {column: max(map(cell_width, (column, *cells[column]))) for column in cells}
         if self._columns == DEFAULT_COLUMNS.split(","):
             self._make_room(widths)
@@ -289,14 +302,50 @@ class _Table:
     def _line(self, cells: dict[str, str], widths: dict[str, int], state: str = "") -> str:
         shown = []
         for column, width in widths.items():
-            is_right = column in TO_THE_RIGHT or "/" in column
+            is_right = column in TO_THE_RIGHT or "/" in column or column.startswith(HYPERPARAMS)
             text = pad(shorten(cells[column], width), width, to_the_right=is_right)
             shown.append(self._output.paint_state(state, text) if state and column == "state" else text)
         return "  ".join(shown).rstrip()
 
+    def _cell(self, run: RunRow, column: str, at_ms: int) -> str:
+        if column in COLUMNS:
+            return COLUMNS[column](run, at_ms)
+        value = self._value(run, column)
+        if value is None:
+            return "-"
+        is_metric = "/" in column and not column.startswith((HYPERPARAMS, TAGS))
+        return f"{float(value):.4g}" if is_metric or isinstance(value, float) else plain(str(value))
 
-def _cell(run: RunRow, column: str, at_ms: int) -> str:
-    if column in COLUMNS:
-        return COLUMNS[column](run, at_ms)
-    value = run.record()["metrics"].get(column)
-    return "-" if value is None else f"{float(value):.4g}"
+    def _value(self, run: RunRow, column: str) -> Any:
+        """What the run has under that name; None where it has nothing."""
+        if column.startswith(TAGS):
+            return run.record()["tags"].get(column.removeprefix(TAGS))
+        if not column.startswith(HYPERPARAMS):
+            return run.record()["metrics"].get(column)
+        found: Any = self._hyperparams.get(run.run_id, {})
+        whole = column.removeprefix(HYPERPARAMS)
+        if isinstance(found, dict) and whole in found:
+            return found[whole]
+        for name in whole.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+def _sorted_by(found: list[tuple[Any, RunRow]], is_reversed: bool) -> list[RunRow]:
+    """Numbers, then texts, then NaN, which is neither smaller nor larger; what a run has not leaves it out."""
+    numbers: list[tuple[float, RunRow]] = []
+    texts: list[tuple[str, RunRow]] = []
+    last: list[RunRow] = []
+    for value, run in found:
+        if value is None:
+            continue
+        if value == "nan":
+            last.append(run)
+            continue
+        try:
+            numbers.append((float(value), run))
+        except (TypeError, ValueError):
+            texts.append((str(value), run))
+    numbers.sort(key=lambda pair: pair[0], reverse=is_reversed)
+    texts.sort(key=lambda pair: pair[0], reverse=is_reversed)
+    return [*(run for _, run in numbers), *(run for _, run in texts), *last]

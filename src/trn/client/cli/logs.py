@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trn.client.cli.exit_codes import ExitCode
+from trn.client.cli.output import json_option
 from trn.client.cli.registry_view import run_id_argument
 from trn.core.home import Home
 
@@ -29,18 +30,14 @@ Sink = Callable[[bytes], None]
 @run_id_argument
 @click.option("--follow", "-f", "is_followed", is_flag=True, help="Go on until the run has ended.")
 @click.option("--tail", "num_lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
-@click.option(
-    "--json",
-    "is_json",
-    is_flag=True,
-    help="An object for each line, with its offset. Without it a pipe gets the bytes, too: they are the run's own.",
-)
+@json_option
 @click.pass_obj
 def command(
-    home: Home, /, *, run_id: str, is_followed: bool, num_lines: int | None, is_json: bool
+    home: Home, /, *, run_id: str, is_followed: bool, num_lines: int | None, is_json: bool | None
 ) -> ExitCode:
     """Print the log of a run's worker as it is: its stdout and stderr, of all attempts.
 
+    A pipe gets the same bytes, unless JSON is asked for: then an object for each line, with its offset.
     Needs no daemon, except to follow a run that has not ended.
     """
     from trn.client.cli.follow import resolve

@@ -1,13 +1,13 @@
 """Where a command's words go: the one place that tells a terminal from a pipe.
 
-At a terminal: tables and colour on stdout. In a pipe, or with `--json`: JSON lines on stdout, one object a line, and
-nothing else there. Words for people about what happens go to stderr in both.
+At a terminal, or with `--format table`: tables on stdout. In a pipe, or with `--format json`: JSON lines on stdout, one
+object a line, and nothing else there. Words for people about what happens go to stderr in both.
 """
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -23,15 +23,16 @@ STATE_COLOURS = {
     "CANCELLED": "magenta",
 }
 DEFAULT_WIDTH = 100
+TABLE, JSON = "table", "json"
 # Control characters would let a run's name or error move the cursor or recolour the terminal of whoever looks.
 _CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "�") | {9: " ", 10: " ", 13: " "}
 
 
 class Output:
-    """How this command speaks: `is_json` says which of `record` and `show` is heard on stdout."""
+    """How this command speaks: `is_json` says which of `record` and `show` is heard on stdout. None: a pipe gets JSON."""
 
-    def __init__(self, *, is_json: bool = False) -> None:
-        self.is_json = is_json or not sys.stdout.isatty()
+    def __init__(self, *, is_json: bool | None = None) -> None:
+        self.is_json = not sys.stdout.isatty() if is_json is None else is_json
         self.has_colour = _may_colour() and sys.stdout.isatty() and not self.is_json
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -113,11 +114,32 @@ def plain(text: str) -> str:
 
 
 def json_option(command: F) -> F:
-    """`--json`; a pipe has it by itself."""
-    add = click.option(
-        "--json", "is_json", is_flag=True, help="JSON lines, also at a terminal. A pipe gets them anyway."
+    """`--format table|json`, and `--json` for short: the command gets `is_json`, None where neither is given."""
+    import functools
+
+    @functools.wraps(command)
+    def with_format(*args: Any, is_json: bool, format_: str | None, **options: Any) -> Any:
+        if is_json and format_ == TABLE:
+            raise click.UsageError("--json and --format table exclude each other")
+        chosen = True if is_json else None if format_ is None else format_ == JSON
+        return command(*args, is_json=chosen, **options)
+
+    add_format = click.option(
+        "--format",
+        "format_",
+        type=click.Choice((TABLE, JSON)),
+        help="Tables for people or JSON lines for programs (default: tables at a terminal, JSON in a pipe).",
     )
-    return add(command)
+    add_json = click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+    return add_json(add_format(with_format))  # type: ignore[return-value]
+
+
+def asks_for_json(words: Sequence[str]) -> bool | None:
+    """What a command line asks for that could not be understood whole."""
+    text = " ".join(words).replace("--format=", "--format ")
+    if "--json" in words or f"--format {JSON}" in text:
+        return True
+    return False if f"--format {TABLE}" in text else None
 
 
 def _may_colour() -> bool:

@@ -22,3 +22,7 @@ SELECT coalesce(max(change), 0) FROM runs
 SELECT run_id, state, name FROM runs
 WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
 ORDER BY submitted_ms DESC LIMIT :limit
+
+-- name: hyperparams
+SELECT run_id, json_extract(config, '$.hyperparams') FROM runs
+WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND json_type(config, '$.hyperparams') = 'object'

@@ -89,6 +89,13 @@ class RegistryView:
         rows = self._read("heads", {**which.values(), "limit": limit})
         return [RunRow(*row) for row in rows]
 
+    def hyperparams(self, run_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """By run; those without any are left out."""
+        import json
+
+        rows = self._read("hyperparams", {"run_ids": json.dumps(list(run_ids))})
+        return {run_id: json.loads(text) for run_id, text in rows}
+
     def last_change(self) -> int:
         """Another after each change of any run."""
         rows = self._read("last_change", {})

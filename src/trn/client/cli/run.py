@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from trn.client.cli.job_file import Job
     from trn.proto.records import Submission
 
+JOB_PATH = click.Path(
+    path_type=Path, readable=False
+)  # what cannot be read is a fault of the job like any other
+
 EPILOG = """\b
 Examples:
-  trn run --config job.yaml
-  trn run --config job.yaml --profile long --set hyperparams.lr=0.01 --set max_steps=500
-  trn run --config job.yaml --device-count 2 --detach
-  trn run --config job.yaml --json | jq -c 'select(.event == "validation")'
+  trn run job.yaml
+  trn run job.yaml --profile long --set hyperparams.lr=0.01 --set max_steps=500
+  trn run my_trainer:MyTrainer --set max_steps=100 --set mock_batches=[0]
+  trn run job.yaml --device-count 2 --detach
+  trn run job.yaml --json | jq -c 'select(.event == "validation")'
 
 \b
 Ctrl-C asks whether to detach or to cancel, a second one cancels. In a pipe, or
@@ -31,13 +36,9 @@ detaches: the run goes on.
 
 
 @click.command("run", epilog=EPILOG, short_help="Train a job: check it, submit it, follow it to its end.")
+@click.argument("job", metavar="[JOB]", required=False, type=JOB_PATH)
 @click.option(
-    "--config",
-    "-c",
-    required=True,
-    metavar="C",
-    type=click.Path(path_type=Path, readable=False),  # a fault of the job like any other
-    help="The job: YAML, TOML or JSON.",
+    "--config", "-c", metavar="C", type=JOB_PATH, help="The job: YAML, TOML or JSON. The same as JOB."
 )
 @click.option(
     "--weights",
@@ -70,8 +71,11 @@ detaches: the run goes on.
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Check everything, show what would be started.")
 @json_option
 @click.pass_obj
-def command(home: Home, /, *, config: Path, **options: Any) -> ExitCode:
-    """Check a job, submit it, and follow it to its end. A daemon is started where none runs."""
+def command(home: Home, /, *, job: Path | None, config: Path | None, **options: Any) -> ExitCode:
+    """Check a job, submit it, and follow it to its end. A daemon is started where none runs.
+
+    JOB is a file, or a trainer class as module:Symbol, which takes the rest of its job from --set.
+    """
     import asyncio
 
     from trn.client.cli.submission_report import report_rejection
@@ -79,14 +83,26 @@ def command(home: Home, /, *, config: Path, **options: Any) -> ExitCode:
 
     if options["code_dir"] is not None and options["is_unfrozen"]:
         raise click.UsageError("--code and --no-snapshot exclude each other")
+    path = _one_of(job, config)
     output = Output(is_json=options["is_json"])
     try:
-        job, paths = _read(config, options, home), read_log_paths(options, home)
-        for warning in job.warnings:
+        found, paths = _read(path, options, home), read_log_paths(options, home)
+        for warning in found.warnings:
             output.say(f"trn: {warning}")
-        return asyncio.run(_run(home, output, job, paths, options))
+        return asyncio.run(_run(home, output, found, paths, options))
     except (InvalidRequestError, ConflictError) as fault:
-        return report_rejection(output, fault, str(config))
+        return report_rejection(output, fault, str(path))
+
+
+def _one_of(job: Path | None, config: Path | None) -> Path:
+    if job is not None and config is not None:
+        raise click.UsageError(f"the job is given twice: {job} and --config {config}")
+    path = job or config
+    if path is None:
+        raise click.UsageError(
+            "no job is given: `trn run job.yaml`, or `trn run module:Symbol --set max_steps=100`"
+        )
+    return path
 
 
 def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":

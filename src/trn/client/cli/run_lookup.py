@@ -15,7 +15,7 @@ from trn.client.cli.registry_view import open_read_only
 from trn.core.errors import NotFoundError, RegistryError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, RunRecord, RunState
-from trn.registry.metrics import MetricReader, Series
+from trn.registry.metrics import Extremes, MetricReader, Series
 from trn.registry.reader import RegistryReader
 
 META_SUFFIX = ".meta.json"
@@ -58,18 +58,24 @@ class _Meta(msgspec.Struct, frozen=True):
     files: tuple[_File, ...] = ()
 
 
-def find_metrics(home: Home, run_id: str, *, max_points: int) -> dict[str, Series]:
-    """Its metrics by name, thinned out; none where there is no file of them, or it cannot be read."""
-    if not home.metrics.exists():
-        return {}
-    try:
-        reader = _MetricReader(home)
-        try:
-            return {series.name: series for series in reader.query(run_id, max_points=max_points)}
-        finally:
-            reader.close()
-    except sqlite3.Error:
-        return {}
+class FoundMetrics(NamedTuple):
+    """The metrics of a run by name: its points, thinned out, and the extremes of all of them."""
+
+    series: dict[str, Series]
+    extremes: dict[str, Extremes]
+
+
+def find_metrics(home: Home, run_id: str, *, max_points: int) -> FoundMetrics:
+    """None where there is no file of them, or it cannot be read."""
+    if home.metrics.exists():
+        with contextlib.suppress(sqlite3.Error):
+            reader = _MetricReader(home)
+            try:
+                series = {series.name: series for series in reader.query(run_id, max_points=max_points)}
+                return FoundMetrics(series, reader.extremes(run_id))
+            finally:
+                reader.close()
+    return FoundMetrics({}, {})
 
 
 def find_run(home: Home, run_id: str) -> FoundRun:

@@ -1,7 +1,6 @@
 """`trn status RUN`: everything about one run, from its home; no daemon is needed."""
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trn.client.cli.explanation import Checkpoint, Explanation
-    from trn.client.cli.run_lookup import FoundRun
+    from trn.client.cli.run_lookup import FoundMetrics, FoundRun
     from trn.core.home import LogFolder
     from trn.core.runs import AttemptRecord, RunRecord
     from trn.registry.metrics import Series
@@ -47,7 +46,7 @@ Examples:
 )
 @json_option
 @click.pass_obj
-def command(home: Home, *, run_id: str, metric: str | None, is_json: bool) -> None:
+def command(home: Home, *, run_id: str, metric: str | None, is_json: bool | None) -> None:
     """Show a run: its state and why, its attempts, its metrics, its files; also while no daemon runs."""
     from trn.client.cli.explanation import explain
     from trn.client.cli.run_lookup import find_metrics, find_run, look_around
@@ -59,54 +58,58 @@ def command(home: Home, *, run_id: str, metric: str | None, is_json: bool) -> No
     told = explain(
         found.run, found.attempts, at_ms=at_ms, is_daemon_up=find_daemon(home) is not None, around=around
     )
-    series = find_metrics(home, found.run.run_id, max_points=MAX_POINTS)
+    metrics = find_metrics(home, found.run.run_id, max_points=MAX_POINTS)
+    series = metrics.series
     if metric is not None and metric not in series:
         raise click.BadParameter(
             f"the run has no metric {metric!r}: it has {', '.join(series) or 'none yet'}",
             param_hint="--metric",
         )
     if output.is_json:
-        output.record(_record(home, found, told, series, around.checkpoint))
+        output.record(_record(home, found, told, metrics, around.checkpoint))
         return
     width = output.size[0]
     for line in [
         *_head(output, found, at_ms),
         *wrap(plain(told.sentence), width),
         *_attempts(output, found, around.worker_gone, at_ms),
-        *_metrics(output, found.run, series),
+        *_metrics(output, found.run, metrics),
         *_chart(output, series, metric),
         *_files(output, home, found, around.checkpoint),
     ]:
         output.show(line)
 
 
-def _extremes(run: "RunRecord", series: "Series") -> dict[str, Any]:
-    """The last value, the least and the greatest of all numbers, and which of these is the best, where that is known."""
-    lows = [value for value in (series.lows or series.values) if math.isfinite(value)]
-    highs = [value for value in (series.highs or series.values) if math.isfinite(value)]
-    found = {
+def _summarize(run: "RunRecord", name: str, metrics: "FoundMetrics") -> dict[str, Any]:
+    """The last value, the min and the max of all finite ones, and which of these is the best, where that is known."""
+    series, extremes = metrics.series[name], metrics.extremes[name]
+    which = _which_is_best(run, name)
+    values = {"min": extremes.min_value, "max": extremes.max_value}
+    steps = {"min": extremes.min_step, "max": extremes.max_step}
+    return {
         "last": series.values[-1],
-        "least": min(lows, default=None),
-        "greatest": max(highs, default=None),
+        **values,
+        "best": values.get(which),
+        "best_is": which,
+        "best_step": steps.get(which),
+        "step": series.steps[-1],
+        "num_points": series.num_points,
     }
-    which = _which_is_best(run, series.name)
-    best = {"best": found[which] if which else None, "best_is": which}
-    return {**found, **best, "step": series.steps[-1], "num_points": series.num_points}
 
 
 def _which_is_best(run: "RunRecord", name: str) -> str:
-    """`least` or `greatest`: as the job's early stopping has it, the least of a loss; of others nobody told us."""
+    """`min` or `max`: as the job's early stopping has it, the min of a loss; empty where it is not known."""
     stopping = run.config.get("early_stopping")
     if isinstance(stopping, dict) and stopping.get("metric", "val/loss") == name:
-        return "greatest" if stopping.get("mode") == "max" else "least"
-    return "least" if "loss" in name.rpartition("/")[2].lower() else ""
+        return "max" if stopping.get("mode") == "max" else "min"
+    return "min" if "loss" in name.rpartition("/")[2].lower() else ""
 
 
 def _record(
     home: Home,
     found: "FoundRun",
     told: "Explanation",
-    series: "dict[str, Series]",
+    metrics: "FoundMetrics",
     checkpoint: "Checkpoint | None",
 ) -> dict[str, Any]:
     import msgspec
@@ -117,7 +120,7 @@ def _record(
         **run,
         "why": {**told._asdict(), "sentence": told.sentence},
         "attempts": attempts,
-        "metrics": {name: _extremes(found.run, points) for name, points in series.items()},
+        "metrics": {name: _summarize(found.run, name, metrics) for name in metrics.series},
         "folder": str(home.run(found.run.run_id).root),
         "log_files": [path for paths in _line_files(home, found).values() for path in paths],
         "checkpoint": None if checkpoint is None else checkpoint._asdict(),
@@ -161,38 +164,44 @@ def _ending(attempt: "AttemptRecord", worker_gone: str) -> str:
     return f"{code}{attempt.cause}"
 
 
-def _metrics(output: Output, run: "RunRecord", series: "dict[str, Series]") -> list[str]:
-    if not series:
+def _metrics(output: Output, run: "RunRecord", metrics: "FoundMetrics") -> list[str]:
+    if not metrics.series:
         return []
-    shown = dict(list(series.items())[:MAX_METRICS])
-    found = {plain(name): _extremes(run, points) for name, points in shown.items()}
+    shown = list(metrics.series)[:MAX_METRICS]
+    found = {plain(name): _summarize(run, name, metrics) for name in shown}
     # On a narrow terminal long names give way, not the numbers; on a very narrow one the table does.
-    room = output.size[0] - 2 - 3 * 13 - 2 - len("greatest")
+    room = output.size[0] - 2 - 3 * 13 - 2 - max(len(_say_best(values)) for values in found.values())
     lines = _narrow_metrics(output, found) if room < MIN_NAME_WIDTH else _wide_metrics(output, found, room)
-    if len(series) > len(shown):
-        lines.append(f"  … and {len(series) - len(shown)} more: --json has all")
+    if len(metrics.series) > len(shown):
+        lines.append(f"  … and {len(metrics.series) - len(shown)} more: --json has all")
     return lines
 
 
 def _wide_metrics(output: Output, found: dict[str, dict[str, Any]], room: int) -> list[str]:
     width = max(min(max(map(cell_width, found)), room), len("metrics"))
-    header = f"  {'metrics'.ljust(width)}  {'last':>11}  {'least':>11}  {'greatest':>11}  best"
+    header = f"  {'metrics'.ljust(width)}  {'last':>11}  {'min':>11}  {'max':>11}  best"
     lines = ["", output.paint(header.replace("  metrics  ", "metrics    ", 1), is_bold=True)]
     for name, values in found.items():
-        numbers = "  ".join(f"{_number(values[key]):>11}" for key in ("last", "least", "greatest"))
-        lines.append(f"  {pad(shorten(name, width), width)}  {numbers}  {values['best_is'] or '-'}")
+        numbers = "  ".join(f"{_number(values[key]):>11}" for key in ("last", "min", "max"))
+        lines.append(f"  {pad(shorten(name, width), width)}  {numbers}  {_say_best(values)}")
     return lines
 
 
 def _narrow_metrics(output: Output, found: dict[str, dict[str, Any]]) -> list[str]:
     lines = ["", output.paint("metrics", is_bold=True)]
     for name, values in found.items():
-        words = [f"last {_number(values['last'])}"]
-        for key in ("least", "greatest"):
-            best = " (the best)" if values["best_is"] == key else ""
-            words.append(f"{key} {_number(values[key])}{best}")
+        words = [f"{key} {_number(values[key])}" for key in ("last", "min", "max")]
+        if values["best_is"]:
+            words.append(f"best {_say_best(values)}")
         lines += wrap(f"  {name}  {', '.join(words)}", output.size[0], indent=4)
     return lines
+
+
+def _say_best(values: dict[str, Any]) -> str:
+    """Which of the two is the best value, and its first step."""
+    if not values["best_is"] or values["best"] is None:
+        return "-"
+    return f"{values['best_is']} at step {values['best_step']}"
 
 
 def _number(value: float | None) -> str:

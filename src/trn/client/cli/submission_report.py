@@ -41,7 +41,7 @@ async def report_and_follow(
     submission: "Submission",
     *,
     is_detached: bool,
-    is_json: bool,
+    is_json: bool | None,
 ) -> ExitCode:
     """Say which run it is, and follow it to its end. Detached: its id alone, unless JSON was asked for by name."""
     run = submission.run

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 import click
 
-JOB_FILES = (".yaml", ".yml", ".toml", ".json")
-
 
 def explain_usage(fault: click.UsageError, words: Sequence[str], verbs: Sequence[str]) -> tuple[str, str]:
     """(what is wrong, what to type instead). `words` are what was given, `verbs` the commands there are."""
@@ -30,11 +28,6 @@ def _hint(fault: click.UsageError, words: Sequence[str], verbs: Sequence[str]) -
             _nearest(fault.command_name, verbs) if fault.ctx is not None and fault.ctx.parent is None else ""
         )
         return f"did you mean `trn {near}`?" if near else ""
-    if isinstance(fault, click.MissingParameter) and fault.param is not None and fault.param.name == "config":
-        job = next((word for word in words[1:] if word.endswith(JOB_FILES)), "")
-        if job:
-            others = [word for word in words if word != job]
-            return f"did you mean `{shlex.join(['trn', *others, '--config', job])}`?"
     return ""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cli.exit_codes import ExitCode, code_of, exit_code_of
-from trn.client.cli.output import Output, plain, say
+from trn.client.cli.output import Output, asks_for_json, plain, say
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
 
@@ -115,7 +115,7 @@ def chosen_home(option: str | None) -> Home:
 
 def run(words: list[str]) -> int:
     """The exit code, as `exit_codes` names it."""
-    is_json = "--json" in words
+    is_json = asks_for_json(words)
     try:
         result = group.main(words, prog_name="trn", standalone_mode=False)
     except click.exceptions.Abort:
@@ -138,7 +138,7 @@ def run(words: list[str]) -> int:
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
-def _refuse_usage(is_json: bool, fault: click.ClickException, words: list[str]) -> int:
+def _refuse_usage(is_json: bool | None, fault: click.ClickException, words: list[str]) -> int:
     if not isinstance(fault, click.UsageError):
         _say_fault(fault)
         _tell(is_json, "usage", fault.format_message())
@@ -171,7 +171,7 @@ def _say_fault(fault: Exception) -> None:
     say("\n".join(map(plain, f"trn: {fault}".splitlines())))
 
 
-def _confess(is_json: bool, fault: Exception) -> ExitCode:
+def _confess(is_json: bool | None, fault: Exception) -> ExitCode:
     import traceback
 
     traceback.print_exc()
@@ -180,7 +180,9 @@ def _confess(is_json: bool, fault: Exception) -> ExitCode:
     return ExitCode.INTERNAL
 
 
-def _tell(is_json: bool, code: str, message: str, faults: list[str] | None = None, *, hint: str = "") -> None:
+def _tell(
+    is_json: bool | None, code: str, message: str, faults: list[str] | None = None, *, hint: str = ""
+) -> None:
     """The same for programs."""
     fields: dict[str, Any] = {"code": code, "message": message}
     more = {"faults": faults, "hint": hint}

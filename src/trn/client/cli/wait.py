@@ -31,7 +31,7 @@ cancelled, 5 where it still goes on after --timeout.
 @click.option("--timeout", "timeout_s", type=Seconds(min=0), metavar="S", help="Give up after S seconds.")
 @json_option
 @click.pass_obj
-def command(home: Home, /, *, run_id: str, timeout_s: float | None, is_json: bool) -> ExitCode:
+def command(home: Home, /, *, run_id: str, timeout_s: float | None, is_json: bool | None) -> ExitCode:
     """Wait until a run has ended, and end as it did."""
     import asyncio
 

@@ -30,7 +30,7 @@ Ctrl-C ends the watching; runs go on.
 @click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_run_id)
 @json_option
 @click.pass_obj
-def command(home: Home, /, *, run_id: str | None, is_json: bool) -> ExitCode:
+def command(home: Home, /, *, run_id: str | None, is_json: bool | None) -> ExitCode:
     """Follow a run to its end, and end as it did; without RUN, tell what becomes of all runs, for as long as you like."""
     import asyncio
 

@@ -17,7 +17,7 @@ Examples:
 @run_id_argument
 @json_option
 @click.pass_obj
-def command(home: Home, *, run_id: str, is_json: bool) -> None:
+def command(home: Home, *, run_id: str, is_json: bool | None) -> None:
     """Say what a run waits for or what broke, whose fault it is, what happens next and what to do."""
     from trn.client.cli.durations import now_ms
     from trn.client.cli.explanation import explain

@@ -33,6 +33,7 @@ RECORD = RunRecord(
     priority=-7,
     parent_run_id="demo-0",
     snapshot="cd",
+    frozen_from="/home/u/project",
     base_dir="/jobs",
     interpreter="/usr/bin/python3",
     is_cancel_wanted=True,

@@ -66,6 +66,14 @@ def test_where_copies_of_its_lines_go_is_no_part_of_what_was_asked() -> None:
     assert new.digest == submit(JOB).digest
 
 
+def test_the_folder_that_was_frozen_is_kept_and_is_no_part_of_what_was_asked() -> None:
+    new = submit(JOB, snapshot="sha256:1", frozen_from="/home/u/project")
+    assert new.frozen_from == "/home/u/project"
+    assert new.digest == submit(JOB, snapshot="sha256:1").digest
+    with pytest.raises(InvalidRequestError, match="frozen_from"):
+        submit(JOB, snapshot="sha256:1", frozen_from="project")
+
+
 def test_an_id_is_made_of_its_name_and_is_no_part_of_what_was_asked() -> None:
     one, two = submit(JOB), submit(JOB)
     assert one.run_id != two.run_id

@@ -93,6 +93,7 @@ class AsyncClient:
         base_dir: Path | str | None = None,
         code_dir: Path | str | None = None,
         snapshot: str = "",
+        frozen_from: Path | str = "",
         code_identity: str = "",
         priority: int = 0,
         is_another_wanted: bool = False,
@@ -106,14 +107,16 @@ class AsyncClient:
 
         `config` is a job, or a file with one; its relative paths are taken from `base_dir` (default: the file's
         folder, else the current one). `code_dir` is frozen now: the run trains this code, whatever becomes of the
-        folder. Without it (or a `snapshot` that was taken before) the code is found in `base_dir` when the run starts.
+        folder. Without it (or a `snapshot` that was taken before, of the folder `frozen_from`) the code is found in
+        `base_dir` when the run starts.
         `interpreter` is by default the Python that runs this. With `is_import_tried` the trainer class and the
         callbacks are loaded first, in a process of their own, and what cannot be loaded is refused. `log_dir` and
         `event_log` are where the daemon writes the run's lines as well, besides its home's logs; an equal run that
         exists keeps its own.
         """
         if code_dir is not None:
-            snapshot = (await self._freeze(Path(code_dir))).digest
+            taken = await self._freeze(Path(code_dir))
+            snapshot, frozen_from = taken.digest, taken.folder
         document, folder = _read_config(config)
         if is_another_wanted and not document.get("run_id"):
             # Named here: a repeat after a lost reply then asks for this very run, not for yet another.
@@ -122,6 +125,7 @@ class AsyncClient:
             config_json=_encode(document, "config"),
             code_identity=code_identity,
             snapshot=snapshot,
+            frozen_from=_absolute(frozen_from) if frozen_from else "",
             base_dir=_absolute(folder if base_dir is None else base_dir),
             interpreter=sys.executable if interpreter is None else interpreter,
             priority=_priority(priority),
@@ -142,6 +146,7 @@ class AsyncClient:
         config: Mapping[str, Any] | Path | str | None = None,
         base_dir: Path | str | None = None,
         snapshot: str = "",
+        frozen_from: Path | str = "",
         code_identity: str = "",
         priority: int = 0,
         is_another_wanted: bool = False,
@@ -163,6 +168,7 @@ class AsyncClient:
             config_json=_encode(document, "config") if document else b"",
             code_identity=code_identity,
             snapshot=snapshot,
+            frozen_from=_absolute(frozen_from) if frozen_from else "",
             base_dir=_absolute(base_dir or folder) if document or base_dir else "",
             interpreter=interpreter,
             is_another_wanted=is_another_wanted,

@@ -34,6 +34,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
+    folder: str  # as it was named, absolute
     digest: str
     num_files: int
     size_bytes: int
@@ -93,6 +94,7 @@ def take_snapshot(
     In a git work tree: what is tracked or not ignored, without untracked junk. Elsewhere: all but junk and data; a
     folder with more than `max_files`, whatever they are, is refused before it is looked through. Never secrets.
     """
+    named = folder.absolute()
     folder = folder.resolve()
     if not folder.is_dir():
         raise InvalidRequestError(f"{folder} is no folder: name the one that holds the code")
@@ -113,6 +115,7 @@ def take_snapshot(
         digest = store.put_manifest(manifest)
     git = manifest.git or GitState()
     return Snapshot(
+        folder=str(named),
         digest=digest,
         num_files=len(files),
         size_bytes=manifest.size_bytes,

@@ -112,6 +112,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     parent_run_id: str = ""
     snapshot: str = ""
+    frozen_from: str = ""  # the folder that the snapshot was taken of
     base_dir: str = ""
     interpreter: str = ""
     is_cancel_wanted: bool = False

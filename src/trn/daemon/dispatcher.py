@@ -120,6 +120,7 @@ class TrainerDispatcher:
             reason="a dry run",
             config=new.config,
             snapshot=new.snapshot,
+            frozen_from=new.frozen_from,
             base_dir=new.base_dir,
             interpreter=new.interpreter,
             submitted_ms=now_ms,

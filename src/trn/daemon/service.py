@@ -107,6 +107,7 @@ class TrainerService:
             config_json=request.config_json,
             code_identity=request.code_identity,
             snapshot=request.snapshot,
+            frozen_from=request.frozen_from,
             base_dir=request.base_dir,
             interpreter=request.interpreter,
             priority=request.priority,

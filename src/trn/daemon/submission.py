@@ -36,6 +36,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     config_json: bytes
     code_identity: str = ""
     snapshot: str = ""
+    frozen_from: str = ""
     base_dir: str = ""
     interpreter: str = ""
     priority: int = 0
@@ -77,6 +78,7 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         priority=asked.priority,
         parent_run_id=asked.parent_run_id,
         snapshot=asked.snapshot,
+        frozen_from=asked.frozen_from,
         base_dir=asked.base_dir,
         interpreter=asked.interpreter,
         max_attempts=job.retry.max_attempts,
@@ -221,7 +223,7 @@ def _request_faults(asked: Asked) -> list[str]:
         faults.append(
             f"priority: found {asked.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         )
-    for name in ("base_dir", "interpreter", "log_dir", "event_log"):
+    for name in ("base_dir", "frozen_from", "interpreter", "log_dir", "event_log"):
         path: str = getattr(asked, name)
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
             faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")

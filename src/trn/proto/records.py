@@ -24,6 +24,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     parent_run_id: str = ""
     snapshot: str = ""
+    frozen_from: str = ""
     base_dir: str = ""
     interpreter: str = ""
     is_cancel_wanted: bool = False

@@ -37,7 +37,7 @@ class Needs(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Run(_message.Message):
     INTERPRETER_FIELD_NUMBER: _ClassVar[int]
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -110,7 +111,8 @@ class Run(_message.Message):
     interpreter: str
     log_dir: str
     event_log: str
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ...) -> None: ...
+    frozen_from: str
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "cause", "last_heartbeat_ms", "step", "devices")
@@ -137,7 +139,7 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitRunRequest(_message.Message):
-    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried")
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,7 @@ class SubmitRunRequest(_message.Message):
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
     IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     code_identity: str
     snapshot: str
@@ -160,7 +163,8 @@ class SubmitRunRequest(_message.Message):
     log_dir: str
     event_log: str
     is_import_tried: bool
-    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ...) -> None: ...
+    frozen_from: str
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ...) -> None: ...
 
 class SubmitRunResponse(_message.Message):
     __slots__ = ("run", "existed", "run_token", "plan_json", "notes")
@@ -193,7 +197,7 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried")
+    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried", "frozen_from")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +211,7 @@ class ResumeRunRequest(_message.Message):
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
     IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     checkpoint_path: str
     overrides_json: bytes
@@ -220,7 +225,8 @@ class ResumeRunRequest(_message.Message):
     log_dir: str
     event_log: str
     is_import_tried: bool
-    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ...) -> None: ...
+    frozen_from: str
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -3,9 +3,11 @@ SELECT coalesce(max(change), 0) AS value FROM runs
 
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
-                  interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log)
+                  interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
+                  frozen_from)
 SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
-       :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log
+       :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
+       :frozen_from
 WHERE :is_another_wanted OR NOT EXISTS (SELECT 1 FROM runs WHERE digest = :digest)
 ON CONFLICT (run_id) DO NOTHING
 

@@ -38,6 +38,7 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     parent_run_id: str = ""
     snapshot: str = ""
+    frozen_from: str = ""  # the folder that the snapshot was taken of
     base_dir: str = ""
     interpreter: str = ""
     max_attempts: int = 1

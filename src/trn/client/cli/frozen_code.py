@@ -45,6 +45,10 @@ class FrozenCode(NamedTuple):
     def digest(self) -> str:
         return self.snapshot.digest if self.snapshot else ""
 
+    @property
+    def folder(self) -> str:
+        return self.snapshot.folder if self.snapshot else ""
+
     def say(self, output: "Output") -> None:
         """What of the code is frozen, and what was left out of it."""
         if self.reason:

@@ -139,6 +139,7 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
                 job.config,
                 base_dir=job.base_dir,
                 snapshot=code.digest,
+                frozen_from=code.folder,
                 priority=options["priority"],
                 is_another_wanted=options["is_another"] and not options["is_dry_run"],
                 is_dry_run=options["is_dry_run"],
@@ -177,7 +178,12 @@ async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) 
         code = await asyncio.to_thread(_freeze, home, job.base_dir, options)
         async with connected(home) as client:
             await client.submit(
-                job.config, base_dir=job.base_dir, snapshot=code.digest, is_dry_run=True, is_import_tried=True
+                job.config,
+                base_dir=job.base_dir,
+                snapshot=code.digest,
+                frozen_from=code.folder,
+                is_dry_run=True,
+                is_import_tried=True,
             )
     except InvalidRequestError as fault:
         return read_faults(fault)

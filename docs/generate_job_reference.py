@@ -93,6 +93,7 @@ MEANINGS = {
     "uploads.sample_url": "For samples.",
     "uploads.terminal_url": "For the end of the attempt.",
     "resume_from_latest": "Go on from the run's newest verified checkpoint. `false` refuses a folder that has one.",
+    "resume_non_finite": "Resume from checkpoints whose state holds NaN or infinity, too. `trn resume --force` sets it.",
     "resume_checkpoint_path": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
     "`max_steps` counts from its step 0.",
     "weights": 'A local file for the trainer class: `ctx.model_handles["weights"]`.',

@@ -22,6 +22,7 @@ JOB_DOCUMENTS = (
     "gen_worker.failpoints",
     "gen_worker.installed_packages",  # which interpreter a job runs with, and what it has
     "gen_worker.sizes",
+    f"{TRAINER}.checkpoints.choice",
     f"{TRAINER}.contracts",
     f"{TRAINER}.job_spec",
     f"{TRAINER}.subprocess_contract",
@@ -134,6 +135,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "--config",
         "--detach",
         "--event-log",
+        "--force",
         "--format",
         "--json",
         "--log-dir",

@@ -329,17 +329,34 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is
 
     done = trn(home, "resume", "--checkpoint", checkpoints / "step-00000006.meta.json")
     (line,) = read_lines(done)
-    assert (done.returncode, line["event"], "its hash is another" in line["faults"][0]) == (
+    assert (done.returncode, line["event"], "hash mismatch" in line["faults"][0]) == (
         3,
         "job_rejected",
         True,
     )
 
     done = trn(home, "resume", run_id, "--set", "hyperparams.fail_at=0")
-    assert "passed over step-00000006.meta.json: step-00000006.pt does not hold what was saved" in done.stderr
+    assert "passed over step-00000006.meta.json: hash mismatch: step-00000006.pt is " in done.stderr
     assert f"goes on from step-00000004.meta.json of run {run_id} at step 4" in done.stderr
     resumed = losses(read_lines(done))
     assert (min(resumed), resumed[8]) == (5, straight[8])
+
+    meta = checkpoints / "step-00000004.meta.json"
+    document = json.loads(meta.read_text()) | {"verified": False, "reason": "non-finite values in w"}
+    meta.write_text(json.dumps(document))
+    words = ["resume", "--checkpoint", meta, "--set", "hyperparams.fail_at=0"]
+    done = trn(home, *words)
+    assert (done.returncode, "non-finite values in w" in done.stderr, "--force" in done.stderr) == (
+        3,
+        True,
+        True,
+    )
+    done = trn(home, *words, "--force")
+    assert "at step 4, although it holds non-finite values in w" in done.stderr
+    assert losses(read_lines(done)) == resumed
+    done = trn(home, "resume", run_id, "--set", "hyperparams.fail_at=0")
+    assert "passed over step-00000004.meta.json: not verified: non-finite values in w" in done.stderr
+    assert min(losses(read_lines(done))) == 3
 
 
 def test_code_in_a_git_work_tree_is_frozen_and_what_is_left_out_is_said(home: Path, folder: Path) -> None:

@@ -54,6 +54,7 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "trainer_api_version",
         "mock_batches",
         "resume_checkpoint_path",
+        "resume_non_finite",
         "fast_dev_run",
         "grace_s",
         "heartbeat_s",

@@ -17,9 +17,10 @@ from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints import archive as checkpoint_archive
 from gen_worker.trainer.checkpoints.archive import CrcRecord
 from gen_worker.trainer.checkpoints.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
+from gen_worker.trainer.checkpoints.file_check import hash_file
 from gen_worker.trainer.checkpoints.finite_scan import find_non_finite
 from gen_worker.trainer.checkpoints.format import FloatRange, build_layout
-from gen_worker.trainer.checkpoints.image import ImageWriter, hash_file
+from gen_worker.trainer.checkpoints.image import ImageWriter
 from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry
 from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.tensors import StorageBuffers, TensorTable

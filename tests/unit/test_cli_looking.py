@@ -63,14 +63,18 @@ class HandMade:
     def end(self, run_id: str, state: RunState, cause: str) -> None:
         self.registry.end(run_id, 1, Ending(state=state, reason=cause, cause=cause)).result()
 
-    def save(self, run_id: str, step: int, *, num_bytes: int = 3, is_final: bool = False) -> Path:
+    def save(
+        self, run_id: str, step: int, *, num_bytes: int = 3, is_final: bool = False, is_finite: bool = True
+    ) -> Path:
         folder = self.home.run(run_id).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
         name = "final" if is_final else f"step-{step:08d}"
         (folder / f"{name}.pt").write_bytes(b"abc")
-        meta = {"step": step, "final": is_final, "files": [{"name": f"{name}.pt", "size_bytes": num_bytes}]}
+        files = [{"name": f"{name}.pt", "size_bytes": num_bytes, "hash": "sha256:0"}]
+        meta = {"step": step, "final": is_final, "files": files, "verified": is_finite}
+        rest = {"schema_version": "trainer_checkpoint.v1", "run_id": run_id, "attempt": 1, "epoch": 0}
         path = folder / f"{name}.meta.json"
-        path.write_text(json.dumps(meta))
+        path.write_text(json.dumps(meta | rest))
         return path
 
     def ask(self, *words: str) -> list[dict[str, Any]]:
@@ -157,6 +161,7 @@ def test_a_resume_is_promised_from_what_was_saved_and_from_nothing_else(
         made.save("r", 5)
         made.save("r", 8)
         made.save("r", 9, num_bytes=4)  # cut short: a resume passes it over
+        made.save("r", 10, is_finite=False)  # NaN: the same
     else:
         made.home.run("r").checkpoints.mkdir(parents=True)  # as a run has it that ended before it saved
     [told] = made.ask("why", "r")

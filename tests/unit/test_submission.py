@@ -252,12 +252,23 @@ def test_mock_batches_are_one_pass_so_no_step_is_left_after_them() -> None:
         plan_resume(complete, overrides={"max_steps": 20}, checkpoint=None)
 
 
+ABC = f"sha256:{hashlib.sha256(b'abc').hexdigest()}"
+
+
 def save(folder: Path, stem: str, step: int, *, final: bool = False, **changes: Any) -> Path:
     (folder / f"{stem}.pt").write_bytes(b"abc")
-    digest = f"sha256:{hashlib.sha256(b'abc').hexdigest()}"
-    files = [{"name": f"{stem}.pt", "size_bytes": 3, "hash": digest, **changes}]
+    files = [{"name": f"{stem}.pt", "size_bytes": 3, "hash": ABC, **changes}]
     meta = folder / f"{stem}.meta.json"
-    meta.write_text(json.dumps({"step": step, "run_id": "r", "final": final, "files": files, "state": {}}))
+    fields = {
+        "step": step,
+        "run_id": "r",
+        "final": final,
+        "files": files,
+        "attempt": 1,
+        "epoch": 0,
+        "verified": True,
+    }
+    meta.write_text(json.dumps({"schema_version": "trainer_checkpoint.v1", **fields}))
     return meta
 
 
@@ -275,9 +286,10 @@ def test_the_newest_whole_checkpoint_is_found_and_what_was_passed_over_is_told(t
     unread, *rest = found.passed_over
     assert unread.startswith("step-00000030.meta.json: ")
     assert rest == [
-        "step-00000040.meta.json: gone: No such file or directory",
-        "step-00000025.meta.json: step-00000025.pt does not hold what was saved: its hash is another",
-        "step-00000020.meta.json: step-00000020.pt has 3 bytes, was saved with 99",
+        "step-00000040.pt: no step-00000040.meta.json: it was never committed",
+        "step-00000040.meta.json: gone cannot be read: No such file or directory",
+        f"step-00000025.meta.json: hash mismatch: step-00000025.pt is {ABC}, its meta says sha256:{'0' * 64}",
+        "step-00000020.meta.json: step-00000020.pt is truncated: 3 bytes, its meta says 99",
     ]
     final = save(tmp_path, "final", 10, final=True)
     found = newest_checkpoint(tmp_path)
@@ -288,21 +300,21 @@ def test_the_newest_whole_checkpoint_is_found_and_what_was_passed_over_is_told(t
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_in_silence(tmp_path: Path) -> None:
     save(tmp_path, "step-00000002", 2, size_bytes=4)
     save(tmp_path, "step-00000004", 4, hash="sha256:")
-    with pytest.raises(InvalidRequestError, match=r"no checkpoint in .* is whole") as refused:
+    with pytest.raises(InvalidRequestError, match=r"no checkpoint in .* can be resumed") as refused:
         newest_checkpoint(tmp_path)
     assert len(refused.value.faults) == 2
 
 
 def test_a_checkpoint_that_is_named_must_be_as_it_was_saved(tmp_path: Path) -> None:
     assert read_checkpoint(save(tmp_path, "final", 3)).step == 3
-    with pytest.raises(InvalidRequestError, match="has 3 bytes, was saved with 4"):
+    with pytest.raises(InvalidRequestError, match="3 bytes, its meta says 4"):
         read_checkpoint(save(tmp_path, "final", 3, size_bytes=4))
     meta = save(tmp_path, "final", 3)
     (tmp_path / "final.pt").write_bytes(b"abd")
-    with pytest.raises(InvalidRequestError, match="its hash is another"):
+    with pytest.raises(InvalidRequestError, match="hash mismatch"):
         read_checkpoint(meta)
     meta.write_text("[]")
-    with pytest.raises(InvalidRequestError, match="is no checkpoint"):
+    with pytest.raises(InvalidRequestError, match="cannot be read as a checkpoint's meta"):
         read_checkpoint(meta)
     plain = tmp_path / "plain.json"
     plain.write_text('{"state": {"sum": 3}}')
@@ -314,7 +326,8 @@ def test_a_checkpoint_that_is_named_must_be_as_it_was_saved(tmp_path: Path) -> N
 
 def test_overrides_are_merged_key_by_key_and_null_takes_away() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": None}) == {"a": {"b": 4, "c": 2}}
-    assert with_checkpoint({}, Path("/x.meta.json")) == {"resume_checkpoint_path": "/x.meta.json"}
+    at = SavedCheckpoint(path=Path("/x.meta.json"), step=3, run_id="")
+    assert with_checkpoint({}, at) == {"resume_checkpoint_path": "/x.meta.json"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoints.store import META_SUFFIX, CheckpointStore
+from gen_worker.trainer.checkpoints.choice import META_SUFFIX
+from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 logger = logging.getLogger("gen_worker.pytorch")
 

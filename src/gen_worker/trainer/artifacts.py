@@ -15,6 +15,7 @@ import numpy as np
 
 from gen_worker.errors import CheckpointError
 from gen_worker.failpoints import failpoint
+from gen_worker.trainer.checkpoints.choice import META_SUFFIX, checkpoint_stem
 from gen_worker.trainer.checkpoints.client import CheckpointWriterClient
 from gen_worker.trainer.checkpoints.commit import no_space_error
 from gen_worker.trainer.checkpoints.format import SUFFIXES, FileLayout, build_layout
@@ -23,7 +24,6 @@ from gen_worker.trainer.checkpoints.messages import Done, Durable, SaveRequest
 from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, Metric
 from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample
 from gen_worker.trainer.checkpoints.state_tree import encode
-from gen_worker.trainer.checkpoints.store import META_SUFFIX, checkpoint_stem
 from gen_worker.trainer.checkpoints.tensors import TensorTable
 
 _log = logging.getLogger(__name__)

@@ -281,9 +281,7 @@ class Assembly:
         chosen, every = None, self.job.checkpoint_every or 1
         store = CheckpointStore(self.environment.checkpoints_dir)
         if self.processes.rank == 0:
-            found = (info for info in store.list() if info.verified and info.step % every == 0)
-            newest = next(found, None)
-            chosen = None if newest is None else store.load(newest.meta_path)
+            chosen = store.choose(is_candidate=lambda info: info.step % every == 0).taken
         return self._load_as_main(chosen)
 
     def _open_artifacts(self, lease: RunLease) -> ArtifactWriter:

@@ -14,7 +14,13 @@ from gen_worker.trainer.job_spec import spec_digest
 
 MAX_TOLD = 5
 # A resume is a run of its own that begins elsewhere: these differ by nature and are no news.
-_OF_EACH_RUN = ("run_id", "resume_checkpoint_path", "resume_from_latest", "inputs.resume_checkpoint_ref")
+_OF_EACH_RUN = (
+    "run_id",
+    "resume_checkpoint_path",
+    "resume_from_latest",
+    "resume_non_finite",
+    "inputs.resume_checkpoint_ref",
+)
 
 
 def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: BatchSource) -> dict[str, Any]:
@@ -53,7 +59,12 @@ def _digest_of_any_run(job: TrainingJobSpec) -> str:
     inputs = msgspec.structs.replace(job.inputs, resume_checkpoint_ref=None)
     return spec_digest(
         msgspec.structs.replace(
-            job, run_id="any", resume_checkpoint_path=None, resume_from_latest=True, inputs=inputs
+            job,
+            run_id="any",
+            resume_checkpoint_path=None,
+            resume_from_latest=True,
+            resume_non_finite=False,
+            inputs=inputs,
         )
     )
 

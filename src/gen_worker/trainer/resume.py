@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gen_worker.errors import InputError, StartupError
-from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore, PassedOver
+from gen_worker.trainer.checkpoints.choice import PassedOver, find_committed
+from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import TrainingJobSpec
 
 
@@ -20,21 +21,22 @@ def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path
     """The run's own checkpoints come first: a second attempt goes on from them, not from what the first was given."""
     store = CheckpointStore(checkpoints_dir)
     # A meta that cannot be read is a committed checkpoint all the same; data without a meta never was one.
-    existing = sorted(path.name for path in checkpoints_dir.glob("*.meta.json"))
+    existing = find_committed(checkpoints_dir)
     if existing and not job.resume_from_latest:
         raise StartupError(
             f"{checkpoints_dir} already holds checkpoints of this run ({', '.join(existing[-3:])}), and"
             " resume_from_latest is false: set it to true to go on, or use another folder to start anew"
         )
-    checkpoint, passed_over = store.newest_verified()
-    if checkpoint is not None:
-        return ResumePoint(checkpoint=checkpoint, passed_over=tuple(passed_over))
+    choice = store.choose(is_non_finite_taken=job.resume_non_finite)
+    if choice.taken is not None:
+        return ResumePoint(checkpoint=choice.taken, passed_over=choice.passed_over)
     if existing:
-        reasons = "\n".join(f"  - {item.path.name}: {item.reason}" for item in passed_over)
+        reasons = "\n".join(f"  - {item}" for item in choice.passed_over)
         raise InputError(
             f"none of the {len(existing)} checkpoints in {checkpoints_dir} can be resumed:\n{reasons}\n"
             "nothing was deleted; move them away to start anew, or resume from a copy with resume_checkpoint_path"
         )
     if given is not None:
-        return ResumePoint(checkpoint=store.load(given), passed_over=tuple(passed_over))
-    return ResumePoint(passed_over=tuple(passed_over))
+        named = store.choose_named(given, is_non_finite_taken=job.resume_non_finite)
+        return ResumePoint(checkpoint=named, passed_over=choice.passed_over)
+    return ResumePoint(passed_over=choice.passed_over)

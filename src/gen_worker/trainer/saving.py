@@ -136,9 +136,15 @@ class StateSaver:
                 duration_s=round(checkpoint.duration_s, 3),
             )
             if not checkpoint.verified:
+                is_taken = self.ctx.job.resume_non_finite
+                resumes = (
+                    "a resume takes it, since resume_non_finite is true"
+                    if is_taken
+                    else "a resume passes it over"
+                )
                 self.reporter.log(
-                    f"the checkpoint of step {checkpoint.step} holds non-finite weights: it is kept, but a resume will"
-                    " pass it over",
+                    f"the checkpoint of step {checkpoint.step} holds non-finite weights ({checkpoint.reason}). It is"
+                    f" kept; {resumes}",
                     level="warning",
                 )
         return saved

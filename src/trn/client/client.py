@@ -154,8 +154,13 @@ class AsyncClient:
         is_import_tried: bool = False,
         log_dir: Path | str = "",
         event_log: Path | str = "",
+        is_forced: bool = False,
     ) -> Submission:
-        """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with)."""
+        """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with).
+
+        The newest checkpoint is taken whose files are whole and whose weights are finite; `is_forced` takes NaN and
+        infinity, too.
+        """
         laid_over = dict(overrides or {})
         if is_another_wanted and not laid_over.get("run_id"):
             laid_over["run_id"] = _make_run_id()
@@ -175,6 +180,7 @@ class AsyncClient:
             is_import_tried=is_import_tried,
             log_dir=_absolute(log_dir) if log_dir else "",
             event_log=_absolute(event_log) if event_log else "",
+            is_forced=is_forced,
         )
         return await self._submit("ResumeRun", request)
 

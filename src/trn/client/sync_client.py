@@ -104,6 +104,7 @@ class Client:
         is_import_tried: bool = False,
         log_dir: Path | str = "",
         event_log: Path | str = "",
+        is_forced: bool = False,
     ) -> Submission:
         return self._do(
             self._client.resume(
@@ -121,6 +122,7 @@ class Client:
                 is_import_tried=is_import_tried,
                 log_dir=log_dir,
                 event_log=event_log,
+                is_forced=is_forced,
             )
         )
 

@@ -11,12 +11,13 @@ import msgspec
 from trn.core.errors import AmbiguousError, ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
-from trn.daemon.saved_checkpoints import META_SUFFIX, SavedCheckpoint, newest_checkpoint, read_checkpoint
+from trn.daemon.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.submission import Asked, read_config
 from trn.proto import trainer_pb2 as pb
 from trn.registry.reader import RegistryReader
 
-_NOT_INHERITED = ("run_id", "profiles")  # a run of its own; the profile was laid over before
+# A run of its own; the profile was laid over before; what was forced once is not forced again.
+_NOT_INHERITED = ("run_id", "profiles", "resume_non_finite")
 
 
 class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +43,11 @@ class Resumption:
             path = Path(request.checkpoint_path)
             if not path.is_absolute():
                 raise InvalidRequestError(
-                    f"checkpoint_path is {request.checkpoint_path!r}, expected the absolute path of a {META_SUFFIX}"
+                    f"checkpoint_path is {request.checkpoint_path!r}, expected an absolute path"
                 )
             if not await asyncio.to_thread(path.is_file):
                 raise NotFoundError(f"there is no checkpoint {path}")
-            checkpoint = await asyncio.to_thread(read_checkpoint, path)
+            checkpoint = await asyncio.to_thread(read_checkpoint, path, is_forced=request.is_forced)
         if request.run_id:
             return await self._resume_run(request, overrides, checkpoint)
         if checkpoint is None or not request.config_json:
@@ -55,7 +56,7 @@ class Resumption:
             )
         config = merge(self._read_config(request.config_json), overrides)
         asked = Asked(
-            config_json=msgspec.json.encode(with_checkpoint(config, checkpoint.path)),
+            config_json=msgspec.json.encode(with_checkpoint(config, checkpoint)),
             code_identity=request.code_identity,
             snapshot=request.snapshot,
             frozen_from=request.frozen_from,
@@ -79,7 +80,9 @@ class Resumption:
         self._home.run(request.run_id)  # what could be no id is refused before anything is looked up
         parent = self._registry.get(request.run_id)
         if checkpoint is None:
-            checkpoint = await asyncio.to_thread(newest_checkpoint, self._home.run(parent.run_id).checkpoints)
+            checkpoint = await asyncio.to_thread(
+                newest_checkpoint, self._home.run(parent.run_id).checkpoints, is_forced=request.is_forced
+            )
         plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
         asked = Asked(
             config_json=msgspec.json.encode(plan.config),
@@ -124,17 +127,20 @@ def plan_resume(
         begins = config.get("resume_checkpoint_path")
         where = f"begins at {begins}, as it did" if begins else "starts from the beginning"
         return ResumePlan(config=config, note=f"run {parent.run_id} saved no checkpoint: this one {where}")
-    return ResumePlan(config=with_checkpoint(config, checkpoint.path), note=describe(checkpoint))
+    return ResumePlan(config=with_checkpoint(config, checkpoint), note=describe(checkpoint))
 
 
 def describe(checkpoint: SavedCheckpoint) -> str:
     of = f" of run {checkpoint.run_id}" if checkpoint.run_id else ""
-    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}"
+    forced = f", although it holds {checkpoint.non_finite}" if checkpoint.non_finite else ""
+    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}{forced}"
 
 
-def with_checkpoint(config: Mapping[str, Any], meta_path: Path) -> dict[str, Any]:
+def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> dict[str, Any]:
     """The config, to begin at that checkpoint; instead of where it began before."""
-    resumed = {**config, "resume_checkpoint_path": str(meta_path)}
+    resumed = {**config, "resume_checkpoint_path": str(checkpoint.path)}
+    if checkpoint.non_finite:
+        resumed["resume_non_finite"] = True
     inputs = resumed.get("inputs")
     if isinstance(inputs, dict):
         resumed["inputs"] = {name: ref for name, ref in inputs.items() if name != "resume_checkpoint_ref"}

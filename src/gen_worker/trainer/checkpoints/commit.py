@@ -22,12 +22,13 @@ import numpy as np
 
 from gen_worker.errors import CheckpointError
 from gen_worker.failpoints import failpoint
+from gen_worker.trainer.checkpoints.choice import META_SUFFIX, CheckpointInfo
+from gen_worker.trainer.checkpoints.file_check import check_file, hash_file
 from gen_worker.trainer.checkpoints.finite_scan import find_non_finite
 from gen_worker.trainer.checkpoints.folder import CheckpointFolder
-from gen_worker.trainer.checkpoints.image import ImageWriter, hash_file, sync_folder
+from gen_worker.trainer.checkpoints.image import ImageWriter, sync_folder
 from gen_worker.trainer.checkpoints.messages import Done, SaveRequest
 from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, encode_meta
-from gen_worker.trainer.checkpoints.store import META_SUFFIX, CheckpointInfo, check_file
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -12,18 +12,18 @@ import msgspec
 
 from gen_worker.errors import CheckpointError
 from gen_worker.failpoints import failpoint
-from gen_worker.trainer.checkpoints.image import sync_folder
-from gen_worker.trainer.checkpoints.meta import encode_meta
-from gen_worker.trainer.checkpoints.retention import Candidate, select_removals
-from gen_worker.trainer.checkpoints.store import (
+from gen_worker.trainer.checkpoints.choice import (
     DATA_SUFFIXES,
     META_SUFFIX,
     STEM,
     CheckpointInfo,
-    CheckpointStore,
-    is_intact,
     read_info,
+    scan,
 )
+from gen_worker.trainer.checkpoints.file_check import is_intact
+from gen_worker.trainer.checkpoints.image import sync_folder
+from gen_worker.trainer.checkpoints.meta import encode_meta
+from gen_worker.trainer.checkpoints.retention import Candidate, select_removals
 
 PREVIOUS = ".previous"
 _TEMPORARY = re.compile(r"(?:step-\d{8,}|final)\..*tmp-(?P<token>[0-9a-f]+)(?:-\d+)?")
@@ -101,7 +101,7 @@ class CheckpointFolder:
         What lies beyond the step just saved is what a resume has passed over: it is not counted, and it stays, for
         its own word that it is verified has been found wrong.
         """
-        found = CheckpointStore(self.path).list()
+        found, _ = scan(self.path)
         reached = next((info.step for info in found if info.stem == just_saved), -1)
         infos = {info.stem: info for info in found if info.step <= reached}
         candidates = [_candidate(info) for info in infos.values()]
@@ -146,7 +146,7 @@ class CheckpointFolder:
 
         Only if ours by name, older than the newest verified checkpoint, and without a meta that we cannot read.
         """
-        infos = CheckpointStore(self.path).list()
+        infos, _ = scan(self.path)
         newest = max((info.step for info in infos if info.verified), default=-1)
         named = {info.data_path.name for info in infos} | {info.meta.author_dir for info in infos}
         stems = {info.stem for info in infos}

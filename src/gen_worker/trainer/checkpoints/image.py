@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import mmap
 import os
 import zlib
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gen_worker.trainer.checkpoints.archive import CrcRecord
-from gen_worker.trainer.checkpoints.staging import PAGE
+from gen_worker.trainer.checkpoints.file_check import PAGE, open_direct
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -85,7 +84,7 @@ class ImageWriter:
 
     def _write(self) -> None:
         try:
-            self._fd = _open_direct(self._path)
+            self._fd = open_direct(self._path)
             done = 0
             while (end := self._ready.get()) is not None:
                 while done < end:
@@ -111,36 +110,6 @@ class ImageWriter:
         ):  # a full disk takes what fits; the next call says so, if it begins at a whole page
             written -= written % PAGE
         return min(written, end - start)
-
-
-def _open_direct(path: Path, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> int:
-    """Past the page cache: spares a copy of all bytes, leaves the cache to the data, and asks the disk itself."""
-    try:
-        return os.open(path, flags | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0), 0o644)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags | os.O_CLOEXEC, 0o644)
-
-
-def hash_file(path: Path, *, from_disk: bool = False) -> str:
-    """`sha256:<hex>` of a file; `from_disk` asks the disk rather than the page cache, where that is possible."""
-    digest = hashlib.sha256()
-    fd = _open_direct(path, os.O_RDONLY) if from_disk else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        if from_disk and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what was written without direct access
-        position = 0
-        pages_bytes = min(_CHUNK, -(-max(size, 1) // PAGE) * PAGE)  # direct reading wants whole pages
-        with mmap.mmap(-1, pages_bytes) as buffer, memoryview(buffer) as view:
-            # Up to the size, not to the end of file: a direct read at an odd offset is an error for some.
-            while position < size and (count := os.preadv(fd, [buffer], position)):
-                digest.update(view[:count])
-                position += count
-    finally:
-        os.close(fd)
-    return "sha256:" + digest.hexdigest()
 
 
 def make_folder(path: Path) -> None:

@@ -96,6 +96,10 @@ def parse_meta(content: bytes, source: str) -> CheckpointMeta:
     """Read strictly; CheckpointError says what is wrong and, for another version, which one it is."""
     try:
         version = _version_decoder.decode(content).schema_version
+        if not version:
+            raise CheckpointError(
+                f"{source} is no checkpoint: expected its meta, or a document with a `state`"
+            )
         if version != SCHEMA_VERSION:
             raise CheckpointError(
                 f"{source} has schema_version {version!r}; this program reads {SCHEMA_VERSION!r}. "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-PAGE = 4096
+from gen_worker.trainer.checkpoints.file_check import PAGE
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

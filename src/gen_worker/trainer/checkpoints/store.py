@@ -1,57 +1,34 @@
-"""The checkpoints of a run's folder: names, listing, verifying, loading, and which one to resume from."""
+"""The checkpoints of a run's folder, loaded."""
 
 import hashlib
-import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoints.image import hash_file
-from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, parse_meta
+from gen_worker.trainer.checkpoints.choice import (
+    META_SUFFIX,
+    CheckpointInfo,
+    Choice,
+    PassedOver,
+    check_layout,
+    choose_named,
+    choose_newest,
+    read_info,
+    read_named,
+    scan,
+    verify_files,
+)
+from gen_worker.trainer.checkpoints.file_check import check_file, check_size, compare_hash
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta
 
-META_SUFFIX = ".meta.json"
-# `step-00000010`, `final`, and `….previous`: what a save of the same name sets aside while it replaces it.
-STEM = re.compile(r"(?:step-(?P<step>\d{8,})|final)(?P<previous>\.previous)?")
-DATA_SUFFIXES = (".pt", ".safetensors")
 _PIECE = 1 << 20
 
 
 def checkpoint_stem(step: int, *, final: bool) -> str:
     return "final" if final else f"step-{step:08d}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointInfo:
-    """A checkpoint by its meta alone; whether its bytes still match is only known after loading it."""
-
-    stem: str
-    meta_path: Path
-    data_path: Path
-    step: int
-    epoch: int
-    final: bool
-    verified: bool
-    reason: str
-    created_ms: int
-    size_bytes: int
-    meta: CheckpointMeta
-
-    @property
-    def order(self) -> tuple[int, bool, bool, int]:
-        """Older to newer: step, then a primary before what it set aside, then final."""
-        return (self.step, not self.stem.endswith(".previous"), self.final, self.created_ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassedOver:
-    """A checkpoint that resume did not take, and why."""
-
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,89 +63,57 @@ class CheckpointStore:
 
     def list(self) -> _Infos:
         """Newest first, from names and metas. What cannot be read is left out: see `unreadable`."""
-        infos, _ = self._scan()
+        infos, _ = scan(self._dir)
         return infos
 
     def unreadable(self) -> _PassedOver:
         """Files named like checkpoints that have no meta, or one that cannot be read."""
-        _, passed_over = self._scan()
+        _, passed_over = scan(self._dir)
         return passed_over
+
+    def choose(
+        self,
+        *,
+        is_non_finite_taken: bool = False,
+        is_candidate: Callable[[CheckpointInfo], bool] = lambda _info: True,
+    ) -> Choice[Checkpoint]:
+        """The newest that a resume may begin at, loaded: as `choose_newest` says."""
+        return choose_newest(
+            self._dir, self._load, is_non_finite_taken=is_non_finite_taken, is_candidate=is_candidate
+        )
 
     def newest_verified(self) -> tuple[Checkpoint | None, _PassedOver]:
         """The newest checkpoint whose bytes match, and those newer than it that were passed over, with reasons."""
-        infos, unreadable = self._scan()
-        passed_over: _PassedOver = []
-
-        def newer(step: int) -> _PassedOver:
-            return [item for item in unreadable if step_of(item.path) >= step] + passed_over
-
-        for info in infos:
-            if not info.verified:
-                passed_over.append(PassedOver(path=info.meta_path, reason=f"not verified: {info.reason}"))
-                continue
-            try:
-                return self._load(info.meta_path, info.meta), newer(info.step)
-            except CheckpointError as error:
-                passed_over.append(PassedOver(path=info.meta_path, reason=str(error)))
-        return None, newer(0)
+        choice = self.choose()
+        return choice.taken, list(choice.passed_over)
 
     def load(self, meta_or_data_path: Path) -> Checkpoint:
-        """Load one checkpoint, verified or not, by its meta, its data file, or a plain `{"state": {...}}` file."""
+        """Load one checkpoint, finite or not, by its meta, its data file, or a plain `{"state": {...}}` file."""
         path = Path(meta_or_data_path)
-        if path.suffix in DATA_SUFFIXES:
-            path = path.with_name(path.stem + META_SUFFIX)
-            if not path.exists():
-                raise CheckpointError(
-                    f"{meta_or_data_path} has no {path.name} beside it: it was never committed"
-                )
-        content = _read(path)
-        plain = _parse_plain_state(content)
-        if plain is not None:
-            return _plain_checkpoint(path, plain)
-        return self._load(path, parse_meta(content, path.name))
+        named = read_named(path)
+        return _plain_checkpoint(path, named) if isinstance(named, dict) else self._load(named)
+
+    def choose_named(self, path: Path, *, is_non_finite_taken: bool) -> Checkpoint:
+        """That one, by its meta, its data file, or a plain state; CheckpointError where a resume must not take it."""
+        chosen = choose_named(
+            path,
+            self._load,
+            is_non_finite_taken=is_non_finite_taken,
+            how_to_force="set resume_non_finite to true to take it",
+        )
+        return _plain_checkpoint(path, chosen) if isinstance(chosen, dict) else chosen
 
     def verify(self, meta_path: Path) -> CheckpointMeta:
         """Compare every file of a checkpoint with its hash, without building tensors; CheckpointError if one differs."""
-        meta = parse_meta(_read(meta_path), meta_path.name)
-        for entry in meta.files:
-            check_file(meta_path.parent / entry.name, entry)
-        return meta
+        meta_path = Path(meta_path)
+        return verify_files(read_info(meta_path.parent, meta_path.name.removesuffix(META_SUFFIX))).meta
 
-    def _scan(self) -> tuple[_Infos, _PassedOver]:
-        infos: _Infos = []
-        passed_over: _PassedOver = []
-        names = sorted(path.name for path in self._dir.iterdir()) if self._dir.is_dir() else []
-        claimed: set[str] = set()
-        for name in names:
-            stem = name.removesuffix(META_SUFFIX)
-            if stem == name or STEM.fullmatch(stem) is None:
-                continue
-            try:
-                info = read_info(self._dir, stem)
-            except CheckpointError as error:
-                passed_over.append(PassedOver(path=self._dir / name, reason=str(error)))
-                claimed.update(stem + suffix for suffix in DATA_SUFFIXES)
-            else:
-                infos.append(info)
-                claimed.add(info.data_path.name)
-        for name in names:
-            path = self._dir / name
-            if path.suffix in DATA_SUFFIXES and STEM.fullmatch(path.stem) and name not in claimed:
-                reason = f"no {path.stem}{META_SUFFIX}: it was never committed"
-                if f"{path.stem}{META_SUFFIX}.damaged" in names:
-                    reason = "its bytes did not match their hash when read back after the save"
-                passed_over.append(PassedOver(path=path, reason=reason))
-        infos.sort(key=lambda info: info.order, reverse=True)
-        return infos, passed_over
-
-    def _load(self, meta_path: Path, meta: CheckpointMeta) -> Checkpoint:
+    def _load(self, info: CheckpointInfo) -> Checkpoint:
         from gen_worker.trainer.checkpoints.state_tree import decode
         from gen_worker.trainer.checkpoints.tensors import StorageBuffers
 
-        if meta.byteorder != sys.byteorder:
-            raise CheckpointError(
-                f"{meta_path.name} was written on a {meta.byteorder}-endian machine; this one is not"
-            )
+        meta, meta_path = info.meta, info.meta_path
+        check_layout(meta, meta_path.name)
         folder = meta_path.parent
         data_path = folder / meta.data.name
         check_size(data_path, meta.data)
@@ -203,66 +148,6 @@ class CheckpointStore:
         )
 
 
-def step_of(path: Path) -> float:
-    """The step in a file's name; a final one, whose name has none, counts as the newest."""
-    match = STEM.match(path.name)
-    return int(match["step"]) if match and match["step"] else float("inf")
-
-
-def read_info(folder: Path, stem: str) -> CheckpointInfo:
-    """The checkpoint called `stem` as its meta tells it; CheckpointError if that cannot be read."""
-    meta_path = folder / (stem + META_SUFFIX)
-    meta = parse_meta(_read(meta_path), meta_path.name)
-    return CheckpointInfo(
-        stem=stem,
-        meta_path=meta_path,
-        data_path=folder / meta.data.name,
-        step=meta.step,
-        epoch=meta.epoch,
-        final=meta.final,
-        verified=meta.verified,
-        reason=meta.reason,
-        created_ms=meta.created_ms,
-        size_bytes=sum(file.size_bytes for file in meta.files),
-        meta=meta,
-    )
-
-
-def check_size(path: Path, entry: FileEntry) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{entry.name} cannot be read: {error.strerror}") from error
-    if size != entry.size_bytes:
-        what = "truncated" if size < entry.size_bytes else "too long"
-        raise CheckpointError(f"{entry.name} is {what}: {size} bytes, its meta says {entry.size_bytes}")
-
-
-def check_file(path: Path, entry: FileEntry, *, from_disk: bool = False) -> None:
-    """Size and hash, or CheckpointError."""
-    check_size(path, entry)
-    try:
-        found = hash_file(path, from_disk=from_disk)
-    except OSError as error:
-        raise CheckpointError(f"{entry.name} cannot be read: {error.strerror}") from error
-    _compare(entry, found)
-
-
-def is_intact(folder: Path, meta: CheckpointMeta) -> bool:
-    """Whether every file of the checkpoint is there and matches its hash."""
-    try:
-        for entry in meta.files:
-            check_file(folder / entry.name, entry)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _compare(entry: FileEntry, found: str) -> None:
-    if found != entry.hash:
-        raise CheckpointError(f"hash mismatch: {entry.name} is {found}, its meta says {entry.hash}")
-
-
 def _fill(path: Path, meta: CheckpointMeta, buffers: Sequence[memoryview]) -> None:
     """Read the data file once, hashing all of it and keeping the storages' bytes where they belong.
 
@@ -293,21 +178,12 @@ def _fill(path: Path, meta: CheckpointMeta, buffers: Sequence[memoryview]) -> No
             for number, storage in storages:
                 if storage.size_bytes == 0:
                     continue
-                if storage.offset < position:
-                    raise CheckpointError(f"{meta.data.name}: storage {number} overlaps another one")
                 skip_to(storage.offset)
                 take(buffers[number])
             skip_to(meta.data.size_bytes)
         except OSError as error:
             raise CheckpointError(f"{meta.data.name} cannot be read: {error.strerror}") from error
-    _compare(meta.data, "sha256:" + digest.hexdigest())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    compare_hash(meta.data, "sha256:" + digest.hexdigest())
 
 
 def _json(raw: msgspec.Raw, where: str) -> object:
@@ -315,18 +191,6 @@ def _json(raw: msgspec.Raw, where: str) -> object:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{where} cannot be read: {error}") from error
-
-
-def _parse_plain_state(content: bytes) -> dict[str, object] | None:
-    """The `state` of a plain `{"state": {...}}` document, None for anything else."""
-    try:
-        document = msgspec.json.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(document, dict) or "schema_version" in document:
-        return None
-    state = document.get("state")
-    return state if isinstance(state, dict) else None
 
 
 def _plain_checkpoint(path: Path, state: dict[str, object]) -> Checkpoint:

@@ -33,7 +33,7 @@ Examples:
     "--checkpoint",
     metavar="META",
     type=click.Path(path_type=Path),
-    help="Begin at this checkpoint (default: the run's newest that is whole).",
+    help="Begin at this checkpoint (default: the run's newest that is whole and finite).",
 )
 @click.option(
     "--config",
@@ -52,6 +52,9 @@ Examples:
 @code_option("the run's own; with --config as `trn run`")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0).")
 @log_options
+@click.option(
+    "--force", "is_forced", is_flag=True, help="Take a checkpoint whose weights are NaN or infinite, too."
+)
 @click.option("--another", "is_another", is_flag=True, help="A new run, also where an equal one exists.")
 @click.option("--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it.")
 @json_option
@@ -172,6 +175,7 @@ async def _resume_run(
         priority=options["priority"],
         is_another_wanted=options["is_another"],
         is_import_tried=True,
+        is_forced=options["is_forced"],
         log_dir=paths.log_dir,
         event_log=paths.event_log,
     )
@@ -219,6 +223,7 @@ async def _resume_config(
         is_another_wanted=options["is_another"],
         interpreter=sys.executable,
         is_import_tried=True,
+        is_forced=options["is_forced"],
         log_dir=paths.log_dir,
         event_log=paths.event_log,
     )

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from gen_worker.launcher_protocol import boot_id, is_same_process
+from gen_worker.trainer.checkpoints.choice import check_sizes, choose_newest
 from trn.client.cli.explanation import Checkpoint, Surroundings
 from trn.client.cli.registry_view import open_read_only
 from trn.core.errors import NotFoundError, RegistryError
@@ -17,8 +16,6 @@ from trn.core.home import Home
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.registry.metrics import Extremes, MetricReader, Series
 from trn.registry.reader import RegistryReader
-
-META_SUFFIX = ".meta.json"
 
 
 class FoundRun(NamedTuple):
@@ -43,19 +40,6 @@ class _MetricReader(MetricReader):
         self._read = open_read_only(str(home.metrics))
         self._read.row_factory = sqlite3.Row
         self._reading = threading.Lock()
-
-
-class _File(msgspec.Struct, frozen=True):
-    name: str
-    size_bytes: int
-
-
-class _Meta(msgspec.Struct, frozen=True):
-    """As much of a checkpoint's commit marker as is needed here."""
-
-    step: int
-    final: bool = False
-    files: tuple[_File, ...] = ()
 
 
 class FoundMetrics(NamedTuple):
@@ -120,16 +104,11 @@ def _say_gone(attempt: AttemptRecord) -> str:
 
 
 def find_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whose files have their sizes; a resume reads them whole, and may pass it over."""
-    newest: tuple[int, bool, str] | None = None
+    """What a resume takes, if its bytes are what their sizes promise: it reads them whole, and may pass it over."""
     with contextlib.suppress(OSError):
-        for path in folder.glob(f"*{META_SUFFIX}"):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                meta = msgspec.json.decode(path.read_bytes(), type=_Meta)
-                if all((folder / item.name).stat().st_size == item.size_bytes for item in meta.files):
-                    this = (meta.step, meta.final, str(path))
-                    newest = this if newest is None else max(newest, this)
-    return None if newest is None else Checkpoint(path=newest[2], step=newest[0])
+        newest = choose_newest(folder, check_sizes).taken
+        return None if newest is None else Checkpoint(path=str(newest.meta_path), step=newest.step)
+    return None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,194 @@
+"""Resume, retry, fork and rollback begin at the same checkpoint, and give the same reasons for what they pass over."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gen_worker.errors import CheckpointError, InputError
+from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
+from gen_worker.trainer.checkpoints.store import CheckpointStore
+from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.resume import choose_resume_point
+from trn.client.cli.run_lookup import find_checkpoint
+from trn.core.errors import InvalidRequestError
+from trn.daemon.resumption import describe, with_checkpoint
+from trn.daemon.saved_checkpoints import newest_checkpoint, read_checkpoint
+
+DEADLINE_S = 60.0
+JOB = TrainingJobSpec(run_id="run", max_steps=9)
+FORCED = TrainingJobSpec(run_id="run", max_steps=9, resume_non_finite=True)
+
+
+def save(folder: Path, *steps: int, final: int | None = None, nan: tuple[int, ...] = ()) -> None:
+    with ArtifactWriter(folder, folder / "samples", run_id="run", attempt=1, keep_last=0) as writer:
+        for step in (*steps, *(() if final is None else (final,))):
+            weights = torch.full((20,), float("nan") if step in nan else float(step))
+            content = CheckpointContent(
+                step=step,
+                final=step == final,
+                epoch=0,
+                state={"w": weights},
+                loop={},
+                cursor=None,
+                rng={},
+                identity={},
+            )
+            writer.save_checkpoint(content)
+        writer.wait(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 2, 4 and 6, and a final one at 8 whose weights are NaN."""
+    folder = tmp_path_factory.mktemp("template")
+    save(folder, 2, 4, 6, final=8, nan=(8,))
+    return folder
+
+
+@pytest.fixture
+def folder(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "checkpoints"))
+
+
+def edit_meta(folder: Path, stem: str, **fields: object) -> None:
+    path = folder / f"{stem}.meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def flip(folder: Path, stem: str) -> None:
+    path = folder / f"{stem}.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def leave(folder: Path, stem: str) -> None:
+    pass
+
+
+DAMAGES: dict[str, Callable[[Path, str], object]] = {
+    "nothing": leave,
+    "damaged": flip,
+    "truncated": lambda folder, stem: (folder / f"{stem}.pt").write_bytes(b"short"),
+    "missing file": lambda folder, stem: (folder / f"{stem}.pt").unlink(),
+    "never committed": lambda folder, stem: (folder / f"{stem}.meta.json").unlink(),
+    "unreadable meta": lambda folder, stem: (folder / f"{stem}.meta.json").write_text("{"),
+    "another version": lambda folder, stem: edit_meta(folder, stem, schema_version="trainer_checkpoint.v9"),
+    "another machine": lambda folder, stem: edit_meta(folder, stem, byteorder="big"),
+    "not finite": lambda folder, stem: edit_meta(
+        folder, stem, verified=False, reason="non-finite values in w"
+    ),
+    "overlapping": lambda folder, stem: edit_meta(
+        folder, stem, storages=[{"offset": 0, "size_bytes": 80}, {"offset": 40, "size_bytes": 80}]
+    ),
+    "a state document": lambda folder, stem: (folder / f"{stem}.meta.json").write_text('{"state": {"w": 1}}'),
+    "another's file": lambda folder, stem: (folder / "other.meta.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("stem", ["final", "step-00000006"])
+def test_the_daemon_and_the_worker_choose_the_same_and_give_the_same_reasons(
+    folder: Path, stem: str, damage: str, is_forced: bool
+) -> None:
+    DAMAGES[damage](folder, stem)
+    by_daemon = newest_checkpoint(folder, is_forced=is_forced)
+    by_worker = choose_resume_point(FORCED if is_forced else JOB, folder, None)
+    assert by_daemon is not None
+    assert by_worker.checkpoint is not None
+    assert by_worker.checkpoint.meta is not None
+    assert (by_daemon.step, by_daemon.path.name.removesuffix(".meta.json")) == (
+        by_worker.checkpoint.step,
+        by_worker.checkpoint.path.stem,
+    )
+    assert by_daemon.passed_over == tuple(map(str, by_worker.passed_over))
+
+
+@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"nothing", "another's file"}))
+def test_where_no_checkpoint_can_be_resumed_both_refuse_with_every_reason(
+    tmp_path: Path, damage: str
+) -> None:
+    save(tmp_path, 2, 4)
+    for stem in ("step-00000002", "step-00000004"):
+        DAMAGES[damage](tmp_path, stem)
+    if damage == "never committed":
+        assert newest_checkpoint(tmp_path) is None
+        assert choose_resume_point(JOB, tmp_path, None).checkpoint is None
+        return
+    with pytest.raises(InvalidRequestError, match="can be resumed") as of_daemon:
+        newest_checkpoint(tmp_path)
+    with pytest.raises(InputError, match="can be resumed") as of_worker:
+        choose_resume_point(JOB, tmp_path, None)
+    assert of_daemon.value.faults
+    assert all(fault in str(of_worker.value) for fault in of_daemon.value.faults)
+
+
+def test_a_checkpoint_with_nan_is_passed_over_and_force_takes_it(folder: Path) -> None:
+    found = newest_checkpoint(folder)
+    assert found is not None
+    assert found.step == 6
+    assert found.passed_over == ("final.meta.json: not verified: non-finite values in w",)
+    forced = newest_checkpoint(folder, is_forced=True)
+    assert forced is not None
+    assert (forced.step, forced.non_finite) == (8, "non-finite values in w")
+    assert "although it holds non-finite values in w" in describe(forced)
+    assert with_checkpoint({}, forced)["resume_non_finite"] is True, "its worker takes it, too"
+    assert "resume_non_finite" not in with_checkpoint({}, found)
+    looked_at = find_checkpoint(folder)
+    assert looked_at is not None
+    assert looked_at.step == 6, "what `trn why` names is what a resume takes"
+
+
+def test_a_named_checkpoint_with_nan_is_refused_unless_forced(folder: Path, tmp_path: Path) -> None:
+    meta = folder / "final.meta.json"
+    with pytest.raises(InvalidRequestError, match=r"non-finite values in w.* --force"):
+        read_checkpoint(meta)
+    assert read_checkpoint(meta, is_forced=True).non_finite == "non-finite values in w"
+    with pytest.raises(CheckpointError, match="resume_non_finite"):
+        choose_resume_point(JOB, tmp_path / "none", meta)
+    taken = choose_resume_point(FORCED, tmp_path / "none", folder / "final.pt")
+    assert taken.checkpoint is not None
+    assert taken.checkpoint.step == 8
+
+
+@pytest.mark.parametrize(
+    "damage", ["damaged", "truncated", "missing file", "unreadable meta", "another version"]
+)
+def test_a_named_checkpoint_that_is_damaged_is_never_taken(folder: Path, tmp_path: Path, damage: str) -> None:
+    DAMAGES[damage](folder, "step-00000006")
+    meta = folder / "step-00000006.meta.json"
+    with pytest.raises(InvalidRequestError):
+        read_checkpoint(meta, is_forced=True)
+    with pytest.raises(CheckpointError):
+        choose_resume_point(FORCED, tmp_path / "none", meta)
+
+
+def test_a_plain_state_document_is_taken_by_both(tmp_path: Path) -> None:
+    plain = tmp_path / "start.json"
+    plain.write_text('{"state": {"w": 1}}')
+    assert read_checkpoint(plain).step == 0
+    point = choose_resume_point(JOB, tmp_path / "none", plain)
+    assert point.checkpoint is not None
+    assert point.checkpoint.state == {"w": 1}
+
+
+def test_a_rollback_passes_over_what_a_resume_would(folder: Path) -> None:
+    flip(folder, "step-00000006")
+    chosen = CheckpointStore(folder).choose(is_candidate=lambda info: info.step % 2 == 0)
+    assert chosen.taken is not None
+    assert chosen.taken.step == 4
+
+
+def test_to_choose_takes_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, gen_worker.trainer.checkpoints.choice\n"
+        "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -159,6 +159,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     ],
     "status": ["RUN", "--format", "--json", "--metric"],
     "why": ["RUN", "--format", "--json"],
+    "compare": ["RUN RUN…", "--format", "--json"],
     "watch": ["[RUN]", "--format", "--json"],
     "logs": ["RUN", "--follow", "--format", "--json", "--tail", "-f"],
     "cancel": ["RUN", "--format", "--json", "--reason"],

@@ -378,3 +378,25 @@ def test_no_word_is_cut_where_the_terminal_ends(made: HandMade, num_columns: int
             assert len(line) <= num_columns or str(made.home.root) in line, line
         assert " ".join(words) in " ".join(screen.split())
     assert len(screen.splitlines()) > 10
+
+
+def test_compare_shows_what_differs_and_where_runs_diverge(made: HandMade) -> None:
+    metrics = MetricStore(made.home.metrics)
+    for run_id, lr, values in (
+        ("a", 0.1, (3.0, 2.0, 1.0)),
+        ("b", 0.2, (3.0, 2.0, 0.5)),
+        ("c", 0.1, (3.0, 2.0, 1.0)),
+    ):
+        made.submit(run_id, config={"seed": 0, "hyperparams": {"lr": lr}, "name": run_id})
+        points = [(step, 1, "train/loss", step, value, 1) for step, value in enumerate(values, start=1)]
+        metrics.add(run_id, offset=100, last_seq=3, points=points).result()
+    metrics.close()
+    [record] = made.ask("compare", "a", "b")
+    assert record["config"] == {"hyperparams.lr": [0.1, 0.2]}
+    [divergence] = record["divergences"]
+    assert (divergence["step"], divergence["values"], divergence["num_equal"]) == (3, [1.0, 0.5], 2)
+    screen = " ".join(made.show("compare", "a", "b", "c").split())
+    assert "hyperparams.lr 0.1 0.2 0.1" in screen
+    assert "a and b: train/loss differs from step 3 on: 1.0 and 0.5 (equal at the 2 steps before)" in screen
+    assert "a and c: none; all metrics are equal at the 3 steps that both have" in screen
+    assert "not known of a, b, c" in screen  # their code: none was frozen

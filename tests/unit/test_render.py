@@ -190,6 +190,15 @@ def test_the_end_says_what_to_do_next() -> None:
     assert "\n" not in conclude(view, 75).plain
 
 
+def test_the_end_of_a_completed_run_shows_its_test_results() -> None:
+    metrics = {"train/loss": 0.5, "test/loss": 0.25, "test/accuracy": 0.75}
+    view = RunView(make_run(state="COMPLETED", step=7, end_step=7, ended_ms=1, metrics=metrics))
+    assert conclude(view, 75).plain.splitlines() == [
+        "digits-1  completed at step 7 of 7, after 1:15, loss 0.5",
+        "  test  test/accuracy 0.75  test/loss 0.25",
+    ]
+
+
 def test_numbers_and_durations_are_short() -> None:
     assert [show_number(value) for value in (0.123456, 15.0, 12345.6, 1e-7, 3e12, None, 0)] == [
         "0.1235",

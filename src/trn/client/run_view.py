@@ -4,7 +4,7 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +193,7 @@ class RunView:
             self.samples_per_s = float(rate)
 
     def _validation(self, event: _Event) -> Text:
-        facts = "  ".join(f"{clean(str(name))} {_value(value)}" for name, value in event.values.items())
+        facts = _name_values(event.values)
         rows = f"  ({event.rows:,} rows)" if isinstance(event.rows, int) else ""
         return Text.assemble(
             (f"step {event.step}", "bold"), "  validation  ", (facts, "green"), (rows, "dim")
@@ -295,6 +295,10 @@ def _value(value: object) -> str:
     return show_number(value) if isinstance(value, int | float) else clean(str(value))
 
 
+def _name_values(values: Mapping[str, object]) -> str:
+    return "  ".join(f"{clean(str(name))} {_value(value)}" for name, value in values.items())
+
+
 def conclude(view: RunView, took_s: float) -> Text:
     """How a run ended, in words."""
     run = view.run
@@ -306,6 +310,9 @@ def conclude(view: RunView, took_s: float) -> Text:
     if view.loss is not None:
         text.append(f", loss {_value(view.loss)}")
     if run.state == "COMPLETED":
+        tested = {name: value for name, value in sorted(run.metrics.items()) if name.startswith("test/")}
+        if tested:
+            text.append(f"\n  test  {_name_values(tested)}", style="green")
         return text
     reason = clean(run.reason.replace("\n", "; "))
     if reason:

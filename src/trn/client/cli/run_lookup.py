@@ -51,15 +51,24 @@ class FoundMetrics(NamedTuple):
 
 def find_metrics(home: Home, run_id: str, *, max_points: int) -> FoundMetrics:
     """None where there is no file of them, or it cannot be read."""
-    if home.metrics.exists():
-        with contextlib.suppress(sqlite3.Error):
-            reader = _MetricReader(home)
-            try:
-                series = {series.name: series for series in reader.query(run_id, max_points=max_points)}
-                return FoundMetrics(series, reader.extremes(run_id))
-            finally:
-                reader.close()
+    with contextlib.suppress(sqlite3.Error), open_metrics(home) as reader:
+        if reader is not None:
+            series = {series.name: series for series in reader.query(run_id, max_points=max_points)}
+            return FoundMetrics(series, reader.extremes(run_id))
     return FoundMetrics({}, {})
+
+
+@contextlib.contextmanager
+def open_metrics(home: Home) -> Iterator[MetricReader | None]:
+    """The home's metric points; None where no run has reported any yet."""
+    if not home.metrics.exists():
+        yield None
+        return
+    reader = _MetricReader(home)
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
 def find_run(home: Home, run_id: str) -> FoundRun:

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "list": ("list_runs", "Show the runs."),
     "status": ("status", "Show everything about one run."),
     "why": ("why", "Say in one sentence why a run is where it is."),
+    "compare": ("compare", "Show what differs between runs."),
     "watch": ("watch", "Follow a run, or all of them."),
     "logs": ("logs", "Print what a run's worker wrote."),
     "cancel": ("cancel", "Stop a run."),

@@ -1,0 +1,202 @@
+"""What differs between runs: config, code, packages, data, metrics, and the first step at which two runs diverge.
+
+`read_facts` gathers what a home knows of a run, without a daemon; the rest is pure.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from trn.core.errors import TrnError
+from trn.core.home import Home
+from trn.core.runs import RunRecord
+from trn.core.snapshots import SnapshotStore
+from trn.registry.metrics import MetricReader, Series
+
+# Each run has its own; they say nothing about what was trained.
+_OWN_FIELDS = ("run_id", "name", "tags", "profiles", "resume_checkpoint_path", "resume_from_latest")
+# Measured by the clock: they differ between two runs of the same bits.
+_TIMED = ("throughput/", "time/", "system/", "gpu/", "memory/")
+
+
+class RunFacts(NamedTuple):
+    """What is compared of a run. None: the home does not know it (any more)."""
+
+    run: RunRecord
+    code: Mapping[str, str] | None  # path -> digest of its content
+    packages: Mapping[str, str] | None  # name -> version
+    python: str | None
+    data: Mapping[str, str] | None  # path -> what its content is told by
+    series: Mapping[str, Series]
+
+
+class Divergence(NamedTuple):
+    """The first step at which a metric of two runs differs."""
+
+    runs: tuple[str, str]
+    metric: str
+    step: int
+    values: tuple[float, float]
+    num_equal: int  # steps before it that both have, with the same value
+
+
+class Comparison(NamedTuple):
+    """Only what differs; values are in the order of the runs, None where a run does not have it."""
+
+    runs: tuple[str, ...]
+    config: dict[str, list[Any]]
+    code: dict[str, list[str | None]]
+    packages: dict[str, list[str | None]]
+    data: dict[str, list[str | None]]
+    metrics: dict[str, list[float | None]]  # all of them: the last value
+    divergences: list[Divergence]  # of each run and the first
+    num_common: list[int]  # steps at which the first and each other run have a metric in common
+    unknown: dict[str, list[str]]  # part -> runs of which the home does not know it
+
+
+def read_facts(home: Home, run: RunRecord, metrics: MetricReader | None) -> RunFacts:
+    """Blocks: reads the run's folder and its metric points."""
+    folder = home.run(run.run_id)
+    report = _read_json(folder.report)
+    packages, python = report.get("packages"), report.get("python")
+    series = [] if metrics is None else metrics.query(run.run_id)
+    return RunFacts(
+        run=run,
+        code=_read_code(home, run.snapshot),
+        packages=None if packages is None else dict(_split_package(item) for item in packages),
+        python=None if not isinstance(python, dict) else str(python.get("version", "")),
+        data=_read_data(folder.checkpoints),
+        series={found.name: found for found in series},
+    )
+
+
+def compare(runs: Sequence[RunFacts]) -> Comparison:
+    """Of two runs or more."""
+    flat = [_flat(_without_own(facts.run.config)) for facts in runs]
+    pythons: list[Mapping[str, str] | None] = [
+        None if facts.packages is None else {**facts.packages, "python": facts.python or ""} for facts in runs
+    ]
+    first = runs[0]
+    divergences = [found for other in runs[1:] if (found := find_divergence(first, other)) is not None]
+    names = sorted({name for facts in runs for name in facts.series})
+    parts: dict[str, list[Mapping[str, str] | None]] = {
+        "code": [facts.code for facts in runs],
+        "packages": pythons,
+        "data": [facts.data for facts in runs],
+    }
+    return Comparison(
+        runs=tuple(facts.run.run_id for facts in runs),
+        config=_differences(flat),
+        code=_differences(parts["code"]),
+        packages=_differences(parts["packages"]),
+        data=_differences(parts["data"]),
+        metrics={name: [_last(facts, name) for facts in runs] for name in names},
+        divergences=divergences,
+        num_common=[_count_common(first, other) for other in runs[1:]],
+        unknown={
+            part: missing
+            for part, found in parts.items()
+            if (missing := [facts.run.run_id for facts, it in zip(runs, found, strict=True) if it is None])
+        },
+    )
+
+
+def find_divergence(one: RunFacts, other: RunFacts) -> Divergence | None:
+    """The smallest step at which a metric that both have at that step has two values; None where there is none."""
+    earliest: Divergence | None = None
+    for name in sorted(one.series.keys() & other.series.keys()):
+        if name.startswith(_TIMED):
+            continue
+        found = _first_difference(name, one, other)
+        if found is not None and (earliest is None or found.step < earliest.step):
+            earliest = found
+    return earliest
+
+
+def _count_common(one: RunFacts, other: RunFacts) -> int:
+    names = [name for name in one.series.keys() & other.series.keys() if not name.startswith(_TIMED)]
+    return len({step for name in names for step in {*one.series[name].steps} & {*other.series[name].steps}})
+
+
+def _first_difference(name: str, one: RunFacts, other: RunFacts) -> Divergence | None:
+    theirs = dict(zip(other.series[name].steps, other.series[name].values, strict=True))
+    num_equal = 0
+    for step, value in zip(one.series[name].steps, one.series[name].values, strict=True):
+        if step not in theirs:
+            continue
+        if value != theirs[step] and not (math.isnan(value) and math.isnan(theirs[step])):
+            ids = (one.run.run_id, other.run.run_id)
+            return Divergence(ids, name, step, (value, theirs[step]), num_equal)
+        num_equal += 1
+    return None
+
+
+def _last(facts: RunFacts, name: str) -> float | None:
+    found = facts.series.get(name)
+    return None if found is None or not found.values else found.values[-1]
+
+
+def _differences(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
+    """Names whose value is not the same in all that are known; a part that is not known differs from nothing."""
+    known = [part for part in parts if part is not None]
+    names = sorted({name for part in known for name in part})
+    return {
+        name: [None if part is None else part.get(name) for part in parts]
+        for name in names
+        if any(part.get(name) != known[0].get(name) for part in known[1:])
+    }
+
+
+def _without_own(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in _OWN_FIELDS}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        found |= _flat(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}
+    return found
+
+
+def _read_code(home: Home, snapshot: str) -> dict[str, str] | None:
+    with contextlib.suppress(TrnError, OSError):
+        if snapshot:
+            return {
+                file.path: file.sha256[:12] for file in SnapshotStore(home.snapshots).manifest(snapshot).files
+            }
+    return None
+
+
+def _read_data(checkpoints: Path) -> dict[str, str] | None:
+    """Of the manifest that a checkpoint carries."""
+    for path in sorted(checkpoints.glob("*.meta.json"), reverse=True):
+        manifest = (_read_json(path).get("identity") or {}).get("dataset_manifest")
+        if isinstance(manifest, dict):
+            return dict(_data_files(manifest))
+    return None
+
+
+def _data_files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for item in manifest.get("files", ()):
+        rows = sum(item.get("group_rows", ()))
+        yield (
+            str(item.get("path")),
+            f"{rows} rows, {item.get('size_bytes')} bytes, {str(item.get('footer_digest'))[:12]}",
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        found = msgspec.json.decode(path.read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _split_package(text: str) -> tuple[str, str]:
+    name, _, version = text.partition("==")
+    return name, version

@@ -105,9 +105,17 @@ class UploadError(WorkerError):
     category = Category.UPLOAD
 
 
-class TrainingCanceled(WorkerError):  # noqa: N818  (a public name of the contract)
+class _Stop(WorkerError):  # noqa: N818  (nothing went wrong)
+    """Training was asked to stop. What matters is what was saved, which the notes tell."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback."""
+        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+
+
+class TrainingCanceled(_Stop):
     category = Category.CANCELLED
 
 
-class TrainingTimeout(WorkerError):  # noqa: N818  (twin of TrainingCanceled)
+class TrainingTimeout(_Stop):
     category = Category.TIMEOUT

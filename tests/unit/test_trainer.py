@@ -1,6 +1,8 @@
 """`Trainer` in the caller's process: the same attempt that a worker makes, with batches and callbacks handed over."""
 
 import json
+import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -631,3 +633,76 @@ def test_the_event_that_training_begins_says_where_in_the_data(tmp_path: Path) -
         for event in begun
     ]
     assert places == [[0, 5, 0, 0, 1, 5], [5, 15, 1, 0, 3, 5]]
+
+
+class Fragile(Drift):
+    """Fails once, in the middle of its run."""
+
+    fails_at: int | None = 7
+
+    def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+        if ctx.step + 1 == self.fails_at:
+            type(self).fails_at = None
+            raise RuntimeError("a bad batch")
+        return super().train_step(batch, state, ctx)
+
+
+def test_after_an_error_the_state_is_there_and_training_resumes(tmp_path: Path) -> None:
+    trainer = make(tmp_path / "failed", plugin=Fragile, validation_data=BATCHES)
+    with pytest.raises(RuntimeError, match="a bad batch"):
+        trainer.train()
+    assert trainer.state is not None
+    assert trainer.state.step == 6
+    assert trainer.state.train_loss[-1][0] == 6
+    assert trainer.model_state["weight"].shape == (2,)
+    assert trainer.validate().step == 6
+    assert trainer.train().step == 15
+    whole = make(tmp_path / "whole", validation_data=BATCHES)
+    whole.train()
+    assert (trainer.model_state["weight"] == whole.model_state["weight"]).all()
+
+
+class Interrupt(Callback):
+    """What Ctrl-C does, at one step of the first attempt."""
+
+    def __init__(self, step: int) -> None:
+        self._step: int | None = step
+
+    def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+        if run.state.step == self._step:
+            self._step = None
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_after_an_interrupt_the_state_is_there_and_training_resumes(tmp_path: Path) -> None:
+    trainer = make(tmp_path, Interrupt(7), validation_data=BATCHES)
+    with pytest.raises(TrainingCanceled) as caught:
+        trainer.train()
+    assert trainer.state is not None
+    assert trainer.state.step == 7
+    assert trainer.model_state["weight"].any()
+    assert trainer.validate().step == 7
+    assert caught.value._render_traceback_() == [
+        "TrainingCanceled: cancelled by SIGINT",
+        "saved at step 7: call train() again to continue from there",
+    ]
+    assert trainer.train().step == 15
+
+
+def test_an_interrupt_shows_nothing_of_our_own_loop(tmp_path: Path) -> None:
+    with pytest.raises(TrainingCanceled) as caught:
+        make(tmp_path, Interrupt(2)).train()
+    shown = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert shown == ["test_an_interrupt_shows_nothing_of_our_own_loop", "train"]
+    assert caught.value.__suppress_context__
+
+
+def test_an_interrupt_before_the_first_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
+    class Early(Callback):
+        def on_train_begin(self, run: RunHandle) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer = make(tmp_path, Early())
+    with pytest.raises(TrainingCanceled) as caught:
+        trainer.train()
+    assert caught.value._render_traceback_()[1:] == ["nothing was saved: no step was completed"]

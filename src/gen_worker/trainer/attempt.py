@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
+from gen_worker.screen_repr import screen_repr
 from gen_worker.trainer.assembly import Assembly, Given, is_finished
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
@@ -35,7 +36,7 @@ from gen_worker.trainer.upload_session import UploadSession
 logger = logging.getLogger("gen_worker.runtime")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class Attempt:
     """`phase` is, at each moment, the category that a fault of the author's code belongs to."""
 
@@ -49,6 +50,12 @@ class Attempt:
     grace_s: float | None = None
     phase: Category = field(default=Category.STARTUP, init=False)
     has_agreed_to_stop: bool = field(default=False, init=False)
+    loop: TrainingLoop | None = field(
+        default=None, init=False
+    )  # from the moment it is ready, however it ends
+
+    def __repr__(self) -> str:
+        return screen_repr(self, {"run_id": self.job.run_id, "phase": str(self.phase), "loop": self.loop})
 
     @property
     def is_main(self) -> bool:
@@ -106,7 +113,7 @@ class Attempt:
                 lifecycle=lifecycle,
             )
             try:
-                loop = assembly.build()
+                self.loop = loop = assembly.build()
             finally:
                 self.phase = assembly.phase
             if not is_finished(loop):

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from gen_worker.screen_repr import screen_repr, struct_repr
+
 API_VERSION = "v1"
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -31,6 +33,9 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all parts of a job document."""
+
+    def __repr__(self) -> str:
+        return struct_repr(self)
 
 
 class DatasetSpec(Record, frozen=True, kw_only=True):
@@ -264,6 +269,10 @@ class StepContext:
         raise AttributeError(
             f"the step context is read-only: {name!r} cannot be set; keep what you need in the state that configure() returns"
         )
+
+    def __repr__(self) -> str:
+        names = ("step", "epoch", "device", "dtype", "rank", "world_size", "optimizer", "scheduler", "job")
+        return screen_repr(self, {name: getattr(self, name) for name in names})
 
     @property
     def progress(self) -> Progress:

@@ -47,7 +47,7 @@ logger = logging.getLogger("gen_worker.loop")
 BACKOFF_SLICE_S = 0.1
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class TrainingLoop:
     """One attempt's way through its steps. Its progress and stop signal are shared with the lifecycle's watcher."""
 

@@ -51,6 +51,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None  # the orchestrator's number of this attempt
     doorbell: str | None = None  # a datagram socket that wants to hear of new events
     base_dir: Path | None = None
+    is_library: bool = False  # inside another program: a notebook, a script
 
     @property
     def job_dir(self) -> Path:
@@ -59,6 +60,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     def how_to_go_on(self, run_id: str) -> str:
         """After an attempt that was stopped: under a daemon a job that is run again is another run."""
+        if self.is_library:
+            return "call train() again to continue"
         return f"`trn resume {run_id}` goes on" if self.doorbell else "run the job again to go on"
 
 
@@ -132,6 +135,7 @@ def read_library_environment(folder: Path, environ: Mapping[str, str] = os.envir
         s3_endpoint=environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None,
         s3_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
         gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
+        is_library=True,
     )
 
 

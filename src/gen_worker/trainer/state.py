@@ -5,23 +5,26 @@ live (`optimizer_state`, `scheduler_state`) instead of keeping a second copy. Ca
 saved beside this record. A checkpoint holds all of it.
 """
 
+import html
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from gen_worker.errors import CheckpointError
+from gen_worker.screen_repr import Verbatim, screen_repr
 from gen_worker.trainer.contracts import Progress, StepContext
 
 STATE_VERSION = 1
 HISTORY_LENGTH = 1000
+MAX_HTML_ROWS = 20
 
 Mode = Literal["min", "max"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MetricsRecord:
     """What `train`, `validate` and `test` return: the newest value of each metric, and how it came about."""
 
@@ -37,6 +40,23 @@ class MetricsRecord:
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
 
+    def __repr__(self) -> str:
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        return screen_repr(self, {name: value for name, value in shown.items() if value is not None})
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the metrics as a table."""
+        rows = [
+            f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>"
+            for name, value in self.metrics.items()
+        ]
+        left = len(rows) - MAX_HTML_ROWS
+        if left > 0:
+            rows = [*rows[:MAX_HTML_ROWS], f"<tr><td colspan=2>and {left} more</td></tr>"]
+        why = "" if self.stop_reason is None else f", stopped: {html.escape(self.stop_reason)}"
+        head = f"{self.kind}: step {self.step}, epoch {self.epoch}{why}"
+        return f"<table><caption>{head}</caption>{''.join(rows)}</table>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestMetric:
@@ -48,7 +68,7 @@ class BestMetric:
     mode: Mode = "min"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class TrainerState:
     """`step` and `epoch` are live; the rest changes only where the loop does more than step."""
 
@@ -64,6 +84,20 @@ class TrainerState:
     _ctx: StepContext | None = None
     _rows_at: Callable[[int], int | None] = lambda _step: None
     _callbacks: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+
+    def __repr__(self) -> str:
+        shown = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "samples_seen": self.samples_seen,
+            "train_loss": _history(self.train_loss),
+            "validation_loss": _history(self.validation_loss),
+            "metrics": self.metrics,
+            "best": None if self.best is None else Verbatim(self.best),
+            "checkpoint": None if self.checkpoint is None else self.checkpoint.get("path"),
+            "stop_reason": self.stop_reason,
+        }
+        return screen_repr(self, {name: value for name, value in shown.items() if value is not None})
 
     @property
     def step(self) -> int:
@@ -161,6 +195,13 @@ def is_better(value: float, than: float, mode: Mode, min_delta: float = 0.0) -> 
     if math.isnan(than):
         return True
     return value > than + min_delta if mode == "max" else value < than - min_delta
+
+
+def _history(values: deque[tuple[int, float]]) -> Verbatim | None:
+    if not values:
+        return None
+    step, newest = values[-1]
+    return Verbatim(f"<{len(values)} values, {newest:.6g} at step {step}>")
 
 
 def _state_of(part: Any) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from gen_worker.errors import SpecError, StartupError
+from gen_worker.errors import SpecError, StartupError, TrainingCanceled, TrainingTimeout
+from gen_worker.screen_repr import Verbatim, screen_repr
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.assembly import Assembly, Given
 from gen_worker.trainer.attempt import Attempt
@@ -124,6 +125,21 @@ class Trainer(TrainerInterface):
         self._loop: TrainingLoop | None = None
         self.attempt: Attempt | None = None
 
+    def __repr__(self) -> str:
+        state, trainer = self.state, self._given.trainer
+        shown: dict[str, object] = {
+            "trainer": Verbatim(self._job.trainer if trainer is None else type(trainer).__qualname__),
+            "run_id": self._job.run_id,
+            "folder": self._environment.checkpoints_dir.parent,
+        }
+        if state is None:
+            return screen_repr(self, {**shown, "step": Verbatim("<not trained yet>")})
+        end = self._loop.end_step() if self._loop is not None else None
+        return screen_repr(
+            self,
+            {**shown, "step": state.step, "end_step": end, "epoch": state.epoch, "metrics": state.metrics},
+        )
+
     @property
     def job(self) -> TrainingJobSpec:
         """What is trained, as a job."""
@@ -131,12 +147,12 @@ class Trainer(TrainerInterface):
 
     @property
     def state(self) -> TrainerState | None:
-        """Where training is, what it measured; None before the first `train`."""
+        """Where training is, what it measured: also after an interrupt or an error. None before the first `train`."""
         return None if self._loop is None else self._loop.trainer_state
 
     @property
     def model_state(self) -> Any:
-        """What the author's `configure` returned, as it is after `train`."""
+        """What the author's `configure` returned, as `train` left it: also after an interrupt or an error."""
         return None if self._loop is None else self._loop.state
 
     def train(self) -> MetricsRecord:
@@ -149,17 +165,22 @@ class Trainer(TrainerInterface):
         self.attempt = Attempt(
             environment=self._environment, job=self._job, given=self._given, **self._options
         )
-        loop = self.attempt.run()
-        if loop.state is None and self._given.trainer is not None:  # a worker's log has said so
+        try:
+            loop = self.attempt.run()
+            is_finished = loop.state is None
+        except (TrainingCanceled, TrainingTimeout) as stop:
+            if self._environment.is_library and not hasattr(stop, "__notes__"):
+                stop.add_note("nothing was saved: no step was completed")
+            raise stop.with_traceback(None) from None  # where our own loop was says nothing to anybody
+        finally:
+            self._keep(self.attempt.loop)
+        if is_finished and self._given.trainer is not None:  # a worker's log has said so
             logger.warning(
                 "nothing was trained: the run in %s is finished at step %d; raise epochs or max_steps, or use another"
                 " folder",
                 self._environment.checkpoints_dir.parent,
                 loop.trainer_state.step,
             )
-        if loop.state is None and self._loop is not None:
-            loop.state = self._loop.state  # what is in memory is the end
-        self._loop = loop
         state = loop.trainer_state
         return MetricsRecord(
             kind="train",
@@ -171,6 +192,13 @@ class Trainer(TrainerInterface):
             checkpoint=loop.final_checkpoint,
             stop_reason=state.stop_reason,
         )
+
+    def _keep(self, loop: TrainingLoop | None) -> None:
+        """What an attempt leaves in memory, also one that failed. One that never had a state leaves the last one's."""
+        if loop is not None:
+            if loop.state is None and self._loop is not None:
+                loop.state = self._loop.state  # the run was finished: what is in memory is the end
+            self._loop = loop
 
     def validate(self) -> MetricsRecord:
         """One pass over the validation data with the weights as they are: after `train` those in memory, else those

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gen_worker.document_schema import convert_document
+from gen_worker.screen_repr import struct_repr
 from gen_worker.trainer.contracts import (
     Cadence,
     CheckpointsSpec,
@@ -62,6 +63,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         found: Any = convert_document(plain, _schema(), source="TrainerConfig", more_faults=faults)
         for name in ("early_stopping", "checkpoints"):  # plain dicts become the records they describe
             msgspec.structs.force_setattr(self, name, getattr(found, name))
+
+    def __repr__(self) -> str:
+        return struct_repr(self)
 
     @classmethod
     def from_document(cls, data: object, *, source: str = "TrainerConfig") -> "TrainerConfig":

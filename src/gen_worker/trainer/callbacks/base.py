@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gen_worker.screen_repr import screen_repr
 from gen_worker.trainer.contracts import (
     StepContext,
     StepResult,
@@ -48,7 +49,7 @@ HOOKS = (
 )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class RunHandle:
     """What a callback may read, and what it may ask for. The same object during a whole attempt."""
 
@@ -67,6 +68,11 @@ class RunHandle:
     any_of_all: Callable[[bool], bool] = bool
     is_checkpoint_due: bool = False
     rollback: tuple[Mapping[str, Any] | None, int] | None = None
+
+    def __repr__(self) -> str:
+        names = ("state", "end_step", "steps_per_epoch", "trainer", "model_state", "folder")
+        shown = {name: getattr(self, name) for name in names}
+        return screen_repr(self, {"run_id": self.job.run_id, "step": self.state.step, **shown})
 
     @property
     def has_asked(self) -> bool:

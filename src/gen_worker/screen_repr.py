@@ -1,0 +1,72 @@
+"""`repr` of what people look at in a notebook or a debugger: it fits a screen, whatever the object holds."""
+
+import reprlib
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import PurePath
+
+import msgspec
+
+MAX_LINES = 20
+MAX_COLUMNS = 100
+
+
+class Verbatim(str):
+    """Text that stands in a repr as it is, without quotes."""
+
+    __slots__ = ()
+
+
+def screen_repr(owner: object, fields: Mapping[str, object]) -> str:
+    """`Name(a=1, b='x')`, on one line where that fits, else one field a line. Long values are cut."""
+    name = type(owner).__name__
+    parts = [f"{key}={_shorten.repr(value)}" for key, value in fields.items()]
+    line = f"{name}({', '.join(parts)})"
+    if len(line) <= MAX_COLUMNS:
+        return line
+    lines = [_cut(f"  {part},") for part in parts]
+    room = MAX_LINES - 2
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"  … {len(lines) - room + 1} more fields"]
+    return "\n".join([f"{name}(", *lines, ")"])
+
+
+def struct_repr(owner: msgspec.Struct) -> str:
+    """`screen_repr` of the fields that are not at their defaults."""
+    fields = {}
+    for field in msgspec.structs.fields(owner):
+        value = getattr(owner, field.name)
+        factory = field.default_factory
+        default = field.default if factory is msgspec.NODEFAULT else factory()
+        if default is msgspec.NODEFAULT or value != default:
+            fields[field.name] = value
+    return screen_repr(owner, fields)
+
+
+class _Shorten(reprlib.Repr):
+    """Numbers, texts and containers of them, cut where they are long; of anything else only its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxdict = self.maxlist = self.maxtuple = 6
+        self.maxstring = self.maxother = 80
+
+    def repr_instance(self, x: object, level: int) -> str:  # noqa: ARG002
+        if isinstance(x, PurePath):
+            return repr(str(x))
+        if isinstance(x, str | bytes | bool | int | float | complex | Enum | None):
+            return repr(x)
+        if isinstance(x, msgspec.Struct):
+            return " ".join(repr(x).split())
+        return f"<{type(x).__name__}>"
+
+    def repr_Verbatim(self, x: Verbatim, level: int) -> str:  # noqa: N802, ARG002  (reprlib looks for the type's name)
+        return str(x)
+
+
+_shorten = _Shorten()
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_COLUMNS else f"{line[: MAX_COLUMNS - 2]}…,"

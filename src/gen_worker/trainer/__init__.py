@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gen_worker.trainer.callbacks import RunHandle as RunHandle
     from gen_worker.trainer.callbacks import TensorBoardLogger as TensorBoardLogger
     from gen_worker.trainer.callbacks import ThroughputMonitor as ThroughputMonitor
+    from gen_worker.trainer.checkpoints.export import export_checkpoint as export_checkpoint
+    from gen_worker.trainer.checkpoints.export import load_checkpoint as load_checkpoint
     from gen_worker.trainer.contracts import SampleRequest as SampleRequest
     from gen_worker.trainer.contracts import StepContext as StepContext
     from gen_worker.trainer.contracts import StepControlHints as StepControlHints
@@ -86,7 +88,9 @@ _HOME = {
     "batch_to_torch": "gen_worker.trainer.arrow_feed",
     "build_default_adamw_bundle": "gen_worker.trainer.optim",
     "distribute_module": "gen_worker.trainer.distributed",
+    "export_checkpoint": "gen_worker.trainer.checkpoints.export",
     "global_rows": "gen_worker.trainer.distributed",
+    "load_checkpoint": "gen_worker.trainer.checkpoints.export",
     "load_trainable_module_checkpoint": "gen_worker.trainer.trainable_module",
     "load_trainer_plugin": "gen_worker.trainer.api",
     "read_subprocess_contract": "gen_worker.trainer.subprocess_contract",

@@ -19,6 +19,7 @@ from gen_worker.trainer.assembly import Assembly, Given
 from gen_worker.trainer.attempt import Attempt
 from gen_worker.trainer.batch_source import BatchSource, ListSource
 from gen_worker.trainer.callbacks.base import Callback
+from gen_worker.trainer.checkpoints.export import load_checkpoint
 from gen_worker.trainer.contracts import StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.evaluation import Evaluator, Kind
 from gen_worker.trainer.event_log import DiscardedEvents
@@ -114,6 +115,11 @@ class Trainer(TrainerInterface):
         trainer = cls.__new__(cls)
         trainer._open(environment=environment, job=job, given=Given(), **options)
         return trainer
+
+    @staticmethod
+    def load(path: str | Path) -> dict[str, Any]:
+        """The nested state of a run's newest checkpoint, or of the one named: see `load_checkpoint`."""
+        return load_checkpoint(path)
 
     def _open(
         self, *, environment: WorkerEnvironment, job: TrainingJobSpec, given: Given, **options: Any

@@ -1,6 +1,11 @@
-"""How far training is, on stderr: a bar at a terminal, a line now and then in a pipe. The loop pays nothing for it."""
+"""How far training is: a bar in a notebook and at a terminal, a line now and then in a pipe. The loop pays nothing
+for it.
+"""
 
 import contextlib
+import contextvars
+import html
+import importlib
 import logging
 import sys
 import threading
@@ -33,8 +38,8 @@ class _View(Protocol):
 class ProgressBar(Callback):
     """Shows step, epoch, loss, speed, time left and the newest validation, in the main process.
 
-    A thread of its own reads the run's state: every `refresh_s` at a terminal, every 5 s where stderr is a pipe or a
-    file, and there only when something changed. The first and the last state are always shown.
+    A thread of its own reads the run's state: every `refresh_s` in a notebook and at a terminal, every 5 s where stderr
+    is a pipe or a file, and there only when something changed. The first and the last state are always shown.
     """
 
     def __init__(self, refresh_s: float = 0.25, stream: TextIO | None = None) -> None:
@@ -46,14 +51,19 @@ class ProgressBar(Callback):
         self._note = ""
 
     def on_train_begin(self, run: RunHandle) -> None:
-        stream = self._stream or sys.stderr
-        if not run.is_main or stream is None:  # a process may have no stderr
+        if not run.is_main:
+            return
+        view, refresh_s = _choose_view(self._stream, self.refresh_s)
+        if view is None:
             return
         self._ended = threading.Event()
         self._note = ""
-        view, refresh_s = _choose_view(stream, self.refresh_s)
+        # In the caller's context: it is what tells a notebook to which cell the bar belongs.
         self._thread = threading.Thread(
-            target=self._draw_forever, args=(run, view, refresh_s, self._ended), name="progress", daemon=True
+            target=contextvars.copy_context().run,
+            args=(self._draw_forever, run, view, refresh_s, self._ended),
+            name="progress",
+            daemon=True,
         )
         self._thread.start()
 
@@ -207,7 +217,45 @@ class _BarView:
             self._progress.stop()
 
 
-def _choose_view(stream: TextIO, refresh_s: float) -> tuple[_View, float]:
+class _NotebookView:
+    """For IPython kernels: one output of the cell, replaced in place. Also as text, for front ends without HTML."""
+
+    def __init__(self) -> None:
+        self._display: Any = importlib.import_module("IPython.display").display
+        self._handle: Any = None
+        self._shown = ""
+
+    def start(self) -> None: ...
+
+    def show(self, step: int, end_step: int | None, facts: list[str]) -> None:
+        text = f"step {step}{'' if end_step is None else f'/{end_step}'}  {'  '.join(facts)}"
+        if text == self._shown:
+            return
+        self._shown = text
+        share = "" if end_step is None else f' value="{step}" max="{max(end_step, 1)}"'
+        bar = f'<progress style="width: 20em"{share}></progress> {html.escape(text)}'
+        bundle = {"text/html": f"<div>{bar}</div>", "text/plain": text}
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def stop(self) -> None: ...
+
+
+def _is_in_kernel() -> bool:
+    """Asks IPython only where it is loaded: a kernel always has it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _choose_view(stream: TextIO | None, refresh_s: float) -> tuple[_View | None, float]:
+    if stream is None and _is_in_kernel():
+        return _NotebookView(), refresh_s
+    stream = stream or sys.stderr
+    if stream is None:  # a process may have no stderr
+        return None, refresh_s
     if stream.isatty():
         from rich.console import Console
 

@@ -39,7 +39,7 @@ The last column says who reads a field: the **worker**, the **daemon** (a worker
 """
 
 LATER = {"profiles", "release_ref"}
-OF_DAEMON = {"resources.cpus", "resources.gpus", "resources.memory_mb", "retry", "tags"}
+OF_DAEMON = {"resources.cpus", "resources.gpus", "resources.memory_mb", "retry", "tags", "group"}
 
 MEANINGS = {
     "trainer_api_version": "Version of this document. Another one is refused.",
@@ -102,10 +102,10 @@ MEANINGS = {
     "checkpoints.keep_best": "Keep this many of the best, too: by what early stopping watches, else by `val/loss`, else by "
     "`train/loss`.",
     "checkpoints.format": "The data file: see [checkpoint format](checkpoint-format.md).",
-    "sample_prompts": "Handed to the `sample` hook as `request.prompts`.",
+    "sample_prompts": "Texts or objects, handed to the `sample` hook as `request.prompts`, as they are.",
     "sample_seed": "Handed to the `sample` hook as `request.seed`.",
     "resources": "What the run needs.",
-    "resources.devices": "Devices by name, such as `cpu` or `cuda:1`: one for each process of a machine. Without it, GPUs in "
+    "resources.devices": "One device by name, such as `cpu` or `cuda:1`, or a list: one for each process of a machine. Without it, GPUs in "
     "their order, or the CPU.",
     "resources.gpus": "A number of GPUs, instead of names: see [devices](daemon.md#devices).",
     "resources.cpus": "CPUs that the run holds; its worker uses as many threads. Without it, one for each process.",
@@ -122,6 +122,7 @@ MEANINGS = {
     "heartbeat_s": "Seconds between two heartbeats.",
     "env": "Environment variables to set before the trainer class is imported.",
     "tags": "For whoever looks for runs.",
+    "group": "A name that several runs share, a sweep for example. Kept as the tag `group`: `trn list --tag group=NAME`.",
     "profiles": "Named overlays for this document.",
 }
 

@@ -4,12 +4,15 @@ WorkerError
 ├── StartupError      startup     the worker was asked for something it cannot begin
 │   ├── SpecError                 the job document has faults (all of them, at once)
 │   ├── PluginError               `module:symbol` does not name a sound trainer class
+│   │   ├── PluginTypeError       also a TypeError: what it names is no class, or lacks hooks
+│   │   └── PluginValueError      also a ValueError: it names nothing, or several candidates
 │   └── LeaseHeldError            another worker is training this run
 ├── InputError        input       data, weights or a resume source is missing, changed or corrupt
 │   └── CheckpointError           a checkpoint cannot be written or does not verify
 ├── AuthError         auth        a capability token is missing, expired or not valid for this run
 ├── ModelLoadError    model-load  the trainer class failed in `setup`, `configure` or loading its state
 ├── TrainStepError    train-step  the trainer class failed while training
+│   └── StepResultError           also a TypeError: `train_step` returned something else than a result
 ├── UploadError       upload      an artifact could not be delivered; the local copy is safe
 ├── TrainingCanceled  cancelled   asked to stop; resumable
 └── TrainingTimeout   timeout     the time limit was reached; resumable
@@ -77,6 +80,14 @@ class PluginError(StartupError):
     pass
 
 
+class PluginTypeError(PluginError, TypeError):
+    pass
+
+
+class PluginValueError(PluginError, ValueError):
+    pass
+
+
 class LeaseHeldError(StartupError):
     pass
 
@@ -99,6 +110,10 @@ class ModelLoadError(WorkerError):
 
 class TrainStepError(WorkerError):
     category = Category.TRAIN_STEP
+
+
+class StepResultError(TrainStepError, TypeError):
+    pass
 
 
 class UploadError(WorkerError):

@@ -129,7 +129,7 @@ def _run(job_file: "JobFile", folder: Path, fd: int, early_signals: Sequence[int
         config_path=str(job_file.config_path.absolute()),
         output_dir=str(folder),
         events_path=str(events_path),
-        devices=job_file.job.resources.devices,
+        devices=job_file.job.resources.device_names,
     )
     with mirror:
         code = int(run_worker(early_signals))
@@ -154,7 +154,7 @@ def _check(job_file: "JobFile") -> dict[str, Any]:
     )
     trainer = load_trainer_plugin(job.trainer or TRAINER)
     runtime = prepare_model_runtime(
-        device=job.resources.devices[0] if job.resources.devices else None,
+        device=job.resources.device_names[0] if job.resources.device_names else None,
         precision=job.precision,
         seed=job.seed,
     )

@@ -56,6 +56,7 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "resume_checkpoint_path",
         "resume_non_finite",
         "fast_dev_run",
+        "group",
         "grace_s",
         "heartbeat_s",
         "overfit_batches",

@@ -201,7 +201,7 @@ def test_samples_are_written_whole_and_do_not_move_the_training_stream(tmp_path:
         trainer="counting:Sampling",
         mock_batches=[1, 2, 3, 4],
         sample_every=2,
-        sample_prompts=["a cat"],
+        sample_prompts=["a cat", {"text": "a dog", "size": [8, 8]}],
         sample_seed=3,
     )
     for run in (plain, sampled):
@@ -210,7 +210,7 @@ def test_samples_are_written_whole_and_do_not_move_the_training_stream(tmp_path:
     assert finals[0] == finals[1]
     samples = sampled.events("sample")
     assert [event["step"] for event in samples] == [2, 4]
-    assert Path(samples[0]["path"]).read_text() == "('a cat',) 3"
+    assert Path(samples[0]["path"]).read_text() == "('a cat', {'text': 'a dog', 'size': [8, 8]}) 3"
 
 
 def test_a_sample_that_a_kill_prevented_is_made_up_for(tmp_path: Path) -> None:

@@ -235,7 +235,9 @@ class TestBuilding:
 
     def test_a_value_that_is_no_trainer_is_refused(self, author: Author) -> None:
         author("T = {}\n")
-        assert "missing `setup(self, ctx)`" in refusal("author_code:T")
+        text = refusal("author_code:T")
+        assert "missing setup, configure" in text
+        assert "`setup(self, ctx)`" in text
 
 
 class TestHooks:
@@ -245,7 +247,7 @@ class TestHooks:
         )
         text = refusal("author_code:T")
         assert text.startswith(
-            f"{path}:1: author_code:T is not a sound trainer class: missing `configure(self, ctx)`"
+            f"{path}:1: author_code:T is not a sound trainer class: missing configure, prepare_batch"
         )
         for hook in ("prepare_batch", "train_step", "state_dict", "load_state_dict"):
             assert f"`{hook}(self, " in text

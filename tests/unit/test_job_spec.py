@@ -248,3 +248,29 @@ def test_any_damage_to_the_text_gives_a_spec_or_a_spec_error(
         parse_job_spec(parse_document(damaged, format_=format_, source="job"), source="job")
     except SpecError as error:
         assert error.source == "job"  # noqa: PT017
+
+
+class TestGroupDevicesAndPrompts:
+    def job(self, **fields: Any) -> TrainingJobSpec:
+        return parse_job_spec({"run_id": "r", "mock_batches": [1], **fields}, source="job")
+
+    def test_one_device_is_a_list_of_one(self) -> None:
+        one, listed = (self.job(resources={"devices": devices}) for devices in ("cuda:1", ["cuda:1"]))
+        assert one.resources.device_names == ["cuda:1"]
+        assert one == listed
+        assert spec_digest(one) == spec_digest(listed)
+        with pytest.raises(SpecError, match=r"resources\.devices: found 3"):
+            self.job(resources={"devices": 3})
+
+    def test_prompts_are_texts_or_objects_as_they_are(self) -> None:
+        prompts = ["a cat", {"text": "a dog", "seed": 3, "size": [64, 64]}]
+        assert self.job(sample_prompts=prompts).sample_prompts == prompts
+        with pytest.raises(SpecError, match=r"sample_prompts\[0\]: found 3"):
+            self.job(sample_prompts=[3])
+
+    def test_a_group_is_kept_and_does_not_contradict_a_tag(self) -> None:
+        assert self.job(group="sweep-1").group == "sweep-1"
+        assert self.job().group is None
+        for wrong in ({"group": ""}, {"group": "a", "tags": {"group": "b"}}):
+            with pytest.raises(SpecError, match="group: "):
+                self.job(**wrong)

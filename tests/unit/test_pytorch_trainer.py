@@ -333,6 +333,11 @@ def test_a_language_model_is_sampled_the_same_way_each_time(data: Path, tmp_path
     assert session.state.module.training
 
 
+def test_prompts_that_are_no_text_are_refused_before_the_first_step(data: Path) -> None:
+    with pytest.raises(SpecError, match=r"sample_prompts: found \{'text': 'a'\}, expected text"):
+        Session(data, {**LM, "sample": {}}, sample_every=2, sample_prompts=["a", {"text": "a"}])
+
+
 def test_samples_of_a_model_in_shares_are_refused_before_anyone_waits(data: Path) -> None:
     hyperparams = {**LM, "sample": {}, "strategy": "fsdp"}
     session = Session(data, hyperparams, sample_every=2)  # one process has all of it

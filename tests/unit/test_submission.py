@@ -74,6 +74,13 @@ def test_the_folder_that_was_frozen_is_kept_and_is_no_part_of_what_was_asked() -
         submit(JOB, snapshot="sha256:1", frozen_from="project")
 
 
+def test_a_group_is_kept_as_a_tag_and_is_no_part_of_what_was_asked() -> None:
+    new = submit({**JOB, "group": "sweep", "tags": {"a": "b"}})
+    assert new.tags == {"a": "b", "group": "sweep"}
+    assert new.config["group"] == "sweep"
+    assert new.digest == submit(JOB).digest
+
+
 def test_an_id_is_made_of_its_name_and_is_no_part_of_what_was_asked() -> None:
     one, two = submit(JOB), submit(JOB)
     assert one.run_id != two.run_id

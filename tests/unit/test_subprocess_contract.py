@@ -25,9 +25,14 @@ CONTRACT = TrainerSubprocessContractV1(
 
 
 def test_it_survives_the_way_through_a_file_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = write_subprocess_contract(CONTRACT, tmp_path / "deep" / "contract.json")
+    path = write_subprocess_contract(tmp_path / "deep" / "contract.json", CONTRACT)
     assert read_subprocess_contract(path) == CONTRACT
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_file_and_the_contract_may_come_in_either_order(tmp_path: Path) -> None:
+    path = write_subprocess_contract(CONTRACT, tmp_path / "contract.json")
+    assert read_subprocess_contract(path) == CONTRACT
 
 
 def test_the_v1_file_that_was_shipped_still_reads() -> None:

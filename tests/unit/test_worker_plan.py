@@ -112,6 +112,7 @@ def test_threads_are_limited_only_where_the_job_names_its_cpus(folder: RunFolder
     [
         ({"devices": ["cuda:5", "cuda:3"]}, ("cuda:5", "cuda:3"), ["cuda:0", "cuda:1"]),
         ({"devices": ["cuda:5", "cuda:5"]}, ("cuda:5",), ["cuda:0", "cuda:0"]),
+        ({"devices": "cuda:5"}, ("cuda:5",), ["cuda:0"]),
         ({"gpus": 2, "processes": 2}, ("cuda:6", "cuda:7"), ["cuda:0", "cuda:1"]),
         ({}, ("rocm:1",), ["cuda:0"]),
         ({"devices": ["cpu"]}, (), ["cpu"]),

@@ -42,6 +42,12 @@ class PyTorchTrainer:
                     " shared out by fsdp needs all of them: set it to 0, or use `hyperparams.strategy: ddp`"
                 ],
             )
+        objects = [entry for entry in ctx.job.sample_prompts if not isinstance(entry, str)]
+        if objects and ctx.job.sample_every:
+            raise SpecError(
+                f"the job of run {ctx.job.run_id}",
+                [f"sample_prompts: found {objects[0]!r:.60}, expected text: the runner continues texts only"],
+            )
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
 

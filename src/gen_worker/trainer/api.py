@@ -1,21 +1,30 @@
 """`module:symbol` -> a trainer class, built and checked before anything is spent on it."""
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, cast
 
-from gen_worker.errors import PluginError, TrainingCanceled, TrainingTimeout
+from gen_worker.errors import (
+    PluginError,
+    PluginTypeError,
+    PluginValueError,
+    TrainingCanceled,
+    TrainingTimeout,
+)
 from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin
 
 # Where `module` alone is looked up, in this order.
 DEFAULT_SYMBOLS = ("TRAINER", "Trainer", "trainer")
+NO_TRAINER = "no trainer class is named: set `trainer` in the job or TRAINER_PLUGIN to module:symbol"
+_NEVER_MEANT = ("TrainerPlugin",)  # has the hooks, and is what a trainer class looks like, not one
 
 
 def load_trainer_plugin(ref: str) -> TrainerPlugin:
     """Import `module:symbol`, build the class (without arguments) or take the instance, and check its hooks.
 
-    `module` alone means its `TRAINER`, `Trainer` or `trainer`, or the one trainer class defined in it.
-    The working folder and PYTHONPATH are searched first. Every refusal is a PluginError with the author's
-    file and line where there is one.
+    `module` alone means its `TRAINER`, `Trainer` or `trainer`, or the one trainer class in it; those that are defined in
+    it come before those that it imported. The working folder and PYTHONPATH are searched first. Every refusal is a
+    PluginError with the author's file and line where there is one, and mostly a TypeError or a ValueError too.
     """
     from gen_worker.trainer.hooks import check_hooks
     from gen_worker.trainer.plugin_import import find_symbol, import_author_module, split_ref
@@ -45,18 +54,24 @@ def _pick_symbol(module: ModuleType) -> str:
         for name, cls in names.items()
         if isinstance(cls, type) and cls.__module__ == module.__name__
     }
+    # A module made in memory holds classes that say they are of another one.
+    imported = {id(item): name for name, item in names.items() if not isinstance(item, ModuleType | Mapping)}
     candidates = sorted(
         name for cls, name in own.items() if not name.startswith("_") and not missing_hooks(cls)
+    ) or sorted(
+        name
+        for name in imported.values()
+        if not name.startswith("_") and name not in _NEVER_MEANT and not missing_hooks(names[name])
     )
     if len(candidates) == 1:
         return candidates[0]
     where = f"module {module.__name__!r} ({getattr(module, '__file__', None) or 'no file'})"
     if candidates:
         choices = ", ".join(f"{module.__name__}:{name}" for name in candidates)
-        raise PluginError(f"{where} defines several trainer classes, name one of them: {choices}")
+        raise PluginValueError(f"{where} has multiple trainer candidates, name one of them: {choices}")
     incomplete = [f"{name} lacks {', '.join(missing_hooks(cls))}" for cls, name in own.items()]
     found_instead = f"; its classes: {'; '.join(incomplete[:10])}" if incomplete else "; it defines no class"
-    raise PluginError(
+    raise PluginValueError(
         f"{where} holds no {', '.join(f'`{name}`' for name in DEFAULT_SYMBOLS)} and no trainer class{found_instead}"
     )
 
@@ -69,11 +84,11 @@ def _build(found: Any, ref: str) -> object:
     from gen_worker.trainer.plugin_import import author_line, exception_text
 
     if isinstance(found, ModuleType):
-        raise PluginError(f"{ref} is a module, expected a class in it: {found.__name__}:MyTrainer")
+        raise PluginTypeError(f"{ref} is a module, expected a class in it: {found.__name__}:MyTrainer")
     if not isinstance(found, type):
         is_plain = inspect.isroutine(found) or isinstance(found, functools.partial)
         if is_plain or (callable(found) and len(missing_hooks(found)) == len(REQUIRED_HOOKS)):
-            raise PluginError(
+            raise PluginTypeError(
                 f"{source_line(found)}: {ref} is a {type(found).__name__}: plain callables are unsupported; "
                 f"write a class with the methods {', '.join(REQUIRED_HOOKS)}"
             )
@@ -82,7 +97,7 @@ def _build(found: Any, ref: str) -> object:
         if found.__init__ is not object.__init__ or found.__new__ is not object.__new__:  # type: ignore[misc, comparison-overlap]
             inspect.signature(found).bind()
     except TypeError as error:
-        raise PluginError(
+        raise PluginTypeError(
             f"{source_line(found)}: {ref} cannot be built: it is called without arguments, but {error}; "
             "give its constructor defaults, or export an instance"
         ) from error

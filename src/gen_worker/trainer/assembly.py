@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.errors import Category, InputError, PluginError, StartupError
-from gen_worker.trainer.api import load_trainer_plugin
+from gen_worker.trainer.api import NO_TRAINER, load_trainer_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.author_state import fill_from_checkpoint, prepare_state
 from gen_worker.trainer.authz import TrainerAuthContext
@@ -203,7 +203,7 @@ class Assembly:
 
     def _meet_others(self) -> str | None:
         """The device that the job names for this process; with several processes, wait until all are there."""
-        devices = self.job.resources.devices
+        devices = self.job.resources.device_names
         process = self.environment.process
         if process is None:
             return devices[0] if devices else None
@@ -400,9 +400,7 @@ def is_finished(loop: TrainingLoop) -> bool:
 
 def _load_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
     if ref is None:
-        raise PluginError(
-            "no trainer class is named: set `trainer` in the job or TRAINER_PLUGIN to module:symbol"
-        )
+        raise PluginError(NO_TRAINER)
     try:
         return load_trainer_plugin(ref)
     except PluginError as fault:

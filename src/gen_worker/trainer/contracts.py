@@ -84,12 +84,21 @@ class CheckpointsSpec(Record, frozen=True, kw_only=True):
 
 
 class ResourcesSpec(Record, frozen=True, kw_only=True):
-    devices: list[Name] | None = None
+    devices: list[Name] | Name | None = None  # one name is a list of one, from the first moment on
     gpus: Cadence | None = None
     cpus: Count | None = None
     memory_mb: Count | None = None
     processes: Count = 1
     nodes: Count = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.devices, str):
+            msgspec.structs.force_setattr(self, "devices", [self.devices])
+
+    @property
+    def device_names(self) -> list[str] | None:
+        """`devices`, as everybody reads it."""
+        return self.devices  # type: ignore[return-value]
 
 
 class RetrySpec(Record, frozen=True, kw_only=True):
@@ -135,7 +144,7 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     resume_non_finite: bool = False
     weights: Name | None = None
     checkpoints: CheckpointsSpec = CheckpointsSpec()
-    sample_prompts: list[str] = []
+    sample_prompts: list[str | dict[str, Any]] = []
     sample_seed: int | None = None
 
     resources: ResourcesSpec = ResourcesSpec()
@@ -145,6 +154,7 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     heartbeat_s: Seconds = 5.0
     env: dict[Name, str] = {}
     tags: dict[str, str] = {}
+    group: Name | None = None
     profiles: dict[str, dict[str, Any]] = {}
 
 
@@ -166,7 +176,7 @@ class StepResult(msgspec.Struct, gc=False):
 class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the `sample` hook is asked for."""
 
-    prompts: Sequence[str] = ()
+    prompts: Sequence[Any] = ()  # texts and objects, as the job has them
     seed: int | None = None
 
 

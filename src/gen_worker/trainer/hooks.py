@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from gen_worker.errors import PluginError
+from gen_worker.errors import PluginTypeError
 from gen_worker.trainer.contracts import OPTIONAL_HOOKS, REQUIRED_HOOKS
 
 # How the loop calls each hook: positionally, or by keyword only.
@@ -36,12 +36,14 @@ def missing_hooks(candidate: object) -> list[str]:
 
 
 def check_hooks(trainer: object, ref: str) -> None:
-    """PluginError with everything that is wrong with the hooks of an instance."""
+    """PluginTypeError with everything that is wrong with the hooks of an instance."""
     missing = missing_hooks(trainer)
     faults = []
     if missing:
         needed = ", ".join(f"`{_signature_in_words(name)}`" for name in missing)
-        faults.append(f"missing {needed}{_similar_methods(trainer, missing)}")
+        faults.append(
+            f"missing {', '.join(missing)}{_similar_methods(trainer, missing)}: write the methods {needed}"
+        )
     for name in (*REQUIRED_HOOKS, *OPTIONAL_HOOKS):
         if name not in missing:
             faults += _hook_faults(trainer, name)
@@ -49,9 +51,9 @@ def check_hooks(trainer: object, ref: str) -> None:
         return  # to look a line up is slow: only where it is told
     where = source_line(type(trainer))
     if len(faults) == 1:
-        raise PluginError(f"{where}: {ref} is not a sound trainer class: {faults[0]}")
+        raise PluginTypeError(f"{where}: {ref} is not a sound trainer class: {faults[0]}")
     listed = "".join(f"\n  - {fault}" for fault in faults)
-    raise PluginError(f"{where}: {ref} is not a sound trainer class:{listed}")
+    raise PluginTypeError(f"{where}: {ref} is not a sound trainer class:{listed}")
 
 
 def source_line(code: Any) -> str:

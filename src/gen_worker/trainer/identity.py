@@ -49,7 +49,7 @@ def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _told_config(job: TrainingJobSpec) -> dict[str, Any]:
     """The job without what may be secret, large or none of the run's own."""
     told: dict[str, Any] = msgspec.to_builtins(job)
-    for name in ("env", "uploads", "profiles", "mock_batches", "tags"):
+    for name in ("env", "uploads", "profiles", "mock_batches", "tags", "group"):
         told.pop(name)
     return told
 

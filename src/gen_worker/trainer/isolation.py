@@ -16,7 +16,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, ExitCode, TrainingCanceled, TrainStepError, WorkerError
+from gen_worker.errors import (
+    EXIT_CODE_BY_CATEGORY,
+    ExitCode,
+    PluginError,
+    TrainingCanceled,
+    TrainStepError,
+    WorkerError,
+)
+from gen_worker.trainer.api import NO_TRAINER
 from gen_worker.trainer.child_attempt import ChildAttemptError, Redact, report_missing_end
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.data_sources import local_paths
@@ -54,15 +62,18 @@ def _hand_over(environment: WorkerEnvironment, job: TrainingJobSpec, folder: Pat
     arrow_path = _decode_batches(environment, job, folder, stack)
     contract_path = folder / f"contract-{os.getpid()}.json"
     stack.callback(contract_path.unlink, missing_ok=True)
+    trainer = environment.plugin or job.trainer
+    if trainer is None:
+        raise PluginError(NO_TRAINER)
     contract = TrainerSubprocessContractV1(
-        trainer_plugin=environment.plugin or job.trainer or "",
+        trainer_plugin=trainer,
         job_spec_path=str(environment.job_spec_path),
         arrow_ipc_path=None if arrow_path is None else str(arrow_path),
         checkpoints_dir=str(environment.checkpoints_dir),
         samples_dir=str(environment.samples_dir),
         events_path=str(environment.events_path),
     )
-    return write_subprocess_contract(contract, contract_path)
+    return write_subprocess_contract(contract_path, contract)
 
 
 def _decode_batches(

@@ -144,6 +144,8 @@ def rule_faults(document: dict[str, Any]) -> Iterator[str]:
     ):
         if given(*one) is not None and given(*other) is not None:
             yield f"{'.'.join(one)}: given together with `{'.'.join(other)}`, expected at most one of the two"
+    if given("group") is not None and given("tags", "group") is not None:
+        yield "group: given together with the tag `group`, expected one of the two: a group is kept as that tag"
     run_id = given("run_id")
     if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
         yield f'run_id: found {render_value(run_id)}, expected one without ".." and line ends: it names a folder'

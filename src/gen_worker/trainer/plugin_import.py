@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from gen_worker.errors import PluginError, TrainingCanceled, TrainingTimeout
+from gen_worker.errors import PluginError, PluginValueError, TrainingCanceled, TrainingTimeout
 
 _REF = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<symbol>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
 
@@ -23,14 +23,14 @@ def split_ref(ref: str) -> tuple[str, str | None]:
         path, _, symbol = ref.partition(":")
         module = re.sub(r"[/\\]+", ".", re.sub(r"\.py$", "", re.sub(r"^\./", "", path))).strip(".")
         expected = f"it names a file, expected a module: {module}:{symbol or 'MyTrainer'}"
-    raise PluginError(f"trainer {ref!r}: {expected}")
+    raise PluginValueError(f"trainer {ref!r}: {expected}")
 
 
 def import_symbol(ref: str) -> Any:
     """The object that `module:symbol` names; PluginError if there is none. For callbacks and the like."""
     module_name, symbol = split_ref(ref)
     if symbol is None:
-        raise PluginError(f"{ref!r} names a module only, expected module:symbol")
+        raise PluginValueError(f"{ref!r} names a module only, expected module:symbol")
     return find_symbol(import_author_module(module_name), symbol)
 
 
@@ -82,7 +82,7 @@ def find_symbol(module: ModuleType, dotted: str) -> Any:
         try:
             holder = getattr(holder, name)
         except AttributeError:
-            raise PluginError(f"{holder_name} has no {name!r}: {_what_there_is(holder, name)}") from None
+            raise PluginValueError(f"{holder_name} has no {name!r}: {_what_there_is(holder, name)}") from None
         except Exception as error:
             raise PluginError(f"{holder_name}: reading {name!r} raised {exception_text(error)}") from error
         holder_name = f"{module.__name__}:{name}"

@@ -8,10 +8,13 @@ import msgspec
 
 from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import UploadsSpec
-from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1, read_subprocess_contract
+from gen_worker.trainer.subprocess_contract import (
+    ARTIFACTS_DIR,
+    TrainerSubprocessContractV1,
+    read_subprocess_contract,
+)
 
 JOB_SPEC_PATH = "/app/.cozy/trainer_job.json"
-ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (the contract's default)
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("", "0", "false", "no", "off")
 

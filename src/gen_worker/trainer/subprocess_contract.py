@@ -2,17 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, overload
 
 import msgspec
 
 from gen_worker.errors import StartupError
 
 CONTRACT_VERSION = "v1"
+ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (of the contract: where a worker writes that nobody told where)
+_NEEDED = ("trainer_plugin", "job_spec_path", "checkpoints_dir", "samples_dir", "events_path")
 
 
-class ContractError(StartupError):
-    """The contract file is missing, damaged or of a version this reader does not know."""
+class ContractError(StartupError, ValueError):
+    """The contract, or its file, is missing something, damaged, or of a version this reader does not know."""
 
 
 class TrainerSubprocessContractV1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,30 +24,45 @@ class TrainerSubprocessContractV1(msgspec.Struct, frozen=True, kw_only=True, for
     trainer_plugin: str
     job_spec_path: str
     arrow_ipc_path: str | None = None
-    checkpoints_dir: str
-    samples_dir: str
-    events_path: str
+    checkpoints_dir: str = f"{ARTIFACTS_DIR}/checkpoints"
+    samples_dir: str = f"{ARTIFACTS_DIR}/samples"
+    events_path: str = f"{ARTIFACTS_DIR}/metrics/events.jsonl"
     extra_env: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if self.contract_version != CONTRACT_VERSION:
+            raise ContractError(
+                f"contract_version is {self.contract_version!r}, expected {CONTRACT_VERSION!r}: there is no other yet"
+            )
+        for name in _NEEDED:
+            if not getattr(self, name):
+                raise ContractError(f"{name} is {getattr(self, name)!r}, expected a text that is not empty")
 
 
 class _Version(msgspec.Struct):
     contract_version: object = None
 
 
-def write_subprocess_contract(contract: TrainerSubprocessContractV1, path: Path | str) -> Path:
-    """Write the file whole or not at all; durable when this returns."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+@overload
+def write_subprocess_contract(path: Path | str, contract: TrainerSubprocessContractV1) -> Path: ...
+@overload
+def write_subprocess_contract(path: TrainerSubprocessContractV1, contract: Path | str) -> Path: ...
+def write_subprocess_contract(path: Any, contract: Any) -> Path:
+    """Write the file whole or not at all; durable when this returns. The two may come in either order."""
+    if isinstance(path, TrainerSubprocessContractV1):
+        path, contract = contract, path
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(contract), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
+    return target
 
 
 def read_subprocess_contract(path: Path | str) -> TrainerSubprocessContractV1:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 # Says who and where, not what: two submits that differ in these ask for the same run.
-NOT_PART = ("run_id", "tags", "profiles")
+NOT_PART = ("run_id", "tags", "group", "profiles")
 
 
 def run_digest(config: Mapping[str, Any], code_identity: str = "", base_dir: str = "") -> str:

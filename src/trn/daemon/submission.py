@@ -83,7 +83,7 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         interpreter=asked.interpreter,
         max_attempts=job.retry.max_attempts,
         needs=needs,
-        tags=job.tags,
+        tags=job.tags if job.group is None else {**job.tags, "group": job.group},
         log_dir=asked.log_dir,
         event_log=asked.event_log,
     )
@@ -149,8 +149,8 @@ def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:
     wanted = job.resources
     devices: tuple[str, ...] = ()
     gpus = 0
-    if wanted.devices is not None:
-        devices = tuple(dict.fromkeys(name for name in wanted.devices if name != CPU))
+    if wanted.device_names is not None:
+        devices = tuple(dict.fromkeys(name for name in wanted.device_names if name != CPU))
     elif wanted.gpus is not None:
         gpus = wanted.gpus
     else:

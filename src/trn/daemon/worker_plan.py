@@ -92,6 +92,8 @@ def with_devices(
     """
     resources = dict(_resources(config))
     asked = resources.pop("devices", None)
+    if isinstance(asked, str):
+        asked = [asked]
     resources.pop("gpus", None)
     seen = {device_id: f"cuda:{index}" for index, device_id in enumerate(device_ids)}
     if not device_ids:

@@ -139,11 +139,11 @@ def _run(job_file: "JobFile", folder: Path, fd: int, early_signals: Sequence[int
 
 def _check(job_file: "JobFile") -> dict[str, Any]:
     """Everything that a worker would find before its first step, without a folder, an event or a step."""
-    from gen_worker.pytorch.job_file import TRAINER
     from gen_worker.trainer.api import load_trainer_plugin
     from gen_worker.trainer.contracts import StepContext
     from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
     from gen_worker.trainer.inputs import MaterializedInputs
+    from gen_worker.trainer.job_spec import RUNNER
     from gen_worker.trainer.model_runtime import prepare_model_runtime
     from gen_worker.trainer.runtime_env import read_environment
 
@@ -152,7 +152,7 @@ def _check(job_file: "JobFile") -> dict[str, Any]:
     environment = read_environment(
         {**os.environ, "TRAINER_JOB_SPEC_PATH": str(job_file.config_path.absolute())}
     )
-    trainer = load_trainer_plugin(job.trainer or TRAINER)
+    trainer = load_trainer_plugin(job.trainer or RUNNER)
     runtime = prepare_model_runtime(
         device=job.resources.device_names[0] if job.resources.device_names else None,
         precision=job.precision,

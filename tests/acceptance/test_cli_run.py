@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from command_line import (
     write_job,
 )
 from daemon_process import end_everything
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,19 @@ def test_profile_set_and_devices_reach_the_run(home: Path, folder: Path) -> None
     assert (line["job"]["max_steps"], line["job"]["resources"]) == (2, {"devices": ["cpu"]})
     lines = read_lines(trn(home, "run", "-c", job, *words))
     assert (lines[-1]["event"], lines[-1]["step"]) == ("job_completed", 2)
+
+
+def test_the_shipped_configs_of_the_runner_are_jobs_as_they_are(home: Path, tmp_path: Path) -> None:
+    for name in ("images_by_config", "language_model"):
+        shutil.copytree(EXAMPLES / name, tmp_path / name)
+        subprocess.run([sys.executable, "make_data.py"], cwd=tmp_path / name, check=True, timeout=DEADLINE_S)
+    checked = trn(home, "run", "--config", tmp_path / "language_model" / "config.yaml", "--dry-run")
+    assert checked.returncode == 0, checked.stderr
+    done = trn(home, "run", "--config", tmp_path / "images_by_config" / "config.yaml")
+    lines = read_lines(done)
+    assert done.returncode == 0, done.stderr
+    assert (lines[0]["run_id"], lines[-1]["event"], lines[-1]["step"]) == ("digits", "job_completed", 160)
+    assert lines[-1]["metrics"]["val/accuracy"] > 0.9
 
 
 def test_a_failed_run_ends_the_command_with_its_own_code(home: Path, folder: Path) -> None:

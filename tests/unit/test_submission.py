@@ -358,3 +358,24 @@ def test_the_short_way_and_the_long_way_read_the_same() -> None:
     assert (
         read_config(short, max_config_bytes=1 << 20) == read_config(long, max_config_bytes=1 << 20) == config
     )
+
+
+RUNNER_CONFIG = {
+    "max_steps": 3,
+    "dataset": {"parquet_paths": ["x.parquet"]},
+    "hyperparams": {"model": {"type": "mlp"}, "columns": {"inputs": {"x": "x"}}, "loss": "mse_loss"},
+}
+
+
+def test_a_config_for_the_runner_is_a_job_without_naming_it() -> None:
+    new = submit(RUNNER_CONFIG)
+    assert new.config["trainer"] == "gen_worker.pytorch_runner:PyTorchTrainer"
+    assert parse_job_spec({**RUNNER_CONFIG, "run_id": "r"}, source="x").trainer == new.config["trainer"]
+    named = submit({**RUNNER_CONFIG, "trainer": "mine:Mine"})
+    assert named.config["trainer"] == "mine:Mine"
+
+
+def test_a_job_without_a_trainer_class_that_is_no_config_for_the_runner_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        submit({**RUNNER_CONFIG, "hyperparams": {"model": "resnet", "lr": 0.1}})
+    assert any(fault.startswith("trainer: not given") for fault in caught.value.faults)

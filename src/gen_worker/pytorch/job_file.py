@@ -13,9 +13,8 @@ import msgspec
 from gen_worker.documents import parse_document, read_document, render_value, shorten_faults
 from gen_worker.errors import SpecError, StartupError
 from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.job_spec import apply_profile, parse_job_spec
+from gen_worker.trainer.job_spec import RUNNER, apply_profile, parse_job_spec
 
-TRAINER = "gen_worker.pytorch_runner:PyTorchTrainer"
 JOB_FILE = "job.json"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
@@ -50,7 +49,7 @@ def read_job_file(
     apply_settings(document, settings)
     if weights is not None:
         document["weights"] = str(weights.absolute())
-    document.setdefault("trainer", TRAINER)
+    document.setdefault("trainer", RUNNER)
     document.setdefault("run_id", _run_id_of(config_path))
     _make_paths_absolute(document, config_path.absolute().parent)
     return JobFile(
@@ -122,7 +121,7 @@ def _check_document(document: dict[str, Any], source: str, config_path: Path) ->
         job = parse_job_spec(document, source=source)
     except SpecError as error:
         faults = error.faults
-    if document.get("trainer") == TRAINER:  # another class has settings of its own
+    if document.get("trainer") == RUNNER:  # another class has settings of its own
         sample_every = document.get("sample_every")
         try:
             read_runner_config(

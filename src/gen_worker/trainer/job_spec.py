@@ -11,6 +11,9 @@ from gen_worker.documents import read_document, render_value, require_plain
 from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
 
+RUNNER = "gen_worker.pytorch_runner:PyTorchTrainer"
+_OF_THE_RUNNER = frozenset({"model", "columns", "loss"})  # fields of `hyperparams` that it cannot do without
+
 
 def read_job_spec(path: str | Path, *, profile: str | None = None) -> TrainingJobSpec:
     """The job in a JSON, YAML or TOML file, with one of its profiles applied if asked; else a SpecError."""
@@ -23,7 +26,7 @@ def read_job_spec(path: str | Path, *, profile: str | None = None) -> TrainingJo
 def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
     """The job in plain data, or one SpecError with every fault in it."""
     require_plain(data, source=source)
-    document = _require_object(data, source)
+    document = name_runner(_require_object(data, source))
     version = document.get("trainer_api_version", API_VERSION)
     if version != API_VERSION:
         # Another version may mean anything by its fields: judging them by ours would only mislead.
@@ -36,6 +39,16 @@ def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
         )
     broken_rules = list(rule_faults(with_intended_names(document, TrainingJobSpec)))
     return convert_document(document, TrainingJobSpec, source=source, more_faults=broken_rules)
+
+
+def name_runner(document: dict[str, Any]) -> dict[str, Any]:
+    """The document; where it names no trainer class and its `hyperparams` are those of a config for the PyTorch
+    runner, a copy that names the runner. So a config for the runner is a job.
+    """
+    hyperparams = document.get("hyperparams")
+    if document.get("trainer") is not None or not isinstance(hyperparams, dict):
+        return document
+    return {**document, "trainer": RUNNER} if len(_OF_THE_RUNNER & hyperparams.keys()) >= 2 else document
 
 
 def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gen_worker.trainer.job_spec import name_runner
 from trn.core.errors import ConflictError, InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
@@ -288,7 +289,9 @@ class TrainerService:
     async def _with_import_faults(self, refused: InvalidRequestError, asked: Asked) -> InvalidRequestError:
         """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
         try:
-            config = read_config(asked.config_json, max_config_bytes=self._settings.max_config_bytes)
+            config = name_runner(
+                read_config(asked.config_json, max_config_bytes=self._settings.max_config_bytes)
+            )
             named = {name: config[name] for name in ("trainer", "callbacks", "env") if name in config}
             bare = msgspec.json.encode({**named, "mock_batches": [0], "resources": {"devices": ["cpu"]}})
             new = self._read(msgspec.structs.replace(asked, config_json=bare, priority=0))

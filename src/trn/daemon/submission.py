@@ -13,7 +13,7 @@ import msgspec
 from gen_worker.documents import MAX_DEPTH, parse_document
 from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
-from gen_worker.trainer.job_spec import parse_job_spec, rule_faults
+from gen_worker.trainer.job_spec import name_runner, parse_job_spec, rule_faults
 from trn.core.digest import run_digest
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
@@ -47,7 +47,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
     """The run to queue. InvalidRequestError with all faults; InfeasibleError where it could never start."""
-    config = read_config(asked.config_json, max_config_bytes=max_config_bytes)
+    config = name_runner(read_config(asked.config_json, max_config_bytes=max_config_bytes))
     faults = _request_faults(asked)
     given_id = config.get("run_id")
     if given_id is None:

@@ -60,7 +60,7 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
     """
     from gen_worker.documents import read_document
     from gen_worker.errors import SpecError
-    from gen_worker.trainer.job_spec import apply_profile
+    from gen_worker.trainer.job_spec import apply_profile, name_runner
 
     path = path.absolute()
     try:
@@ -73,6 +73,7 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
         raise InvalidRequestError(f"{path} is not valid", ["it holds no object with the fields of a job"])
     config = dict(document)
     faults = [*_apply(config, changes)]
+    config = name_runner(config)
     faults += find_faults(config, base_dir=path.parent)
     warnings: tuple[str, ...] = ()
     if home is not None:

@@ -54,6 +54,35 @@ def test_in_a_pipe_a_run_is_json_lines_from_its_submit_to_its_end(home: Path, fo
     assert lines[-1] | {"state": "COMPLETED", "step": 5, "name": "first"} == lines[-1]
 
 
+def test_why_a_run_was_stopped_early_is_shown_wherever_its_end_is(home: Path, folder: Path) -> None:
+    early = {"metric": "train/loss", "mode": "min", "patience": 2}
+    lines = read_lines(trn(home, "run", "-c", write_job(folder, 9, early_stopping=early)))
+    words = "train/loss did not fall below 1 (step 1) in 2 reports"
+    run_id, reason = lines[-1]["run_id"], f"completed at step 3; stopped early: {words}"
+    assert lines[-1] | {"event": "job_completed", "stop_reason": words, "reason": reason} == lines[-1]
+    assert lines[-2] | {"event": "completed", "reason": words} == lines[-2]
+    [status] = read_lines(trn(home, "status", run_id))
+    assert (status["stop_reason"], words in status["why"]["sentence"]) == (words, True)
+    listed = read_lines(trn(home, "list"))
+    assert next(run["reason"] for run in listed if run["run_id"] == run_id) == reason
+    [told] = read_lines(trn(home, "why", run_id))
+    assert words in told["sentence"]
+    [waited] = read_lines(trn(home, "wait", run_id))
+    assert waited["stop_reason"] == words
+    index = [json.loads(line) for line in (home / "logs" / "jobs" / "index.jsonl").read_text().splitlines()]
+    assert (
+        next(
+            line["stop_reason"]
+            for line in index
+            if line.get("state") == "COMPLETED" and line["run_id"] == run_id
+        )
+        == words
+    )
+    terminal = Terminal(home, "watch", run_id)
+    terminal.wait_for("stopped early: train/loss did not fall below 1")
+    assert terminal.process.wait(DEADLINE_S) == 0
+
+
 def test_an_equal_run_is_followed_and_another_made_on_request(home: Path, folder: Path) -> None:
     job = write_job(folder)
     first = read_lines(trn(home, "run", "-c", job))

@@ -69,6 +69,14 @@ def test_completed_wins_over_exit_codes_and_cancels(code: int | None, is_cancel_
     assert ending.reason.startswith("completed at step 9")
 
 
+def test_why_a_run_was_stopped_early_is_told_with_its_end() -> None:
+    early = Terminal(event="completed", step=9, stop_reason="val/loss did not fall below 1")
+    ending = end(exit_code=0, terminal=early)
+    assert (ending.state, ending.stop_reason) == (RunState.COMPLETED, "val/loss did not fall below 1")
+    assert ending.reason == "completed at step 9; stopped early: val/loss did not fall below 1"
+    assert end(exit_code=0, terminal=COMPLETED).stop_reason == ""
+
+
 def test_a_wanted_cancel_ends_the_run_and_says_how() -> None:
     record = run(is_cancel_wanted=True, cancel_reason="asked by ann", attempt=1)
     ending = end(record, exit_code=75, terminal=failed("cancelled"))

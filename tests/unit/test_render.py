@@ -190,6 +190,14 @@ def test_the_end_says_what_to_do_next() -> None:
     assert "\n" not in conclude(view, 75).plain
 
 
+def test_the_end_of_a_run_that_was_stopped_early_shows_why() -> None:
+    run = make_run(state="COMPLETED", step=7, end_step=9, ended_ms=1, stop_reason="val/loss did not fall")
+    assert conclude(RunView(run), 75).plain.splitlines() == [
+        "digits-1  completed at step 7 of 9, after 1:15",
+        "  stopped early: val/loss did not fall",
+    ]
+
+
 def test_the_end_of_a_completed_run_shows_its_test_results() -> None:
     metrics = {"train/loss": 0.5, "test/loss": 0.25, "test/accuracy": 0.75}
     view = RunView(make_run(state="COMPLETED", step=7, end_step=7, ended_ms=1, metrics=metrics))

@@ -130,7 +130,8 @@ class Attempt:
             raise
         reason = loop.trainer_state.stop_reason
         lifecycle.complete(loop.final_checkpoint, **({} if reason is None else {"reason": reason}))
-        logger.info("completed at step %d: %s", progress.step, loop.final_checkpoint)
+        early = "" if reason is None else f" (stopped early: {reason})"
+        logger.info("completed at step %d%s: %s", progress.step, early, loop.final_checkpoint)
         if uploads is not None:
             uploads.tell_completed(progress.step, loop.final_checkpoint)
         return loop

@@ -310,6 +310,8 @@ def conclude(view: RunView, took_s: float) -> Text:
     if view.loss is not None:
         text.append(f", loss {_value(view.loss)}")
     if run.state == "COMPLETED":
+        if run.stop_reason:
+            text.append(f"\n  stopped early: {clean(run.stop_reason)}")
         tested = {name: value for name, value in sorted(run.metrics.items()) if name.startswith("test/")}
         if tested:
             text.append(f"\n  test  {_name_values(tested)}", style="green")

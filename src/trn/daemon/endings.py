@@ -81,10 +81,13 @@ def decide(
     exit_code = None if worker_exit is None else worker_exit.exit_code
     step = run.step if terminal is None else terminal.step
     if terminal is not None and terminal.event == "completed":
-        cause = f"completed at step {step}"
+        stop_reason = _shorten(terminal.stop_reason)
+        cause = f"completed at step {step}{f'; stopped early: {stop_reason}' if stop_reason else ''}"
         if exit_code not in (0, None):
             cause = f"{cause}; its process then ended badly: {describe_exit(exit_code)}"
-        return Ending(state=RunState.COMPLETED, reason=cause, cause=cause, exit_code=exit_code)
+        return Ending(
+            state=RunState.COMPLETED, reason=cause, cause=cause, exit_code=exit_code, stop_reason=stop_reason
+        )
     if run.is_cancel_wanted or (wish is not None and wish.cause == "cancel"):
         return _cancelled(run, worker_exit, terminal, wish, step)
     finding = find_failure(worker_exit, terminal, wish, step)

@@ -66,6 +66,7 @@ class _End(Head, frozen=True, kw_only=True):
     category: str | None = None
     error: str | None = None
     final_checkpoint: str | None = None
+    reason: str | None = None
 
 
 class Terminal(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +77,7 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True):
     category: str = ""
     error: str = ""
     final_checkpoint: str = ""
+    stop_reason: str = ""  # of `completed`: why a callback ended it before its last step
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,6 +306,7 @@ def read_terminal(path: Path, attempt: int) -> Terminal | None:
             category=end.category or "",
             error=end.error or "",
             final_checkpoint=end.final_checkpoint or "",
+            stop_reason=(end.reason or "") if end.event == "completed" else "",
         )
     return None
 

@@ -25,6 +25,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str = ""
     snapshot: str = ""
     frozen_from: str = ""
+    secret_env: tuple[str, ...] = ()  # names of variables that its worker is given and nobody records
+    stop_reason: str = ""  # why a callback, such as early stopping, ended it before its last step
     base_dir: str = ""
     interpreter: str = ""
     is_cancel_wanted: bool = False

@@ -37,7 +37,7 @@ class Needs(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,8 @@ class Run(_message.Message):
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
+    SECRET_ENV_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -112,7 +114,9 @@ class Run(_message.Message):
     log_dir: str
     event_log: str
     frozen_from: str
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ...) -> None: ...
+    secret_env: _containers.RepeatedScalarFieldContainer[str]
+    stop_reason: str
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "cause", "last_heartbeat_ms", "step", "devices")

@@ -4,10 +4,10 @@ SELECT coalesce(max(change), 0) AS value FROM runs
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
-                  frozen_from)
+                  frozen_from, secret_env)
 SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
-       :frozen_from
+       :frozen_from, :secret_env
 WHERE :is_another_wanted OR NOT EXISTS (SELECT 1 FROM runs WHERE digest = :digest)
 ON CONFLICT (run_id) DO NOTHING
 
@@ -112,6 +112,9 @@ UPDATE runs SET reason = :reason, updated_ms = :now_ms, change = :change WHERE r
 
 -- name: interrupted
 UPDATE runs SET num_interruptions = num_interruptions + 1 WHERE run_id = :run_id
+
+-- name: stopped_early
+UPDATE runs SET stop_reason = :stop_reason WHERE run_id = :run_id
 
 -- name: add_attempt
 INSERT INTO attempts (run_id, number, launched_ms, last_heartbeat_ms, devices)

@@ -148,7 +148,7 @@ class RegistryReader:
         return int(row["cpus"]), int(row["memory_mb"])
 
 
-_JSON_COLUMNS = ("config", "metrics", "devices", "needs", "tags")
+_JSON_COLUMNS = ("config", "metrics", "devices", "needs", "tags", "secret_env")
 
 
 def read_run(row: sqlite3.Row) -> RunRecord:

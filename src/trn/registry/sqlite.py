@@ -39,6 +39,7 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str = ""
     snapshot: str = ""
     frozen_from: str = ""  # the folder that the snapshot was taken of
+    secret_env: tuple[str, ...] = ()  # names alone
     base_dir: str = ""
     interpreter: str = ""
     max_attempts: int = 1
@@ -58,6 +59,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     not_before_ms: int = 0
     is_interruption: bool = False  # no fault of the run: it does not use up one of its attempts
+    stop_reason: str = ""  # of one that completed before its last step
 
 
 class RunRegistry(RegistryReader):
@@ -101,6 +103,7 @@ class RunRegistry(RegistryReader):
                 "config": _encode(run.config).decode(),
                 "needs": _encode(run.needs).decode(),
                 "tags": _encode(run.tags).decode(),
+                "secret_env": _encode(run.secret_env).decode(),
                 "is_another_wanted": is_another_wanted,
             }
             if connection.execute(sql("add_run"), values).rowcount == 1:
@@ -262,6 +265,10 @@ class RunRegistry(RegistryReader):
             connection.execute(sql("let_go"), held)
             if ending.is_interruption:
                 connection.execute(sql("interrupted"), {"run_id": run_id})
+            if ending.stop_reason:
+                connection.execute(
+                    sql("stopped_early"), {"run_id": run_id, "stop_reason": ending.stop_reason}
+                )
             state, reason = ending.state, ending.reason
             if state is RunState.PENDING and run.is_cancel_wanted:  # asked for while it was decided
                 state, reason = RunState.CANCELLED, run.cancel_reason

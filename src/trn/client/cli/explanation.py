@@ -70,7 +70,10 @@ def explain(
         return _live(run, attempts, at_ms=at_ms, is_daemon_up=is_daemon_up, around=around)
     took = say_duration((run.ended_ms or at_ms) - run.submitted_ms)
     if run.state is RunState.COMPLETED:
-        return _say(run, f"completed: it reached step {run.step} after {took}", next="nothing is left to do")
+        what = f"completed: it reached step {run.step} after {took}"
+        if run.stop_reason:
+            what = f"completed: stopped early at step {run.step} after {took}: {run.stop_reason}"
+        return _say(run, what, next="nothing is left to do")
     if run.state is RunState.CANCELLED:
         remedy = f"`{how_to_resume(run)}` {where_it_resumes(run, around.checkpoint)}" if run.attempt else ""
         what = f"was cancelled: {run.reason}"

@@ -271,6 +271,7 @@ def describe(run: "Run | RunRecord") -> dict[str, Any]:
         "run_id": run.run_id,
         "state": run.state,
         "reason": run.reason,
+        "stop_reason": run.stop_reason,
         "name": run.name,
         "attempt": run.attempt,
         "step": run.step,

@@ -76,6 +76,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
     final_checkpoint: str
     submitted_ms: int
     ended_ms: int
+    stop_reason: str
     timestamp_ms: int
 
 
@@ -114,6 +115,7 @@ def job_ended(run: RunRecord, folder: str, final_checkpoint: str) -> bytes:
         final_checkpoint=final_checkpoint,
         submitted_ms=run.submitted_ms,
         ended_ms=ended_ms,
+        stop_reason=run.stop_reason,
         timestamp_ms=ended_ms,
     )
     return _encode(line) + b"\n"

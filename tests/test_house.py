@@ -42,7 +42,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "gen_worker.launcher_protocol",
         f"{TRAINER}.subprocess_contract",
     ),
-    "trn.daemon": ("trn.core", "trn.proto", "trn.registry", "trn.executors", "trn.daemon", *JOB_DOCUMENTS),
+    "trn.daemon": (
+        "trn.core",
+        "trn.proto",
+        "trn.registry",
+        "trn.executors",
+        "trn.daemon",
+        "gen_worker.frozen_imports",  # what tells a worker where its frozen code came from
+        *JOB_DOCUMENTS,
+    ),
     "trn.client": (
         "trn.core",
         "trn.proto",
@@ -255,6 +263,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.certificate_legs",  # hands it on to the workers that it compares
         "gen_worker.entrypoint",  # WORKER_MODE
         "gen_worker.failpoints",  # for tests
+        "gen_worker.frozen_imports",  # which folder is a frozen copy of which
         "gen_worker.launcher",  # hands it on to its workers
         "gen_worker.launcher_worker",  # makes it the worker's
         "gen_worker.pytorch_runner",  # sets up the worker that it runs

@@ -37,5 +37,10 @@ def main(arguments: Sequence[str] = ()) -> int:
     return int(ExitCode.STARTUP)
 
 
+if __name__ == "__mp_main__":  # in a process that multiprocessing started for the author's code
+    from gen_worker.frozen_imports import import_frozen_code
+
+    import_frozen_code()
+
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -51,6 +51,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     contract_path: str
     is_warm: bool
     is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
+    frozen_from: str = ""  # the folder that `code_dir` is a frozen copy of; empty: it is none
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):

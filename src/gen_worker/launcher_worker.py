@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from gen_worker import entrypoint
+from gen_worker.frozen_imports import frozen_variables
 from gen_worker.launcher_protocol import (
     PROCESS_MARK,
     AttemptRecord,
@@ -215,6 +216,7 @@ def _lay_over(environ: dict[str, str], plan: WorkerPlan) -> dict[str, str]:
         paths = [path for path in laid.get("PYTHONPATH", "").split(os.pathsep) if path]
         laid["PYTHONPATH"] = os.pathsep.join([plan.code_dir, *(p for p in paths if p != plan.code_dir)])
         laid["PYTHONSAFEPATH"] = "1"
+        laid |= frozen_variables(plan.frozen_from, plan.code_dir)
     return laid
 
 

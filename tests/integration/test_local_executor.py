@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,14 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, until, wait_until
+from launched_run import TRAINERS, LaunchedRun, is_running, living, runs, stop_launchers, until, wait_until
 from worker_process import write_rows
 
 from gen_worker.launcher_protocol import AttemptRecord, boot_id, claim, read_process
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors import local
-from trn.executors.base import Executor, WorkerExit, WorkerIdentity
+from trn.executors.base import Executor, ImportTrial, WorkerExit, WorkerIdentity
 from trn.executors.launcher_process import start_launcher
 from trn.executors.local import LocalExecutor
 
@@ -283,6 +284,40 @@ def test_launches_of_one_attempt_at_once_are_one_process(shared: Home) -> None:
         assert len(run.events("started")) == 1
 
     work(shared, claims)
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_worker_trains_frozen_code_though_an_editable_install_leads_to_the_edited_one(
+    shared: Home, tmp_path: Path, is_warm: bool
+) -> None:
+    project, code = tmp_path / "project", tmp_path / "code"
+    source = (TRAINERS / "counting.py").read_text()
+    for folder, text in ((project, "raise SystemExit('edited since')\n"), (code, source)):
+        (folder / "src" / "shapes").mkdir(parents=True)
+        (folder / "src" / "shapes" / "__init__.py").write_text("")
+        (folder / "src" / "shapes" / "train.py").write_text(text)
+    fault = {"fail_in": "train_step", "at_step": 2}
+    run = LaunchedRun(shared, f"frozen-{is_warm}", trainer="shapes.train:Counting", hyperparams=fault)
+    plan = run.plan(
+        code=code,
+        frozen_from=str(project),
+        cwd=str(project),
+        env={"PYTHONPATH": str(project / "src")},
+        is_warm=is_warm,
+    )
+
+    async def claims(executor: LocalExecutor) -> None:
+        assert await executor.try_imports(plan, run.job) == ImportTrial()
+        await finish(executor, run, await executor.launch(plan))
+
+    work(shared, claims)
+    (failed,) = run.events("failed")
+    assert failed["step"] == 1
+    theirs, frozen = (folder / "src" / "shapes" / "train.py" for folder in (project, code))
+    assert re.search(
+        rf"at {re.escape(str(theirs))}:\d+ \(frozen copy: {re.escape(str(frozen))}\)", failed["error"]
+    )
+    assert re.search(rf'File "{re.escape(str(theirs))}", line \d+, in \w+ \(frozen copy: ', run.log())
 
 
 def test_a_worker_of_another_interpreter_is_started_cold(shared: Home) -> None:

@@ -24,6 +24,7 @@ from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
+from gen_worker.trainer.code_identity import note_outside_code
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
 from gen_worker.trainer.download_progress import DownloadProgress
@@ -124,6 +125,9 @@ class Assembly:
                 self._tell_finished(loop, checkpoint)
                 return loop
         loop.state = self.restore_state(trainer, ctx, checkpoint)
+        if self.processes.rank == 0:
+            for warning in note_outside_code(identity, loop.folder, is_fresh=checkpoint is None):
+                reporter.log(warning, level="warning")
         if checkpoint is not None:
             for change in changes_since(checkpoint.identity, identity):
                 reporter.log(f"since the checkpoint {change}", level="warning")

@@ -4,6 +4,7 @@ import traceback
 from pathlib import Path
 
 from gen_worker.errors import Category, WorkerError
+from gen_worker.frozen_imports import name_originals
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _PYTHONS = str(Path(traceback.__file__).resolve().parent)
@@ -23,7 +24,7 @@ def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_S
             text = f"{text} (at {place})"
         if is_our_fault(cause):
             text = f"a fault of the worker itself, please report it: {text}"
-    return category, "\n".join([text, *getattr(cause, "__notes__", ())])
+    return category, name_originals("\n".join([text, *getattr(cause, "__notes__", ())]))
 
 
 def is_our_fault(cause: BaseException) -> bool:

@@ -1,14 +1,12 @@
 """What a checkpoint says about where it came from: the job, the author's code, the data."""
 
-import hashlib
-import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gen_worker.trainer.batch_source import BatchSource
+from gen_worker.trainer.code_identity import code_changes, describe_code
 from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.job_spec import spec_digest
 
@@ -30,7 +28,7 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
         "config_digest": spec_digest(job),
         "job_digest": _digest_of_any_run(job),
         "config": _told_config(job),
-        "code": _code_identity(type(trainer)),
+        "code": describe_code(type(trainer)),
         "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
     }
 
@@ -41,9 +39,7 @@ def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     if saved.get("config_digest") not in (None, now["config_digest"]):
         is_same = saved.get("job_digest") == now["job_digest"]
         changes += [] if is_same else _job_changes(saved, now)
-    if saved.get("code") not in (None, now["code"]):
-        changes.append(f"the code of {now['code']['trainer']} changed")
-    return changes
+    return changes + code_changes(saved, now)
 
 
 def _told_config(job: TrainingJobSpec) -> dict[str, Any]:
@@ -89,14 +85,3 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, item in value.items():
         found |= _flat(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}
     return found
-
-
-def _code_identity(trainer_class: type) -> dict[str, Any]:
-    identity: dict[str, Any] = {"trainer": f"{trainer_class.__module__}:{trainer_class.__qualname__}"}
-    try:
-        path = Path(inspect.getfile(trainer_class))
-        identity["file"] = path.name
-        identity["digest"] = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, TypeError):
-        identity["file"] = None  # made in memory: a notebook, a test
-    return identity

@@ -9,6 +9,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from gen_worker.errors import PluginError, PluginValueError, TrainingCanceled, TrainingTimeout
+from gen_worker.frozen_imports import import_frozen_code
 
 _REF = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<symbol>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
 
@@ -37,6 +38,7 @@ def import_symbol(ref: str) -> Any:
 def import_author_module(name: str) -> ModuleType:
     """Import from the working folder, PYTHONPATH and what is installed."""
     _extend_search_path()
+    import_frozen_code()
     _look_again(name)
     try:
         return importlib.import_module(name)

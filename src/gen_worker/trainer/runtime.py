@@ -20,6 +20,7 @@ from gen_worker.errors import (
     TrainingTimeout,
     WorkerError,
 )
+from gen_worker.frozen_imports import name_originals
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.failure import describe_failure, is_our_fault
 from gen_worker.trainer.isolation import run_isolated
@@ -128,6 +129,13 @@ def _check_processes(job: TrainingJobSpec, environment: WorkerEnvironment) -> No
         raise SpecError(str(environment.job_spec_path), faults)
 
 
+class _LogFormatter(logging.Formatter):
+    """Tracebacks name the author's own file beside the frozen one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return name_originals(super().format(record))
+
+
 def set_log_levels() -> None:
     """What a worker's log shows. Setting a level visits every logger there is, so it is set only where it differs."""
     for name, level in (
@@ -150,7 +158,9 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
 
     `early_signals` grows while nobody else handles SIGTERM: until the attempt's own lifecycle does.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     set_log_levels()
     runtime = TrainingRuntime(early_signals=early_signals)
     with runtime.redacted_logs():

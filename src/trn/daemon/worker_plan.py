@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.frozen_imports import frozen_variables
 from gen_worker.installed_packages import is_same_python
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
 from trn.core.home import RunFolder
@@ -65,6 +66,7 @@ def build_plan(
         env=env,
         cwd=run.base_dir or str(folder.root),
         code_dir=str(folder.code) if run.snapshot else run.base_dir,
+        frozen_from=run.frozen_from if run.snapshot else "",
         log_path=str(folder.log),
         attempt_dir=str(folder.attempts),
         contract_path=str(folder.contract),
@@ -117,6 +119,10 @@ def render_plan(plan: LaunchPlan) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(plan.env.items())]
     if plan.code_dir:
         lines.append(f'export PYTHONPATH={shlex.quote(plan.code_dir)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+        lines += [
+            f"export {name}={shlex.quote(value)}"
+            for name, value in frozen_variables(plan.frozen_from, plan.code_dir).items()
+        ]
     lines.append(f"{shlex.join(plan.argv)} >> {shlex.quote(plan.log_path)} 2>&1")
     return "\n".join(lines)
 

@@ -18,6 +18,14 @@ C = TypeVar("C", bound=Callable[..., Any])
 # Of a folder that nobody asked to freeze and of which git says nothing: more than this is hardly code.
 MAX_UNASKED_FILES, MAX_UNASKED_BYTES = 2_000, 32 << 20
 NUM_SKIPPED_SHOWN = 5
+NUM_CHANGED_SHOWN = 5
+
+# What a program is made of. A new file of another kind is something that somebody or a run left in the folder.
+CODE_SUFFIXES = frozenset(
+    (".py", ".pyi", ".pyx", ".pxd", ".so", ".sh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh")
+)
+# What a program may read: it counts where it was frozen, and is no longer as it was.
+CONFIG_SUFFIXES = frozenset((".yaml", ".yml", ".toml", ".json", ".ini", ".cfg"))
 
 
 def code_option(default: str) -> Callable[[C], C]:
@@ -90,6 +98,39 @@ def freeze(home: "Home", base_dir: Path, *, code_dir: Path | None) -> FrozenCode
         )
     except InvalidRequestError as fault:
         return FrozenCode(reason=str(fault).partition("\n")[0])
+
+
+def find_changed_files(home: "Home", folder: Path, snapshot: str) -> list[str]:
+    """Which files of code in that folder are not as in the snapshot of it; none where that cannot be told. Blocks."""
+    from trn.core.errors import TrnError
+    from trn.core.snapshots import SnapshotStore
+
+    store = SnapshotStore(home.snapshots)
+    try:
+        digest = freeze(home, folder, code_dir=folder).digest
+        if digest == snapshot:
+            return []
+        was, is_ = (
+            {file.path: file.sha256 for file in store.manifest(each).files} for each in (snapshot, digest)
+        )
+    except TrnError:
+        return []
+    return sorted(
+        path
+        for path in was.keys() | is_.keys()
+        if was.get(path) != is_.get(path) and _is_code(path, is_new=path not in was)
+    )
+
+
+def listed(paths: list[str]) -> str:
+    """As many as fit a line."""
+    more = f" and {len(paths) - NUM_CHANGED_SHOWN} more" if len(paths) > NUM_CHANGED_SHOWN else ""
+    return ", ".join(paths[:NUM_CHANGED_SHOWN]) + more
+
+
+def _is_code(path: str, *, is_new: bool) -> bool:
+    suffix = Path(path).suffix.lower()
+    return suffix in CODE_SUFFIXES or (suffix in CONFIG_SUFFIXES and not is_new)
 
 
 def _is_in_git(folder: Path) -> bool:

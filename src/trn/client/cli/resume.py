@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.frozen_code import FrozenCode, code_option, freeze
+from trn.client.cli.frozen_code import FrozenCode, code_option, find_changed_files, freeze, listed
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
 from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import complete_run_id
@@ -161,11 +161,14 @@ async def _resume_run(
     if options["code_dir"] is not None:
         code = await asyncio.to_thread(freeze, home, base_dir, code_dir=options["code_dir"])
         code.say(output)
-    elif await asyncio.to_thread(_is_changed, home, base_dir, parent.snapshot):
-        output.say(
-            f"trn: the code in {base_dir} has changed since {parent.run_id} was submitted: this goes on with the code"
-            f" of then; --code {base_dir} takes that of now"
-        )
+    elif parent.snapshot:
+        folder = Path(parent.frozen_from or base_dir)
+        changed = await asyncio.to_thread(find_changed_files, home, folder, parent.snapshot)
+        if changed:
+            output.say(
+                f"trn: files in {folder} have changed since {parent.run_id} was submitted: {listed(changed)}\n"
+                f"  this run uses them as they were then; --code {folder} takes them as they are now"
+            )
     return await client.resume(
         parent.run_id,
         checkpoint_path=checkpoint or "",
@@ -179,16 +182,6 @@ async def _resume_run(
         log_dir=paths.log_dir,
         event_log=paths.event_log,
     )
-
-
-def _is_changed(home: Home, base_dir: Path, snapshot: str) -> bool:
-    """Whether the folder that the job came from holds other code by now; no, where that cannot be told."""
-    from trn.core.errors import TrnError
-
-    try:
-        return snapshot != "" and freeze(home, base_dir, code_dir=None).digest not in ("", snapshot)
-    except TrnError:
-        return False
 
 
 async def _resume_config(

@@ -1,0 +1,195 @@
+"""A run's own modules are imported from its frozen code, whatever the environment's editable installs say.
+
+Without this, an editable install (a path file or a finder of setuptools) leads to the folder that was frozen, and a
+retry would train what was edited since. So the frozen code's folders come before those they are copies of, and a
+finder in front of all others maps what they find: below the frozen folder, the copy is imported. What the copy does
+not have is imported from where it lies; `trainer.outside_code` names it.
+
+Which folder was frozen, and where its copy is, two variables say: they reach every process that a worker starts.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from functools import cache
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import NamedTuple
+
+ORIGINAL = "GEN_WORKER_FROZEN_FROM"
+COPY = "GEN_WORKER_FROZEN_CODE"
+
+OURS = frozenset({"gen_worker", "trn"})  # never the author's, also where the author is one of us
+_MAIN = frozenset({"__main__", "__mp_main__"})
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages(?:[/\\]|\Z)")
+_STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
+_OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
+
+
+class FrozenCode(NamedTuple):
+    """A folder and its frozen copy, by their absolute paths. The real ones differ where a link leads there."""
+
+    original: str
+    copy: str
+    real_original: str
+    real_copy: str
+
+    def to_copy(self, path: str) -> str | None:
+        """Where the copy of that path would be; None where the path is not below the original folder."""
+        if self.to_original(path) is not None:  # the copy may itself lie below the original folder
+            return None
+        return _moved(path, (self.original, self.real_original), self.copy)
+
+    def to_original(self, path: str) -> str | None:
+        """What that path is a copy of; None where it is not below the copy."""
+        return _moved(path, (self.copy, self.real_copy), self.original)
+
+
+def frozen_variables(original: str, copy: str) -> dict[str, str]:
+    """What tells a process and its children that one folder is a frozen copy of the other."""
+    return {ORIGINAL: original, COPY: copy} if original and copy else {}
+
+
+def read_frozen_code(environ: Mapping[str, str] = os.environ) -> FrozenCode | None:
+    """None in a process that has no frozen code."""
+    original, copy = environ.get(ORIGINAL), environ.get(COPY)
+    if not original or not copy:
+        return None
+    return _frozen_code(original, copy)
+
+
+@cache
+def _frozen_code(original: str, copy: str) -> FrozenCode:
+    return FrozenCode(original, copy, os.path.realpath(original), os.path.realpath(copy))
+
+
+def import_frozen_code(environ: MutableMapping[str, str] = os.environ) -> FrozenCode | None:
+    """Before any import of the author's code; safe to repeat. From here on it is the copy that is imported."""
+    code = read_frozen_code(environ)
+    if code is None:
+        return None
+    sys.path[:] = _with_copies(sys.path, code)
+    given = environ.get("PYTHONPATH")
+    if given:
+        environ["PYTHONPATH"] = os.pathsep.join(_with_copies(given.split(os.pathsep), code))
+    if not any(isinstance(finder, _FrozenFinder) for finder in sys.meta_path):
+        _forget_originals(code)
+        sys.meta_path.insert(0, _FrozenFinder(code))
+    return code
+
+
+def name_originals(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The text, with the author's own file beside each frozen one, also in the lines of a traceback."""
+    code = read_frozen_code(environ)
+    if code is None or code.copy not in text:
+        return text
+
+    def replace(found: re.Match[str]) -> str:
+        path, rest = (found["quoted"], found["rest"]) if found["quoted"] else (found["bare"], found["line"])
+        mark = '"' if found["quoted"] else ""
+        head = "File " if mark else ""
+        original = f"{code.original}{path[len(code.copy) :]}"
+        return f"{head}{mark}{original}{mark}{rest or ''} (frozen copy: {path})"
+
+    return _places_in(code.copy).sub(replace, text)
+
+
+@cache
+def _places_in(copy: str) -> re.Pattern[str]:
+    place = rf"{re.escape(copy)}/"
+    return re.compile(
+        rf'File "(?P<quoted>{place}[^"\n]+)"(?P<rest>, line \d+(?:, in [^\n]+)?)'
+        rf"|(?<!frozen copy: )(?P<bare>{place}[^\s:\"'()]+)(?P<line>(?::\d+)?)"
+    )
+
+
+def is_installed(path: str) -> bool:
+    """Whether it is Python's own or a regular install's, and so nobody's own code."""
+    if _INSTALLED.search(path):
+        return True
+    return path.startswith(f"{_STDLIB}{os.sep}")
+
+
+class _FrozenFinder:
+    """Asks all other finders and answers in their place, since it knows better where the author's modules are."""
+
+    def __init__(self, code: FrozenCode) -> None:
+        self._code = code
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] in OURS or (path is not None and all(map(is_installed, path))):
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return self._frozen(spec)
+        return None if path is None else self._find_left_out(name, path)
+
+    def _frozen(self, spec: ModuleSpec) -> ModuleSpec:
+        """The copy's spec; as it is where it is none of the author's, or the copy does not have it."""
+        locations = spec.submodule_search_locations
+        if spec.origin is None or not spec.has_location:
+            if spec.loader is None and locations is not None:  # a package without a file: only folders
+                spec.submodule_search_locations = self._frozen_folders(locations)
+            return spec
+        if is_installed(spec.origin):
+            return spec
+        copy = self._code.to_copy(spec.origin)
+        if copy is None or not os.path.isfile(copy):  # noqa: PTH113
+            return spec
+        folders = None if locations is None else self._frozen_folders(locations)
+        return (
+            importlib.util.spec_from_file_location(spec.name, copy, submodule_search_locations=folders)
+            or spec
+        )
+
+    def _frozen_folders(self, folders: Iterable[str]) -> list[str]:
+        copies = ((folder, self._code.to_copy(folder)) for folder in folders)
+        return list(
+            dict.fromkeys(copy if copy and os.path.isdir(copy) else folder for folder, copy in copies)  # noqa: PTH112
+        )
+
+    def _find_left_out(self, name: str, path: Sequence[str]) -> ModuleSpec | None:
+        """A module of a frozen package that the copy does not have: ignored by git, or built in its place."""
+        originals = [original for folder in path if (original := self._code.to_original(folder)) is not None]
+        spec = importlib.machinery.PathFinder.find_spec(name, originals) if originals else None
+        return None if spec is None or spec.loader is None else spec
+
+
+def _with_copies(folders: Iterable[str], code: FrozenCode) -> list[str]:
+    """Each copy before the folder that it is a copy of, which stays for what the copy does not have."""
+    found: dict[str, None] = {}
+    for folder in folders:
+        copy = code.to_copy(folder) if folder else None
+        is_ours = copy is not None and os.path.realpath(folder) == _OUR_FOLDER
+        if copy is not None and not is_ours and os.path.isdir(copy):  # noqa: PTH112
+            found[copy] = None
+        found[folder] = None
+    return list(found)
+
+
+def _forget_originals(code: FrozenCode) -> None:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in OURS | _MAIN or not isinstance(file, str) or is_installed(file):
+            continue
+        copy = code.to_copy(file)
+        if copy is not None and os.path.isfile(copy):  # noqa: PTH113
+            del sys.modules[name]
+
+
+def _moved(path: str, roots: Iterable[str], target: str) -> str | None:
+    for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):  # noqa: PTH100
+        for root in roots:
+            if place == root:
+                return target
+            if place.startswith(f"{root}{os.sep}"):
+                return target + place[len(root) :]
+    return None

@@ -21,6 +21,7 @@ from trn.daemon.broadcaster import RunEventBroadcaster
 from trn.daemon.devices import Devices
 from trn.daemon.import_trials import ImportTrials
 from trn.daemon.ingest import Ingest
+from trn.daemon.removal import Removal
 from trn.daemon.server import add_ports, build_server
 from trn.daemon.service import TrainerService
 from trn.daemon.singleton import DaemonInfo
@@ -128,6 +129,9 @@ class Host:
             dispatcher=self.dispatcher,
             executor=Launcher(),
             trials=ImportTrials(self.executor, home),
+            removal=Removal(
+                registry=self.registry, metrics=self.metrics, home=home, cache_dir=home.root / "cache"
+            ),
             devices=devices,
             home=home,
             settings=self.settings,

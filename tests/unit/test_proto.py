@@ -81,6 +81,8 @@ def test_every_call_of_the_contract_is_on_the_wire() -> None:
         "GetRun",
         "ListRuns",
         "GetMetrics",
+        "RemoveRuns",
+        "Prune",
         "ListDevices",
         "GetHealth",
     }

@@ -11,6 +11,7 @@ from gen_worker.trainer.contracts import UploadsSpec
 from gen_worker.trainer.subprocess_contract import (
     ARTIFACTS_DIR,
     TrainerSubprocessContractV1,
+    find_cache_dir,
     read_subprocess_contract,
 )
 
@@ -100,7 +101,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
             sample_url=environ.get("TRAINER_UPLOAD_SAMPLE_URL") or None,
             terminal_url=environ.get("TRAINER_UPLOAD_TERMINAL_URL") or None,
         ),
-        cache_dir=_cache_dir(environ),
+        cache_dir=find_cache_dir(environ),
         s3_endpoint=environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None,
         s3_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
         gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
@@ -134,7 +135,7 @@ def read_library_environment(folder: Path, environ: Mapping[str, str] = os.envir
         checkpoints_dir=folder / "checkpoints",
         samples_dir=folder / "samples",
         events_path=folder / "metrics" / "events.jsonl",
-        cache_dir=_cache_dir(environ),
+        cache_dir=find_cache_dir(environ),
         s3_endpoint=environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None,
         s3_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
         gcs_endpoint=environ.get("STORAGE_EMULATOR_HOST") or None,
@@ -204,10 +205,3 @@ def _attempt(environ: Mapping[str, str], faults: list[str]) -> int | None:
         faults.append(f"TRAINER_ATTEMPT: found {text!r}, expected a number above 0")
         return None
     return int(text)
-
-
-def _cache_dir(environ: Mapping[str, str]) -> Path:
-    if environ.get("TRN_CACHE_DIR"):
-        return Path(environ["TRN_CACHE_DIR"]).expanduser()
-    home = environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "trn"

@@ -1,6 +1,7 @@
 """All that crosses the line between a launcher and a worker: one file, versioned, written atomically, read strictly."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -11,6 +12,14 @@ from gen_worker.errors import StartupError
 CONTRACT_VERSION = "v1"
 ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (of the contract: where a worker writes that nobody told where)
 _NEEDED = ("trainer_plugin", "job_spec_path", "checkpoints_dir", "samples_dir", "events_path")
+
+
+def find_cache_dir(environ: Mapping[str, str]) -> Path:
+    """Where workers with these variables keep what they may lose: inputs, decoded data."""
+    if environ.get("TRN_CACHE_DIR"):
+        return Path(environ["TRN_CACHE_DIR"]).expanduser()
+    home = environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "trn"
 
 
 class ContractError(StartupError, ValueError):

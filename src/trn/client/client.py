@@ -19,10 +19,12 @@ from trn.core.settings import read_settings
 from trn.proto import convert
 from trn.proto import trainer_pb2 as pb
 from trn.proto.records import (
+    Freed,
     Health,
     LogChunk,
     Machine,
     MetricSeries,
+    Pruned,
     Run,
     RunDetails,
     Submission,
@@ -315,6 +317,32 @@ class AsyncClient:
             "CancelRun", pb.CancelRunRequest(run_id=run_id, reason=reason)
         )
         return convert.read_run(answer.run), answer.was_live
+
+    async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
+        """Forget ended runs, their folders and metrics: all of them, or none and a ConflictError with every reason."""
+        request = pb.RemoveRunsRequest(run_ids=run_ids, is_dry_run=is_dry_run)
+        answer, _ = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
+        return convert.read_freed(answer.freed)
+
+    async def prune(
+        self,
+        *,
+        ended_before_ms: int,
+        keep_best: int = 0,
+        metric: str = "",
+        is_max_best: bool = False,
+        is_dry_run: bool = False,
+    ) -> Pruned:
+        """Remove the runs that ended before then and that nobody needs; also superseded checkpoints, code and caches."""
+        request = pb.PruneRequest(
+            ended_before_ms=ended_before_ms,
+            keep_best=keep_best,
+            metric=metric,
+            is_max_best=is_max_best,
+            is_dry_run=is_dry_run,
+        )
+        answer, _ = await self._connection.call("Prune", request, timeout_s=LOOK_PATIENCE_S)
+        return Pruned(freed=convert.read_freed(answer.freed), kept=tuple(answer.kept))
 
     async def wait(self, run_id: str) -> Run:
         """The run once it has ended. For a limit, `asyncio.timeout` around it."""

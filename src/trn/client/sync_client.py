@@ -9,7 +9,17 @@ from typing import Any, Self, TypeVar
 
 from trn.client.client import AsyncClient
 from trn.core.errors import ConflictError
-from trn.proto.records import Health, LogChunk, Machine, MetricSeries, Run, RunDetails, Submission
+from trn.proto.records import (
+    Freed,
+    Health,
+    LogChunk,
+    Machine,
+    MetricSeries,
+    Pruned,
+    Run,
+    RunDetails,
+    Submission,
+)
 
 T = TypeVar("T")
 
@@ -183,6 +193,12 @@ class Client:
 
     def cancel(self, run_id: str, reason: str = "") -> tuple[Run, bool]:
         return self._do(self._client.cancel(run_id, reason))
+
+    def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
+        return self._do(self._client.remove(run_ids, is_dry_run=is_dry_run))
+
+    def prune(self, **options: Any) -> Pruned:
+        return self._do(self._client.prune(**options))
 
     def wait(self, run_id: str, timeout_s: float | None = None) -> Run:
         """TimeoutError where it has not ended by then."""

@@ -118,6 +118,11 @@ class Home(NamedTuple):
         return self.root / "trials"
 
     @property
+    def trash(self) -> Path:
+        """Folders of runs that were removed, until their files are gone."""
+        return self.root / "trash"
+
+    @property
     def backups(self) -> Path:
         return self.root / "backups"
 

@@ -223,10 +223,12 @@ def materialise(store: Path, digest: str, target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def collect_garbage(store: Path, keep: set[str], *, grace_s: float = GRACE_S) -> Collected:
+def collect_garbage(
+    store: Path, keep: set[str], *, grace_s: float = GRACE_S, is_dry_run: bool = False
+) -> Collected:
     """Remove the snapshots that are neither kept nor younger than the grace, and the objects nobody names.
 
-    Does nothing, and says so, while a snapshot is being taken.
+    Does nothing, and says so, while a snapshot is being taken. A dry run says what it would remove.
     """
     snapshots = SnapshotStore(store)
     if not store.is_dir():
@@ -235,18 +237,19 @@ def collect_garbage(store: Path, keep: set[str], *, grace_s: float = GRACE_S) ->
     old = time.time() - grace_s
     try:
         with _locked(store / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
-            return _collect(snapshots, keep, old)
+            return _collect(snapshots, keep, old, is_dry_run=is_dry_run)
     except BlockingIOError:
         return Collected(warning="a snapshot is being taken; the garbage waits for the next time")
 
 
-def _collect(snapshots: SnapshotStore, keep: set[str], old: float) -> Collected:
+def _collect(snapshots: SnapshotStore, keep: set[str], old: float, *, is_dry_run: bool) -> Collected:
+    remove = _measure if is_dry_run else _remove
     removed: list[tuple[Path, int]] = []
     named: set[str] = set()
     warning = ""
     for path in snapshots.manifests.glob("*.json"):
         if path.stem not in keep and path.stat().st_mtime < old:
-            removed.append(_remove(path))
+            removed.append(remove(path))
             continue
         try:
             manifest = snapshots.manifest(path.stem)
@@ -262,17 +265,21 @@ def _collect(snapshots: SnapshotStore, keep: set[str], old: float) -> Collected:
     if not warning:
         for path in snapshots.objects.glob("*/*"):
             if path.name not in named and path.stat().st_mtime < old:
-                removed.append(_remove(path))
+                removed.append(remove(path))
     for folder, limit in ((snapshots.staging, old), (snapshots.stat_cache, old - UNUSED_S)):
         for path in folder.iterdir():
             if path.stat().st_mtime < limit:
-                _remove(path)
+                remove(path)
     return Collected(
         num_manifests=num_manifests,
         num_objects=len(removed) - num_manifests,
         freed_bytes=sum(size_bytes for _, size_bytes in removed),
         warning=warning,
     )
+
+
+def _measure(path: Path) -> tuple[Path, int]:
+    return path, path.stat().st_size
 
 
 def _remove(path: Path) -> tuple[Path, int]:

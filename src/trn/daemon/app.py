@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Protocol
 
+from gen_worker.trainer.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
@@ -35,6 +36,7 @@ from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.readiness import DoctorReadiness
+from trn.daemon.removal import BUS, LOGS, Removal
 from trn.daemon.service import TrainerService, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo, Singleton
 from trn.daemon.startup_checks import check_start
@@ -100,6 +102,14 @@ class TrainerDaemon:
         stack.callback(registry.close)
         metrics = MetricStore(home.metrics)
         stack.callback(metrics.close)
+        removal = Removal(
+            registry=registry,
+            metrics=metrics,
+            home=home,
+            cache_dir=find_cache_dir(os.environ),
+            consumers=[LOGS, *([BUS] if url is not None else [])],
+        )
+        await removal.complete()
         devices = Devices(settings.inventory, environ=os.environ)
         await committed(registry.set_slots([device.device_id for device in devices.inventory.devices]))
         executor = LocalExecutor(home)
@@ -135,6 +145,7 @@ class TrainerDaemon:
             dispatcher=dispatcher,
             executor=executor,
             trials=trials,
+            removal=removal,
             devices=devices,
             home=home,
             settings=settings,
@@ -144,7 +155,7 @@ class TrainerDaemon:
         outlets: list[Outlet] = [LogOutlet(registry=registry, home=home, settings=settings)]
         listeners: list[Part] = []
         if url is not None and bus is not None:
-            outbox = Outbox(registry, home, "bus")
+            outbox = Outbox(registry, home, BUS)
             outlets.append(BusPublisher(outbox=outbox, bus=bus, shown=url.shown))
             commands = bus.commands()
             if commands is not None:

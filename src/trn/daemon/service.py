@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gen_worker.trainer.job_spec import name_runner
-from trn.core.errors import ConflictError, InvalidRequestError
+from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.settings import Settings
@@ -22,6 +22,7 @@ from trn.daemon.api_tokens import ApiTokens
 from trn.daemon.commits import committed
 from trn.daemon.devices import Inventory
 from trn.daemon.import_trials import ImportTrials
+from trn.daemon.removal import Freed, PruneRule, Removal
 from trn.daemon.resumption import Resumption
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
@@ -70,6 +71,7 @@ class TrainerService:
         dispatcher: Dispatcher,
         executor: Launcher,
         trials: ImportTrials,
+        removal: Removal,
         devices: DeviceInventory,
         home: Home,
         settings: Settings,
@@ -81,6 +83,7 @@ class TrainerService:
         self._executor = executor
         self._resumption = Resumption(registry, home, max_config_bytes=settings.max_config_bytes)
         self._trials = trials
+        self._removal = removal
         self._devices = devices
         self._home = home
         self._settings = settings
@@ -199,6 +202,28 @@ class TrainerService:
                 for series in found
             ]
         )
+
+    async def RemoveRuns(self, request: pb.RemoveRunsRequest, _context: Context) -> pb.RemoveRunsResponse:  # noqa: N802
+        run_ids, gone = [], []
+        for run_id in request.run_ids:
+            try:
+                run_ids.append(self.find(run_id).run_id)
+            except NotFoundError:
+                if not self._registry.was_removed(run_id):
+                    raise
+                gone.append(Freed("gone", run_id, 0))  # perhaps by this very request, whose reply was lost
+        freed = [*await self._removal.remove(run_ids, is_dry_run=request.is_dry_run), *gone]
+        return pb.RemoveRunsResponse(freed=[pb.Freed(**item._asdict()) for item in freed])
+
+    async def Prune(self, request: pb.PruneRequest, _context: Context) -> pb.PruneResponse:  # noqa: N802
+        rule = PruneRule(
+            ended_before_ms=request.ended_before_ms,
+            keep_best=request.keep_best,
+            metric=request.metric,
+            is_max_best=request.is_max_best,
+        )
+        pruned = await self._removal.prune(rule, is_dry_run=request.is_dry_run)
+        return pb.PruneResponse(freed=[pb.Freed(**item._asdict()) for item in pruned.freed], kept=pruned.kept)
 
     async def ListDevices(self, _request: pb.ListDevicesRequest, _context: Context) -> pb.ListDevicesResponse:  # noqa: N802
         inventory = self._devices.inventory

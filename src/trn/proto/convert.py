@@ -9,6 +9,7 @@ from trn.proto import trainer_pb2 as pb
 from trn.proto.records import (
     Attempt,
     Device,
+    Freed,
     Health,
     LogChunk,
     Machine,
@@ -186,6 +187,10 @@ def read_series(message: pb.MetricSeries) -> MetricSeries:
         lows=tuple(message.lows),
         highs=tuple(message.highs),
     )
+
+
+def read_freed(items: Iterable[pb.Freed]) -> tuple[Freed, ...]:
+    return tuple(Freed(kind=item.kind, name=item.name, size_bytes=item.size_bytes) for item in items)
 
 
 def read_machine(message: pb.ListDevicesResponse) -> Machine:

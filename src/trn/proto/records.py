@@ -89,6 +89,21 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # worth knowing: where it goes on, what was passed over or could not be found out
 
 
+class Freed(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was removed, or in a dry run would be. `gone`: a run that was removed before."""
+
+    kind: str  # run, checkpoint, snapshots, cache, gone
+    name: str
+    size_bytes: int
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """What was removed, and which runs are old enough and stay, each with the reason."""
+
+    freed: tuple[Freed, ...]
+    kept: tuple[str, ...]
+
+
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a log. `is_end`: the run has ended, or nothing was to be followed, and this was all of it."""
 

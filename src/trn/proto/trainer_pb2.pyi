@@ -384,6 +384,52 @@ class GetMetricsResponse(_message.Message):
     series: _containers.RepeatedCompositeFieldContainer[MetricSeries]
     def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
 
+class RemoveRunsRequest(_message.Message):
+    __slots__ = ("run_ids", "is_dry_run")
+    RUN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    run_ids: _containers.RepeatedScalarFieldContainer[str]
+    is_dry_run: bool
+    def __init__(self, run_ids: _Optional[_Iterable[str]] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+
+class RemoveRunsResponse(_message.Message):
+    __slots__ = ("freed",)
+    FREED_FIELD_NUMBER: _ClassVar[int]
+    freed: _containers.RepeatedCompositeFieldContainer[Freed]
+    def __init__(self, freed: _Optional[_Iterable[_Union[Freed, _Mapping]]] = ...) -> None: ...
+
+class Freed(_message.Message):
+    __slots__ = ("kind", "name", "size_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    size_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class PruneRequest(_message.Message):
+    __slots__ = ("ended_before_ms", "keep_best", "metric", "is_max_best", "is_dry_run")
+    ENDED_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_BEST_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    IS_MAX_BEST_FIELD_NUMBER: _ClassVar[int]
+    IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ended_before_ms: int
+    keep_best: int
+    metric: str
+    is_max_best: bool
+    is_dry_run: bool
+    def __init__(self, ended_before_ms: _Optional[int] = ..., keep_best: _Optional[int] = ..., metric: _Optional[str] = ..., is_max_best: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+
+class PruneResponse(_message.Message):
+    __slots__ = ("freed", "kept")
+    FREED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    freed: _containers.RepeatedCompositeFieldContainer[Freed]
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, freed: _Optional[_Iterable[_Union[Freed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListDevicesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -204,6 +204,20 @@ class MetricStore(MetricReader):
 
         return self.writer.submit(change)
 
+    def remove(self, run_ids: Sequence[str]) -> "Future[None]":
+        """Forget all points of these runs."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            for run_id in run_ids:
+                for query in ("remove_points", "remove_series", "remove_run"):
+                    connection.execute(sql(query), {"run_id": run_id})
+
+        return self.writer.submit(change)
+
+    def run_ids(self) -> list[str]:
+        """Every run that has a place here. For the thread of `place`."""
+        return [row["run_id"] for row in self._places.execute(sql("run_ids"))]
+
     def checkpoint_wal(self) -> tuple[int, int, int]:
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 

@@ -72,3 +72,16 @@ SELECT series.name,
        (SELECT max(value) FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999) AS max_value
 FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
 ORDER BY series.name
+
+-- name: remove_points
+DELETE FROM points WHERE series_key IN (
+    SELECT series_key FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id))
+
+-- name: remove_series
+DELETE FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
+
+-- name: remove_run
+DELETE FROM runs WHERE run_id = :run_id
+
+-- name: run_ids
+SELECT run_id FROM runs

@@ -1,5 +1,5 @@
 -- name: last_change
-SELECT coalesce(max(change), 0) AS value FROM runs
+SELECT value FROM last_change
 
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
@@ -53,7 +53,8 @@ SELECT 1 WHERE EXISTS (SELECT 1 FROM runs INDEXED BY runs_in_queue WHERE state =
             OR EXISTS (SELECT 1 FROM runs INDEXED BY runs_live WHERE state IN ('DISPATCHING', 'RUNNING'))
 
 -- name: snapshots
-SELECT DISTINCT snapshot FROM runs WHERE snapshot != ''
+SELECT DISTINCT snapshot FROM runs
+WHERE snapshot != '' AND run_id NOT IN (SELECT value FROM json_each(:run_ids))
 
 -- name: changed
 SELECT * FROM run_heads WHERE change > :after ORDER BY change LIMIT :limit
@@ -172,7 +173,7 @@ WHERE state = 'PENDING' AND not_before_ms <= :now_ms
 SELECT coalesce(sum(cpus), 0) AS cpus, coalesce(sum(memory_mb), 0) AS memory_mb FROM holdings
 
 -- name: begin_outbox
-INSERT INTO outbox_cursors (consumer, change) SELECT :consumer, coalesce(max(change), 0) FROM runs WHERE true
+INSERT INTO outbox_cursors (consumer, change) SELECT :consumer, value FROM last_change WHERE true
 ON CONFLICT DO NOTHING
 
 -- name: outbox_cursor
@@ -185,7 +186,8 @@ SELECT seq, offset FROM outbox_places WHERE consumer = :consumer AND run_id = :r
 UPDATE outbox_cursors SET change = :change WHERE consumer = :consumer
 
 -- name: move_outbox_place
-INSERT INTO outbox_places (consumer, run_id, seq, offset) VALUES (:consumer, :run_id, :seq, :offset)
+INSERT INTO outbox_places (consumer, run_id, seq, offset)
+SELECT :consumer, :run_id, :seq, :offset WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = :run_id)
 ON CONFLICT DO UPDATE SET seq = excluded.seq, offset = excluded.offset
 
 -- name: outbox_backlog
@@ -198,9 +200,55 @@ SELECT copy, seq, offset, output_offset, num_job_lines FROM log_places WHERE run
 
 -- name: move_log_place
 INSERT INTO log_places (run_id, copy, seq, offset, output_offset, num_job_lines)
-VALUES (:run_id, :copy, :seq, :offset, :output_offset, :num_job_lines)
+SELECT :run_id, :copy, :seq, :offset, :output_offset, :num_job_lines
+WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = :run_id)
 ON CONFLICT DO UPDATE SET seq = excluded.seq, offset = excluded.offset, output_offset = excluded.output_offset,
                           num_job_lines = excluded.num_job_lines
 
 -- name: log_dirs
 SELECT DISTINCT log_dir FROM runs WHERE log_dir != ''
+
+-- name: children
+SELECT run_id, parent_run_id FROM runs
+WHERE parent_run_id IN (SELECT value FROM json_each(:run_ids)) AND run_id NOT IN (SELECT value FROM json_each(:run_ids))
+ORDER BY submitted_ms
+
+-- name: unfinished_configs
+SELECT run_id, config FROM runs WHERE state IN ('PENDING', 'DISPATCHING', 'RUNNING')
+
+-- name: ended_before
+SELECT * FROM runs WHERE ended_ms < :before_ms AND state IN ('COMPLETED', 'FAILED', 'CANCELLED')
+ORDER BY submitted_ms, run_id
+
+-- name: not_told
+SELECT consumer FROM outbox_cursors
+WHERE consumer IN (SELECT value FROM json_each(:consumers)) AND change < (SELECT change FROM runs WHERE run_id = :run_id)
+
+-- name: remove_attempts
+DELETE FROM attempts WHERE run_id = :run_id
+
+-- name: remove_event_places
+DELETE FROM event_places WHERE run_id = :run_id
+
+-- name: remove_outbox_places
+DELETE FROM outbox_places WHERE run_id = :run_id
+
+-- name: remove_log_places
+DELETE FROM log_places WHERE run_id = :run_id
+
+-- name: remove_run
+DELETE FROM runs WHERE run_id = :run_id
+
+-- name: removed
+INSERT INTO removed_runs (run_id, removed_ms, change) VALUES (:run_id, :now_ms, :change)
+ON CONFLICT DO UPDATE SET removed_ms = excluded.removed_ms, change = excluded.change
+
+-- name: resume_paths
+SELECT DISTINCT json_extract(config, '$.resume_checkpoint_path') AS path FROM runs
+WHERE json_extract(config, '$.resume_checkpoint_path') IS NOT NULL
+
+-- name: has_run
+SELECT 1 FROM runs WHERE run_id = :run_id
+
+-- name: was_removed
+SELECT 1 FROM removed_runs WHERE run_id = :run_id

@@ -112,13 +112,44 @@ class RegistryReader:
     def live(self) -> list[RunRecord]:
         return [read_run(row) for row in self._read.execute(sql("live"))]
 
+    def ended_before(self, before_ms: int) -> list[RunRecord]:
+        """Runs that ended before then, the oldest first; with their configs."""
+        return [read_run(row) for row in self._read.execute(sql("ended_before"), {"before_ms": before_ms})]
+
+    def children(self, run_ids: Sequence[str]) -> list[tuple[str, str]]:
+        """(run, the one of `run_ids` that it began from), of runs that are not among them."""
+        rows = self._read.execute(sql("children"), {"run_ids": msgspec.json.encode(list(run_ids)).decode()})
+        return [(row["run_id"], row["parent_run_id"]) for row in rows]
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a run of that very id."""
+        return self._read.execute(sql("has_run"), {"run_id": run_id}).fetchone() is not None
+
+    def was_removed(self, run_id: str) -> bool:
+        """Whether there was a run of that very id, which somebody removed."""
+        return self._read.execute(sql("was_removed"), {"run_id": run_id}).fetchone() is not None
+
+    def resume_paths(self) -> list[str]:
+        """The checkpoints that runs began from, as their jobs name them."""
+        return [row["path"] for row in self._read.execute(sql("resume_paths"))]
+
+    def unfinished_configs(self) -> dict[str, str]:
+        """What runs ask for that wait or run, as JSON texts."""
+        return {row["run_id"]: row["config"] for row in self._read.execute(sql("unfinished_configs"))}
+
+    def not_told(self, run_id: str, consumers: Sequence[str]) -> list[str]:
+        """Which of these consumers have not got all of the run's news yet."""
+        values = {"run_id": run_id, "consumers": msgspec.json.encode(list(consumers)).decode()}
+        return [row["consumer"] for row in self._read.execute(sql("not_told"), values)]
+
     def has_unfinished(self) -> bool:
         """Whether any run still waits or runs."""
         return self._read.execute(sql("has_unfinished")).fetchone() is not None
 
-    def snapshots(self) -> set[str]:
-        """The code snapshots that runs name."""
-        return {row["snapshot"] for row in self._read.execute(sql("snapshots"))}
+    def snapshots(self, *, without: Sequence[str] = ()) -> set[str]:
+        """The code snapshots that runs name; `without`: other runs than these."""
+        values = {"run_ids": msgspec.json.encode(list(without)).decode()}
+        return {row["snapshot"] for row in self._read.execute(sql("snapshots"), values)}
 
     def changed(self, after: int, limit: int = 500) -> list[RunRecord]:
         """Runs whose last change is after that one, in the order of the changes."""

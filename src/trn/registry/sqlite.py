@@ -27,6 +27,15 @@ MAX_NAMES = 1000  # of metrics, in a run's record; the metric store has all
 
 _encode = msgspec.json.encode
 
+# What names a run goes before the run itself.
+_REMOVALS = (
+    "remove_attempts",
+    "remove_event_places",
+    "remove_outbox_places",
+    "remove_log_places",
+    "remove_run",
+)
+
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it is submitted."""
@@ -291,6 +300,27 @@ class RunRegistry(RegistryReader):
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute(sql("quarantine"), {"device_id": device_id, "reason": reason})
+
+        return self.writer.submit(change)
+
+    def remove(self, run_ids: Sequence[str]) -> "Future[None]":
+        """Forget ended runs, all or none: ConflictError where one has not ended, or a run that stays began from it."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            for run_id in run_ids:
+                run = _get(connection, run_id)
+                if not run.state.is_terminal:
+                    raise ConflictError(f"run {run_id} is {run.state}: cancel it first")
+            wanted = {"run_ids": _encode(list(run_ids)).decode()}
+            for row in connection.execute(sql("children"), wanted):
+                raise ConflictError(
+                    f"run {row['run_id']} began from {row['parent_run_id']}: remove it as well"
+                )
+            for run_id in run_ids:
+                for query in _REMOVALS:
+                    connection.execute(sql(query), {"run_id": run_id})
+                removed = {"run_id": run_id, "now_ms": self._clock_ms(), "change": next(self._changes)}
+                connection.execute(sql("removed"), removed)
 
         return self.writer.submit(change)
 

@@ -23,7 +23,7 @@ from gen_worker.trainer.checkpoints.choice import (
 from gen_worker.trainer.checkpoints.file_check import is_intact
 from gen_worker.trainer.checkpoints.image import sync_folder
 from gen_worker.trainer.checkpoints.meta import encode_meta
-from gen_worker.trainer.checkpoints.retention import Candidate, select_removals
+from gen_worker.trainer.checkpoints.retention import candidate_of, select_removals
 
 PREVIOUS = ".previous"
 _TEMPORARY = re.compile(r"(?:step-\d{8,}|final)\..*tmp-(?P<token>[0-9a-f]+)(?:-\d+)?")
@@ -104,7 +104,7 @@ class CheckpointFolder:
         found, _ = scan(self.path)
         reached = next((info.step for info in found if info.stem == just_saved), -1)
         infos = {info.stem: info for info in found if info.step <= reached}
-        candidates = [_candidate(info) for info in infos.values()]
+        candidates = [candidate_of(info) for info in infos.values()]
         removed = select_removals(candidates, keep_last=self._keep_last, keep_best=self._keep_best)
         for stem in removed:
             info = infos[stem]
@@ -162,17 +162,3 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
             elif folder:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _candidate(info: CheckpointInfo) -> Candidate:
-    metric = info.meta.metric
-    return Candidate(
-        name=info.stem,
-        step=info.step,
-        created_ms=info.created_ms,
-        verified=info.verified,
-        is_final=info.stem == "final",
-        metric_name=metric.name if metric else None,
-        metric_value=metric.value if metric else None,
-        metric_mode=metric.mode if metric else "min",
-    )

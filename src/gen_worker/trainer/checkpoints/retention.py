@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gen_worker.trainer.checkpoints.choice import CheckpointInfo
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -17,6 +19,20 @@ class Candidate:
     metric_name: str | None = None
     metric_value: float | None = None
     metric_mode: str = "min"
+
+
+def candidate_of(info: CheckpointInfo) -> Candidate:
+    metric = info.meta.metric
+    return Candidate(
+        name=info.stem,
+        step=info.step,
+        created_ms=info.created_ms,
+        verified=info.verified,
+        is_final=info.stem == "final",
+        metric_name=metric.name if metric else None,
+        metric_value=metric.value if metric else None,
+        metric_mode=metric.mode if metric else "min",
+    )
 
 
 def select_removals(candidates: Sequence[Candidate], *, keep_last: int, keep_best: int) -> list[str]:

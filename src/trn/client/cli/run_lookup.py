@@ -3,7 +3,7 @@
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +78,19 @@ def find_run(home: Home, run_id: str) -> FoundRun:
     with _reading(home) as reader:
         run = reader.get(run_id)
         return FoundRun(run, reader.attempts(run.run_id))
+
+
+def require_known(home: Home, run_ids: Sequence[str]) -> None:
+    """NotFoundError or AmbiguousError for the first that means no run, unless it was removed before."""
+    for run_id in run_ids:
+        try:
+            find_run(home, run_id)
+        except NotFoundError:
+            if not home.registry.exists():
+                raise
+            with _reading(home) as reader:
+                if not reader.was_removed(run_id):
+                    raise
 
 
 def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:

@@ -30,6 +30,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Print what a run's worker wrote."),
     "cancel": ("cancel", "Stop a run."),
     "wait": ("wait", "Wait for the end of a run."),
+    "rm": ("rm", "Remove ended runs."),
+    "prune": ("prune", "Remove old runs and what nobody needs."),
     "check": ("check", "Find out whether a trainer class is sound and resumes exactly."),
     "doctor": ("doctor", "Say what this machine can do."),
     "dataset": ("dataset", "Index and verify folders of data."),

@@ -1,5 +1,7 @@
 """`python -m gen_worker.entrypoint`: WORKER_MODE says what this process is; it is never guessed."""
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -37,10 +39,25 @@ def main(arguments: Sequence[str] = ()) -> int:
     return int(ExitCode.STARTUP)
 
 
+def _leave(codes: list[int]) -> None:
+    """End one of several processes before its interpreter is torn down: the threads of torch's collectives may abort
+    there, and a run that is complete would count as failed.
+    """
+    if codes:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(codes[0])
+
+
 if __name__ == "__mp_main__":  # in a process that multiprocessing started for the author's code
     from gen_worker.frozen_imports import import_frozen_code
 
     import_frozen_code()
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    codes: list[int] = []
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        atexit.register(_leave, codes)  # first of all, so it is called last
+    codes.append(main(sys.argv[1:]))
+    sys.exit(codes[0])

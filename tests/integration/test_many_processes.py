@@ -231,3 +231,30 @@ def test_what_fsdp_saves_is_whole_and_one_process_goes_on_with_it(tmp_path: Path
     for name in ("train/loss", "val/loss"):
         assert values(run, name) == pytest.approx(values(alone, name), rel=1e-3, abs=1e-5)
     run.check_invariants()
+
+
+def test_the_first_save_names_what_a_plain_load_state_dict_cannot_load(tmp_path: Path) -> None:
+    run = parallel_run(tmp_path, 2, trainer="parallel_mlp:PlainFsdp", max_steps=6, checkpoint_every=3)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    (warning,) = (event for event in run.events("log") if event["level"] == "warning")
+    assert "sharded over 2 processes: model.0.weight, model.0.bias, model.3.weight" in warning["message"]
+    assert "set_model_state_dict" in warning["message"]
+    assert warning["seq"] < run.events("checkpoint")[0]["seq"]
+    # What it says is true: several processes cannot resume, one can.
+    run.job |= {"max_steps": 9}
+    failed = run.work()
+    assert failed.returncode == 13
+    assert "set_model_state_dict" in run.events("failed")[-1]["error"]
+    run.job |= {"resources": {"processes": 1}}
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    assert len([event for event in run.events("log") if "sharded over" in event["message"]]) == 1
+    run.check_invariants()
+
+
+def test_a_complete_run_is_complete_also_where_its_processes_abort_at_their_exit(tmp_path: Path) -> None:
+    run = parallel_run(tmp_path, 2, trainer="parallel_mlp:AbortsAtExit", max_steps=2, validate_every=0)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    assert run.events()[-1]["event"] == "completed"

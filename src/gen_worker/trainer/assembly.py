@@ -363,6 +363,7 @@ class Assembly:
             return state
         state = prepare_state(trainer, ctx)
         fill_from_checkpoint(trainer, state, ctx, checkpoint)
+        self.processes.has_loaded = True
         rng: Mapping[str, Any] = checkpoint.rng
         streams = rng.get("ranks", [rng]) if rng else []
         if rank < len(streams):

@@ -7,6 +7,12 @@ from typing import Any
 from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 
+_HOW_TO_SHARD = (
+    "a plain load_state_dict cannot shard the whole tensors of a checkpoint: use set_model_state_dict and"
+    " set_optimizer_state_dict of torch.distributed.checkpoint.state_dict, as docs/distributed.md shows, or resume with"
+    " one process"
+)
+
 
 def prepare_state(
     trainer: TrainerPlugin,
@@ -37,7 +43,12 @@ def fill_state(
 ) -> None:
     """Put back what was saved, into a state that `configure` made."""
     if payload is not None:
-        trainer.load_state_dict(state, dict(payload), ctx)
+        try:
+            trainer.load_state_dict(state, dict(payload), ctx)
+        except RuntimeError as fault:
+            if "DTensor" in str(fault):
+                fault.add_note(_HOW_TO_SHARD)
+            raise
     hook = getattr(trainer, "load_checkpoint", None)
     if hook is not None and checkpoint_dir is not None:  # where its `save_checkpoint` left something
         hook(state=state, checkpoint_dir=str(checkpoint_dir), payload=dict(author_payload or {}), ctx=ctx)

@@ -46,6 +46,7 @@ class TorchProcesses:
 
     rank: int
     world_size: int
+    has_loaded: bool = False
     _store: Any
     _group: Any
     _names: list[str] | None = None
@@ -308,6 +309,26 @@ def digest_tensors(payload: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             octets = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             found[place] = hashlib.blake2b(octets.numpy().data, digest_size=16).hexdigest()
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                look(item, f"{place}.{key}" if place else str(key))
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                look(item, f"{place}[{index}]")
+
+    look(payload, "")
+    return found
+
+
+def sharded_places(payload: Mapping[str, Any]) -> list[str]:
+    """Where in a state there are tensors of which each process has a share."""
+    from torch.distributed.tensor import DTensor
+
+    found: list[str] = []
+
+    def look(value: Any, place: str) -> None:
+        if isinstance(value, DTensor):
+            found.append(place)
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 look(item, f"{place}.{key}" if place else str(key))

@@ -15,6 +15,7 @@ T = TypeVar("T")
 class Processes(Protocol):
     rank: int
     world_size: int
+    has_loaded: bool  # the trainer class has loaded a state in these processes, so it can do that
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """The weighted mean over all processes; those of weight 0 do not count. All give the same names."""
@@ -45,6 +46,7 @@ class OneProcess:
 
     rank = 0
     world_size = 1
+    has_loaded = False
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:  # noqa: ARG002
         return dict(values)

@@ -54,8 +54,11 @@ class StateSaver:
         payload: Mapping[str, Any] = self.trainer.state_dict(model_state)
         if not isinstance(payload, Mapping):
             raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
+        is_first = self.processes.world_size > 1 and not self._is_compared
+        if is_first and self.processes.rank == 0 and not self.processes.has_loaded:
+            self._warn_of_shards(payload)
         payload = self.processes.whole(payload)
-        if self.processes.world_size > 1 and not self._is_compared:
+        if is_first:
             self._compare(payload)
         all_rng = self.processes.gather(rng)
         files, author_payload = None, None
@@ -81,6 +84,22 @@ class StateSaver:
             self.artifacts.save_checkpoint(content)
         except CheckpointError as fault:
             raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
+
+    def _warn_of_shards(self, payload: Mapping[str, Any]) -> None:
+        """Once a run: who saves shards as they are has, as a rule, a `load_state_dict` that takes only shards."""
+        from gen_worker.trainer.distributed import sharded_places
+
+        places = sharded_places(payload)
+        if places:
+            more = f" and {len(places) - 5} more" if len(places) > 5 else ""
+            self.reporter.log(
+                f"state_dict returned tensors that are sharded over {self.processes.world_size} processes:"
+                f" {', '.join(places[:5])}{more}. They are saved whole. A plain load_state_dict of a module or an"
+                " optimizer cannot shard them again: a resume in several processes will fail, in one process it works."
+                " Use get_model_state_dict, set_model_state_dict, get_optimizer_state_dict and set_optimizer_state_dict"
+                " of torch.distributed.checkpoint.state_dict, as docs/distributed.md shows",
+                level="warning",
+            )
 
     def _compare(self, payload: Mapping[str, Any]) -> None:
         """Once an attempt: processes that never exchange gradients train one model each, and only one is saved."""

@@ -63,3 +63,22 @@ class ParallelMlp:
             os.kill(os.getpid(), signal.SIGTERM)
         elif self.fault == "raise":
             raise ValueError("the loss of this rank is not what it was")
+
+
+class PlainFsdp(ParallelMlp):
+    """Sharded, with the plain `state_dict` and `load_state_dict` of module and optimizer."""
+
+    strategy = "fsdp"
+
+
+class AbortsAtExit(ParallelMlp):
+    """Stands for what torch's threads do now and then when an interpreter is torn down."""
+
+    def setup(self, ctx: StepContext) -> None:
+        super().setup(ctx)
+        globals()["left_behind"] = _Abort()
+
+
+class _Abort:
+    def __del__(self, abort: Any = os.abort) -> None:
+        abort()

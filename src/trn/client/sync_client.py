@@ -197,8 +197,24 @@ class Client:
     def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
         return self._do(self._client.remove(run_ids, is_dry_run=is_dry_run))
 
-    def prune(self, **options: Any) -> Pruned:
-        return self._do(self._client.prune(**options))
+    def prune(
+        self,
+        *,
+        ended_before_ms: int,
+        keep_best: int = 0,
+        metric: str = "",
+        is_max_best: bool = False,
+        is_dry_run: bool = False,
+    ) -> Pruned:
+        return self._do(
+            self._client.prune(
+                ended_before_ms=ended_before_ms,
+                keep_best=keep_best,
+                metric=metric,
+                is_max_best=is_max_best,
+                is_dry_run=is_dry_run,
+            )
+        )
 
     def wait(self, run_id: str, timeout_s: float | None = None) -> Run:
         """TimeoutError where it has not ended by then."""

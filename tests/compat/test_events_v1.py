@@ -26,7 +26,7 @@ def test_what_is_written_today_has_the_shape_that_was_shipped(tmp_path: Path) ->
     reporter.started(trainer="m:T", name=None, pid=1, host="h", max_steps=2, epochs=None)
     reporter.metric("train/loss", 0.5, 1)
     reporter.metrics(2, {"train/loss": float("nan"), "train/lr": 0.1})
-    reporter.failed(2, "cancelled", "cancelled by SIGTERM")
+    reporter.failed(step=2, category="cancelled", error="cancelled by SIGTERM")
     reporter.close()
     today = [json.loads(line) for line in path.read_text().splitlines()]
     shipped = [json.loads(line) for line in SHIPPED.read_text().splitlines()]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from object_servers import (  # noqa: F401
@@ -76,6 +77,10 @@ def write_checkpoint(folder: Path, step: int, data: bytes = b"weights") -> tuple
     return path, meta
 
 
+def upload(uploader: ArtifactUploader, files: tuple[Path, Path], **more: Any) -> None:
+    uploader.upload_checkpoint_files(local_path=files[0], meta_path=files[1], **more)
+
+
 def bearer():
     return authorize_start(orchestrated=True, token=TOKEN, public_key_pem=None, run_id="run-1", owner=None)
 
@@ -87,7 +92,7 @@ def test_a_checkpoint_arrives_whole_with_its_meta_last(http_server, tmp_path, ma
     data = os.urandom(3_000_000)
     path, meta = write_checkpoint(tmp_path, 7, data)
     uploader = make(all_targets(http_server.url), auth=bearer())
-    uploader.checkpoint(path, meta, step=7, final=True)
+    upload(uploader, (path, meta), step=7, final=True)
     assert uploader.drain(WAIT_S) == []
     first, second = http_server.seen("/checkpoint")
     assert (first.body, second.body) == (data, meta.read_bytes())
@@ -110,7 +115,7 @@ def test_a_checkpoint_arrives_whole_with_its_meta_last(http_server, tmp_path, ma
 def test_metrics_arrive_in_order_in_batches(http_server, make):
     uploader = make(all_targets(http_server.url), limits=UploadLimits(linger_s=0.0, max_batch_points=10))
     for step in range(95):
-        uploader.metrics(step, {"train/loss": step / 2}, timestamp_ms=1000 + step)
+        uploader.upload_metrics(step=step, metrics={"train/loss": step / 2}, timestamp_ms=1000 + step)
     assert uploader.drain(WAIT_S) == []
     bodies = [json.loads(request.body) for request in http_server.seen("/metrics")]
     assert {(body["run_id"], body["attempt"]) for body in bodies} == {("run 1/ä", 2)}
@@ -123,7 +128,7 @@ def test_metrics_arrive_in_order_in_batches(http_server, make):
 def test_points_wait_for_company_and_a_drain_does_not_wait_for_them(http_server, make):
     uploader = make(all_targets(http_server.url), limits=UploadLimits(linger_s=3600.0))
     for step in range(5):
-        uploader.metrics(step, {"loss": 1.0})
+        uploader.upload_metrics(step=step, metrics={"loss": 1.0})
     assert uploader.drain(WAIT_S) == []
     (request,) = http_server.seen("/metrics")
     assert len(json.loads(request.body)["points"]) == 5
@@ -134,7 +139,7 @@ def test_numbers_that_json_lacks_travel_as_words(http_server, make):
 
     uploader = make(all_targets(http_server.url))
     values = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": numpy.float32(0.5), "e": 3}
-    uploader.metrics(1, values, timestamp_ms=1)
+    uploader.upload_metrics(step=1, metrics=values, timestamp_ms=1)
     assert uploader.drain(WAIT_S) == []
     (point,) = json.loads(http_server.seen("/metrics")[0].body)["points"]
     assert point["values"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5, "e": 3}
@@ -144,7 +149,7 @@ def test_samples_and_the_end_arrive(http_server, tmp_path, make):
     sample = tmp_path / "ä b.png"
     sample.write_bytes(b"png")
     uploader = make(all_targets(http_server.url), auth=bearer())
-    uploader.sample(sample, step=3)
+    uploader.upload_sample(local_path=sample, step=3)
     uploader.terminal("failed", step=9, category="train-step", error=f"lost {TOKEN} at https://h/p?sig=1")
     assert uploader.drain(WAIT_S) == []
     (request,) = http_server.seen("/sample")
@@ -164,10 +169,10 @@ def test_the_end_is_told_after_all_else(http_server, tmp_path, make):
     hold = threading.Event()
     http_server.script["/checkpoint"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url))
-    uploader.checkpoint(*write_checkpoint(tmp_path, 1), step=1)
+    upload(uploader, write_checkpoint(tmp_path, 1), step=1)
     uploader.terminal("completed", step=1)
     http_server.wait_for_requests("/checkpoint", 1)
-    uploader.metrics(1, {"loss": 1.0})
+    uploader.upload_metrics(step=1, metrics={"loss": 1.0})
     http_server.wait_for_requests("/metrics", 1)  # lanes do not wait for each other
     assert http_server.seen("/terminal") == []
     hold.set()
@@ -180,7 +185,7 @@ def test_the_end_is_told_even_if_an_artifact_never_gets_through(http_server, tmp
     hold = threading.Event()
     http_server.script["/checkpoint"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url))
-    uploader.checkpoint(*write_checkpoint(tmp_path, 1), step=1)
+    upload(uploader, write_checkpoint(tmp_path, 1), step=1)
     uploader.terminal("completed", step=1)
     drained: list[object] = []
     drain = threading.Thread(target=lambda: drained.append(uploader.drain(WAIT_S)))
@@ -194,9 +199,9 @@ def test_the_end_is_told_even_if_an_artifact_never_gets_through(http_server, tmp
 
 def test_kinds_without_a_target_are_not_uploaded(http_server, tmp_path, make):
     uploader = make(UploadTargets(terminal_url=f"{http_server.url}/terminal"))
-    uploader.metrics(1, {"loss": 1.0})
-    uploader.sample(tmp_path / "none.png", step=1)
-    uploader.checkpoint(tmp_path / "none.pt", tmp_path / "none.json", step=1)
+    uploader.upload_metrics(step=1, metrics={"loss": 1.0})
+    uploader.upload_sample(local_path=tmp_path / "none.png", step=1)
+    upload(uploader, (tmp_path / "none.pt", tmp_path / "none.json"), step=1)
     uploader.terminal("completed", step=1)
     assert uploader.drain(WAIT_S) == []
     assert [request.path for request in http_server.requests] == ["/terminal"]
@@ -209,7 +214,7 @@ def test_a_retry_repeats_the_body_and_the_key(http_server, tmp_path, make):
     http_server.script["/checkpoint"].extend([Reply(status=500), Reply(drop=True), Reply(status=409)])
     uploader = make(all_targets(http_server.url))
     path, meta = write_checkpoint(tmp_path, 7, b"w" * 100_000)
-    uploader.checkpoint(path, meta, step=7)
+    upload(uploader, (path, meta), step=7)
     assert uploader.drain(WAIT_S) == []
     requests = http_server.seen("/checkpoint")
     data_requests = [r for r in requests if r.headers["x-trn-file-name"].endswith(".pt")]
@@ -222,7 +227,7 @@ def test_a_retry_repeats_the_body_and_the_key(http_server, tmp_path, make):
 def test_a_meta_file_that_fails_does_not_send_the_data_again(http_server, tmp_path, make):
     http_server.script["/checkpoint"].extend([Reply(status=201), Reply(status=503), Reply(status=201)])
     uploader = make(all_targets(http_server.url))
-    uploader.checkpoint(*write_checkpoint(tmp_path, 7), step=7)
+    upload(uploader, write_checkpoint(tmp_path, 7), step=7)
     assert uploader.drain(WAIT_S) == []
     names = [request.headers["x-trn-file-name"] for request in http_server.seen("/checkpoint")]
     assert names == ["step-00000007.pt", "step-00000007.meta.json", "step-00000007.meta.json"]
@@ -231,7 +236,7 @@ def test_a_meta_file_that_fails_does_not_send_the_data_again(http_server, tmp_pa
 def test_a_digest_the_caller_knows_is_used(http_server, tmp_path, make):
     uploader = make(all_targets(http_server.url))
     path, meta = write_checkpoint(tmp_path, 7)
-    uploader.checkpoint(path, meta, step=7, digest="sha256:" + "ab" * 32)
+    upload(uploader, (path, meta), step=7, digest="sha256:" + "ab" * 32)
     assert uploader.drain(WAIT_S) == []
     assert http_server.seen("/checkpoint")[0].headers["idempotency-key"].endswith("ab" * 32)
 
@@ -241,7 +246,7 @@ def test_a_lasting_refusal_is_reported_after_one_attempt(http_server, tmp_path, 
     http_server.always["/checkpoint"] = Reply(status=status, body=b"no such thing")
     uploader = make(all_targets(http_server.url))
     path, meta = write_checkpoint(tmp_path, 7)
-    uploader.checkpoint(path, meta, step=7)
+    upload(uploader, (path, meta), step=7)
     assert uploader.drain(WAIT_S) == failures
     (failure,) = failures
     assert (failure.kind, failure.path, failure.step) == ("checkpoint", str(path), 7)
@@ -253,8 +258,8 @@ def test_a_lasting_refusal_is_reported_after_one_attempt(http_server, tmp_path, 
 def test_a_dead_endpoint_is_reported_and_the_files_stay(tmp_path, make, failures):
     uploader = make(all_targets(f"http://127.0.0.1:{closed_port()}"))
     path, meta = write_checkpoint(tmp_path, 7)
-    uploader.checkpoint(path, meta, step=7)
-    uploader.metrics(7, {"loss": 1.0})
+    upload(uploader, (path, meta), step=7)
+    uploader.upload_metrics(step=7, metrics={"loss": 1.0})
     uploader.terminal("completed", step=7)
     uploader.drain(WAIT_S)
     assert {failure.kind for failure in failures} == {"checkpoint", "metrics", "terminal"}
@@ -267,8 +272,8 @@ def test_a_refused_token_stops_that_target_and_no_other(http_server, tmp_path, m
     http_server.always["/checkpoint"] = Reply(status=403, body=TOKEN.encode())
     uploader = make(all_targets(http_server.url), auth=bearer())
     for step in (1, 2, 3):
-        uploader.checkpoint(*write_checkpoint(tmp_path, step), step=step)
-    uploader.metrics(1, {"loss": 1.0})
+        upload(uploader, write_checkpoint(tmp_path, step), step=step)
+    uploader.upload_metrics(step=1, metrics={"loss": 1.0})
     uploader.drain(WAIT_S)
     assert len(http_server.seen("/checkpoint")) == 1
     assert len(http_server.seen("/metrics")) == 1
@@ -279,10 +284,10 @@ def test_a_refused_token_stops_that_target_and_no_other(http_server, tmp_path, m
 def test_metrics_refused_for_hours_are_one_report(http_server, make, failures):
     http_server.always["/metrics"] = Reply(status=401)
     uploader = make(all_targets(http_server.url))
-    uploader.metrics(0, {"loss": 1.0})
+    uploader.upload_metrics(step=0, metrics={"loss": 1.0})
     wait_until(lambda: failures)
     for step in range(1, 500):
-        uploader.metrics(step, {"loss": 1.0})
+        uploader.upload_metrics(step=step, metrics={"loss": 1.0})
     uploader.drain(WAIT_S)
     assert len(http_server.seen("/metrics")) == 1
     assert [failure.num_lost for failure in failures] == [1, 499]
@@ -292,10 +297,10 @@ def test_a_slow_endpoint_holds_up_no_caller_and_thins_with_a_count(http_server, 
     hold = threading.Event()
     http_server.script["/metrics"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url), limits=UploadLimits(linger_s=0.0, max_points=100))
-    uploader.metrics(0, {"loss": 0.0})
+    uploader.upload_metrics(step=0, metrics={"loss": 0.0})
     http_server.wait_for_requests("/metrics", 1)
     for step in range(1, 10_001):
-        uploader.metrics(step, {"loss": float(step)})  # returns although nothing moves
+        uploader.upload_metrics(step=step, metrics={"loss": float(step)})  # returns although nothing moves
     hold.set()
     uploader.drain(WAIT_S)
     points = [p for request in http_server.seen("/metrics") for p in json.loads(request.body)["points"]]
@@ -322,11 +327,11 @@ def test_wide_points_are_bounded_too(http_server, make, failures):
     hold = threading.Event()
     http_server.script["/metrics"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url), limits=UploadLimits(linger_s=0.0, max_point_values=1000))
-    uploader.metrics(0, {"loss": 0.0})
+    uploader.upload_metrics(step=0, metrics={"loss": 0.0})
     http_server.wait_for_requests("/metrics", 1)
     wide = {f"m{index}": 1.0 for index in range(300)}
     for step in range(1, 11):
-        uploader.metrics(step, wide)
+        uploader.upload_metrics(step=step, metrics=wide)
     hold.set()
     uploader.drain(WAIT_S)
     sent = [p for request in http_server.seen("/metrics")[1:] for p in json.loads(request.body)["points"]]
@@ -342,10 +347,10 @@ def test_when_full_the_newest_checkpoints_go_and_the_others_are_reported(
     http_server.script["/checkpoint"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url), limits=UploadLimits(linger_s=0.0, **limits))
     paths = [write_checkpoint(tmp_path, step) for step in range(1, 7)]
-    uploader.checkpoint(*paths[0], step=1)
+    upload(uploader, paths[0], step=1)
     http_server.wait_for_requests("/checkpoint", 1)
     for step in range(2, 7):
-        uploader.checkpoint(*paths[step - 1], step=step)
+        upload(uploader, paths[step - 1], step=step)
     hold.set()
     uploader.drain(WAIT_S)
     sent = [int(request.headers["x-trn-step"]) for request in http_server.seen("/checkpoint")[::2]]
@@ -360,9 +365,9 @@ def test_a_file_removed_while_it_waits_is_still_sent(http_server, tmp_path, make
     http_server.script["/checkpoint"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url))
     first, second = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2, b"second")
-    uploader.checkpoint(*first, step=1)
+    upload(uploader, first, step=1)
     http_server.wait_for_requests("/checkpoint", 1)
-    uploader.checkpoint(*second, step=2)
+    upload(uploader, second, step=2)
     for path in (*first, *second):
         path.unlink()
     hold.set()
@@ -372,8 +377,8 @@ def test_a_file_removed_while_it_waits_is_still_sent(http_server, tmp_path, make
 
 def test_a_file_that_was_gone_before_is_reported_as_skipped(http_server, tmp_path, make, failures):
     uploader = make(all_targets(http_server.url))
-    uploader.sample(tmp_path / "gone.png", step=1)
-    uploader.sample(tmp_path, step=2)
+    uploader.upload_sample(local_path=tmp_path / "gone.png", step=1)
+    uploader.upload_sample(local_path=tmp_path, step=2)
     uploader.drain(WAIT_S)
     assert "skipped" in failures[0].reason
     assert [failure.is_skipped for failure in failures] == [True, False]
@@ -389,7 +394,7 @@ def test_no_descriptor_is_left_open(http_server, tmp_path, make):
     http_server.script["/checkpoint"].extend([Reply(status=201), Reply(status=201), Reply(status=400)])
     uploader = make(all_targets(http_server.url), limits=UploadLimits(max_files=2))
     for step in range(1, 8):
-        uploader.checkpoint(*write_checkpoint(tmp_path, step), step=step)
+        upload(uploader, write_checkpoint(tmp_path, step), step=step)
     uploader.drain(WAIT_S)
     uploader.close()
     assert held() == []
@@ -400,18 +405,18 @@ def test_a_failing_listener_does_not_end_the_uploads(http_server, tmp_path, make
         raise RuntimeError("listener")
 
     uploader = make(all_targets(http_server.url), on_failure=explode)
-    uploader.sample(tmp_path / "gone.png", step=1)
+    uploader.upload_sample(local_path=tmp_path / "gone.png", step=1)
     (tmp_path / "here.png").write_bytes(b"x")
-    uploader.sample(tmp_path / "here.png", step=2)
+    uploader.upload_sample(local_path=tmp_path / "here.png", step=2)
     assert [failure.step for failure in uploader.drain(WAIT_S)] == [1]
     assert len(http_server.seen("/sample")) == 1
 
 
 def test_a_value_that_is_no_number_costs_its_batch_and_nothing_more(http_server, make, failures):
     uploader = make(all_targets(http_server.url))
-    uploader.metrics(1, {"loss": object()})
+    uploader.upload_metrics(step=1, metrics={"loss": object()})
     wait_until(lambda: failures)
-    uploader.metrics(2, {"loss": 1.0})
+    uploader.upload_metrics(step=2, metrics={"loss": 1.0})
     uploader.drain(WAIT_S)
     assert "unexpected TypeError" in failures[0].reason
     assert len(http_server.seen("/metrics")) == 1
@@ -421,12 +426,12 @@ def test_an_uploader_goes_on_after_a_drain_that_gave_up(http_server, tmp_path, m
     hold = threading.Event()
     http_server.script["/checkpoint"].append(Reply(status=201, hold=hold))
     uploader = make(all_targets(http_server.url))
-    uploader.checkpoint(*write_checkpoint(tmp_path, 1), step=1)
+    upload(uploader, write_checkpoint(tmp_path, 1), step=1)
     http_server.wait_for_requests("/checkpoint", 1)
     uploader.drain(0.05)
     assert [failure.step for failure in failures] == [1]
     hold.set()
-    uploader.checkpoint(*write_checkpoint(tmp_path, 2), step=2)
+    upload(uploader, write_checkpoint(tmp_path, 2), step=2)
     uploader.terminal("completed", step=2)
     assert len(uploader.drain(WAIT_S)) == 1
     assert http_server.seen("/checkpoint")[-1].headers["x-trn-step"] == "2"
@@ -438,14 +443,14 @@ def test_close_reports_what_it_leaves_and_may_be_called_twice(http_server, tmp_p
     http_server.always["/checkpoint"] = Reply(status=201, hold=hold)
     uploader = make(all_targets(http_server.url))
     for step in (1, 2):
-        uploader.checkpoint(*write_checkpoint(tmp_path, step), step=step)
+        upload(uploader, write_checkpoint(tmp_path, step), step=step)
     http_server.wait_for_requests("/checkpoint", 1)
     uploader.close(timeout_s=0.0)
     uploader.close(timeout_s=0.0)
     hold.set()
     assert sorted(failure.step for failure in failures) == [1, 2]
     with pytest.raises(UploadError, match="after close"):
-        uploader.metrics(1, {})
+        uploader.upload_metrics(step=1, metrics={})
 
 
 @pytest.mark.parametrize("url", ["ftp://h/x", "nonsense", "http:///x", "s3:bucket", "https://u:PW@[/"])
@@ -465,7 +470,7 @@ def test_the_token_is_in_no_report_and_no_log(http_server, make, failures, caplo
     ]
     for step, answer in enumerate(answers):
         http_server.script["/metrics"].append(answer)
-        uploader.metrics(step, {"loss": 1.0})
+        uploader.upload_metrics(step=step, metrics={"loss": 1.0})
         uploader.drain(WAIT_S)
     assert [failure.step for failure in failures] == [0, 1, 2]
     assert TOKEN not in repr(failures)
@@ -477,7 +482,7 @@ def test_a_child_process_cannot_use_the_parents_uploader(http_server, make):
     uploader = make(all_targets(http_server.url))
     uploader._process_id = os.getpid() + 1
     with pytest.raises(UploadError, match="make one in the process"):
-        uploader.metrics(1, {})
+        uploader.upload_metrics(step=1, metrics={})
     assert uploader.drain(0.0) == []
     uploader.close()
     uploader._process_id = os.getpid()
@@ -491,7 +496,7 @@ from gen_worker.trainer.transfer.upload_lane import PointBacklog
 from gen_worker.trainer.transfer.upload_parcels import Sender
 from gen_worker.trainer.uploader import *
 u = ArtifactUploader(targets=UploadTargets(metrics_url="{http_server.url}/metrics"), run_id="r")
-u.metrics(1, {{"loss": 1.0}})
+u.upload_metrics(step=1, metrics={{"loss": 1.0}})
 print(len(u.drain(0.2)))
 u.close()
 """
@@ -521,9 +526,9 @@ def test_everything_arrives_in_an_object_store(s3_server, tmp_path, make):
         options=TransferOptions(retry=EAGER, object_store=ObjectStoreOptions(s3_endpoint=s3_server.endpoint)),
     )
     path, meta = write_checkpoint(tmp_path, 7, data)
-    uploader.checkpoint(path, meta, step=7)
-    uploader.sample(meta, step=3)
-    uploader.metrics(1, {"loss": 0.5}, timestamp_ms=5)
+    upload(uploader, (path, meta), step=7)
+    uploader.upload_sample(local_path=meta, step=3)
+    uploader.upload_metrics(step=1, metrics={"loss": 0.5}, timestamp_ms=5)
     uploader.terminal("completed", step=7, final_checkpoint="final.pt")
     assert uploader.drain(WAIT_S) == []
     found = stored(s3_server)
@@ -544,7 +549,7 @@ def test_a_missing_bucket_is_reported_and_a_dead_store_is_retried(s3_server, tmp
             UploadTargets(checkpoint_url=f"s3://{bucket}/p"),
             options=TransferOptions(retry=EAGER, object_store=ObjectStoreOptions(s3_endpoint=endpoint)),
         )
-        uploader.checkpoint(path, meta, step=7)
+        upload(uploader, (path, meta), step=7)
         uploader.drain(WAIT_S)
     assert [failure.path for failure in failures] == [str(path), str(path)]
     assert "after 4 attempts" not in failures[0].reason
@@ -558,7 +563,7 @@ def test_an_object_cut_short_is_not_left_behind(s3_server, tmp_path, make, failu
         options=TransferOptions(retry=EAGER, object_store=ObjectStoreOptions(s3_endpoint=s3_server.endpoint)),
     )
     with uploader._lock:  # the lane cannot take the job before the file is shorter
-        uploader.checkpoint(path, meta, step=7, digest="sha256:" + "ab" * 32)
+        upload(uploader, (path, meta), step=7, digest="sha256:" + "ab" * 32)
         os.truncate(path, 2_000_000)
     uploader.drain(WAIT_S)
     assert "became shorter" in failures[0].reason
@@ -574,7 +579,7 @@ def test_what_went_to_a_google_store_comes_back(gcs_endpoint, tmp_path, make):
     path, meta = write_checkpoint(tmp_path, 7, data)
     entry = {"name": path.name, "size_bytes": len(data), "hash": f"sha256:{hashlib.sha256(data).hexdigest()}"}
     meta.write_text(json.dumps({"files": [entry]}))
-    uploader.checkpoint(path, meta, step=7)
+    upload(uploader, (path, meta), step=7)
     assert uploader.drain(WAIT_S) == []
     found = materialize_inputs(
         base_model_ref=None,

@@ -83,7 +83,7 @@ def test_the_end_of_a_dead_attempt_is_written_once_however_often_it_is_asked_for
 def test_an_attempt_that_wrote_nothing_gets_its_start_and_its_end(tmp_path: Path) -> None:
     reporter = begin_attempt(tmp_path, 1)
     reporter.started()
-    reporter.failed(4, "input", "first")
+    reporter.failed(step=4, category="input", error="first")
     reporter.close()
     close(tmp_path, 2)
     close(tmp_path, 2)

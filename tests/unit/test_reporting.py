@@ -78,7 +78,7 @@ def test_of_many_that_race_to_end_the_run_exactly_one_succeeds(tmp_path: Path) -
         if number % 2:
             won.append(reporter.completed(1))
         else:
-            won.append(reporter.failed(1, Category.CANCELLED, "stop"))
+            won.append(reporter.failed(step=1, category=Category.CANCELLED, error="stop"))
 
     threads = [threading.Thread(target=finish, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -112,7 +112,7 @@ def test_what_a_person_may_not_read_is_taken_out(tmp_path: Path) -> None:
         tmp_path / "e.jsonl", run_id="r", redact=lambda text: text.replace("s3cret", "***")
     )
     reporter.log("using s3cret")
-    reporter.failed(0, Category.AUTH, "the token s3cret has expired")
+    reporter.failed(step=0, category=Category.AUTH, error="the token s3cret has expired")
     reporter.close()
     assert "s3cret" not in (tmp_path / "e.jsonl").read_text()
 
@@ -120,7 +120,7 @@ def test_what_a_person_may_not_read_is_taken_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("category", list(Category))
 def test_each_category_is_written_as_the_contract_spells_it(tmp_path: Path, category: Category) -> None:
     reporter = TrainingReporter(tmp_path / "e.jsonl", run_id="r")
-    reporter.failed(7, category, "why")
+    reporter.failed(step=7, category=category, error="why")
     reporter.close()
     (event,) = events(tmp_path / "e.jsonl")
     assert (event["step"], event["category"], event["error"]) == (7, category.value, "why")

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from gen_worker.errors import CheckpointError
 from gen_worker.failpoints import failpoint
+from gen_worker.trainer.author_state import ask_for_samples, save_author_files
 from gen_worker.trainer.checkpoints.choice import META_SUFFIX, checkpoint_stem
 from gen_worker.trainer.checkpoints.client import CheckpointWriterClient
 from gen_worker.trainer.checkpoints.commit import no_space_error
@@ -25,6 +26,8 @@ from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, Metri
 from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample
 from gen_worker.trainer.checkpoints.state_tree import encode
 from gen_worker.trainer.checkpoints.tensors import TensorTable
+from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.model_runtime import capture_rng
 
 _log = logging.getLogger(__name__)
 
@@ -53,16 +56,19 @@ class SavedCheckpoint:
     """A checkpoint that is durable and was read back."""
 
     path: Path
-    meta_path: Path
+    meta_path: Path | None  # None, as the size is: a writer of the caller's own did not say
     step: int
     final: bool
     verified: bool
     reason: str  # why it is not verified
-    size_bytes: int
+    size_bytes: int | None
     duration_s: float  # from the call of save_checkpoint until durable
     blocked_s: float  # of these, how long the loop waited for the copy
     removed: list[str]  # what retention removed
     files: tuple[FileEntry, ...]
+
+    def summary(self) -> dict[str, Any]:
+        return {"path": str(self.path), "step": self.step, "verified": self.verified}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,15 +97,18 @@ class ArtifactWriter:
         keep_best: int = 1,
         inherit_fds: Sequence[int] = (),
         is_writer_in_process: bool = False,
+        trainer: TrainerPlugin | None = None,
     ) -> None:
         """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer: a lease outlives a killed worker with it.
 
+        `trainer` is the class whose `sample` hook `write_samples` calls.
         `is_writer_in_process`: for one who saves only when there is nothing else to do; see `writer_thread`.
         """
         self.checkpoints_dir = Path(checkpoints_dir)
         self._run_id = run_id
         self._attempt = attempt
         self._format: Literal["pt", "safetensors"] = format
+        self._trainer = trainer
         self._token = secrets.token_hex(6)
         self._num_author_dirs = 0
         self._samples = SampleFolder(Path(samples_dir), self._token)
@@ -167,6 +176,70 @@ class ArtifactWriter:
         self._in_flight = _InFlight(
             content=content, started_s=started_s, blocked_s=time.monotonic() - started_s
         )
+
+    def begin_checkpoint(
+        self, content: CheckpointContent, *, trainer: TrainerPlugin, state: Any, ctx: StepContext
+    ) -> None:
+        """`save_checkpoint`, with what the author's own `save_checkpoint` hook writes, where the class has one."""
+        if getattr(trainer, "save_checkpoint", None) is not None:
+            step, final = content.step, content.final
+            folder = self.author_dir(step, final)
+            payload = save_author_files(trainer, state, ctx, step=step, final=final, folder=folder)
+            content = replace(content, author_files=folder, author_payload=payload)
+        self.save_checkpoint(content)
+
+    def write_checkpoint(
+        self,
+        *,
+        step: int,
+        state_payload: Mapping[str, Any],
+        trainer: TrainerPlugin,
+        state: Any,
+        ctx: StepContext,
+    ) -> str:
+        """Save, and return the path once the checkpoint is durable and read back. For a loop of one's own."""
+        return self._write(step, state_payload, trainer, state, ctx, final=False)
+
+    def finalize(
+        self, *, state_payload: Mapping[str, Any], trainer: TrainerPlugin, state: Any, ctx: StepContext
+    ) -> str:
+        """`write_checkpoint`, of the last step."""
+        return self._write(ctx.step, state_payload, trainer, state, ctx, final=True)
+
+    def _write(
+        self,
+        step: int,
+        payload: Mapping[str, Any],
+        trainer: TrainerPlugin,
+        state: Any,
+        ctx: StepContext,
+        *,
+        final: bool,
+    ) -> str:
+        content = CheckpointContent(
+            step=step,
+            epoch=ctx.epoch,
+            final=final,
+            state=payload,
+            loop={},
+            cursor=None,
+            rng=capture_rng(),
+            identity={},
+        )
+        self.begin_checkpoint(content, trainer=trainer, state=state, ctx=ctx)
+        return str(self.wait()[-1].path)
+
+    def write_samples(self, *, step: int, state: Any, ctx: StepContext) -> list[str]:
+        """What the `sample` hook of `trainer` wrote, committed: the paths. Nothing where the class has no such hook."""
+        if self._trainer is None:
+            raise CheckpointError(
+                "this writer knows no trainer class to sample with: ArtifactWriter(…, trainer=…)"
+            )
+        if getattr(self._trainer, "sample", None) is None:
+            return []
+        folder = self.sample_dir(step)
+        ask_for_samples(self._trainer, state, ctx, step=step, folder=folder)
+        return [str(sample.path) for sample in self.write_sample(step, folder)]
 
     def author_dir(self, step: int, final: bool) -> Path:
         """A fresh folder for the author's `save_checkpoint` hook; hand it on as `author_files`."""

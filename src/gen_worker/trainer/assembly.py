@@ -92,7 +92,7 @@ class Assembly:
         checkpoint = self._choose_checkpoint(inputs)
         start = _start_of(checkpoint, source)
         identity = describe_identity(job, trainer, source)
-        artifacts = None if self.lease is None else self._open_artifacts(self.lease)
+        artifacts = None if self.lease is None else self._open_artifacts(self.lease, trainer)
 
         self._enter(Category.MODEL_LOAD)
         ctx = self._make_context(source, inputs, device)
@@ -288,7 +288,7 @@ class Assembly:
             chosen = store.choose(is_candidate=lambda info: info.step % every == 0).taken
         return self._load_as_main(chosen)
 
-    def _open_artifacts(self, lease: RunLease) -> ArtifactWriter:
+    def _open_artifacts(self, lease: RunLease, trainer: TrainerPlugin) -> ArtifactWriter:
         wanted = self.job.checkpoints
         folders = self.environment.checkpoints_dir, self.environment.samples_dir
         try:
@@ -305,6 +305,7 @@ class Assembly:
             keep_last=wanted.keep_last,
             keep_best=wanted.keep_best,
             inherit_fds=(lease.fd,),
+            trainer=trainer,
             # Nothing asks for a save before the end: no cadence, and no callback that could.
             is_writer_in_process=not (
                 self.job.checkpoint_every or self.job.callbacks or self.given.callbacks
@@ -387,11 +388,11 @@ class Assembly:
         if self.uploader is not None:  # an attempt may have failed on just this
             meta_path = checkpoint.path.with_name(f"{checkpoint.path.stem}.meta.json")
             files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
-            self.uploader.checkpoint(
-                checkpoint.path,
-                meta_path,
-                checkpoint.step,
-                checkpoint.final,
+            self.uploader.upload_checkpoint_files(
+                local_path=checkpoint.path,
+                meta_path=meta_path,
+                step=checkpoint.step,
+                final=checkpoint.final,
                 author_files=[entry.name for entry in files],
             )
 

@@ -76,9 +76,9 @@ class Attempt:
             stack.callback(lease.release)
             if job.fast_dev_run:
                 _wipe(environment)
-        reporter = self._open_reporter()
-        stack.callback(reporter.close)
         stop, progress = StopSignal(), Progress()
+        reporter = self._open_reporter(stop)
+        stack.callback(reporter.close)
         lifecycle = stack.enter_context(
             JobLifecycle(
                 reporter=reporter,
@@ -93,7 +93,7 @@ class Attempt:
         uploads: UploadSession | None = None
         try:
             self._take_early_stops(stop, lifecycle)
-            reporter.started(**self._started_fields())
+            reporter.started(run_id=job.run_id, **self._started_fields())
             self.phase = Category.AUTH
             auth = self._authorize()
             if self.is_main:
@@ -158,7 +158,7 @@ class Attempt:
         is_ours = process is not None and process.outcome_dir is not None and _is_alive(process.launcher)
         return is_ours and not isinstance(cause, TrainingCanceled | TrainingTimeout)
 
-    def _open_reporter(self) -> TrainingReporter:
+    def _open_reporter(self, stop: StopSignal) -> TrainingReporter:
         environment, run_id = self.environment, self.job.run_id
         return TrainingReporter(
             environment.events_path,
@@ -173,6 +173,7 @@ class Attempt:
             else DiscardedEvents(),
             redact=self.redact,
             echo_every_s=self.echo_every_s if self.is_main else None,
+            stop=stop,
         )
 
     def _take_early_stops(self, stop: StopSignal, lifecycle: JobLifecycle) -> None:

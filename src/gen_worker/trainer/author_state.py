@@ -1,11 +1,12 @@
-"""The author's state: made by `setup` and `configure`, and filled again where a run goes on."""
+"""The author's state: made by `setup` and `configure`, filled again by a resume, saved and sampled from by its hooks."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gen_worker.errors import TrainStepError
 from gen_worker.trainer.checkpoints.store import Checkpoint
-from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.contracts import SampleRequest, StepContext, TrainerPlugin
 
 _HOW_TO_SHARD = (
     "a plain load_state_dict cannot shard the whole tensors of a checkpoint: use set_model_state_dict and"
@@ -69,6 +70,26 @@ def fill_from_checkpoint(
         checkpoint_dir=folder,
         author_payload=checkpoint.author_payload,
     )
+
+
+def save_author_files(
+    trainer: TrainerPlugin, state: Any, ctx: StepContext, *, step: int, final: bool, folder: Path
+) -> Mapping[str, Any] | None:
+    """Let `save_checkpoint` write into `folder`; what it returned."""
+    payload = trainer.save_checkpoint(  # type: ignore[attr-defined]  # the caller found the hook
+        state=state, step=step, output_dir=str(folder), final=final, ctx=ctx
+    )
+    if payload is not None and not isinstance(payload, Mapping):
+        raise TrainStepError(f"save_checkpoint returned {type(payload).__name__}, expected a dict or None")
+    return payload
+
+
+def ask_for_samples(trainer: TrainerPlugin, state: Any, ctx: StepContext, *, step: int, folder: Path) -> None:
+    """Let `sample` write into `folder`. Nothing where the class has no such hook."""
+    hook = getattr(trainer, "sample", None)
+    if hook is not None:
+        request = SampleRequest(prompts=tuple(ctx.job.sample_prompts), seed=ctx.job.sample_seed)
+        hook(state=state, step=step, request=request, output_dir=str(folder), ctx=ctx)
 
 
 def _bind_optimizer(ctx: StepContext, state: Any) -> None:

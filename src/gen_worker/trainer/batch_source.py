@@ -119,7 +119,8 @@ class IterableSource(_PlainPosition):
         self._items = items
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:  # noqa: ARG002  (the caller's promise)
-        return iter(self._items)
+        iter_batches = getattr(self._items, "iter_batches", None)
+        return iter(self._items if iter_batches is None else iter_batches())
 
 
 class StepNumbers(_PlainPosition):

@@ -101,7 +101,7 @@ def _write_end(
                 if is_continued and attempt is None:
                     return  # it never began, and there is no number to tell that with
                 reporter.started(trainer=trainer, pid=os.getpid())
-            reporter.failed(log.last_step, category, error)
+            reporter.failed(step=log.last_step, error=error, category=category)
         finally:
             reporter.close()
     finally:

@@ -162,7 +162,7 @@ class StepControlHints(msgspec.Struct, frozen=True, kw_only=True):
     """What a step asks of the loop: emit no metrics this time; pause before the next step."""
 
     skip_cadence_emit: bool = False
-    backoff_seconds: float = 0.0
+    backoff_seconds: float | None = 0.0
 
 
 class StepResult(msgspec.Struct, gc=False):

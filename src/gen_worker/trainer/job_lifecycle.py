@@ -95,11 +95,11 @@ class JobLifecycle:
 
     def complete(self, final_checkpoint: Path | str | None, **fields: Any) -> bool:
         """Write `completed`, unless a terminal event is out already."""
-        return self._reporter.completed(self._progress.step, final_checkpoint, **fields)
+        return self._reporter.completed(step=self._progress.step, final_checkpoint=final_checkpoint, **fields)
 
     def fail(self, category: Category, error: str, **fields: Any) -> bool:
         """Write `failed`, unless a terminal event is out already."""
-        return self._reporter.failed(self._progress.step, category, error, **fields)
+        return self._reporter.failed(step=self._progress.step, error=error, category=category, **fields)
 
     def look(self) -> None:
         """One round of the watcher: beat, look for the cancel file, at the clock, at the grace."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gen_worker.errors import InputError, TrainingCanceled, TrainingTimeout, TrainStepError
-from gen_worker.trainer.artifacts import ArtifactWriter, SavedCheckpoint
+from gen_worker.trainer.artifacts import SavedCheckpoint
 from gen_worker.trainer.author_state import fill_from_checkpoint, fill_state
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.callbacks.base import RunHandle
@@ -33,14 +33,13 @@ from gen_worker.trainer.contracts import (
 from gen_worker.trainer.evaluation import Evaluator, count_rows
 from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.measurements import Measurements
+from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 from gen_worker.trainer.processes import OneProcess, Processes
-from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.sampling import Sampler
 from gen_worker.trainer.saving import StateSaver
 from gen_worker.trainer.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
 from gen_worker.trainer.state import TrainerState
-from gen_worker.trainer.step_metrics import read_metrics
-from gen_worker.trainer.uploader import ArtifactUploader
+from gen_worker.trainer.step_metrics import not_a_result, read_metrics
 
 logger = logging.getLogger("gen_worker.loop")
 
@@ -56,9 +55,9 @@ class TrainingLoop:
     trainer: TrainerPlugin
     state: Any
     source: BatchSource
-    reporter: TrainingReporter
-    artifacts: ArtifactWriter | None  # in the main process
-    uploader: ArtifactUploader | None = None
+    reporter: LoopReporter
+    artifacts: LoopArtifactWriter | None  # in the main process
+    uploader: LoopUploader | None = None
     start: Start = FROM_THE_BEGINNING
     num_epochs: int | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +71,7 @@ class TrainingLoop:
     load_checkpoint: Callable[[], Checkpoint | None] = lambda: None
 
     final_checkpoint: Path | None = field(default=None, init=False)
+    attempted_step: int = field(default=0, init=False)  # the one that failed, where one did
     stop_step: int | None = field(default=None, init=False)  # at which all processes stop, once settled
     _handle: RunHandle = field(init=False)
     _saver: StateSaver = field(init=False)
@@ -215,12 +215,12 @@ class TrainingLoop:
                 step += 1
                 progress.step = step
             except BaseException:
-                self._is_sound = False
+                self._is_sound, self.attempted_step = False, progress.step + 1
                 raise
             try:
                 control = result.control
             except AttributeError:
-                raise self._not_a_result(result) from None
+                control = self._control_of(result)
             if control is not None:
                 self._obey(control)
         self._last, self._last_batch = result, raw_batch
@@ -246,13 +246,13 @@ class TrainingLoop:
                 step += 1
                 progress.step = step
             except BaseException:
-                self._is_sound = False
+                self._is_sound, self.attempted_step = False, progress.step + 1
                 raise
             self._last, self._last_batch = result, raw_batch
             try:
                 control = result.control
             except AttributeError:
-                raise self._not_a_result(result) from None
+                control = self._control_of(result)
             end(handle, raw_batch, result)
             if control is not None:
                 self._obey(control)
@@ -260,12 +260,12 @@ class TrainingLoop:
                 break
         return step
 
-    def _not_a_result(self, result: Any) -> TrainStepError:
-        self._is_sound = False
-        return TrainStepError(
-            f"train_step returned {type(result).__name__}, expected StepResult:"
-            " return StepResult(metrics={'loss': loss})"
-        )
+    def _control_of(self, result: Any) -> StepControlHints | None:
+        """Of a result that has no `control`: anything with `metrics` will do."""
+        self._is_sound = hasattr(result, "metrics")
+        if not self._is_sound:
+            raise not_a_result(result)
+        return None
 
     def _must_stop(self, step: int) -> bool:
         """A stop was asked for: alone, now; with others, at the step that all of them can still reach."""
@@ -274,7 +274,7 @@ class TrainingLoop:
         return step >= self.stop_step
 
     def _obey(self, control: StepControlHints) -> None:
-        wake_at = time.monotonic() + control.backoff_seconds
+        wake_at = time.monotonic() + (control.backoff_seconds or 0.0)
         while self.ctx.is_canceled.reason is None and (left_s := wake_at - time.monotonic()) > 0:
             time.sleep(min(left_s, BACKOFF_SLICE_S))
 
@@ -324,8 +324,8 @@ class TrainingLoop:
 
     def _emit_metrics(self) -> None:
         result = self._last
-        is_quiet = result.control is not None and result.control.skip_cadence_emit
-        values = {} if is_quiet else read_metrics(result, self.ctx.optimizer)
+        is_quiet = getattr(getattr(result, "control", None), "skip_cadence_emit", False)
+        values = {} if is_quiet else read_metrics(result, self.ctx.optimizer, self.state)
         if self.processes.world_size > 1:
             values = self.processes.mean(values, weight=count_rows(self._last_batch))
         if values:
@@ -409,16 +409,13 @@ class TrainingLoop:
                 metric=self._measurements.metric_of(step),
             )
         self._saved_step = step
+        self._take_saved(self._saver.poll)  # a writer that does not save in the background is done already
 
     def _take_saved(self, ask: Callable[[], list[SavedCheckpoint]]) -> None:
         for checkpoint in ask():
             if checkpoint.final:
                 self.final_checkpoint = checkpoint.path
-            self.trainer_state.checkpoint = {
-                "path": str(checkpoint.path),
-                "step": checkpoint.step,
-                "verified": checkpoint.verified,
-            }
+            self.trainer_state.checkpoint = checkpoint.summary()
             has_asked = self._handle.has_asked
             self.callbacks.call("on_checkpoint", self._handle, checkpoint)
             if self.processes.world_size > 1 and self._handle.has_asked and not has_asked:

@@ -1,21 +1,19 @@
 """What was measured: into the state, the event file and the uploads; and what of it decides which checkpoints to keep."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gen_worker.trainer.contracts import StepContext
-from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.parts import LoopReporter, LoopUploader
 from gen_worker.trainer.state import MetricsRecord, Mode, TrainerState
-from gen_worker.trainer.uploader import ArtifactUploader
 
 
 @dataclass(slots=True, kw_only=True)
 class Measurements:
     ctx: StepContext
     state: TrainerState
-    reporter: TrainingReporter
-    uploader: ArtifactUploader | None
+    reporter: LoopReporter
+    uploader: LoopUploader | None
     is_validated: bool
 
     def take(self, values: Mapping[str, float]) -> None:
@@ -49,7 +47,7 @@ class Measurements:
         ):  # else a callback chose another
             state.note_best(name, values[name], mode)
         if self.uploader is not None and values:
-            self.uploader.metrics(self.ctx.step, values, time.time_ns() // 1_000_000)
+            self.uploader.upload_metrics(metrics=values, step=self.ctx.step)
 
     def _deciding_metric(self) -> tuple[str, Mode]:
         """What early stopping watches, else the loss."""

@@ -15,7 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from gen_worker.errors import Category
+from gen_worker.trainer.contracts import StopSignal
 from gen_worker.trainer.event_log import DiscardedEvents, EventLog
+from gen_worker.trainer.failure import describe_failure
 
 logger = logging.getLogger("gen_worker.events")
 
@@ -36,10 +38,13 @@ class TrainingReporter:
         redact: Callable[[str], str] = str,
         echo_every_s: float | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        stop: StopSignal | None = None,
     ) -> None:
+        """`stop` is what `is_canceled` looks at; without it nobody can cancel through the reporter."""
         self._log = log or EventLog(Path(events_path), run_id=run_id)
         self.run_id = run_id
         self.attempt = self._log.attempt
+        self.stop = stop
         self._redact = redact
         self._echo_every_s = echo_every_s
         self._echo_at: dict[str, float] = {}
@@ -58,7 +63,16 @@ class TrainingReporter:
         """`completed` or `failed` once one was written."""
         return self._terminal
 
-    def started(self, **fields: Any) -> None:
+    def is_canceled(self) -> bool:
+        return self.stop is not None and self.stop.reason is not None
+
+    @property
+    def cancel_reason(self) -> str | None:
+        return None if self.stop is None else self.stop.reason
+
+    def started(self, *, run_id: str | None = None, **fields: Any) -> None:
+        if run_id not in (None, self.run_id):
+            raise ValueError(f"the reporter of run {self.run_id!r} was told that run {run_id!r} started")
         self._log.append_synced(self._line("started", fields))
 
     def heartbeat(self, step: int, epoch: int = 0) -> None:
@@ -129,11 +143,25 @@ class TrainingReporter:
         path = None if final_checkpoint is None else str(final_checkpoint)
         return self._finish("completed", {"step": step, "final_checkpoint": path, **fields})
 
-    def failed(self, step: int, category: Category | str, error: str, **fields: Any) -> bool:
+    def failed(
+        self, *, step: int, error: str, category: Category | str = Category.TRAIN_STEP, **fields: Any
+    ) -> bool:
         """The terminal event of every other attempt; False where a terminal event is out already."""
         return self._finish(
             "failed", {"step": step, "category": str(category), "error": self._redact(error), **fields}
         )
+
+    def ended_by(
+        self,
+        cause: BaseException,
+        *,
+        phase: Category,
+        step: int,
+        attempted_step: int,  # noqa: ARG002  (an event says how far the run was, not where it failed)
+    ) -> None:
+        """`failed`, in the words for this cause."""
+        category, error = describe_failure(cause, phase=phase)
+        self.failed(step=step, error=error, category=category)
 
     def _finish(self, event: str, fields: dict[str, Any]) -> bool:
         with self._terminal_lock:

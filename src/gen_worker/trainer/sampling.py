@@ -5,17 +5,15 @@ Every process calls the hook, since its forward pass may be one that all take pa
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gen_worker.trainer.artifacts import ArtifactWriter
-from gen_worker.trainer.contracts import SampleRequest, StepContext, TrainerPlugin
+from gen_worker.trainer.author_state import ask_for_samples
+from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
-from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.uploader import ArtifactUploader
+from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 
 VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi")
 
@@ -24,45 +22,43 @@ VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi")
 class Sampler:
     ctx: StepContext
     trainer: TrainerPlugin
-    reporter: TrainingReporter
-    artifacts: ArtifactWriter | None
-    uploader: ArtifactUploader | None = None
+    reporter: LoopReporter
+    artifacts: LoopArtifactWriter | None
+    uploader: LoopUploader | None = None
 
     def has_sample(self, step: int) -> bool:
         """True in the main process once the sample of that step was kept, by this attempt or an earlier one."""
         return self.artifacts is not None and self.artifacts.has_sample(step)
 
     def sample(self, model_state: Any, step: int) -> None:
-        """Nothing where the class has no `sample` hook. The random streams are as they were afterwards."""
-        hook = getattr(self.trainer, "sample", None)
-        if hook is None:
-            return
-        job = self.ctx.job
-        request = SampleRequest(prompts=tuple(job.sample_prompts), seed=job.sample_seed)
+        """Nothing where there is no `sample` hook. The random streams are as they were afterwards."""
         rng = capture_rng()
         try:
-            with self._folder(step) as folder:
-                hook(state=model_state, step=step, request=request, output_dir=str(folder), ctx=self.ctx)
-                if self.artifacts is not None:
-                    self._keep(self.artifacts, step, folder)
+            if self.artifacts is None:
+                self._sample_for_others(model_state, step)
+            else:
+                self._report(self.artifacts.write_samples(step=step, state=model_state, ctx=self.ctx), step)
         finally:
             restore_rng(rng)
 
-    @contextmanager
-    def _folder(self, step: int) -> Iterator[Path]:
-        if self.artifacts is not None:
-            yield self.artifacts.sample_dir(step)
-            return
+    def _sample_for_others(self, model_state: Any, step: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="gen_worker-sample-"))
         try:
-            yield folder
+            ask_for_samples(self.trainer, model_state, self.ctx, step=step, folder=folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _keep(self, artifacts: ArtifactWriter, step: int, folder: Path) -> None:
-        for sample in artifacts.write_sample(step, folder):
-            is_video = sample.path.suffix.lower() in VIDEO_SUFFIXES
+    def _report(self, paths: Sequence[Path | str], step: int) -> None:
+        for path in paths:
+            is_video = Path(path).suffix.lower() in VIDEO_SUFFIXES
             report = self.reporter.video if is_video else self.reporter.sample
-            report(sample.path, step, size_bytes=sample.size_bytes)
+            report(path=path, step=step, **_size_of(path))
             if self.uploader is not None:
-                self.uploader.sample(sample.path, step)
+                self.uploader.upload_sample(local_path=path, step=step)
+
+
+def _size_of(path: Path | str) -> dict[str, int]:
+    try:
+        return {"size_bytes": Path(path).stat().st_size}
+    except OSError:  # a writer may name what is no file of this machine
+        return {}

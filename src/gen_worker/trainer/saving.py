@@ -7,16 +7,14 @@ hooks must not move the random streams: a save that only an interrupted run make
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gen_worker.errors import CheckpointError, TrainStepError
-from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent, SavedCheckpoint
+from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
+from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 from gen_worker.trainer.processes import Processes
-from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.uploader import ArtifactUploader
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,11 +23,11 @@ class StateSaver:
 
     ctx: StepContext
     trainer: TrainerPlugin
-    reporter: TrainingReporter
-    artifacts: ArtifactWriter | None
+    reporter: LoopReporter
+    artifacts: LoopArtifactWriter | None
     processes: Processes
     identity: Mapping[str, Any]
-    uploader: ArtifactUploader | None = None
+    uploader: LoopUploader | None = None
     _is_compared: bool = field(default=False, init=False)
 
     @property
@@ -61,11 +59,8 @@ class StateSaver:
         if is_first:
             self._compare(payload)
         all_rng = self.processes.gather(rng)
-        files, author_payload = None, None
-        if self.artifacts is not None:
-            files, author_payload = self._author_files(self.artifacts, model_state, step, final=final)
-        restore_rng(rng)
         if self.artifacts is None:
+            restore_rng(rng)
             return
         content = CheckpointContent(
             step=step,
@@ -77,13 +72,12 @@ class StateSaver:
             rng=rng if len(all_rng) == 1 else {**rng, "ranks": list(all_rng)},
             identity=self.identity,
             metric=metric,
-            author_files=files,
-            author_payload=author_payload,
         )
         try:
-            self.artifacts.save_checkpoint(content)
+            self.artifacts.begin_checkpoint(content, trainer=self.trainer, state=model_state, ctx=self.ctx)
         except CheckpointError as fault:
             raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
+        restore_rng(rng)
 
     def _warn_of_shards(self, payload: Mapping[str, Any]) -> None:
         """Once a run: who saves shards as they are has, as a rule, a `load_state_dict` that takes only shards."""
@@ -117,20 +111,6 @@ class StateSaver:
                 level="warning",
             )
 
-    def _author_files(
-        self, artifacts: ArtifactWriter, model_state: Any, step: int, *, final: bool
-    ) -> tuple[Path | None, Mapping[str, Any] | None]:
-        hook = getattr(self.trainer, "save_checkpoint", None)
-        if hook is None:
-            return None, None
-        folder = artifacts.author_dir(step, final)
-        payload = hook(state=model_state, step=step, output_dir=str(folder), final=final, ctx=self.ctx)
-        if payload is not None and not isinstance(payload, Mapping):
-            raise TrainStepError(
-                f"save_checkpoint returned {type(payload).__name__}, expected a dict or None"
-            )
-        return folder, payload
-
     def poll(self) -> list[SavedCheckpoint]:
         """Report what became durable meanwhile. Never waits."""
         return [] if self.artifacts is None else self._report(self.artifacts.poll)
@@ -146,8 +126,8 @@ class StateSaver:
             raise TrainStepError(str(fault)) from fault
         for checkpoint in saved:
             self.reporter.checkpoint(
-                checkpoint.path,
-                checkpoint.step,
+                path=checkpoint.path,
+                step=checkpoint.step,
                 then=self._upload(checkpoint),
                 final=checkpoint.final,
                 verified=checkpoint.verified,
@@ -172,11 +152,11 @@ class StateSaver:
         uploader = self.uploader
         if uploader is None:
             return None
-        return lambda: uploader.checkpoint(
-            checkpoint.path,
-            checkpoint.meta_path,
-            checkpoint.step,
-            checkpoint.final,
-            checkpoint.files[0].hash,
+        return lambda: uploader.upload_checkpoint_files(
+            local_path=checkpoint.path,
+            meta_path=checkpoint.meta_path,
+            step=checkpoint.step,
+            final=checkpoint.final,
+            digest=checkpoint.files[0].hash if checkpoint.files else None,
             author_files=[entry.name for entry in checkpoint.files[1:]],
         )

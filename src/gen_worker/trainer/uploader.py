@@ -54,8 +54,7 @@ class UploadTargets:
 class ArtifactUploader:
     """Belongs to the process that made it; its methods may be called from any thread there.
 
-    `metrics`, `checkpoint`, `sample` and `terminal` only queue (a file is opened, so that it may be deleted
-    meanwhile). `on_failure` is called for all that will not be delivered, from a background thread or from
+    The `upload_…` methods and `terminal` only queue (a file is opened, so that it may be deleted meanwhile). `on_failure` is called for all that will not be delivered, from a background thread or from
     `drain` and `close`.
     """
 
@@ -106,20 +105,30 @@ class ArtifactUploader:
                 may_start=self._may_send_terminal if kind == TERMINAL else lambda: True,
             )
 
-    def metrics(self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None) -> None:
+    def upload_metrics(
+        self, *, metrics: Mapping[str, float], step: int, timestamp_ms: int | None = None
+    ) -> None:
         """Queue one point. Values are read later, so they must be plain numbers."""
         lane = self._lane(METRICS)
         if lane is not None:
             moment_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-            copied = dict(values)
+            copied = dict(metrics)
             with self._lock:
                 self._points.add(step, moment_ms, copied)
                 lane.notify()
 
-    def checkpoint(
+    def upload_checkpoint(self, *, local_path: Path | str, step: int) -> None:
+        """Queue a checkpoint by its data file alone; with its meta file where one is beside it."""
+        meta_path = Path(local_path).with_suffix(".meta.json")
+        self.upload_checkpoint_files(
+            local_path=local_path, meta_path=meta_path if meta_path.exists() else None, step=step
+        )
+
+    def upload_checkpoint_files(
         self,
-        path: Path | str,
-        meta_path: Path | str,
+        *,
+        local_path: Path | str,
+        meta_path: Path | str | None,
         step: int,
         final: bool = False,
         digest: str | None = None,
@@ -133,17 +142,18 @@ class ArtifactUploader:
         lane = self._lane(CHECKPOINT)
         if lane is not None:
             job = FilesJob(CHECKPOINT, step, is_final=final)
-            job.add(Path(path), digest)
+            job.add(Path(local_path), digest)
             for name in author_files:
-                job.add(Path(meta_path).parent / name, name=name)
-            job.add(Path(meta_path))
+                job.add(Path(local_path).parent / name, name=name)
+            if meta_path is not None:
+                job.add(Path(meta_path))
             self._queue(lane, job)
 
-    def sample(self, path: Path | str, step: int) -> None:
+    def upload_sample(self, *, local_path: Path | str, step: int) -> None:
         lane = self._lane(SAMPLE)
         if lane is not None:
             job = FilesJob(SAMPLE, step)
-            job.add(Path(path))
+            job.add(Path(local_path))
             self._queue(lane, job)
 
     def terminal(

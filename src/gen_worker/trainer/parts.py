@@ -1,0 +1,107 @@
+"""Whom the loop tells, who writes its files and who uploads them: as protocols.
+
+The plain ones are those of the original library: a fake of ten lines is enough for a test, with no base class. The
+loop's own ones ask for more, which saves in the background and several values in one event need. Our classes are both;
+`plain_parts` makes the one of the other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gen_worker.errors import Category
+from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
+from gen_worker.trainer.contracts import StepContext, StopSignal, TrainerPlugin
+
+
+class PlainReporter(Protocol):
+    """It may have a `cancel_reason` too."""
+
+    def started(self, *, run_id: str) -> object: ...
+    def metric(self, *, name: str, value: float, step: int) -> object: ...
+    def checkpoint(self, *, path: str, step: int) -> object: ...
+    def sample(self, *, path: str, step: int) -> object: ...
+    def completed(self, *, step: int, final_checkpoint: str | None) -> object: ...
+    def failed(self, *, step: int, error: str) -> object: ...
+    def is_canceled(self) -> bool: ...
+
+
+class PlainArtifactWriter(Protocol):
+    """Each call returns when its files are written. It calls the author's own hooks itself."""
+
+    def write_checkpoint(
+        self,
+        *,
+        step: int,
+        state_payload: dict[str, Any],
+        trainer: TrainerPlugin,
+        state: Any,
+        ctx: StepContext,
+    ) -> Path | str: ...
+    def write_samples(self, *, step: int, state: Any, ctx: StepContext) -> Sequence[Path | str]: ...
+    def finalize(
+        self, *, state_payload: dict[str, Any], trainer: TrainerPlugin, state: Any, ctx: StepContext
+    ) -> Path | str | None: ...
+
+
+class PlainUploader(Protocol):
+    """It is given what a cadence made; the final checkpoint is in `completed`."""
+
+    def upload_metrics(self, *, metrics: Mapping[str, float], step: int) -> object: ...
+    def upload_checkpoint(self, *, local_path: str, step: int) -> object: ...
+    def upload_sample(self, *, local_path: str, step: int) -> object: ...
+
+
+class LoopReporter(Protocol):
+    stop: StopSignal | None  # what `is_canceled` looks at, where it is no more than that
+
+    def started(self, *, run_id: str, **fields: Any) -> None: ...
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+    def validation(
+        self, step: int, values: Mapping[str, float], *, rows: int | None, **fields: Any
+    ) -> None: ...
+    def checkpoint(
+        self, path: Path | str, step: int, then: Callable[[], None] | None = None, **fields: Any
+    ) -> None:
+        """`then` is called once the event is durable."""
+
+    def sample(self, path: Path | str, step: int, **fields: Any) -> None: ...
+    def video(self, path: Path | str, step: int, **fields: Any) -> None: ...
+    def log(
+        self, message: str, *, level: Literal["info", "warning", "error"] = "info", **fields: Any
+    ) -> None: ...
+    def completed(self, step: int, final_checkpoint: Path | str | None = None, **fields: Any) -> bool: ...
+    def ended_by(self, cause: BaseException, *, phase: Category, step: int, attempted_step: int) -> None:
+        """The terminal event of a loop that an exception ended: after `step`, within `attempted_step`."""
+
+    def flush(self) -> None: ...
+
+
+class LoopArtifactWriter(Protocol):
+    @property
+    def is_saving(self) -> bool: ...
+
+    def begin_checkpoint(
+        self, content: CheckpointContent, *, trainer: TrainerPlugin, state: Any, ctx: StepContext
+    ) -> None: ...
+    def poll(self) -> list[SavedCheckpoint]: ...
+    def wait(self) -> list[SavedCheckpoint]: ...
+    def has_sample(self, step: int) -> bool: ...
+    def write_samples(self, *, step: int, state: Any, ctx: StepContext) -> Sequence[Path | str]: ...
+
+
+class LoopUploader(Protocol):
+    """No call waits for the network."""
+
+    def upload_metrics(self, *, metrics: Mapping[str, float], step: int) -> object: ...
+    def upload_checkpoint_files(
+        self,
+        *,
+        local_path: Path | str,
+        meta_path: Path | str | None,
+        step: int,
+        final: bool = False,
+        digest: str | None = None,
+        author_files: Sequence[str] = (),
+    ) -> None: ...
+    def upload_sample(self, *, local_path: Path | str, step: int) -> object: ...

@@ -1,6 +1,7 @@
 """`module:symbol` -> a trainer class, built and checked before anything is spent on it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -37,6 +38,19 @@ def load_trainer_plugin(ref: str) -> TrainerPlugin:
     trainer = _build(find_symbol(module, symbol), ref)
     check_hooks(trainer, ref)
     return cast("TrainerPlugin", trainer)
+
+
+def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
+    """`load_trainer_plugin` of what a job or the environment names; a module that is only beside the job is pointed at."""
+    if ref is None:
+        raise PluginError(NO_TRAINER)
+    try:
+        return load_trainer_plugin(ref)
+    except PluginError as fault:
+        name = ref.partition(":")[0].partition(".")[0]
+        if "is not found" in str(fault) and (job_dir / f"{name}.py").exists():
+            fault.add_note(f"{name}.py is in {job_dir}: start the worker there, or set PYTHONPATH={job_dir}")
+        raise
 
 
 def _pick_symbol(module: ModuleType) -> str:

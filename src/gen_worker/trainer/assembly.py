@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.errors import Category, InputError, PluginError, StartupError
-from gen_worker.trainer.api import NO_TRAINER, load_trainer_plugin
+from gen_worker.errors import Category, InputError, StartupError
+from gen_worker.trainer.api import load_jobs_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.author_state import fill_from_checkpoint, prepare_state
 from gen_worker.trainer.authz import TrainerAuthContext
@@ -197,7 +197,7 @@ class Assembly:
         ref = self.environment.plugin or self.job.trainer
         trainer = self.given.trainer
         if trainer is None:
-            trainer = _load_plugin(ref, job_dir=self.environment.job_dir)
+            trainer = load_jobs_plugin(ref, job_dir=self.environment.job_dir)
         if self.job.sample_every and not hasattr(trainer, "sample"):
             name = ref or type(trainer).__qualname__
             self.reporter.log(
@@ -402,18 +402,6 @@ def is_finished(loop: TrainingLoop) -> bool:
     end = loop.end_step()
     is_at_end = end is not None and loop.start.step >= end
     return loop.final_checkpoint is not None and (is_at_end or loop.trainer_state.stop_reason is not None)
-
-
-def _load_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
-    if ref is None:
-        raise PluginError(NO_TRAINER)
-    try:
-        return load_trainer_plugin(ref)
-    except PluginError as fault:
-        name = ref.partition(":")[0].partition(".")[0]
-        if "is not found" in str(fault) and (job_dir / f"{name}.py").exists():
-            fault.add_note(f"{name}.py is in {job_dir}: start the worker there, or set PYTHONPATH={job_dir}")
-        raise
 
 
 def _start_of(checkpoint: Checkpoint | None, source: BatchSource) -> Start:

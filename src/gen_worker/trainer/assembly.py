@@ -17,7 +17,6 @@ import msgspec
 from gen_worker.errors import Category, InputError, StartupError
 from gen_worker.trainer.api import load_jobs_plugin
 from gen_worker.trainer.artifacts import ArtifactWriter
-from gen_worker.trainer.author_state import fill_from_checkpoint, prepare_state
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.batch_source import BatchSource, FirstBatches
 from gen_worker.trainer.callbacks.base import Callback
@@ -34,13 +33,13 @@ from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
 from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
 from gen_worker.trainer.lease import RunLease
 from gen_worker.trainer.loop import TrainingLoop
-from gen_worker.trainer.model_runtime import prepare_model_runtime, restore_rng
+from gen_worker.trainer.model_runtime import prepare_model_runtime
 from gen_worker.trainer.processes import OneProcess, Processes
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.repro import seed_everything
 from gen_worker.trainer.resume import choose_resume_point
 from gen_worker.trainer.runtime_env import WorkerEnvironment
 from gen_worker.trainer.schedule import Start
+from gen_worker.trainer.state_restorer import StateRestorer
 from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.upload_session import transfer_options
 from gen_worker.trainer.uploader import ArtifactUploader
@@ -96,6 +95,7 @@ class Assembly:
 
         self._enter(Category.MODEL_LOAD)
         ctx = self._make_context(source, inputs, device)
+        restorer = StateRestorer(trainer=trainer, ctx=ctx, identity=identity)
         loop = TrainingLoop(
             job=job,
             ctx=ctx,
@@ -115,6 +115,7 @@ class Assembly:
             folder=self.environment.checkpoints_dir.parent,
             how_to_go_on=self.environment.how_to_go_on(job.run_id),
             load_checkpoint=self._newest_regular,
+            restorer=restorer,
         )
         self.progress.step, self.progress.epoch = start.step, start.epoch
         if checkpoint is None:
@@ -124,7 +125,8 @@ class Assembly:
             if is_finished(loop):
                 self._tell_finished(loop, checkpoint)
                 return loop
-        loop.state = self.restore_state(trainer, ctx, checkpoint)
+        loop.state = restorer.make(checkpoint)
+        self.processes.has_loaded = checkpoint is not None
         if self.processes.rank == 0:
             for warning in note_outside_code(identity, loop.folder, is_fresh=checkpoint is None):
                 reporter.log(warning, level="warning")
@@ -160,7 +162,7 @@ class Assembly:
             raise InputError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
         if checkpoint is not None:
             self.progress.step, self.progress.epoch = checkpoint.step, checkpoint.epoch
-        return evaluator, self.restore_state(trainer, ctx, checkpoint)
+        return evaluator, StateRestorer(trainer=trainer, ctx=ctx).make_to_evaluate(checkpoint)
 
     def make_evaluator(self, kind: Kind, trainer: TrainerPlugin, ctx: StepContext) -> Evaluator | None:
         """None where the job has no such data."""
@@ -353,31 +355,6 @@ class Assembly:
             loop.trainer_state.stop_reason = loop.trainer_state.best = None
         if checkpoint.final and checkpoint.path.parent == self.environment.checkpoints_dir:
             loop.final_checkpoint = checkpoint.path
-
-    def restore_state(self, trainer: TrainerPlugin, ctx: StepContext, checkpoint: Checkpoint | None) -> Any:
-        """The author's state, fresh or from a checkpoint; then the random streams, so that no hook can move them."""
-        rank, world_size = self.processes.rank, self.processes.world_size
-        if checkpoint is None:
-            state = prepare_state(trainer, ctx)
-            if rank > 0:
-                self._seed_apart(rank)
-            return state
-        state = prepare_state(trainer, ctx)
-        fill_from_checkpoint(trainer, state, ctx, checkpoint)
-        self.processes.has_loaded = True
-        rng: Mapping[str, Any] = checkpoint.rng
-        streams = rng.get("ranks", [rng]) if rng else []
-        if rank < len(streams):
-            restore_rng(streams[rank])
-        elif world_size > 1:
-            self._seed_apart(rank, step=checkpoint.step)
-        return state
-
-    def _seed_apart(self, rank: int, step: int = 0) -> None:
-        """All processes build the same model; from here on each has random numbers of its own."""
-        from gen_worker.trainer.distributed import own_seed
-
-        seed_everything(own_seed(self.job.seed, rank, step), torch=True)
 
     def _tell_finished(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
         step, reason = loop.start.step, loop.trainer_state.stop_reason

@@ -15,21 +15,11 @@ _HOW_TO_SHARD = (
 )
 
 
-def prepare_state(
-    trainer: TrainerPlugin,
-    ctx: StepContext,
-    *,
-    payload: Mapping[str, Any] | None = None,
-    checkpoint_dir: Path | str | None = None,
-    author_payload: Mapping[str, Any] | None = None,
-) -> Any:
-    """`setup`, `configure`, and where there is something to resume from, `load_state_dict` and `load_checkpoint`."""
+def prepare_state(trainer: TrainerPlugin, ctx: StepContext) -> Any:
+    """`setup` and `configure`."""
     trainer.setup(ctx)
     state = trainer.configure(ctx)
     _bind_optimizer(ctx, state)
-    fill_state(
-        trainer, state, ctx, payload=payload, checkpoint_dir=checkpoint_dir, author_payload=author_payload
-    )
     return state
 
 

@@ -326,4 +326,5 @@ OPTIONAL_HOOKS = (
     "begin_evaluation",
     "end_evaluation",
     "sample",
+    "apply_hyperparams",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gen_worker.errors import Category
-from gen_worker.trainer.author_state import prepare_state
+from gen_worker.trainer.author_state import fill_state
 from gen_worker.trainer.batch_source import IterableSource
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.loop import TrainingLoop
@@ -20,6 +20,7 @@ from gen_worker.trainer.parts import (
 )
 from gen_worker.trainer.plain_parts import ReporterStop, loop_reporter, loop_uploader, loop_writer
 from gen_worker.trainer.schedule import Start
+from gen_worker.trainer.state_restorer import StateRestorer
 
 logger = logging.getLogger("gen_worker.loop")
 
@@ -47,6 +48,7 @@ def run_training_loop(
     if told is not reporter or told.stop not in (None, ctx.is_canceled):
         stop = ReporterStop(ctx.is_canceled, reporter)  # type: ignore[arg-type]  # every reporter has `is_canceled`
         object.__setattr__(ctx, "_stop", stop)
+    restorer = StateRestorer(trainer=trainer, ctx=ctx)
     loop = TrainingLoop(
         job=job,
         ctx=ctx,
@@ -57,12 +59,15 @@ def run_training_loop(
         artifacts=loop_writer(artifact_writer),
         uploader=loop_uploader(uploader),
         start=Start(step=start_step),
+        restorer=restorer,
     )
     told.started(run_id=job.run_id, step=start_step, trainer=type(trainer).__qualname__)
     phase = Category.MODEL_LOAD
     try:
-        loop.state = prepare_state(
+        loop.state = restorer.configure()
+        fill_state(
             trainer,
+            loop.state,
             ctx,
             payload=resume_state_payload,
             checkpoint_dir=_folder_of(resume_checkpoint_path),

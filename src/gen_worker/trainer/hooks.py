@@ -18,6 +18,7 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
     "test_step": ("batch", "state", "ctx"),
     "begin_evaluation": ("kind", "state", "ctx"),
     "end_evaluation": ("kind", "state", "ctx"),
+    "apply_hyperparams": ("state", "changes", "ctx"),
 }
 KEYWORD: dict[str, tuple[str, ...]] = {
     "save_checkpoint": ("state", "step", "output_dir", "final", "ctx"),

@@ -36,10 +36,26 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
 def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What a resumed run does differently, in words; allowed, but never without a word."""
     changes = []
-    if saved.get("config_digest") not in (None, now["config_digest"]):
-        is_same = saved.get("job_digest") == now["job_digest"]
-        changes += [] if is_same else _job_changes(saved, now)
+    if is_job_changed(saved, now):
+        changes += _job_changes(saved, now)
     return changes + code_changes(saved, now)
+
+
+def is_job_changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether another job is asked for, whichever run it is and wherever it begins."""
+    is_other = saved.get("config_digest") not in (None, now["config_digest"])
+    return is_other and saved.get("job_digest") != now["job_digest"]
+
+
+def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted name in the job -> (value then, value now); None is also a value that was not given."""
+    config = saved.get("config")
+    if config is None:
+        return {}
+    defaults = _flat(_told_config(TrainingJobSpec(run_id="any")))  # an older release did not have all fields
+    was, is_ = defaults | _flat(config), defaults | _flat(now["config"])
+    names = sorted(name for name in {*was, *is_} if was.get(name) != is_.get(name))
+    return {name: (was.get(name), is_.get(name)) for name in names if name not in _OF_EACH_RUN}
 
 
 def _told_config(job: TrainingJobSpec) -> dict[str, Any]:
@@ -66,17 +82,14 @@ def _digest_of_any_run(job: TrainingJobSpec) -> str:
 
 
 def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    config = saved.get("config")
-    if config is None:
+    if saved.get("config") is None:
         return ["the job changed"]
-    was, is_ = _flat(config), _flat(now["config"])
-    names = sorted(name for name in {*was, *is_} if was.get(name) != is_.get(name))
-    names = [name for name in names if name not in _OF_EACH_RUN]
-    if not names:  # something that is not told; an older checkpoint does not say whether there was anything
+    changed = changed_fields(saved, now)
+    if not changed:  # something that is not told; an older checkpoint does not say whether there was anything
         return ["the job changed"] if "job_digest" in saved else []
-    told = [f"{name} was {was.get(name)!r:.40}, is now {is_.get(name)!r:.40}" for name in names[:MAX_TOLD]]
-    more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
-    return [f"the job changed: {'; '.join(told)}{more}"]
+    told = [f"{name} was {was!r:.40}, is now {is_!r:.40}" for name, (was, is_) in changed.items()]
+    more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
+    return [f"the job changed: {'; '.join(told[:MAX_TOLD])}{more}"]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

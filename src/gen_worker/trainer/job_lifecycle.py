@@ -28,6 +28,8 @@ from gen_worker.trainer.reporting import TrainingReporter
 
 logger = logging.getLogger("gen_worker.lifecycle")
 
+PAUSE_SLICE_S = 0.1
+
 WATCH_EVERY_S = 0.2
 ONE_KEYPRESS_S = 0.5  # a Ctrl-C may arrive twice, through a wrapper that passes signals on
 _OURS = str(Path(__file__).resolve().parent.parent)
@@ -191,3 +193,10 @@ def raise_stop(stop: StopSignal) -> NoReturn:
     if stop.category == "timeout":
         raise TrainingTimeout(reason)
     raise TrainingCanceled(reason)
+
+
+def pause(stop: StopSignal, seconds: float) -> None:
+    """Wait, unless a stop is asked for meanwhile."""
+    wake_at = time.monotonic() + seconds
+    while stop.reason is None and (left_s := wake_at - time.monotonic()) > 0:
+        time.sleep(min(left_s, PAUSE_SLICE_S))

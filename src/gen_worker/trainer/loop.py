@@ -10,7 +10,6 @@ cancel check and the author's two calls (`_advance`). Callbacks that look at eve
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from gen_worker.errors import InputError, TrainingCanceled, TrainingTimeout, TrainStepError
 from gen_worker.trainer.artifacts import SavedCheckpoint
-from gen_worker.trainer.author_state import fill_from_checkpoint, fill_state
+from gen_worker.trainer.author_state import fill_state
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.callbacks.base import RunHandle
 from gen_worker.trainer.callbacks.callback_list import CallbackList
@@ -31,19 +30,19 @@ from gen_worker.trainer.contracts import (
     TrainingJobSpec,
 )
 from gen_worker.trainer.evaluation import Evaluator, count_rows
-from gen_worker.trainer.job_lifecycle import raise_stop
+from gen_worker.trainer.job_lifecycle import pause, raise_stop
 from gen_worker.trainer.measurements import Measurements
 from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 from gen_worker.trainer.processes import OneProcess, Processes
+from gen_worker.trainer.resumed_hyperparams import KEPT_OPTIONS
 from gen_worker.trainer.sampling import Sampler
 from gen_worker.trainer.saving import StateSaver
 from gen_worker.trainer.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
 from gen_worker.trainer.state import TrainerState
+from gen_worker.trainer.state_restorer import StateRestorer
 from gen_worker.trainer.step_metrics import not_a_result, read_metrics
 
 logger = logging.getLogger("gen_worker.loop")
-
-BACKOFF_SLICE_S = 0.1
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -64,6 +63,7 @@ class TrainingLoop:
     callbacks: CallbackList = field(default_factory=CallbackList)
     validation: Evaluator | None = None
     test: Evaluator | None = None
+    restorer: StateRestorer
     processes: Processes = field(default_factory=OneProcess)
     trainer_state: TrainerState = field(default_factory=TrainerState)
     folder: Path = Path()  # of the run's artifacts, for callbacks
@@ -222,7 +222,7 @@ class TrainingLoop:
             except AttributeError:
                 control = self._control_of(result)
             if control is not None:
-                self._obey(control)
+                pause(ctx.is_canceled, control.backoff_seconds or 0.0)
         self._last, self._last_batch = result, raw_batch
         return step
 
@@ -255,7 +255,7 @@ class TrainingLoop:
                 control = self._control_of(result)
             end(handle, raw_batch, result)
             if control is not None:
-                self._obey(control)
+                pause(ctx.is_canceled, control.backoff_seconds or 0.0)
             if handle.has_asked:
                 break
         return step
@@ -272,11 +272,6 @@ class TrainingLoop:
         if self.stop_step is None:
             self.stop_step = self.processes.stop_step(self.ctx.is_canceled, self.ctx.progress)
         return step >= self.stop_step
-
-    def _obey(self, control: StepControlHints) -> None:
-        wake_at = time.monotonic() + (control.backoff_seconds or 0.0)
-        while self.ctx.is_canceled.reason is None and (left_s := wake_at - time.monotonic()) > 0:
-            time.sleep(min(left_s, BACKOFF_SLICE_S))
 
     def _begin_epoch(self, step: int) -> None:
         epoch, batch = self._schedule.position(step)
@@ -372,7 +367,7 @@ class TrainingLoop:
                 fill_state(self.trainer, self.state, self.ctx, payload=payload)
             else:
                 step = checkpoint.step
-                fill_from_checkpoint(self.trainer, self.state, self.ctx, checkpoint)
+                self.restorer.fill(self.state, checkpoint)
         place = {"step": step, "epoch": epoch, "batch": batch}
         self.reporter.log(f"rolled back from step {self.ctx.step} to step {step}", level="warning", **place)
         self._schedule.origin = Start(step=step, epoch=epoch, batch=batch)
@@ -405,6 +400,7 @@ class TrainingLoop:
                     "is_work_due": not final and self._is_work_due,
                     "trainer_state": self.trainer_state.to_saved(),
                     "callbacks": self.callbacks.state_dict(),
+                    KEPT_OPTIONS: self.restorer.options.describe(),
                 },
                 metric=self._measurements.metric_of(step),
             )

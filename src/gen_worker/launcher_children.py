@@ -163,7 +163,7 @@ class Children:
                 problem = "the process that imported it was killed"
             elif not is_done and not problem:
                 how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
-                faults = (f"importing it ends the process{how}",)
+                faults = (f"trainer: importing it ends the process{how}",)
             for channel, id_ in waiting:
                 self._reply(channel, Tried(id=id_, faults=faults, problem=problem))
             return

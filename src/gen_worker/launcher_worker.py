@@ -112,7 +112,7 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
             _open_log(os.devnull)
             _enter(plan, environ)
         except OSError as fault:
-            return _tell(report_fd, StartReport(is_done=True, faults=(_words(fault),)))
+            return _tell(report_fd, StartReport(is_done=True, faults=(f"trainer: {_words(fault)}",)))
         try:
             if plan.is_warm:
                 _prepare_interpreter(plan, ground.import_path, environ)
@@ -150,7 +150,7 @@ def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[str]:
         words.seek(0)
         said = words.read().decode(errors="replace").strip().splitlines()
     last = (said or ["it said nothing"])[-1]
-    return [f"{python} ended with {done.returncode} when it was to import it: {last}"]
+    return [f"trainer: {python} ended with {done.returncode} when it was to import it: {last}"]
 
 
 def become_closer(request: Close, report_fd: int) -> NoReturn:

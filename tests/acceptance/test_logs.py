@@ -94,6 +94,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_spent(
     ]
     done = trn(fresh.root, "run", "-c", job, "--event-log", fresh.registry)
     assert "the daemon's own folder" in read_lines(done)[0]["faults"][0]
+    job.write_text(json.dumps(json.loads(job.read_text()) | {"max_step": 3}))
+    for more in ([], ["--dry-run"]):
+        done = trn(fresh.root, "run", "-c", job, "--log-dir", "/proc/nowhere", *more)
+        (line,) = read_lines(done)
+        assert (done.returncode, line["event"]) == (3, "job_rejected")
+        assert [fault.partition(" ")[0] for fault in line["faults"]] == ["unknown", "--log-dir"], (
+            "all at once"
+        )
     assert not fresh.root.exists()
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from launched_run import LaunchedRun, is_running, living, stop_launchers, until
 
+from gen_worker.errors import SpecError
 from gen_worker.launcher_protocol import boot_id, read_process
+from gen_worker.pytorch.sections import read_runner_config
+from gen_worker.trainer.job_spec import RUNNER
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshots import SnapshotStore
@@ -136,11 +139,58 @@ def test_what_a_worker_would_stumble_over_is_told(
         assert part in fault
 
 
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_class_checks_the_job_before_it_is_queued(shared: Home, tmp_path: Path, is_warm: bool) -> None:
+    checking = f"""{TRAINER}
+    def check_job(self, job):
+        return [f"hyperparams.{{name}}: not known" for name in job.hyperparams]
+"""
+    given = {"hyperparams": {"a": 1, "b": 2}}
+    tried = try_(shared, tmp_path, checking, plan={"is_warm": is_warm}, **given)
+    assert tried.faults == ("hyperparams.a: not known", "hyperparams.b: not known")
+    assert try_(shared, tmp_path, checking, plan={"is_warm": is_warm}) == ImportTrial()
+    for body, told in (
+        ("return 'no'", "expected a list of texts"),
+        ("raise ValueError(job.seed)", "ValueError: 0"),
+    ):
+        odd = f"{TRAINER}\n    def check_job(self, job):\n        {body}\n"
+        (fault,) = try_(shared, tmp_path, odd, plan={"is_warm": is_warm}).faults
+        assert fault.startswith("trainer: ")
+        assert told in fault
+
+
+def test_a_config_of_the_runner_is_checked_as_the_runner_does_with_every_fault(
+    shared: Home, tmp_path: Path
+) -> None:
+    run = LaunchedRun(shared, "runner", trainer="gen_worker.pytorch:PyTorchTrainer")
+    config = {
+        **run.job,
+        "trainer": RUNNER,
+        "hyperparams": {
+            "model": {"type": "mlp", "args": {"hiden": [4]}},
+            "columns": {"inputs": {"x": "x"}, "target": "y"},
+            "loss": "cros_entropy",
+            "learning_rate": -1,
+        },
+    }
+
+    async def claims(executor: LocalExecutor) -> None:
+        tried = await executor.try_imports(run.plan(code=tmp_path, cwd=str(tmp_path)), config)
+        assert not tried.problem
+        told = "\n".join(tried.faults)
+        assert all(word in told for word in ("hiden", "cros_entropy", "hyperparams.learning_rate")), told
+        with pytest.raises(SpecError) as refused:
+            read_runner_config(config["hyperparams"], source="the job")
+        assert list(tried.faults) == refused.value.faults
+
+    work(shared, claims)
+
+
 def test_a_module_that_brings_the_process_down_is_a_fault_and_the_launcher_lives(
     shared: Home, tmp_path: Path
 ) -> None:
     tried = try_(shared, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    assert tried.faults == ("importing it ends the process: killed by SIGSEGV",)
+    assert tried.faults == ("trainer: importing it ends the process: killed by SIGSEGV",)
     assert len(living(shared)) == 1
     assert try_(shared, tmp_path, TRAINER) == ImportTrial()
     # Nobody can tell whose doing this is: the system's, for want of memory, or somebody's here.

@@ -103,6 +103,52 @@ def test_a_dry_run_plans_and_queues_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_check_gives_every_fault_as_data_and_queues_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path / "home") as host, channel_to(host) as channel:
+            check = method(channel, "CheckRun")
+            sound = await check(submit_request(name="mine"))
+            assert (list(sound.faults), sound.code, sound.run.name) == ([], "", "mine")
+            assert json.loads(sound.plan_json)["plan"]["run_id"] == sound.run.run_id
+
+            host.executor.try_ = lambda _plan, _config: ImportTrial(faults=("hyperparams.lr: found -1",))
+            request = submit_request(max_step=3)
+            request.is_import_tried = True
+            request.log_dir, request.event_log = "/proc/nowhere", str(tmp_path)
+            found = await check(request)
+            names = [fault.partition(":")[0] for fault in found.faults]
+            assert (found.code, names[1:]) == ("invalid", ["hyperparams.lr", "log_dir", "event_log"])
+            assert "`max_step`" in found.faults[0]
+            code, text = await refusal(method(channel, "SubmitRun")(request))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert all(fault in text for fault in found.faults), "one judge"
+
+            huge = await check(submit_request(resources={"cpus": 9999}))
+            assert (huge.code, len(huge.faults)) == ("infeasible", 1)
+            assert host.registry.counts() == {}
+
+    asyncio.run(main())
+
+
+def test_a_place_for_lines_that_cannot_be_written_is_refused_and_none_is_made(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path / "home") as host, channel_to(host) as channel:
+            submit = method(channel, "SubmitRun")
+            request = submit_request()
+            request.log_dir, request.event_log = str(tmp_path / "logs" / "mine"), str(tmp_path / "a.jsonl")
+            await submit(request)
+            request = submit_request(seed=2)
+            request.log_dir = str(tmp_path / "home" / "runs")
+            code, text = await refusal(submit(request))
+            assert (code, "log_dir: " in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            request.log_dir, request.event_log = "", f"{tmp_path}/{'x' * 300}"
+            code, text = await refusal(submit(request))
+            assert (code, "longer than 255 bytes" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+    asyncio.run(main())
+    assert [path.name for path in tmp_path.iterdir()] == ["home"], "made when there is something to write"
+
+
 def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: Path) -> None:
     async def main() -> None:
         async with Host(tmp_path) as host, channel_to(host) as channel:
@@ -110,7 +156,7 @@ def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: 
 
             def refuse(plan: LaunchPlan, _config: dict[str, Any]) -> ImportTrial:
                 tried.append(plan.run_id)
-                return ImportTrial(faults=("importing it raises",))
+                return ImportTrial(faults=("trainer: importing it raises",))
 
             host.executor.try_ = refuse
             request = submit_request(run_id="mine")

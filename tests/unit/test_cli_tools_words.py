@@ -89,14 +89,14 @@ def test_seconds_are_finite(
     assert not (tmp_path / "home").exists()
 
 
-def test_an_empty_place_for_lines_is_refused_and_is_not_the_current_folder(tmp_path: Path) -> None:
+def test_an_empty_place_for_lines_is_refused_and_is_not_the_current_folder() -> None:
     with pytest.raises(InvalidRequestError) as refusal:
-        read_log_paths({"log_dir": "", "event_log": ""}, Home(tmp_path))
+        read_log_paths({"log_dir": "", "event_log": ""})
     assert refusal.value.faults == [
         "--log-dir is empty: name a folder",
         "--event-log is empty: name a file",
     ]
-    assert read_log_paths({"log_dir": None, "event_log": None}, Home(tmp_path)) == ("", "")
+    assert read_log_paths({"log_dir": None, "event_log": None}) == ("", "")
 
 
 @pytest.mark.parametrize("url", ["redis://localhost:99999/0", "redis://me:secret@[::1]:70000"])

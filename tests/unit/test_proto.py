@@ -76,6 +76,7 @@ def test_every_call_of_the_contract_is_on_the_wire() -> None:
     streams = {"WatchRuns", "StreamEvents", "StreamLogs"}
     assert set(METHODS) == streams | {
         "SubmitRun",
+        "CheckRun",
         "CancelRun",
         "ResumeRun",
         "GetRun",

@@ -19,7 +19,7 @@ from gen_worker.pytorch.runner_state import RunnerState, build_state
 from gen_worker.pytorch.sampling import find_tokenizer, write_samples
 from gen_worker.pytorch.sections import read_runner_config
 from gen_worker.pytorch.step import Prepared, stand_in
-from gen_worker.trainer.contracts import SampleRequest, StepContext, StepResult
+from gen_worker.trainer.contracts import SampleRequest, StepContext, StepResult, TrainingJobSpec
 from gen_worker.trainer.failure import author_place
 
 STATE_VERSION = 1
@@ -30,24 +30,19 @@ class PyTorchTrainer:
 
     config: RunnerConfig
 
+    def check_job(self, job: TrainingJobSpec) -> list[str]:
+        """Every fault of the config, before anything is spent on the run."""
+        num_processes = job.resources.processes * job.resources.nodes
+        try:
+            return _sampling_faults(_read_config(job), job, num_processes)
+        except SpecError as error:
+            return error.faults
+
     def setup(self, ctx: StepContext) -> None:
-        self.config = read_runner_config(
-            ctx.job.hyperparams, source=f"the job of run {ctx.job.run_id}", sample_every=ctx.job.sample_every
-        )
-        if ctx.world_size > 1 and self.config.strategy == "fsdp" and ctx.job.sample_every:
-            raise SpecError(
-                f"the job of run {ctx.job.run_id}",
-                [
-                    f"sample_every: found {ctx.job.sample_every}, but only the main process samples, and a model that is"
-                    " shared out by fsdp needs all of them: set it to 0, or use `hyperparams.strategy: ddp`"
-                ],
-            )
-        objects = [entry for entry in ctx.job.sample_prompts if not isinstance(entry, str)]
-        if objects and ctx.job.sample_every:
-            raise SpecError(
-                f"the job of run {ctx.job.run_id}",
-                [f"sample_prompts: found {objects[0]!r:.60}, expected text: the runner continues texts only"],
-            )
+        self.config = _read_config(ctx.job)
+        faults = _sampling_faults(self.config, ctx.job, ctx.world_size)
+        if faults:
+            raise SpecError(f"the job of run {ctx.job.run_id}", faults)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
 
@@ -176,3 +171,26 @@ def _step_fault(error: Exception, prepared: Prepared, config: RunnerConfig) -> T
         f"the step failed{hint}: {type(error).__name__}: {text} (model {config.model.type}, loss"
         f" {config.loss_spec.name}, inputs {shapes_in_words(inputs)}, target {shapes_in_words(target)}){remedy}"
     )
+
+
+def _read_config(job: TrainingJobSpec) -> RunnerConfig:
+    return read_runner_config(
+        job.hyperparams, source=f"the job of run {job.run_id}", sample_every=job.sample_every
+    )
+
+
+def _sampling_faults(config: RunnerConfig, job: TrainingJobSpec, num_processes: int) -> list[str]:
+    faults: list[str] = []
+    if not job.sample_every:
+        return faults
+    if num_processes > 1 and config.strategy == "fsdp":
+        faults.append(
+            f"sample_every: found {job.sample_every}, but only the main process samples, and a model that is shared out"
+            " by fsdp needs all of them: set it to 0, or use `hyperparams.strategy: ddp`"
+        )
+    objects = [entry for entry in job.sample_prompts if not isinstance(entry, str)]
+    if objects:
+        faults.append(
+            f"sample_prompts: found {objects[0]!r:.60}, expected text: the runner continues texts only"
+        )
+    return faults

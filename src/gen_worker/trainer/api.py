@@ -9,10 +9,11 @@ from gen_worker.errors import (
     PluginError,
     PluginTypeError,
     PluginValueError,
+    SpecError,
     TrainingCanceled,
     TrainingTimeout,
 )
-from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin
+from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin, TrainingJobSpec
 
 # Where `module` alone is looked up, in this order.
 DEFAULT_SYMBOLS = ("TRAINER", "Trainer", "trainer")
@@ -51,6 +52,38 @@ def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
         if "is not found" in str(fault) and (job_dir / f"{name}.py").exists():
             fault.add_note(f"{name}.py is in {job_dir}: start the worker there, or set PYTHONPATH={job_dir}")
         raise
+
+
+def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec) -> list[str]:
+    """What the class says of the job, by its optional hook `check_job(job)`: what is wrong, one text for each fault."""
+    from gen_worker.trainer.plugin_import import author_line, exception_text
+
+    hook = getattr(trainer, "check_job", None)
+    if hook is None:
+        return []
+    try:
+        found = hook(job)
+    except SpecError as error:
+        return list(error.faults)
+    except (TrainingCanceled, TrainingTimeout):
+        raise
+    except Exception as error:
+        line = author_line(error.__traceback__)
+        raise PluginError(f"{f'{line}: ' if line else ''}check_job raised {exception_text(error)}") from error
+    if found is None:
+        return []
+    if isinstance(found, str) or not all(isinstance(fault, str) for fault in found):
+        raise PluginTypeError(
+            f"check_job returned {found!r:.80}, expected a list of texts, one for each fault"
+        )
+    return list(found)
+
+
+def require_sound_job(trainer: TrainerPlugin, job: TrainingJobSpec) -> None:
+    """SpecError with every fault that the class finds in the job."""
+    faults = find_job_faults(trainer, job)
+    if faults:
+        raise SpecError(f"the job of run {job.run_id}", faults)
 
 
 def _pick_symbol(module: ModuleType) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.errors import Category, InputError, StartupError
-from gen_worker.trainer.api import load_jobs_plugin
+from gen_worker.trainer.api import load_jobs_plugin, require_sound_job
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.batch_source import BatchSource, FirstBatches
@@ -200,6 +200,7 @@ class Assembly:
         trainer = self.given.trainer
         if trainer is None:
             trainer = load_jobs_plugin(ref, job_dir=self.environment.job_dir)
+        require_sound_job(trainer, self.job)
         if self.job.sample_every and not hasattr(trainer, "sample"):
             name = ref or type(trainer).__qualname__
             self.reporter.log(

@@ -319,6 +319,7 @@ class TrainerPlugin(Protocol):
 
 REQUIRED_HOOKS = ("setup", "configure", "prepare_batch", "train_step", "state_dict", "load_state_dict")
 OPTIONAL_HOOKS = (
+    "check_job",
     "save_checkpoint",
     "load_checkpoint",
     "validate_step",

@@ -8,6 +8,7 @@ from gen_worker.trainer.contracts import OPTIONAL_HOOKS, REQUIRED_HOOKS
 
 # How the loop calls each hook: positionally, or by keyword only.
 POSITIONAL: dict[str, tuple[str, ...]] = {
+    "check_job": ("job",),
     "setup": ("ctx",),
     "configure": ("ctx",),
     "prepare_batch": ("raw_batch", "state", "ctx"),

@@ -6,40 +6,40 @@ interpreter that no launcher has warm.
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
 
 from gen_worker.errors import WorkerError
-from gen_worker.trainer.api import load_trainer_plugin
+from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
 from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.evaluation import require_hook
 from gen_worker.trainer.job_spec import parse_job_spec
 
 
 def find_import_faults(config: dict[str, Any]) -> list[str]:
-    """Load trainer class and callbacks as a worker would, with the job's `env`; what it would say of each.
+    """Load trainer class and callbacks as a worker would, with the job's `env`, and let the class check the job; what
+    it would say of each, with the field that it is about.
 
     Changes this process's environment and runs the author's modules.
     """
     job = parse_job_spec(config, source="the job")
     os.environ.update(job.env)
 
-    def load_trainer() -> None:
+    faults: list[str] = []
+    try:
         trainer = load_trainer_plugin(job.trainer or "")
+        faults += find_job_faults(trainer, job)
         if job.validation is not None and job.validate_every:
             require_hook(trainer, "validation")
         if job.test is not None:
             require_hook(trainer, "test")
-
-    faults: list[str] = []
-    loads: tuple[Callable[[], object], ...] = (load_trainer, lambda: load_callbacks(job))
-    for load in loads:
-        try:
-            load()
-        except WorkerError as fault:
-            faults.append(str(fault))
+    except WorkerError as fault:
+        faults.append(f"trainer: {str(fault).removeprefix('trainer ')}")
+    try:
+        load_callbacks(job)
+    except WorkerError as fault:
+        faults.append(str(fault))
     return faults
 
 

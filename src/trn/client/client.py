@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
-import os
-import re
-import secrets
-import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
 from trn.client.connection import Connection
+from trn.client.wire_requests import (
+    SubmitOptions,
+    absolute,
+    encode,
+    make_run_id,
+    make_submit_request,
+    priority_of,
+    read_config,
+)
 from trn.core.errors import ConflictError, InvalidRequestError, UnavailableError
 from trn.core.settings import read_settings
 from trn.proto import convert
@@ -21,6 +26,7 @@ from trn.proto import trainer_pb2 as pb
 from trn.proto.records import (
     Freed,
     Health,
+    JobCheck,
     LogChunk,
     Machine,
     MetricSeries,
@@ -37,8 +43,6 @@ logger = logging.getLogger("trn.client")
 
 # The launcher may have to import torch first and the author's code imports what it likes; checkpoints are read whole.
 LOOK_PATIENCE_S = 300.0
-
-_LAST_PRIORITY = (1 << 31) - 1
 
 
 class AsyncClient:
@@ -89,55 +93,22 @@ class AsyncClient:
         await self._connection.close()
 
     async def submit(
-        self,
-        config: Mapping[str, Any] | Path | str,
-        *,
-        base_dir: Path | str | None = None,
-        code_dir: Path | str | None = None,
-        snapshot: str = "",
-        frozen_from: Path | str = "",
-        code_identity: str = "",
-        priority: int = 0,
-        is_another_wanted: bool = False,
-        interpreter: str | None = None,
-        is_dry_run: bool = False,
-        is_import_tried: bool = False,
-        log_dir: Path | str = "",
-        event_log: Path | str = "",
+        self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
     ) -> Submission:
         """Queue a run; durable when it returns. An equal run that exists is returned, and `existed` says so.
 
-        `config` is a job, or a file with one; its relative paths are taken from `base_dir` (default: the file's
-        folder, else the current one). `code_dir` is frozen now: the run trains this code, whatever becomes of the
-        folder. Without it (or a `snapshot` that was taken before, of the folder `frozen_from`) the code is found in
-        `base_dir` when the run starts.
-        `interpreter` is by default the Python that runs this. With `is_import_tried` the trainer class and the
-        callbacks are loaded first, in a process of their own, and what cannot be loaded is refused. `log_dir` and
-        `event_log` are where the daemon writes the run's lines as well, besides its home's logs; an equal run that
-        exists keeps its own.
+        `config` is a job, or a file with one. What `options` there are and what they mean: `SubmitOptions`.
         """
-        if code_dir is not None:
-            taken = await self._freeze(Path(code_dir))
-            snapshot, frozen_from = taken.digest, taken.folder
-        document, folder = _read_config(config)
-        if is_another_wanted and not document.get("run_id"):
-            # Named here: a repeat after a lost reply then asks for this very run, not for yet another.
-            document["run_id"] = _make_run_id(document.get("name"))
-        request = pb.SubmitRunRequest(
-            config_json=_encode(document, "config"),
-            code_identity=code_identity,
-            snapshot=snapshot,
-            frozen_from=_absolute(frozen_from) if frozen_from else "",
-            base_dir=_absolute(folder if base_dir is None else base_dir),
-            interpreter=sys.executable if interpreter is None else interpreter,
-            priority=_priority(priority),
-            is_another_wanted=is_another_wanted,
-            is_dry_run=is_dry_run,
-            is_import_tried=is_import_tried,
-            log_dir=_absolute(log_dir) if log_dir else "",
-            event_log=_absolute(event_log) if event_log else "",
-        )
-        return await self._submit("SubmitRun", request)
+        return await self._submit("SubmitRun", await self._make_request(config, options))
+
+    async def check(
+        self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
+    ) -> JobCheck:
+        """Judge a run as `submit` would: every fault at once, as data. Nothing is queued."""
+        request = await self._make_request(config, options)
+        timeout_s = LOOK_PATIENCE_S if request.is_import_tried else None
+        answer, _ = await self._connection.call("CheckRun", request, timeout_s=timeout_s)
+        return convert.read_check(answer)
 
     async def resume(
         self,
@@ -165,23 +136,23 @@ class AsyncClient:
         """
         laid_over = dict(overrides or {})
         if is_another_wanted and not laid_over.get("run_id"):
-            laid_over["run_id"] = _make_run_id()
-        document, folder = _read_config(config) if config is not None else ({}, Path.cwd())
+            laid_over["run_id"] = make_run_id()
+        document, folder = read_config(config) if config is not None else ({}, Path.cwd())
         request = pb.ResumeRunRequest(
             run_id=run_id,
-            checkpoint_path=_absolute(checkpoint_path) if checkpoint_path else "",
-            overrides_json=_encode(laid_over, "overrides") if laid_over else b"",
-            priority=_priority(priority),
-            config_json=_encode(document, "config") if document else b"",
+            checkpoint_path=absolute(checkpoint_path),
+            overrides_json=encode(laid_over, "overrides") if laid_over else b"",
+            priority=priority_of(priority),
+            config_json=encode(document, "config") if document else b"",
             code_identity=code_identity,
             snapshot=snapshot,
-            frozen_from=_absolute(frozen_from) if frozen_from else "",
-            base_dir=_absolute(base_dir or folder) if document or base_dir else "",
+            frozen_from=absolute(frozen_from),
+            base_dir=absolute(base_dir or folder) if document or base_dir else "",
             interpreter=interpreter,
             is_another_wanted=is_another_wanted,
             is_import_tried=is_import_tried,
-            log_dir=_absolute(log_dir) if log_dir else "",
-            event_log=_absolute(event_log) if event_log else "",
+            log_dir=absolute(log_dir),
+            event_log=absolute(event_log),
             is_forced=is_forced,
         )
         return await self._submit("ResumeRun", request)
@@ -365,6 +336,15 @@ class AsyncClient:
         answer, _ = await self._connection.call("GetHealth", pb.GetHealthRequest())
         return convert.read_health(answer)
 
+    async def _make_request(
+        self, config: Mapping[str, Any] | Path | str, options: SubmitOptions
+    ) -> pb.SubmitRunRequest:
+        code_dir = options.get("code_dir")
+        if code_dir is not None:
+            taken = await self._freeze(Path(code_dir))
+            options = {**options, "snapshot": taken.digest, "frozen_from": taken.folder}
+        return make_submit_request(config, options)
+
     async def _freeze(self, folder: Path) -> "Snapshot":
         home = self._connection.home
         if home is None:
@@ -387,42 +367,3 @@ class AsyncClient:
         raise ConflictError(
             f"another run was asked for, and there is a {submission.run.run_id} with this config: give it another run_id"
         )
-
-
-def _make_run_id(name: object = None) -> str:
-    slug = re.sub(r"[^a-z0-9]+", "-", str(name or "run").lower())[:40].strip("-")
-    return f"{slug or 'run'}-{secrets.token_hex(6)}"
-
-
-def _absolute(path: Path | str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100
-
-
-def _priority(priority: int) -> int:
-    if abs(priority) > _LAST_PRIORITY:
-        raise InvalidRequestError(f"priority is {priority}, expected a number of 32 bits")
-    return priority
-
-
-def _encode(document: Mapping[str, Any], what: str) -> bytes:
-    try:
-        return msgspec.json.encode(document)
-    except TypeError as fault:
-        raise InvalidRequestError(f"the {what} cannot be written as JSON: {fault}") from fault
-
-
-def _read_config(config: Mapping[str, Any] | Path | str) -> tuple[dict[str, Any], Path]:
-    """(the document, the folder that its relative paths start from)."""
-    if isinstance(config, Mapping):
-        return dict(config), Path.cwd()
-    path = Path(config).expanduser().absolute()
-    from gen_worker.documents import read_document
-    from gen_worker.errors import SpecError
-
-    try:
-        document = read_document(path)  # as the worker would read it
-    except SpecError as fault:
-        raise InvalidRequestError(f"the config {path} is not valid", fault.faults) from fault
-    if not isinstance(document, dict):
-        raise InvalidRequestError(f"the config {path} holds no object")
-    return document, path.parent

@@ -5,13 +5,15 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from trn.client.client import AsyncClient
+from trn.client.wire_requests import SubmitOptions
 from trn.core.errors import ConflictError
 from trn.proto.records import (
     Freed,
     Health,
+    JobCheck,
     LogChunk,
     Machine,
     MetricSeries,
@@ -62,40 +64,11 @@ class Client:
         assert self._thread is not None
         self._thread.join()
 
-    def submit(
-        self,
-        config: Mapping[str, Any] | Path | str,
-        *,
-        base_dir: Path | str | None = None,
-        code_dir: Path | str | None = None,
-        snapshot: str = "",
-        frozen_from: Path | str = "",
-        code_identity: str = "",
-        priority: int = 0,
-        is_another_wanted: bool = False,
-        interpreter: str | None = None,
-        is_dry_run: bool = False,
-        is_import_tried: bool = False,
-        log_dir: Path | str = "",
-        event_log: Path | str = "",
-    ) -> Submission:
-        return self._do(
-            self._client.submit(
-                config,
-                base_dir=base_dir,
-                code_dir=code_dir,
-                snapshot=snapshot,
-                frozen_from=frozen_from,
-                code_identity=code_identity,
-                priority=priority,
-                is_another_wanted=is_another_wanted,
-                interpreter=interpreter,
-                is_dry_run=is_dry_run,
-                is_import_tried=is_import_tried,
-                log_dir=log_dir,
-                event_log=event_log,
-            )
-        )
+    def submit(self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]) -> Submission:
+        return self._do(self._client.submit(config, **options))
+
+    def check(self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]) -> JobCheck:
+        return self._do(self._client.check(config, **options))
 
     def resume(
         self,

@@ -59,5 +59,4 @@ def _show(fault: str, frozen: str) -> str:
     """In the author's terms: files of frozen code by their place in it."""
     if frozen:
         fault = fault.replace(f"{frozen}/", "").replace(frozen, "the code of this run")
-    fault = fault.replace("\n  - ", ", ").replace(":,", ":")
-    return fault if fault.startswith("callbacks: ") else f"trainer: {fault.removeprefix('trainer ')}"
+    return fault.replace("\n  - ", ", ").replace(":,", ":")

@@ -10,24 +10,20 @@ import binascii
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
-from gen_worker.trainer.job_spec import name_runner
-from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
+from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.settings import Settings
-from trn.core.snapshots import SnapshotStore
 from trn.daemon.api_tokens import ApiTokens
 from trn.daemon.commits import committed
-from trn.daemon.devices import Inventory
 from trn.daemon.import_trials import ImportTrials
 from trn.daemon.removal import Freed, PruneRule, Removal
 from trn.daemon.resumption import Resumption
+from trn.daemon.run_judge import DeviceInventory, RunJudge
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
-from trn.daemon.submission import Asked, read_config, read_submission
+from trn.daemon.submission import Asked
 from trn.daemon.worker_plan import WorkerFiles, encode_files
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import attempt_message, known_states, run_message
@@ -54,11 +50,6 @@ class Launcher(Protocol):
     def state(self) -> str: ...
 
 
-class DeviceInventory(Protocol):
-    @property
-    def inventory(self) -> Inventory: ...
-
-
 class TrainerService:
     """All calls. `info` and `warnings` are what GetHealth tells; the assembler sets them when it knows them."""
 
@@ -82,7 +73,9 @@ class TrainerService:
         self._dispatcher = dispatcher
         self._executor = executor
         self._resumption = Resumption(registry, home, max_config_bytes=settings.max_config_bytes)
-        self._trials = trials
+        self._judge = RunJudge(
+            dispatcher=dispatcher, trials=trials, devices=devices, home=home, settings=settings
+        )
         self._removal = removal
         self._devices = devices
         self._home = home
@@ -107,23 +100,23 @@ class TrainerService:
         self.streams.end_all()
 
     async def SubmitRun(self, request: pb.SubmitRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
-        asked = Asked(
-            config_json=request.config_json,
-            code_identity=request.code_identity,
-            snapshot=request.snapshot,
-            frozen_from=request.frozen_from,
-            base_dir=request.base_dir,
-            interpreter=request.interpreter,
-            priority=request.priority,
-            log_dir=request.log_dir,
-            event_log=request.event_log,
-        )
         return await self._submit(
-            asked,
+            _read_asked(request),
             is_another=request.is_another_wanted,
             is_dry_run=request.is_dry_run,
             is_tried=request.is_import_tried,
         )
+
+    async def CheckRun(self, request: pb.SubmitRunRequest, _context: Context) -> pb.CheckRunResponse:  # noqa: N802
+        try:
+            found = await self._submit(
+                _read_asked(request), is_another=False, is_dry_run=True, is_tried=request.is_import_tried
+            )
+        except InvalidRequestError as fault:
+            reason = str(fault).partition("\n")[0]
+            code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
+            return pb.CheckRunResponse(faults=fault.faults or [reason], code=code, reason=reason)
+        return pb.CheckRunResponse(run=found.run, plan_json=found.plan_json, notes=found.notes)
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
         asked, notes = await self._resumption.read(request)
@@ -276,16 +269,11 @@ class TrainerService:
         is_tried: bool,
         notes: Sequence[str] = (),
     ) -> pb.SubmitRunResponse:
-        try:
-            new = self._read(asked)
-        except InvalidRequestError as fault:
-            if is_tried:
-                raise await self._with_import_faults(fault, asked) from fault
-            raise
-        if new.snapshot:
-            await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
-        if is_tried and (is_another or is_dry_run or self._registry.newest_of(new.digest) is None):
-            notes = [*notes, *await self._try_imports(new)]
+        def is_new(digest: str) -> bool:
+            return is_another or is_dry_run or self._registry.newest_of(digest) is None
+
+        new, found = await self._judge.judge(asked, is_tried=is_tried, is_new=is_new)
+        notes = [*notes, *found]
         if is_dry_run:
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
             plan = encode_files(self._dispatcher.plan(new))
@@ -295,7 +283,7 @@ class TrainerService:
                 record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
                 break
             except ConflictError:
-                taken, new = new.run_id, self._read(asked)
+                taken, new = new.run_id, self._judge.read(asked)
                 if new.run_id == taken:
                     raise  # the caller chose it; one that was drawn is drawn again
         if not existed:
@@ -307,33 +295,19 @@ class TrainerService:
             notes=notes,
         )
 
-    async def _try_imports(self, new: NewRun) -> list[str]:
-        plan = self._dispatcher.plan(new).plan
-        return await self._trials.try_imports(plan, new.config, snapshot=new.snapshot)
 
-    async def _with_import_faults(self, refused: InvalidRequestError, asked: Asked) -> InvalidRequestError:
-        """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
-        try:
-            config = name_runner(
-                read_config(asked.config_json, max_config_bytes=self._settings.max_config_bytes)
-            )
-            named = {name: config[name] for name in ("trainer", "callbacks", "env") if name in config}
-            bare = msgspec.json.encode({**named, "mock_batches": [0], "resources": {"devices": ["cpu"]}})
-            new = self._read(msgspec.structs.replace(asked, config_json=bare, priority=0))
-        except InvalidRequestError:
-            return refused
-        try:
-            await self._try_imports(new)
-        except InvalidRequestError as further:
-            return type(refused)(str(refused).partition("\n")[0], [*refused.faults, *further.faults])
-        return refused
-
-    def _read(self, asked: Asked) -> NewRun:
-        return read_submission(
-            asked,
-            inventory=self._devices.inventory,
-            max_config_bytes=self._settings.max_config_bytes,
-        )
+def _read_asked(request: pb.SubmitRunRequest) -> Asked:
+    return Asked(
+        config_json=request.config_json,
+        code_identity=request.code_identity,
+        snapshot=request.snapshot,
+        frozen_from=request.frozen_from,
+        base_dir=request.base_dir,
+        interpreter=request.interpreter,
+        priority=request.priority,
+        log_dir=request.log_dir,
+        event_log=request.event_log,
+    )
 
 
 def _make_page_token(submitted_ms: int, run_id: str) -> str:

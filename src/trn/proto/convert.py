@@ -11,6 +11,7 @@ from trn.proto.records import (
     Device,
     Freed,
     Health,
+    JobCheck,
     LogChunk,
     Machine,
     MetricSeries,
@@ -170,6 +171,17 @@ def read_submission(message: pb.SubmitRunResponse) -> Submission:
         run_token=message.run_token,
         plan=msgspec.json.decode(message.plan_json) if message.plan_json else None,
         notes=tuple(message.notes),
+    )
+
+
+def read_check(message: pb.CheckRunResponse) -> JobCheck:
+    return JobCheck(
+        faults=tuple(message.faults),
+        code=message.code,
+        reason=message.reason,
+        notes=tuple(message.notes),
+        run=read_run(message.run) if message.HasField("run") else None,
+        plan=msgspec.json.decode(message.plan_json) if message.plan_json else None,
     )
 
 

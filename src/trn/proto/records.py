@@ -104,6 +104,17 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...]
 
 
+class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a submit would say. `faults`: why it would be refused; none, and it would be taken."""
+
+    faults: tuple[str, ...] = ()
+    code: str = ""  # of a refusal: invalid or infeasible
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    run: Run | None = None  # its id, digest, name and priority
+    plan: dict[str, Any] | None = None
+
+
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a log. `is_end`: the run has ended, or nothing was to be followed, and this was all of it."""
 

@@ -184,6 +184,22 @@ class SubmitRunResponse(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class CheckRunResponse(_message.Message):
+    __slots__ = ("faults", "code", "reason", "notes", "run", "plan_json")
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    code: str
+    reason: str
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    run: Run
+    plan_json: bytes
+    def __init__(self, faults: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., plan_json: _Optional[bytes] = ...) -> None: ...
+
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id", "reason")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -38,6 +38,17 @@ class LogPaths(NamedTuple):
     log_dir: str
     event_log: str
 
+    def find_faults(self, home: "Home") -> list[str]:
+        """Where nothing could be written. The daemon, who will write there, looks again."""
+        from trn.core.log_targets import find_file_fault, find_folder_fault
+
+        faults = []
+        if self.log_dir and (fault := find_folder_fault(Path(self.log_dir), home)):
+            faults.append(f"--log-dir {self.log_dir}: {fault}")
+        if self.event_log and (fault := find_file_fault(Path(self.event_log), home)):
+            faults.append(f"--event-log {self.event_log}: {fault}")
+        return faults
+
     def say_kept(self, output: "Output", submission: "Submission") -> None:
         """An equal run that exists keeps its own: say so, where others were asked for."""
         run = submission.run
@@ -51,8 +62,8 @@ class LogPaths(NamedTuple):
                 )
 
 
-def read_log_paths(options: dict[str, Any], home: "Home") -> LogPaths:
-    """The given paths, made absolute. InvalidRequestError with every fault, where one could not be written."""
+def read_log_paths(options: dict[str, Any]) -> LogPaths:
+    """The given paths, made absolute. InvalidRequestError where one is empty."""
     from trn.core.errors import InvalidRequestError
 
     faults = [
@@ -62,35 +73,8 @@ def read_log_paths(options: dict[str, Any], home: "Home") -> LogPaths:
     ]
     if faults:
         raise InvalidRequestError("the run's lines could not be written", faults)
-    log_dir, event_log = _absolute(options["log_dir"]), _absolute(options["event_log"])
-    if log_dir is not None:
-        faults += [f"--log-dir {log_dir}: {fault}" for fault in _find_faults(log_dir, home, is_folder=True)]
-    if event_log is not None:
-        faults += [
-            f"--event-log {event_log}: {fault}" for fault in _find_faults(event_log, home, is_folder=False)
-        ]
-    if faults:
-        raise InvalidRequestError("the run's lines could not be written", faults)
-    return LogPaths(str(log_dir or ""), str(event_log or ""))
+    return LogPaths(_absolute(options["log_dir"]), _absolute(options["event_log"]))
 
 
-def _absolute(path: str | None) -> Path | None:
-    return None if path is None else Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
-
-
-def _find_faults(path: Path, home: "Home", *, is_folder: bool) -> list[str]:
-    if path.is_relative_to(home.root) and not (is_folder and path == home.logs.root):
-        return ["it is in the daemon's own folder: choose another place"]
-    if path.exists():
-        if is_folder and not path.is_dir():
-            return ["it is no folder: choose another one"]
-        if not is_folder and not path.is_file():
-            return ["it is no regular file: choose another one"]
-        is_writable = os.access(path, os.W_OK | (os.X_OK if is_folder else os.R_OK))
-        return [] if is_writable else ["you may not write there: choose another place, or change its mode"]
-    nearest = next(parent for parent in path.parents if os.path.lexists(parent))
-    if not nearest.is_dir():
-        return [f"{nearest} is no folder: choose another place"]
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return [f"it cannot be made, since you may not write in {nearest}: choose another place"]
-    return []
+def _absolute(path: str | None) -> str:
+    return "" if path is None else os.path.abspath(Path(path).expanduser())  # noqa: PTH100

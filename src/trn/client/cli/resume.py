@@ -97,8 +97,11 @@ async def _resume(
 ) -> ExitCode:
     from trn.client.cli.follow import connected
     from trn.client.cli.submission_report import report_and_follow, submitted
+    from trn.core.errors import InvalidRequestError
 
-    paths = read_log_paths(options, home)
+    paths = read_log_paths(options)
+    if log_faults := paths.find_faults(home):
+        raise InvalidRequestError("the run's lines could not be written", log_faults)
     checkpoint = None if given is None else find_checkpoint(given)
     parent = None
     if config is None:

@@ -14,7 +14,8 @@ from trn.core.home import Home
 
 if TYPE_CHECKING:
     from trn.client.cli.job_file import Job
-    from trn.proto.records import Submission
+    from trn.client.wire_requests import SubmitOptions
+    from trn.proto.records import JobCheck
 
 JOB_PATH = click.Path(
     path_type=Path, readable=False
@@ -86,7 +87,7 @@ def command(home: Home, /, *, job: Path | None, config: Path | None, **options: 
     path = _one_of(job, config)
     output = Output(is_json=options["is_json"])
     try:
-        found, paths = _read(path, options, home), read_log_paths(options, home)
+        found, paths = _read(path, options, home), read_log_paths(options)
         for warning in found.warnings:
             output.say(f"trn: {warning}")
         return asyncio.run(_run(home, output, found, paths, options))
@@ -127,29 +128,28 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
     from trn.client.cli.follow import connected
     from trn.client.cli.submission_report import report_and_follow, submitted
 
-    if job.faults:
-        job.require_sound(*await _find_further_faults(home, job, options))
+    log_faults = paths.find_faults(home)
+    if job.faults or log_faults:
+        job.require_sound(*log_faults, *await _find_further_faults(home, job, options))
     home.make()
     freezing = asyncio.ensure_future(asyncio.to_thread(_freeze, home, job.base_dir, options))
     try:
         async with connected(home) as client:
             code = await freezing  # meanwhile a daemon may have started
             code.say(output)
-            request = client.submit(
-                job.config,
-                base_dir=job.base_dir,
-                snapshot=code.digest,
-                frozen_from=code.folder,
-                priority=options["priority"],
-                is_another_wanted=options["is_another"] and not options["is_dry_run"],
-                is_dry_run=options["is_dry_run"],
-                is_import_tried=True,
-                log_dir=paths.log_dir,
-                event_log=paths.event_log,
-            )
-            submission = await submitted(output, request)
+            asked: SubmitOptions = {
+                "base_dir": job.base_dir,
+                "snapshot": code.digest,
+                "frozen_from": code.folder,
+                "priority": options["priority"],
+                "is_import_tried": True,
+                "log_dir": paths.log_dir,
+                "event_log": paths.event_log,
+            }
             if options["is_dry_run"]:
-                return _show_plan(output, submission)
+                return _show_check(output, await submitted(output, client.check(job.config, **asked)))
+            asked["is_another_wanted"] = options["is_another"]
+            submission = await submitted(output, client.submit(job.config, **asked))
             paths.say_kept(output, submission)
             return await report_and_follow(
                 client,
@@ -168,37 +168,38 @@ async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) 
     import asyncio
 
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import read_faults
     from trn.client.daemon_start import find_daemon
-    from trn.core.errors import InvalidRequestError, TrnError
+    from trn.core.errors import TrnError
 
     if find_daemon(home) is None:
         return []
     try:
         code = await asyncio.to_thread(_freeze, home, job.base_dir, options)
         async with connected(home) as client:
-            await client.submit(
+            checked = await client.check(
                 job.config,
                 base_dir=job.base_dir,
                 snapshot=code.digest,
                 frozen_from=code.folder,
-                is_dry_run=True,
                 is_import_tried=True,
             )
-    except InvalidRequestError as fault:
-        return read_faults(fault)
+            return list(checked.faults)
     except TrnError:  # its own troubles are not the job's
-        pass
-    return []
+        return []
 
 
 def _freeze(home: Home, base_dir: Path, options: dict[str, Any]) -> FrozenCode:
     return FrozenCode() if options["is_unfrozen"] else freeze(home, base_dir, code_dir=options["code_dir"])
 
 
-def _show_plan(output: Output, submission: "Submission") -> ExitCode:
-    plan = submission.plan or {}
-    for note in submission.notes:
+def _show_check(output: Output, check: "JobCheck") -> ExitCode:
+    from trn.core.errors import InfeasibleError, InvalidRequestError
+
+    if check.faults:
+        refusal = InfeasibleError if check.code == "infeasible" else InvalidRequestError
+        raise refusal(check.reason, list(check.faults))
+    plan = check.plan or {}
+    for note in check.notes:
         output.say(f"trn: {plain(note)}")
     output.event("job_checked", **plan)
     output.show("the job is valid; nothing was submitted. It would be started as")

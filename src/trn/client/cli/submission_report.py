@@ -1,7 +1,7 @@
 """What the command says of a submit, to people and to programs; then it follows the run."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from trn.proto.records import Submission
 
 SILENCE_S = 1.0
+T = TypeVar("T")
 
 
-async def submitted(output: "Output", submission: "Awaitable[Submission]") -> "Submission":
-    """That submit. A word is said where it takes a while: a daemon that has just started has to load torch for it."""
+async def submitted(output: "Output", submission: "Awaitable[T]") -> T:
+    """That submit, or check. A word is said where it takes a while: a daemon that has just started has to load torch for it."""
     waiting = asyncio.ensure_future(submission)
     try:
         if not (await asyncio.wait([waiting], timeout=SILENCE_S))[0]:

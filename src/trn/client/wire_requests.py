@@ -1,0 +1,112 @@
+"""What a client asks for -> requests, as they cross the wire. Pure, but for the job's file."""
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+
+from trn.core.errors import InvalidRequestError
+from trn.proto import trainer_pb2 as pb
+
+_LAST_PRIORITY = (1 << 31) - 1
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What may be given with a job.
+
+    Its relative paths are taken from `base_dir` (default: its file's folder, else the current one). `code_dir` is
+    frozen now: the run trains this code, whatever becomes of the folder. Without it (or a `snapshot` that was taken
+    before, of the folder `frozen_from`) the code is found in `base_dir` when the run starts. `interpreter` is by default
+    the Python that runs this. With `is_import_tried` the trainer class and the callbacks are loaded first, in a process
+    of their own, and what cannot be loaded is refused. `log_dir` and `event_log` are where the daemon writes the run's
+    lines as well, besides its home's logs; an equal run that exists keeps its own.
+    """
+
+    base_dir: Path | str | None
+    code_dir: Path | str | None
+    snapshot: str
+    frozen_from: Path | str
+    code_identity: str
+    priority: int
+    is_another_wanted: bool
+    interpreter: str | None
+    is_dry_run: bool
+    is_import_tried: bool
+    log_dir: Path | str
+    event_log: Path | str
+
+
+def make_submit_request(
+    config: Mapping[str, Any] | Path | str, options: SubmitOptions
+) -> pb.SubmitRunRequest:
+    """`code_dir` is the caller's to freeze."""
+    unknown = sorted(set(options) - set(SubmitOptions.__annotations__))
+    if unknown:
+        raise TypeError(
+            f"no option {', '.join(unknown)}: there are {', '.join(SubmitOptions.__annotations__)}"
+        )
+    document, folder = read_config(config)
+    is_another_wanted = options.get("is_another_wanted", False)
+    if is_another_wanted and not document.get("run_id"):
+        # Named here: a repeat after a lost reply then asks for this very run, not for yet another.
+        document["run_id"] = make_run_id(document.get("name"))
+    base_dir, interpreter = options.get("base_dir"), options.get("interpreter")
+    return pb.SubmitRunRequest(
+        config_json=encode(document, "config"),
+        code_identity=options.get("code_identity", ""),
+        snapshot=options.get("snapshot", ""),
+        frozen_from=absolute(options.get("frozen_from", "")),
+        base_dir=absolute(folder if base_dir is None else base_dir),
+        interpreter=sys.executable if interpreter is None else interpreter,
+        priority=priority_of(options.get("priority", 0)),
+        is_another_wanted=is_another_wanted,
+        is_dry_run=options.get("is_dry_run", False),
+        is_import_tried=options.get("is_import_tried", False),
+        log_dir=absolute(options.get("log_dir", "")),
+        event_log=absolute(options.get("event_log", "")),
+    )
+
+
+def make_run_id(name: object = None) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", str(name or "run").lower())[:40].strip("-")
+    return f"{slug or 'run'}-{secrets.token_hex(6)}"
+
+
+def absolute(path: Path | str) -> str:
+    """Empty stays so."""
+    return os.path.abspath(path) if str(path) else ""  # noqa: PTH100
+
+
+def priority_of(priority: int) -> int:
+    if abs(priority) > _LAST_PRIORITY:
+        raise InvalidRequestError(f"priority is {priority}, expected a number of 32 bits")
+    return priority
+
+
+def encode(document: Mapping[str, Any], what: str) -> bytes:
+    try:
+        return msgspec.json.encode(document)
+    except TypeError as fault:
+        raise InvalidRequestError(f"the {what} cannot be written as JSON: {fault}") from fault
+
+
+def read_config(config: Mapping[str, Any] | Path | str) -> tuple[dict[str, Any], Path]:
+    """(the document, the folder that its relative paths start from)."""
+    if isinstance(config, Mapping):
+        return dict(config), Path.cwd()
+    path = Path(config).expanduser().absolute()
+    from gen_worker.documents import read_document
+    from gen_worker.errors import SpecError
+
+    try:
+        document = read_document(path)  # as the worker would read it
+    except SpecError as fault:
+        raise InvalidRequestError(f"the config {path} is not valid", fault.faults) from fault
+    if not isinstance(document, dict):
+        raise InvalidRequestError(f"the config {path} holds no object")
+    return document, path.parent

@@ -1,0 +1,125 @@
+"""RunJudge: may a run be queued? Every fault at once, whoever asks: fields, machine, code, places for log lines."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from gen_worker.trainer.job_spec import name_runner
+from trn.core.errors import InvalidRequestError
+from trn.core.home import Home
+from trn.core.log_targets import find_file_fault, find_folder_fault
+from trn.core.settings import Settings
+from trn.core.snapshots import SnapshotStore
+from trn.daemon.devices import Inventory
+from trn.daemon.import_trials import ImportTrials
+from trn.daemon.submission import Asked, read_config, read_submission
+from trn.daemon.worker_plan import WorkerFiles
+from trn.registry.sqlite import NewRun
+
+
+class Planner(Protocol):
+    def plan(self, new: NewRun) -> WorkerFiles: ...
+
+
+class DeviceInventory(Protocol):
+    @property
+    def inventory(self) -> Inventory: ...
+
+
+class RunJudge:
+    """One for a daemon. Queues nothing, writes nothing."""
+
+    def __init__(
+        self,
+        *,
+        dispatcher: Planner,
+        trials: ImportTrials,
+        devices: DeviceInventory,
+        home: Home,
+        settings: Settings,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._trials = trials
+        self._devices = devices
+        self._home = home
+        self._settings = settings
+
+    async def judge(
+        self, asked: Asked, *, is_tried: bool, is_new: Callable[[str], bool]
+    ) -> tuple[NewRun, list[str]]:
+        """(the run to queue, what is worth knowing of it). InvalidRequestError with every fault.
+
+        With `is_tried` its code is loaded, unless its digest is that of a run that there is: `is_new` says so.
+        """
+        log_faults = await self._find_log_faults(asked)
+        try:
+            new = self.read(asked)
+        except InvalidRequestError as fault:
+            refused = await self._with_import_faults(fault, asked) if is_tried else fault
+            raise with_faults(refused, log_faults) from fault
+        if new.snapshot:
+            await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
+        notes: list[str] = []
+        if is_tried and is_new(new.digest):
+            try:
+                notes = await self._try_imports(new)
+            except InvalidRequestError as fault:
+                raise with_faults(fault, log_faults) from fault
+        if log_faults:
+            raise InvalidRequestError("the run's lines could not be written", log_faults)
+        return new, notes
+
+    async def _try_imports(self, new: NewRun) -> list[str]:
+        plan = self._dispatcher.plan(new).plan
+        return await self._trials.try_imports(plan, new.config, snapshot=new.snapshot)
+
+    async def _with_import_faults(self, refused: InvalidRequestError, asked: Asked) -> InvalidRequestError:
+        """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
+        try:
+            config = name_runner(
+                read_config(asked.config_json, max_config_bytes=self._settings.max_config_bytes)
+            )
+            named: dict[str, Any] = {
+                name: config[name] for name in ("trainer", "callbacks", "env") if name in config
+            }
+            if isinstance(config.get("hyperparams"), dict):  # the class may have its own say about them
+                named["hyperparams"] = config["hyperparams"]
+            bare = msgspec.json.encode({**named, "mock_batches": [0], "resources": {"devices": ["cpu"]}})
+            new = self.read(msgspec.structs.replace(asked, config_json=bare, priority=0))
+        except InvalidRequestError:
+            return refused
+        try:
+            await self._try_imports(new)
+        except InvalidRequestError as further:
+            return with_faults(refused, further.faults)
+        return refused
+
+    async def _find_log_faults(self, asked: Asked) -> list[str]:
+        """Where the run's lines could not be written, by us."""
+        if not asked.log_dir and not asked.event_log:
+            return []
+        faults = []
+        for name, path, find in (
+            ("log_dir", asked.log_dir, find_folder_fault),
+            ("event_log", asked.event_log, find_file_fault),
+        ):
+            if path.startswith("/") and "\0" not in path:  # anything else is a fault of its own
+                fault = await asyncio.to_thread(find, Path(path), self._home)
+                faults += [f"{name}: {path}: {fault}"] if fault else []
+        return faults
+
+    def read(self, asked: Asked) -> NewRun:
+        """By what was asked alone. InvalidRequestError, InfeasibleError."""
+        return read_submission(
+            asked,
+            inventory=self._devices.inventory,
+            max_config_bytes=self._settings.max_config_bytes,
+        )
+
+
+def with_faults(refused: InvalidRequestError, further: list[str]) -> InvalidRequestError:
+    """The same refusal with more faults."""
+    return type(refused)(str(refused).partition("\n")[0], [*refused.faults, *further]) if further else refused

@@ -1,4 +1,4 @@
-"""What is installed for an interpreter, as one short digest: equal while nothing was installed, upgraded or removed.
+"""What is installed for an interpreter, and which sources a package has, as short stamps: equal while nothing changes.
 
 Only names and times in its site folders are read, no metadata. Run as a program it answers for another interpreter, so
 it needs nothing but the standard library.
@@ -55,6 +55,23 @@ def packages_stamp(interpreter: str | Path = "") -> str:
     if known is not None and all(_mark(mark[0]) == mark for mark in known.marks):
         return known.digest
     return _scan(place)
+
+
+def source_stamp(*folders: Path) -> str:
+    """Changes with the Python sources below these folders: with their number, sizes and times. Blocks for a moment."""
+    num_files = size_bytes = times_ns = 0
+    todo = [str(folder) for folder in folders]
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    found = entry.stat()
+                    num_files += 1
+                    size_bytes += found.st_size
+                    times_ns += found.st_mtime_ns
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    todo.append(entry.path)
+    return f"{num_files}-{size_bytes}-{times_ns}"
 
 
 def is_same_python(one: str, other: str) -> bool:

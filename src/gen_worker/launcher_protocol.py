@@ -13,16 +13,16 @@ import contextlib
 import hashlib
 import os
 import secrets
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gen_worker.installed_packages import packages_stamp, source_stamp
+
 VERSION = 1
 MAX_LINE_BYTES = 4 << 20
-STAMPED_PACKAGES = ("torch", "pyarrow", "numpy", "msgspec")
 # Whose a process is, as `pid:start` of the worker. All that a worker executes has it in its environment; the forks of a
 # warm one, which is never executed itself, have it in the name of this descriptor.
 PROCESS_MARK = "GEN_WORKER_PROCESS"
@@ -329,17 +329,9 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def code_stamp() -> str:
-    """Changes with the worker's sources, its interpreter and its heavy libraries: a warm process has the old ones."""
-    from importlib.metadata import PackageNotFoundError, version
+    """Changes with the worker's sources and with all that is installed: a warm process has imported the old ones.
 
-    digest = hashlib.sha256(f"{VERSION} {sys.executable} {sys.version}".encode())
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        found = path.stat()
-        digest.update(f"{path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n".encode())
-    for name in STAMPED_PACKAGES:
-        try:
-            digest.update(f"{name} {version(name)}\n".encode())
-        except PackageNotFoundError:
-            continue
-    return digest.hexdigest()[:32]
+    Blocks for about a millisecond.
+    """
+    stamps = f"{VERSION} {source_stamp(Path(__file__).parent)} {packages_stamp()}"
+    return hashlib.sha256(stamps.encode()).hexdigest()[:32]

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -72,6 +72,9 @@ BLIND_POLL_S = 0.5  # where the system has no alarm
 REAP_POLL_S = 0.02  # from its end to its exit file, at first
 
 
+_Name = tuple[int, int | None]  # of a launcher's process: pid and start
+
+
 class LocalExecutor:
     """Implements `base.Executor`. Belongs to one event loop; `aclose` leaves everything running.
 
@@ -85,7 +88,7 @@ class LocalExecutor:
         self._stamp = ""
         self._link: LauncherLink | None = None
         self._connecting = asyncio.Lock()
-        self._hung: set[tuple[int, int | None]] = set()
+        self._hung: set[_Name] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._state = "the launcher is not started"
         self._exits: dict[AttemptKey, ExitRecord] = {}
@@ -128,15 +131,25 @@ class LocalExecutor:
             else:
                 pause_s = 1.0
                 await link.lost.wait()
-                logger.warning("the launcher (pid %d) is gone; its workers go on", link.info.pid)
+                if self._link is link:  # else it was replaced
+                    logger.warning("the launcher (pid %d) is gone; its workers go on", link.info.pid)
 
     async def _have_link(self) -> LauncherLink:
+        """To a launcher that has what is installed now."""
+        stamp = await asyncio.to_thread(code_stamp)
         async with self._connecting:
             if self._link is not None:
-                if not self._link.lost.is_set():
-                    return self._link
-                await self._link.aclose()
+                link = self._link
+                if stamp != self._stamp:  # it may be older than a link that another has made meanwhile
+                    stamp = await asyncio.to_thread(code_stamp)
+                if stamp == self._stamp and not link.lost.is_set():
+                    return link
                 self._link = None
+                if stamp != self._stamp:
+                    logger.info(
+                        "packages have changed: another launcher takes over from pid %d", link.info.pid
+                    )
+                await link.aclose()
             self._state = "the launcher is starting"
             try:
                 self._link = await self._find_or_start()
@@ -153,18 +166,23 @@ class LocalExecutor:
         self._stamp = await asyncio.to_thread(code_stamp)
         link = await self._connect_to_living()
         if link is None:
+            before = {_name(info) for info in await asyncio.to_thread(find_launchers, self._folder)}
             await asyncio.to_thread(
                 start_launcher, self._folder, idle_exit_s=self._idle_exit_s, is_bare=self._is_bare
             )
-            link = await self._connect_to_living()
+            link = await self._connect_to_living(known=before)
         if link is None:
             raise UnavailableError(
                 f"the launcher ended at once or does not answer: see {self._folder / 'launcher.log'}"
             )
         return link
 
-    async def _connect_to_living(self) -> LauncherLink | None:
-        """The oldest with our stamp that answers. All others start no workers any more."""
+    async def _connect_to_living(self, known: Collection[_Name] | None = None) -> LauncherLink | None:
+        """The oldest with our stamp that answers. All others start no workers any more.
+
+        One that is not among the `known` was just started, and so has what is installed: an upgraded one may make its
+        stamp in another way than we do.
+        """
         chosen: LauncherLink | None = None
         links: list[LauncherLink] = []
         try:
@@ -179,7 +197,8 @@ class LocalExecutor:
             usable: LauncherLink | None = None
             for link in links:
                 try:
-                    if usable is None and await self._is_usable(link):
+                    is_new = known is not None and _name(link.info) not in known
+                    if usable is None and await self._is_usable(link, is_new=is_new):
                         usable = link
                     else:
                         await link.ask(lambda id_: Retire(id=id_), timeout_s=RETIRE_PATIENCE_S)
@@ -195,8 +214,8 @@ class LocalExecutor:
                     await link.aclose()
         return chosen
 
-    async def _is_usable(self, link: LauncherLink) -> bool:
-        if link.info.stamp != self._stamp:
+    async def _is_usable(self, link: LauncherLink, *, is_new: bool) -> bool:
+        if link.info.stamp != self._stamp and not is_new:
             return False
         patience_s = ANSWER_PATIENCE_S if link.info.is_warm else WARM_PATIENCE_S
         welcome = await link.ask(lambda id_: Hello(id=id_), timeout_s=patience_s)
@@ -401,7 +420,7 @@ class LocalExecutor:
         return False
 
 
-def _name(info: LauncherInfo) -> tuple[int, int | None]:
+def _name(info: LauncherInfo) -> _Name:
     return info.pid, info.start_ticks
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gen_worker.installed_packages import source_stamp
+from trn.client.daemon_start import RunningDaemon
 from trn.core.errors import (
     AlreadyRunningError,
     NotFoundError,
@@ -19,7 +21,9 @@ from trn.core.home import MAX_SOCKET_PATH, Home, socket_address
 from trn.core.settings import Settings, read_settings
 from trn.core.snapshot_manifest import FileEntry, Manifest
 from trn.core.snapshots import SnapshotStore
+from trn.core.version import CHANGED, SOURCES, VERSION
 from trn.daemon.maintenance import BUSY_STREAK, Maintenance, WalKeeper
+from trn.daemon.own_sources import OwnSources
 from trn.daemon.singleton import DaemonInfo, Singleton, read_daemon_info
 from trn.daemon.startup_checks import check_start
 
@@ -31,6 +35,49 @@ def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     home.make()
     return home
+
+
+def test_a_daemon_says_that_trn_was_upgraded_under_it(tmp_path: Path) -> None:
+    package = tmp_path / "trn"
+    package.mkdir()
+    (package / "one.py").write_text("a = 1\n")
+    now = [0.0]
+    sources = OwnSources([package], clock=lambda: now[0])
+    now[0] += 10
+    assert sources.warnings == []
+    (package / "two.py").write_text("b = 1\n")
+    assert sources.warnings == [], "it was looked at a moment ago"
+    now[0] += 10
+    assert sources.warnings == [CHANGED]
+    (package / "two.py").unlink()
+    now[0] += 10
+    assert sources.warnings == [CHANGED], "what it has imported meanwhile may be of either"
+
+
+def test_a_daemon_whose_files_are_being_replaced_says_so(tmp_path: Path) -> None:
+    package = tmp_path / "trn"
+    package.mkdir()
+    now = [0.0]
+    sources = OwnSources([package], clock=lambda: now[0])
+    package.rmdir()
+    now[0] += 10
+    assert sources.warnings == [CHANGED]
+
+
+def test_a_command_warns_of_a_daemon_that_started_from_other_files() -> None:
+    def daemon(
+        *,
+        version: str = VERSION,
+        source_dir: str = str(SOURCES[0]),
+        source_stamp: str = source_stamp(*SOURCES),
+    ) -> RunningDaemon:
+        return RunningDaemon(1, version, (), 0, source_dir=source_dir, source_stamp=source_stamp)
+
+    assert daemon().version_warning == ""
+    assert daemon(source_stamp="of before").version_warning == CHANGED
+    assert daemon(source_stamp="of before", source_dir="/elsewhere").version_warning == "", "not our files"
+    assert daemon(source_stamp="", source_dir="").version_warning == "", "it does not say"
+    assert "this is trn" in daemon(version="0.0.1").version_warning
 
 
 def test_a_second_daemon_is_told_who_the_first_one_is(home: Home) -> None:

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from gen_worker.installed_packages import source_stamp
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
-from trn.core.version import VERSION
+from trn.core.version import CHANGED, SOURCES, VERSION
 from trn.core.workers_variables import without_workers_variables
 
 START_PATIENCE_S = 60.0
@@ -40,12 +41,19 @@ class RunningDaemon(NamedTuple):
     addresses: tuple[str, ...]
     started_ms: int
     event_bus: str = ""  # as it may be shown
+    source_dir: str = ""  # where its code is, and the stamp of that when it started
+    source_stamp: str = ""
 
     @property
     def version_warning(self) -> str:
-        """What to say of a daemon of another version; empty where it is ours."""
+        """What to say of a daemon of another version, or whose code was changed since; empty where it is ours."""
         if self.version == VERSION:
-            return ""
+            is_changed = (
+                self.source_dir == str(SOURCES[0])
+                and self.source_stamp != ""
+                and self.source_stamp != source_stamp(*SOURCES)
+            )
+            return CHANGED if is_changed else ""
         return (
             f"the daemon is trn {self.version} and this is trn {VERSION}: `trn daemon stop` and"
             " `trn daemon start` bring it up to date; runs go on meanwhile"
@@ -65,6 +73,8 @@ def find_daemon(home: Home) -> RunningDaemon | None:
             addresses=tuple(map(str, said["addresses"])),
             started_ms=int(said["started_ms"]),
             event_bus=str(said.get("event_bus", "")),
+            source_dir=str(said.get("source_dir", "")),
+            source_stamp=str(said.get("source_stamp", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it is just starting, or just ending

@@ -1,3 +1,11 @@
 """Which trn this is. The installed package says the same; asking it costs more than many a command."""
 
+from pathlib import Path
+
 VERSION = "0.1.0"
+# Both packages of this distribution: a daemon that started from other files than these runs other code.
+SOURCES = (Path(__file__).parents[1], Path(__file__).parents[2] / "gen_worker")
+CHANGED = (
+    "the files of trn have changed since the daemon started, and it still runs the old ones: `trn daemon stop` and"
+    " `trn daemon start` bring it up to date; runs go on meanwhile"
+)

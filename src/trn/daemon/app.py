@@ -17,11 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Protocol
 
+import msgspec
+
 from gen_worker.trainer.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
 from trn.core.settings import Settings
+from trn.core.version import SOURCES
 from trn.daemon.broadcaster import RunEventBroadcaster
 from trn.daemon.commits import committed
 from trn.daemon.devices import Devices
@@ -35,6 +38,7 @@ from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
+from trn.daemon.own_sources import OwnSources
 from trn.daemon.readiness import DoctorReadiness
 from trn.daemon.removal import BUS, LOGS, Removal
 from trn.daemon.service import TrainerService, add_ports, build_server
@@ -70,6 +74,7 @@ class TrainerDaemon:
     def __init__(self, home: Home, settings: Settings) -> None:
         self._home = home
         self._settings = settings
+        self._sources = OwnSources()
         self._stop = asyncio.Event()
 
     def stop(self, reason: str) -> None:
@@ -134,7 +139,13 @@ class TrainerDaemon:
         )
         doctor.on_news.append(lambda _report: dispatcher.wake())
         info = DaemonInfo(
-            pid=os.getpid(), version=version("trn"), addresses=(), started_ms=time.time_ns() // 1_000_000
+            pid=os.getpid(),
+            version=version("trn"),
+            addresses=(),
+            started_ms=time.time_ns() // 1_000_000,
+            event_bus="" if url is None else url.shown,
+            source_dir=str(SOURCES[0]),
+            source_stamp=self._sources.stamp,
         )
         trials = ImportTrials(executor, home)
         trials.prepare()
@@ -171,18 +182,13 @@ class TrainerDaemon:
             leave=self.stop,
         )
         service.warnings = lambda: [
+            *self._sources.warnings,
             *devices.warnings,
             *maintenance.warnings,
             *(warning for outlet in outlets for warning in outlet.warnings),
         ]
         server = build_server(service, settings=settings, home=home)
-        info = DaemonInfo(
-            pid=info.pid,
-            version=info.version,
-            addresses=tuple(add_ports(server, settings, home)),
-            started_ms=info.started_ms,
-            event_bus="" if url is None else url.shown,
-        )
+        info = msgspec.structs.replace(info, addresses=tuple(add_ports(server, settings, home)))
         service.info = info
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)

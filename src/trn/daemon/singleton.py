@@ -18,6 +18,8 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     started_ms: int
     event_bus: str = ""  # as it may be shown
+    source_dir: str = ""  # where its code is, and the stamp of that when it started
+    source_stamp: str = ""
 
 
 def read_daemon_info(home: Home) -> DaemonInfo | None:

@@ -14,6 +14,7 @@ from trn.client.cli.registry_view import STATES, RegistryView, RunFilter
 from trn.client.cli.seconds import Seconds
 from trn.core.errors import ConflictError, RegistryError, TrnError, UnavailableError
 from trn.core.home import Home
+from trn.core.version import CHANGED
 
 if TYPE_CHECKING:
     from trn.client.daemon_start import RunningDaemon
@@ -192,7 +193,8 @@ def status(home: Home, *, is_json: bool | None) -> ExitCode:
     output.show(f"watchers  {health.num_watchers}")
     for warning in health.warnings:
         output.show(f"{output.paint('warning', 'yellow')}   {warning}")
-    _warn_of_version(output, daemon)
+    if CHANGED not in health.warnings:
+        _warn_of_version(output, daemon)
     return ExitCode.OK
 
 
@@ -204,7 +206,8 @@ def _ask(home: Home) -> "Health":
 
 
 def _describe(home: Home, daemon: "RunningDaemon") -> dict[str, Any]:
-    return {**daemon._asdict(), "addresses": list(daemon.addresses), "home": str(home.root)}
+    said = {name: value for name, value in daemon._asdict().items() if not name.startswith("source_")}
+    return {**said, "addresses": list(daemon.addresses), "home": str(home.root)}
 
 
 def _shown_bus(url: str) -> str:
@@ -215,8 +218,8 @@ def _shown_bus(url: str) -> str:
 
 
 def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
-    if daemon.version_warning:
-        output.say(f"trn: {daemon.version_warning}")
+    if warning := daemon.version_warning:
+        output.say(f"trn: {warning}")
 
 
 def _find_launchers(home: Home) -> list[int]:

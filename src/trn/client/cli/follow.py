@@ -42,8 +42,8 @@ async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
     from trn.client.client import AsyncClient
 
     daemon = await start_daemon(home)
-    if daemon.version_warning:
-        say(f"trn: {daemon.version_warning}")
+    if warning := daemon.version_warning:
+        say(f"trn: {warning}")
     # The first call would load it; what goes on beside us, a snapshot for one, need not wait.
     await asyncio.to_thread(import_module, "grpc.aio")
     # Not closed: the process ends with it, and to close it takes a while.

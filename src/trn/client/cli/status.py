@@ -53,11 +53,11 @@ def command(home: Home, *, run_id: str, metric: str | None, is_json: bool | None
     from trn.client.daemon_start import find_daemon
 
     output = Output(is_json=is_json)
-    found, at_ms = find_run(home, run_id), now_ms()
+    found, at_ms, daemon = find_run(home, run_id), now_ms(), find_daemon(home)
+    if daemon is not None and (warning := daemon.version_warning):
+        output.say(f"trn: {warning}")
     around = look_around(home, found, at_ms)
-    told = explain(
-        found.run, found.attempts, at_ms=at_ms, is_daemon_up=find_daemon(home) is not None, around=around
-    )
+    told = explain(found.run, found.attempts, at_ms=at_ms, is_daemon_up=daemon is not None, around=around)
     metrics = find_metrics(home, found.run.run_id, max_points=MAX_POINTS)
     series = metrics.series
     if metric is not None and metric not in series:

@@ -99,6 +99,7 @@ PUBLIC_NAMES = {
     "TrainingCanceled",
     "TrainingJobSpec",
     "TrainingReporter",
+    "WandbLogger",
     "batch_to_torch",
     "build_default_adamw_bundle",
     "distribute_module",

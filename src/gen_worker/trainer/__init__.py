@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gen_worker.trainer.callbacks import RunHandle as RunHandle
     from gen_worker.trainer.callbacks import TensorBoardLogger as TensorBoardLogger
     from gen_worker.trainer.callbacks import ThroughputMonitor as ThroughputMonitor
+    from gen_worker.trainer.callbacks import WandbLogger as WandbLogger
     from gen_worker.trainer.checkpoints.export import export_checkpoint as export_checkpoint
     from gen_worker.trainer.checkpoints.export import load_checkpoint as load_checkpoint
     from gen_worker.trainer.contracts import SampleRequest as SampleRequest
@@ -85,6 +86,7 @@ _HOME = {
     "TrainingCanceled": "gen_worker.errors",
     "TrainingJobSpec": "gen_worker.trainer.contracts",
     "TrainingReporter": "gen_worker.trainer.reporting",
+    "WandbLogger": "gen_worker.trainer.callbacks",
     "batch_to_torch": "gen_worker.trainer.arrow_feed",
     "build_default_adamw_bundle": "gen_worker.trainer.optim",
     "distribute_module": "gen_worker.trainer.distributed",

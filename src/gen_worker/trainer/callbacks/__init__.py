@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from gen_worker.trainer.callbacks.loggers import JsonlLogger as JsonlLogger
     from gen_worker.trainer.callbacks.loggers import MLflowLogger as MLflowLogger
     from gen_worker.trainer.callbacks.loggers import TensorBoardLogger as TensorBoardLogger
+    from gen_worker.trainer.callbacks.loggers import WandbLogger as WandbLogger
     from gen_worker.trainer.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from gen_worker.trainer.callbacks.monitors import LearningRateMonitor as LearningRateMonitor
     from gen_worker.trainer.callbacks.monitors import NonFiniteGuard as NonFiniteGuard
@@ -27,6 +28,7 @@ _HOME = {
     "RunHandle": "base",
     "TensorBoardLogger": "loggers",
     "ThroughputMonitor": "monitors",
+    "WandbLogger": "loggers",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605  (a list of names, made from the table above)

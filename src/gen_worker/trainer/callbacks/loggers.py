@@ -1,6 +1,6 @@
-"""Where metrics go besides the event file: a JSON-lines file, TensorBoard, MLflow.
+"""Where metrics go besides the event file: a JSON-lines file, TensorBoard, MLflow, Weights & Biases.
 
-All three log the job's parameters once, metrics, validations, checkpoints and how the run ended, from the main
+All of them log the job's parameters once, metrics, validations, checkpoints and how the run ended, from the main
 process, in the background: a back end that is slow or away costs records after a while, and never a step.
 """
 
@@ -27,6 +27,7 @@ from gen_worker.trainer.callbacks.base import RunHandle
 if TYPE_CHECKING:
     from gen_worker.trainer.callbacks.mlflow_sink import MLflowSink
     from gen_worker.trainer.callbacks.tensorboard_sink import TensorBoardSink
+    from gen_worker.trainer.callbacks.wandb_sink import Mode, WandbSink
 
 
 class JsonlLogger(BackgroundLogger):
@@ -101,6 +102,42 @@ class MLflowLogger(BackgroundLogger):
             run_name=self.run_name,
             run_id=self.mlflow_run_id,
             on_run_id=partial(setattr, self, "mlflow_run_id"),
+        )
+
+
+class WandbLogger(BackgroundLogger):
+    """A run of Weights & Biases. Without `mode`, WANDB_MODE says whether it is online or offline.
+
+    The job is its config, and `trainer/step` is the axis of its charts. All attempts of a run continue one W&B run. The
+    files of W&B are in `wandb/` below the run's folder; `wandb sync` uploads those of an offline run.
+    """
+
+    def __init__(
+        self,
+        project: str = "trn",
+        entity: str | None = None,
+        run_name: str | None = None,
+        mode: "Mode | None" = None,
+        *,
+        max_pending: int = MAX_PENDING,
+        close_s: float = 10.0,
+    ) -> None:
+        super().__init__(max_pending=max_pending, close_s=close_s)
+        self.project = project
+        self.entity = entity
+        self.run_name = run_name
+        self.mode = mode
+
+    def make_sink(self, run: RunHandle) -> "WandbSink":
+        from gen_worker.trainer.callbacks.wandb_sink import WandbSink
+
+        return WandbSink(
+            run,
+            project=self.project,
+            entity=self.entity,
+            run_name=self.run_name,
+            mode=self.mode,
+            finish_timeout_s=max(self.close_s - 1.0, 1.0),
         )
 
 

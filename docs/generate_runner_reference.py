@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.pytorch.config import (
+    AugmentSpec,
     CnnArgs,
     ColumnSpec,
     ColumnsSpec,
@@ -54,6 +55,7 @@ SECTIONS: list[tuple[str, str, type[msgspec.Struct]]] = [
     ("A column: columns.inputs.NAME and columns.target", "column.", ColumnSpec),
     ("normalize", "normalize.", NormalizeSpec),
     ("image", "image.", ImageSpec),
+    ("augment", "augment.", AugmentSpec),
     ("loss", "loss.", LossSpec),
     ("metrics.NAME", "metric.", MetricSpec),
     ("optimizer", "optimizer.", OptimizerSpec),
@@ -113,9 +115,15 @@ MEANINGS = {
     "column.scale": "Factor; 1/255 for pictures.",
     "column.normalize": "Subtract a mean and divide by a deviation, after `scale`.",
     "column.image": "The column holds pictures: bytes of PNG, JPEG and so on, or records with a field `bytes`.",
+    "column.augment": "Change the pictures at random while training; held-out data stays as it is.",
     "column.one_hot": "Number of classes: a 1 at the class, zeros elsewhere.",
     "column.sequence_length": "For lists of token ids: take so many of each row, fill up shorter ones. `next_token` feeds all but the last.",
     "column.pad_id": "The token that fills up. No real token may have it; `next_token` never counts it.",
+    "augment.crop_padding": "Pad each side with so many black pixels, and cut the size that it was at a random place.",
+    "augment.horizontal_flip": "Probability to mirror a picture left to right; usually 0.5.",
+    "augment.brightness": "Multiply by a factor between 1 - this and 1 + this.",
+    "augment.contrast": "Move each pixel from or to the picture's mean, by such a factor.",
+    "augment.erase": "Probability to blacken a rectangle of 2 to 33 % of the area.",
     "normalize.mean": "One number, or one for each channel.",
     "normalize.std": "One number, or one for each channel.",
     "image.size": "Height and width; pictures of another size are resized.",

@@ -11,8 +11,9 @@ import torch
 
 from gen_worker.document_schema import nearest_name
 from gen_worker.errors import InputError
+from gen_worker.pytorch.augmentation import Augmentation
 from gen_worker.pytorch.column_readers import Finish, Read, dense_lists, padded_lists, read_images
-from gen_worker.pytorch.config import ColumnSpec, ColumnsSpec, with_column
+from gen_worker.pytorch.config import AugmentSpec, ColumnSpec, ColumnsSpec, with_column
 from gen_worker.trainer.feed.tensors import batch_to_torch
 
 Shape = tuple[int, ...]
@@ -32,6 +33,7 @@ class Column:
     may_pad: bool
     read: Read | None
     finish: Finish
+    augment: Augmentation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +43,23 @@ class Columns:
     inputs: Mapping[str, Column]
     target: Column | None
     views: tuple[str, ...]
+    is_augmented: bool = False
 
     @property
     def every(self) -> list[Column]:
         return [*self.inputs.values(), *([] if self.target is None else [self.target])]
 
-    def read(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
-        """(inputs, target): one input as it is, several by their names; tensors on the device."""
+    def read(self, batch: pa.RecordBatch, generator: torch.Generator | None = None) -> tuple[Any, Any]:
+        """(inputs, target): one input as it is, several by their names; tensors on the device.
+
+        With a `generator`, for training, pictures are changed as the config says.
+        """
         views = batch_to_torch(batch, self.views) if self.views else {}
 
         def tensor(column: Column) -> torch.Tensor:
             found = views[column.name] if column.read is None else column.read(batch.column(column.name))
+            if generator is not None and column.augment is not None:
+                found = column.augment(found.view(len(found), *column.row_shape), generator)
             return column.finish(found)
 
         target = None if self.target is None else tensor(self.target)
@@ -82,11 +90,27 @@ def column_rule_faults(spec: ColumnsSpec) -> list[str]:
         ):
             if {one, other} <= given:
                 faults.append(f"{path}.{one}: given together with `{other}`, expected at most one of the two")
+        faults += _augment_rule_faults(path, item)
         is_scaled = item.scale is not None or item.normalize is not None
         if is_scaled and item.dtype is not None and item.dtype not in _FLOATS:
             faults.append(f'{path}.dtype: found "{item.dtype}", expected a float type: the column is scaled')
         if is_scaled and item.one_hot is not None:
             faults.append(f"{path}.one_hot: given together with `scale` or `normalize`, expected only one")
+    return faults
+
+
+def _augment_rule_faults(path: str, item: ColumnSpec) -> list[str]:
+    if item.augment is None:
+        return []
+    faults = []
+    if item.augment == AugmentSpec():
+        choices = ", ".join(AugmentSpec.__struct_fields__)
+        faults.append(f"{path}.augment: nothing in it is on, expected at least one of {choices}")
+    if path == TARGET:
+        faults.append(f"{path}.augment: given for the target, expected only for inputs")
+    for other in ("one_hot", "sequence_length"):
+        if getattr(item, other) is not None:
+            faults.append(f"{path}.augment: given together with `{other}`, expected at most one of the two")
     return faults
 
 
@@ -123,7 +147,12 @@ def fit_columns(
     found = {name: column for name, column in inputs.items() if column is not None}
     every = [*found.values(), *([] if target is None else [target])]
     views = dict.fromkeys(column.name for column in every if column.read is None)
-    return Columns(inputs=found, target=target, views=tuple(views))
+    return Columns(
+        inputs=found,
+        target=target,
+        views=tuple(views),
+        is_augmented=any(column.augment is not None for column in found.values()),
+    )
 
 
 def type_in_words(data_type: pa.DataType) -> str:
@@ -195,6 +224,7 @@ def _fit(
     is_scaled = spec.scale is not None or spec.normalize is not None
     dtype = _dtype(spec, layout.value_type, is_scaled=is_scaled or spec.one_hot is not None)
     faults += _normalize_faults(path, spec, shape)
+    faults += _augment_faults(path, spec, shape, layout.value_type)
     if faults:
         return None, faults
     factor, offset = _affine(spec, spec.scale, shape)
@@ -219,6 +249,7 @@ def _fit(
         may_pad=layout.may_pad,
         read=layout.read,
         finish=finish,
+        augment=None if spec.augment is None else Augmentation(spec.augment),
     ), []
 
 
@@ -297,7 +328,14 @@ def _fit_image(
     )
     read = read_images(name, image, is_record=is_record)
     return Column(
-        path=path, name=name, row_shape=shape, dtype=dtype, may_pad=False, read=read, finish=finish
+        path=path,
+        name=name,
+        row_shape=shape,
+        dtype=dtype,
+        may_pad=False,
+        read=read,
+        finish=finish,
+        augment=None if spec.augment is None else Augmentation(spec.augment),
     ), []
 
 
@@ -330,6 +368,23 @@ def _normalize_faults(path: str, spec: ColumnSpec, shape: Shape) -> list[str]:
         for name, value in values.items()
         if isinstance(value, list) and (not shape or len(value) != shape[0])
     ]
+
+
+def _augment_faults(path: str, spec: ColumnSpec, shape: Shape, value_type: pa.DataType) -> list[str]:
+    if spec.augment is None:
+        return []
+    faults = []
+    if len(shape) != 3:
+        faults.append(
+            f"{path}.augment: a row of column `{spec.column}` has the shape {list(shape)}, expected [channels, height,"
+            " width]: give `shape`"
+        )
+    if (spec.augment.brightness or spec.augment.contrast) and not pa.types.is_uint8(value_type):
+        faults.append(
+            f"{path}.augment: column `{spec.column}` holds {value_type}, and brightness and contrast need pixels from 0 to"
+            " 255 (uint8): leave them out, or write the column so"
+        )
+    return faults
 
 
 def _affine(

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gen_worker.trainer.contracts import Count, Name
+from gen_worker.trainer.contracts import Cadence, Count, Name
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Pair = Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]
 DtypeName = Literal[
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
@@ -76,6 +77,16 @@ class ImageSpec(Section, frozen=True, kw_only=True):
     threads: Count = 1
 
 
+class AugmentSpec(Section, frozen=True, kw_only=True):
+    """Random changes of pictures while training, in this order. 0 is off."""
+
+    crop_padding: Cadence = 0
+    horizontal_flip: Probability = 0.0
+    brightness: Share = 0.0
+    contrast: Share = 0.0
+    erase: Probability = 0.0
+
+
 class ColumnSpec(Section, frozen=True, kw_only=True):
     column: Name | None = None
     dtype: DtypeName | None = None
@@ -83,6 +94,7 @@ class ColumnSpec(Section, frozen=True, kw_only=True):
     scale: float | None = None
     normalize: NormalizeSpec | None = None
     image: ImageSpec | None = None
+    augment: AugmentSpec | None = None
     one_hot: Count | None = None
     sequence_length: Annotated[int, msgspec.Meta(ge=2)] | None = None
     pad_id: int = 0

@@ -8,6 +8,7 @@ import pyarrow as pa
 import torch
 
 from gen_worker.errors import InputError
+from gen_worker.pytorch.augmentation import step_generator
 from gen_worker.pytorch.columns import Column, Columns, fit_columns
 from gen_worker.pytorch.config import ColumnsSpec
 from gen_worker.pytorch.step import Prepared
@@ -26,14 +27,20 @@ class Preparation:
         self._device = str(ctx.device)
         self._is_next_token = is_next_token
         self._channels_last = channels_last
+        self._seed, self._rank = ctx.seed, ctx.rank
         self._all_rows = _all_rows(ctx)
         self._fitted: list[tuple[pa.Schema, Columns]] = []
         schema = _schema_of(ctx)
         self.columns = None if schema is None else self._fit(schema)
 
-    def __call__(self, raw_batch: Any) -> Prepared:
+    def __call__(self, raw_batch: Any, *, step: int | None = None) -> Prepared:
+        """`step` is that of training; without it pictures stay as they are in the data."""
         batch = raw_batch if isinstance(raw_batch, pa.RecordBatch) else to_record_batch(raw_batch)
-        inputs, target = self._columns_for(batch.schema).read(batch)
+        columns = self._columns_for(batch.schema)
+        generator = None
+        if step is not None and columns.is_augmented:
+            generator = step_generator(self._seed, step=step, rank=self._rank)
+        inputs, target = columns.read(batch, generator)
         rows = batch.num_rows
         all_rows = rows if self._all_rows is None else self._all_rows(batch)
         if self._is_next_token:

@@ -49,8 +49,8 @@ class PyTorchTrainer:
     def configure(self, ctx: StepContext) -> RunnerState:
         return build_state(self.config, ctx)
 
-    def prepare_batch(self, raw_batch: Any, state: RunnerState, ctx: StepContext) -> Prepared:  # noqa: ARG002
-        return state.prepare(raw_batch)
+    def prepare_batch(self, raw_batch: Any, state: RunnerState, ctx: StepContext) -> Prepared:
+        return state.prepare(raw_batch, step=ctx.step if state.evaluation is None else None)
 
     def train_step(self, prepared_batch: Prepared, state: RunnerState, ctx: StepContext) -> StepResult:
         try:

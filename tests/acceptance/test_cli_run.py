@@ -346,14 +346,32 @@ def test_the_parent_is_the_run_that_saved_the_checkpoint_whoever_lends_the_job(
     assert (lines[-1]["event"], lines[-1]["parent_run_id"]) == ("job_completed", saver)
 
 
-def test_a_name_that_is_taken_is_a_refusal_and_a_home_that_is_set_up_wrongly_is_none(
-    home: Path, folder: Path, tmp_path: Path
-) -> None:
-    run_id = read_lines(trn(home, "run", "-c", write_job(folder, 1, seed=21)))[0]["run_id"]
-    done = trn(home, "run", "-c", write_job(folder, 2, run_id=run_id))
-    (line,) = read_lines(done)
-    assert (done.returncode, line["event"], line["code"]) == (3, "job_rejected", "conflict")
-    assert run_id in line["reason"]
+def test_a_name_that_is_taken_names_the_next_of_its_family(home: Path, folder: Path) -> None:
+    failing = {"hyperparams": {"fail_at": 1}}
+    for num_steps, more, run_id in (
+        (1, {}, "taken"),
+        (2, {}, "taken.2"),
+        (2, failing, "taken.3"),
+        (2, failing, "taken.4"),  # a failure never answers
+        (2, {}, "taken.2"),
+    ):
+        done = trn(home, "run", "-c", write_job(folder, num_steps, run_id="taken", **more))
+        lines = read_lines(done)
+        assert (lines[0]["run_id"], lines[0]["family"]) == (run_id, "taken")
+        is_said = re.search("^not trained again: taken.2 has the same config", done.stderr, re.MULTILINE)
+        assert bool(is_said) == lines[0]["existed"]
+    assert lines[0]["existed"]
+    assert lines[0]["notes"][0] in done.stderr
+    for name, meant in (
+        ("taken", "taken.4"),
+        ("tak", "taken.4"),
+        ("taken.2", "taken.2"),
+        ("taken.1", "taken"),
+    ):
+        assert read_lines(trn(home, "status", name))[0]["run_id"] == meant
+
+
+def test_a_home_that_is_set_up_wrongly_is_no_refusal(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "settings.toml").write_text("heartbeat_timeout_s = -1\n")
@@ -497,7 +515,7 @@ def test_ctrl_c_at_a_terminal_asks_and_each_answer_is_obeyed(home: Path, folder:
     assert watcher.end()[0] == 130
 
     terminal = Terminal(home, "run", "-c", job)
-    terminal.wait_for("an equal run exists")
+    terminal.wait_for("not trained again: ")
     terminal.wait_for("/3,000  loss ")
     terminal.press(b"\x03")
     terminal.wait_for("(Enter)?")

@@ -82,15 +82,24 @@ def test_a_resume_and_a_cancel_whose_reply_was_lost_happen_once(tmp_path: Path) 
     asyncio.run(main())
 
 
-def test_another_run_under_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_taken_refuses_nobody_and_runs_at_once_get_numbers_of_their_own(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         async with Host(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
-            await client.submit(job(run_id="mine"), is_another_wanted=True)
-            with pytest.raises(errors.ConflictError, match="give it another run_id"):
-                await client.submit(job(run_id="mine"), is_another_wanted=True)
-            with pytest.raises(errors.ConflictError):
-                await client.submit(job(run_id="mine", max_steps=7))
-            assert host.registry.counts() == {"PENDING": 1}
+            await client.submit(job(run_id="mine"))
+            made = await asyncio.gather(
+                client.submit(job(run_id="mine"), is_another_wanted=True),
+                *(client.submit(job(run_id="mine", max_steps=number)) for number in range(2, 8)),
+            )
+            assert sorted(each.run.run_id for each in made) == [f"mine.{number}" for number in range(2, 9)]
+            assert {each.run.family for each in made} == {"mine"}
+            assert not any(each.existed for each in made)
+            record = host.registry.get("mine.3")
+            assert (record.config["run_id"], record.member) == ("mine.3", 3)
+            assert (await client.get("mine")).run_id == "mine.8"
+            assert (await client.get("mine.1")).run_id == "mine"
+            assert (await client.get("mine", is_exact=True)).run_id == "mine"
 
     asyncio.run(main())
 

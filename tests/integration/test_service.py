@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -75,15 +76,82 @@ def test_a_submit_is_in_the_registry_when_it_returns_and_a_repeat_says_that_it_e
     asyncio.run(main())
 
 
+def test_other_rows_below_the_same_path_are_trained_on_and_the_same_rows_are_not(tmp_path: Path) -> None:
+    data = tmp_path / "data" / "a.parquet"
+    data.parent.mkdir()
+    data.write_bytes(b"some rows")
+    config = {
+        "run_id": "shapes",
+        "trainer": "nowhere:T",
+        "max_steps": 1,
+        "dataset": {"parquet_paths": ["data"]},
+    }
+    request = pb.SubmitRunRequest(config_json=json.dumps(config).encode(), base_dir=str(tmp_path))
+
+    async def main() -> None:
+        async with Host(tmp_path / "home") as host, channel_to(host) as channel:
+            submit = method(channel, "SubmitRun")
+            first = await submit(request)
+            await host.start("shapes")
+            await host.end("shapes")
+            again = await submit(request)
+            assert (again.run.run_id, again.existed) == ("shapes", True)
+            assert again.notes[0].startswith("not trained again: shapes has the same config, code, data and")
+            data.write_bytes(b"more rows")
+            other = await submit(request)
+            assert (other.run.run_id, other.existed, other.notes) == ("shapes.2", False, [])
+            assert other.run.digest != first.run.digest
+            named = pb.SubmitRunRequest(base_dir=str(tmp_path))
+            named.config_json = json.dumps({**config, "run_id": "circles"}).encode()
+            assert (await submit(named)).run.run_id == "circles", "another name is another run"
+            named.config_json = json.dumps({**config, "run_id": "shapes.2"}).encode()
+            assert (await submit(named)).run.run_id == "shapes.2", "the id of a run means its family"
+            python = tmp_path / "python"
+            python.symlink_to(sys.executable)
+            elsewhere = pb.SubmitRunRequest(
+                config_json=request.config_json, base_dir=str(tmp_path), interpreter=str(python)
+            )
+            assert (await submit(elsewhere)).run.run_id == "shapes.3"
+
+    asyncio.run(main())
+
+
+def test_a_failure_whose_cause_was_removed_is_trained_again_and_a_lost_reply_is_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit, resume = method(channel, "SubmitRun"), method(channel, "ResumeRun")
+            request = submit_request(run_id="mine")
+            request.submission_id = "first"
+            await submit(request)
+            await host.start("mine")
+            await host.end("mine", RunState.FAILED)
+            again = await submit(request)
+            assert (again.run.run_id, again.existed) == ("mine", False), "the same submission"
+            request.submission_id = "second"
+            assert (await submit(request)).run.run_id == "mine.2"
+            await host.start("mine.2")
+            await host.end("mine.2", RunState.FAILED)
+            going_on = pb.ResumeRunRequest(run_id="mine", submission_id="third")
+            resumed = await resume(going_on)
+            assert (resumed.run.run_id, resumed.run.parent_run_id) == ("mine.3", "mine.2")
+            assert (await resume(going_on)).run.run_id == "mine.3"
+            await host.start("mine.3")
+            await host.end("mine.3", RunState.FAILED)
+            assert (await resume(going_on)).run.run_id == "mine.3", "the same submission"
+            going_on.submission_id = "fourth"
+            once_more = await resume(going_on)
+            assert (once_more.run.run_id, once_more.existed) == ("mine.4", False)
+
+    asyncio.run(main())
+
+
 def test_a_drawn_name_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = iter(["taken", "taken", "taken", "free"])
+    names = iter(["taken", "taken", "free"])
 
     async def main() -> None:
         async with Host(tmp_path) as host, channel_to(host) as channel:
             await host.add_run("taken")
             monkeypatch.setattr("trn.daemon.submission.make_run_id", lambda _config: next(names))
-            with pytest.raises(grpc.aio.AioRpcError):  # the same name twice is as good as chosen
-                await method(channel, "SubmitRun")(submit_request(max_steps=3))
             answer = await method(channel, "SubmitRun")(submit_request(max_steps=3))
             assert answer.run.run_id == "free"
 
@@ -314,9 +382,15 @@ def test_an_ended_run_is_resumed_as_a_run_of_its_own_and_a_live_one_is_not(tmp_p
             answer = await resume(pb.ResumeRunRequest(run_id="old"))
             assert answer.run.parent_run_id == "old"
             assert answer.run.run_id != "old"
+            assert answer.run.run_id == "old.2"
             again = await resume(pb.ResumeRunRequest(run_id="old"))
-            assert (again.run.run_id, again.existed) == (answer.run.run_id, True)
-            more = await resume(pb.ResumeRunRequest(run_id="old", overrides_json=b'{"max_steps": 20}'))
+            assert (again.run.run_id, again.existed) == ("old.2", True)
+            assert again.notes[0].startswith("not trained again: old.2 has the same config")
+            longer = pb.ResumeRunRequest(run_id="old", overrides_json=b'{"max_steps": 20}')
+            assert (await refusal(resume(longer)))[0] == grpc.StatusCode.FAILED_PRECONDITION
+            longer.is_exact = True
+            more = await resume(longer)
+            assert (more.run.run_id, more.run.parent_run_id) == ("old.3", "old")
             assert host.registry.get(more.run.run_id).config["max_steps"] == 20
             for request in (
                 pb.ResumeRunRequest(),

@@ -156,7 +156,7 @@ class LoggedRuns:
     def day_log(self, run_id: str, root: Path | None = None) -> list[dict[str, Any]]:
         """All lines of the run below the folder, in the order of the files."""
         root = root or self.home.logs.root
-        paths = sorted(root.glob(f"*/*/*/{run_id}.*jsonl"), key=log_order)
+        paths = sorted(root.glob(f"*/*/*/{run_id}[.~]*jsonl"), key=log_order)
         return [json.loads(line) for path in paths for line in read_whole_lines(path)]
 
     def index(self, root: Path | None = None) -> list[tuple[str, str]]:
@@ -176,7 +176,7 @@ def copy_all(copier: LogCopier) -> None:
 
 def log_order(path: Path) -> tuple[str, float]:
     """By day, then as they were begun: the one without a number is the newest."""
-    number = re.search(r"\.(\d+)(\.log)?\.jsonl$", path.name)
+    number = re.search(r"[.~](\d+)(\.log)?\.jsonl$", path.name)
     return str(path.parent), float(number[1]) if number else float("inf")
 
 

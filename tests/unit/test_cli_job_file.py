@@ -119,14 +119,6 @@ def test_an_unknown_profile_is_named_with_the_nearest(folder: Path) -> None:
     assert "did you mean `quick`?" in faults_of(path, profile="quik")[0]
 
 
-def test_another_run_gets_an_id_of_its_own(folder: Path) -> None:
-    path = write_job(folder, run_id="mine-1")
-    first, second = (read_job(path, Changes(is_another=True)).config["run_id"] for _ in range(2))
-    assert first != second
-    assert first.startswith("mine-1-")
-    assert read_job(path, Changes()).config["run_id"] == "mine-1"
-
-
 def test_a_set_does_not_change_what_it_was_laid_over() -> None:
     below = {"b": {"c": 1}}
     document: dict[str, Any] = {"a": below}

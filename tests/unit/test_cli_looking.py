@@ -296,16 +296,23 @@ def test_every_file_of_a_run_is_listed_and_each_kind_has_its_name(made: HandMade
     made.end("r", RunState.COMPLETED, "completed at step 1")
     day = made.home.logs.day(SUBMITTED_MS)
     copied = copies / day.relative_to(made.home.logs.root)
-    names = ("r.1.log.jsonl.gz", "r.2.log.jsonl", "r.3.log.jsonl", "r.log.jsonl")
+    names = (
+        "r.1.log.jsonl.gz",
+        "r.2.log.jsonl",
+        "r.3.log.jsonl",
+        "r~1.log.jsonl.gz",
+        "r~2.log.jsonl",
+        "r.log.jsonl",
+    )
     for folder in (day, copied):
         folder.mkdir(parents=True)
     for path in (*(day / name for name in names), copied / "r.log.jsonl"):
         path.touch()
-    [record] = made.ask("status", "r")
+    [record] = made.ask("status", "r.1")
     own = [str(day / name) for name in names if name != "r.2.log.jsonl"]
     assert record["log_files"] == [*own, str(copied / "r.log.jsonl"), str(events)]
-    screen = made.show("status", "r", num_columns=300)
-    assert f"  lines    {own[-1]} and 2 before it\n" in screen
+    screen = made.show("status", "r.1", num_columns=300)
+    assert f"  lines    {own[-1]} and 4 before it\n" in screen
     assert f"  copy     {copied / 'r.log.jsonl'}\n" in screen
     assert f"  events   {events}\n" in screen
 

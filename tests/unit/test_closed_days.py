@@ -39,7 +39,8 @@ def test_files_of_closed_days_are_compressed_and_no_others(tmp_path: Path) -> No
     write(tmp_path / "home", "day-4.7", days_ago=4)
     write(tmp_path / "other", "elsewhere", days_ago=40)
     write(tmp_path / "home", "busy", days_ago=9)
-    write(tmp_path / "home", "busy.1", days_ago=9)
+    old = write(tmp_path / "home", "busy.1", days_ago=9)
+    old.with_name("busy~1.log.jsonl").write_text("line\n")
     (tmp_path / "home" / "notes").mkdir()
     (tmp_path / "home" / "notes" / "a.log.jsonl").write_text("not ours\n")
     days = closed_days(tmp_path / "home", tmp_path / "other", tmp_path / "gone", pending=("busy",))
@@ -49,6 +50,7 @@ def test_files_of_closed_days_are_compressed_and_no_others(tmp_path: Path) -> No
         "a.log.jsonl",
         "busy.1.log.jsonl",
         "busy.log.jsonl",
+        "busy~1.log.jsonl",
         "day-0.log.jsonl",
         "day-1.log.jsonl",
         "day-2.log.jsonl.gz",

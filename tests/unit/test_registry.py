@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,38 @@ def test_an_equal_submit_returns_the_run_that_exists(registry: RunRegistry) -> N
     other, existed = registry.submit(new("two", seed=1), is_another_wanted=True).result()
     assert not existed
     assert other.run_id == "two"
-    with pytest.raises(ConflictError, match="there is a run 'two' with another config"):
-        registry.submit(new("two", seed=3)).result()
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELLED])
+def test_a_run_that_failed_or_was_cancelled_never_answers_and_never_blocks(
+    registry: RunRegistry, state: RunState
+) -> None:
+    first, _ = registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    again, existed = registry.submit(new("one")).result()
+    assert (again.run_id, existed) == ("one", True), "it is alive"
+    registry.end("one", 1, ended(state)).result()
+    assert registry.answer_to(first.digest) is None
+    second, existed = registry.submit(new("one")).result()
+    assert (second.run_id, existed) == ("one.2", False)
+    registry.claim("one.2", []).result()
+    registry.end("one.2", 1, ended(RunState.COMPLETED)).result()
+    third, existed = registry.submit(new("one")).result()
+    assert (third.run_id, existed) == ("one.2", True)
+
+
+def test_a_repeat_of_a_submission_returns_the_run_that_it_made_also_when_that_has_failed(
+    registry: RunRegistry,
+) -> None:
+    for is_another in (False, True):
+        name = f"one-{is_another}"
+        first, _ = registry.submit(new(name, submission_id=name), is_another_wanted=is_another).result()
+        registry.want_cancel(first.run_id, "enough").result()
+        again, existed = registry.submit(new(name, submission_id=name), is_another_wanted=is_another).result()
+        assert (again.run_id, again.state, existed) == (name, RunState.CANCELLED, False)
+    assert registry.counts() == {"CANCELLED": 2}
+    with pytest.raises(ConflictError, match="'one-True' made run one-True, which is another job"):
+        registry.submit(new("two", submission_id="one-True")).result()
 
 
 def test_the_digest_is_of_what_is_asked_for_and_not_of_who_asks() -> None:
@@ -69,6 +100,8 @@ def test_the_digest_is_of_what_is_asked_for_and_not_of_who_asks() -> None:
     assert run_digest(config) != run_digest(
         config, base_dir="/elsewhere"
     )  # its relative paths mean other data
+    for name in ("family", "parent_run_id", "data", "environment"):
+        assert run_digest(config) != run_digest(config, **{name: "another"})
 
 
 def test_a_run_and_its_slots_are_claimed_together_or_not_at_all(registry: RunRegistry) -> None:
@@ -161,14 +194,16 @@ def test_events_are_taken_in_exactly_once(registry: RunRegistry) -> None:
 def test_runs_are_found_by_a_prefix_that_is_unique(registry: RunRegistry) -> None:
     for name in ("abc-1", "abc-2", "b"):
         registry.submit(new(name)).result()
-    assert registry.get("abc-1").run_id == "abc-1"
-    assert registry.get("b").run_id == "b"
+    assert registry.find("abc-1").run_id == "abc-1"
+    assert registry.find("b").run_id == "b"
     with pytest.raises(AmbiguousError, match="abc-1, abc-2"):
-        registry.get("abc")
+        registry.find("abc")
     with pytest.raises(NotFoundError, match="'x'"):
-        registry.get("x")
+        registry.find("x")
     with pytest.raises(NotFoundError):
-        registry.get("")
+        registry.find("")
+    with pytest.raises(NotFoundError):
+        registry.get("abc-")
 
 
 def test_pages_and_queue_have_their_order(registry: RunRegistry) -> None:
@@ -205,11 +240,12 @@ def test_a_burst_of_submits_shares_commits_and_one_that_fails_takes_no_other_wit
     blocked = threading.Event()
     registry.writer.between(lambda: blocked.wait(10) and None)
     futures = [registry.submit(new(f"run-{number}")) for number in range(50)]
-    futures.insert(25, registry.submit(new("run-3", seed="other")))
+    futures.insert(25, registry.submit(new("run-3", seed="other", submission_id="twice")))
+    futures.insert(26, registry.submit(new("run-4", seed="another", submission_id="twice")))
     blocked.set()
     results = [future.exception() for future in futures]
     assert [isinstance(item, ConflictError) for item in results].count(True) == 1
-    assert registry.counts() == {"PENDING": 50}
+    assert registry.counts() == {"PENDING": 51}
     assert registry.writer.num_commits - before <= 3
 
 
@@ -245,6 +281,37 @@ def test_a_registry_of_a_newer_release_is_refused_and_an_older_one_is_migrated(t
     assert migrate(connection, "trn.registry.migrations") >= 1
     assert migrate(connection, "trn.registry.migrations") >= 1
     connection.close()
+
+
+def test_runs_from_before_families_are_families_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    connection = open_writer(path)
+    folder = files("trn.registry.migrations")
+    for name in ("0001_start.sql", "0002_outbox.sql"):
+        connection.executescript(folder.joinpath(name).read_text())
+    connection.execute("PRAGMA user_version = 2")
+    connection.executemany(
+        "INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,"
+        " interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change)"
+        " VALUES (?, 'd', ?, '', '{}', '', 0, '', '', '', '', ?, 1, 1, '{}', '{}', ?)",
+        [("old", "COMPLETED", 1, 1), ("old.2", "FAILED", 2, 2), ("child", "CANCELLED", 3, 3)],
+    )
+    connection.close()
+    registry = RunRegistry(path)
+    try:
+        assert [(run.run_id, run.family, run.member) for run in registry.page()] == [
+            ("child", "child", 1),
+            ("old.2", "old.2", 1),
+            ("old", "old", 1),
+        ]
+        assert registry.find("old").run_id == "old"
+        added, _ = registry.submit(new("old")).result()
+        assert added.run_id == "old.3", "an id that somebody gave by hand is passed over"
+        assert registry.find("old").run_id == "old.3"
+        assert registry.find("old.2").run_id == "old.2"
+        assert check_integrity(path) == []
+    finally:
+        registry.close()
 
 
 def test_readers_answer_without_a_daemon_and_cannot_write(registry: RunRegistry, tmp_path: Path) -> None:
@@ -431,13 +498,6 @@ def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: R
     assert [run.run_id for run in registry.queue(over_ms, 10)] == ["one"]
     assert registry.next_backoff_ms(over_ms) is None
     assert registry.get("one").num_interruptions == 1
-
-
-def test_the_same_request_twice_makes_one_run_also_where_another_was_wanted(registry: RunRegistry) -> None:
-    first, existed = registry.submit(new("one"), is_another_wanted=True).result()
-    again, existed_again = registry.submit(new("one"), is_another_wanted=True).result()
-    assert (first.run_id, existed, again.run_id, existed_again) == ("one", False, "one", True)
-    assert registry.counts() == {"PENDING": 1}
 
 
 @pytest.mark.parametrize("back_s", [60, 5 * 3600, 365 * 24 * 3600])

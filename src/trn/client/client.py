@@ -14,12 +14,11 @@ from trn.client.wire_requests import (
     SubmitOptions,
     absolute,
     encode,
-    make_run_id,
     make_submit_request,
     priority_of,
     read_config,
 )
-from trn.core.errors import ConflictError, InvalidRequestError, UnavailableError
+from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.settings import read_settings
 from trn.proto import convert
 from trn.proto import trainer_pb2 as pb
@@ -95,7 +94,8 @@ class AsyncClient:
     async def submit(
         self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
     ) -> Submission:
-        """Queue a run; durable when it returns. An equal run that exists is returned, and `existed` says so.
+        """Queue a run; durable when it returns. An equal run that is alive or complete is returned instead: `existed`
+        and the first of `notes` say so.
 
         `config` is a job, or a file with one. What `options` there are and what they mean: `SubmitOptions`.
         """
@@ -128,15 +128,16 @@ class AsyncClient:
         log_dir: Path | str = "",
         event_log: Path | str = "",
         is_forced: bool = False,
+        submission_id: str = "",
+        is_exact: bool = False,
     ) -> Submission:
-        """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with).
+        """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with). It is the
+        next run of the family, unless `overrides` give it a `run_id`. As `submit`, it is answered by an equal one.
 
         The newest checkpoint is taken whose files are whole and whose weights are finite; `is_forced` takes NaN and
         infinity, too.
         """
         laid_over = dict(overrides or {})
-        if is_another_wanted and not laid_over.get("run_id"):
-            laid_over["run_id"] = make_run_id()
         document, folder = read_config(config) if config is not None else ({}, Path.cwd())
         request = pb.ResumeRunRequest(
             run_id=run_id,
@@ -154,16 +155,20 @@ class AsyncClient:
             log_dir=absolute(log_dir),
             event_log=absolute(event_log),
             is_forced=is_forced,
+            submission_id=submission_id or draw_submission_id(),
+            is_exact=is_exact,
         )
         return await self._submit("ResumeRun", request)
 
-    async def get(self, run_id: str) -> Run:
-        """By id, or by a prefix that only one run has; with its config."""
-        return (await self.details(run_id)).run
+    async def get(self, run_id: str, *, is_exact: bool = False) -> Run:
+        """By id, or by a prefix that only one family has; with its config. The name of a family means its newest run,
+        `family.1` its first one; with `is_exact` an id means the run that has it, here and in all other calls."""
+        return (await self.details(run_id, is_exact=is_exact)).run
 
-    async def details(self, run_id: str) -> RunDetails:
+    async def details(self, run_id: str, *, is_exact: bool = False) -> RunDetails:
         """The run with its attempts and its folder."""
-        answer, _ = await self._connection.call("GetRun", pb.GetRunRequest(run_id=run_id))
+        request = pb.GetRunRequest(run_id=run_id, is_exact=is_exact)
+        answer, _ = await self._connection.call("GetRun", request)
         return convert.read_details(answer)
 
     async def list(
@@ -192,15 +197,22 @@ class AsyncClient:
                 return
 
     async def watch(
-        self, *, after_change: int = 0, run_ids: Sequence[str] = (), is_live_only: bool = False
+        self,
+        *,
+        after_change: int = 0,
+        run_ids: Sequence[str] = (),
+        is_live_only: bool = False,
+        is_exact: bool = False,
     ) -> AsyncGenerator[Run, None]:
         """Runs as they change, first what changed after `after_change`. Endless. What came too fast is coalesced:
         the newest of a run always comes, not every step on the way."""
         change, is_new = after_change, True
+        if not is_exact:
+            run_ids = [await self._pin(run_id) for run_id in run_ids]
 
         def request() -> pb.WatchRunsRequest:
             return pb.WatchRunsRequest(
-                after_change=change, run_ids=run_ids, live_only=is_live_only and is_new
+                after_change=change, run_ids=run_ids, live_only=is_live_only and is_new, is_exact=True
             )
 
         async with aclosing(
@@ -216,24 +228,25 @@ class AsyncClient:
         raise UnavailableError("the daemon ended the watch")
 
     async def events(
-        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True, is_exact: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
         """A run's events in order, each once, none missing; followed until the run has ended."""
         async with aclosing(
-            self.event_lines(run_id, after_seq=after_seq, is_followed=is_followed)
+            self.event_lines(run_id, after_seq=after_seq, is_followed=is_followed, is_exact=is_exact)
         ) as batches:
             async for lines in batches:
                 for line in lines.splitlines():
                     yield msgspec.json.decode(line)
 
     async def event_lines(
-        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True, is_exact: bool = False
     ) -> AsyncGenerator[bytes, None]:
         """As `events`, several at a time, as the JSON lines that they are."""
         seq = after_seq
+        run_id = run_id if is_exact else await self._pin(run_id)
 
         def request() -> pb.StreamEventsRequest:
-            return pb.StreamEventsRequest(run_id=run_id, after_seq=seq, follow=is_followed)
+            return pb.StreamEventsRequest(run_id=run_id, after_seq=seq, follow=is_followed, is_exact=True)
 
         async with aclosing(
             self._connection.stream("StreamEvents", request, is_end=lambda answer: answer.is_end)
@@ -251,13 +264,22 @@ class AsyncClient:
                 yield answer.lines
 
     async def logs(
-        self, run_id: str, *, offset: int = 0, is_followed: bool = False, tail_bytes: int = 0
+        self,
+        run_id: str,
+        *,
+        offset: int = 0,
+        is_followed: bool = False,
+        tail_bytes: int = 0,
+        is_exact: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Bytes of a run's log from `offset`, or its last `tail_bytes`; the last chunk says that it is the last."""
         at, tail = offset, tail_bytes
+        run_id = run_id if is_exact else await self._pin(run_id)
 
         def request() -> pb.StreamLogsRequest:
-            return pb.StreamLogsRequest(run_id=run_id, offset=at, follow=is_followed, tail_bytes=tail)
+            return pb.StreamLogsRequest(
+                run_id=run_id, offset=at, follow=is_followed, tail_bytes=tail, is_exact=True
+            )
 
         async with aclosing(
             self._connection.stream("StreamLogs", request, is_end=lambda answer: answer.is_end)
@@ -274,24 +296,36 @@ class AsyncClient:
         from_step: int | None = None,
         to_step: int | None = None,
         max_points: int = 0,
+        is_exact: bool = False,
     ) -> dict[str, MetricSeries]:
         """A run's metric points by name, thinned out to `max_points` of each where given."""
         request = pb.GetMetricsRequest(
-            run_id=run_id, names=names, from_step=from_step, to_step=to_step, max_points=max_points
+            run_id=run_id,
+            names=names,
+            from_step=from_step,
+            to_step=to_step,
+            max_points=max_points,
+            is_exact=is_exact,
         )
         answer, _ = await self._connection.call("GetMetrics", request)
         return {series.name: convert.read_series(series) for series in answer.series}
 
-    async def cancel(self, run_id: str, reason: str = "") -> tuple[Run, bool]:
+    async def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
         """Ask a run to end; it is recorded when this returns. (the run, whether it was still live)."""
         answer, _ = await self._connection.call(
-            "CancelRun", pb.CancelRunRequest(run_id=run_id, reason=reason)
+            "CancelRun", pb.CancelRunRequest(run_id=run_id, reason=reason, is_exact=is_exact)
         )
         return convert.read_run(answer.run), answer.was_live
 
     async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
         """Forget ended runs, their folders and metrics: all of them, or none and a ConflictError with every reason."""
-        request = pb.RemoveRunsRequest(run_ids=run_ids, is_dry_run=is_dry_run)
+        pinned = []
+        for run_id in run_ids:
+            try:
+                pinned.append(await self._pin(run_id))
+            except NotFoundError:
+                pinned.append(run_id)  # perhaps it was removed before: the daemon knows
+        request = pb.RemoveRunsRequest(run_ids=pinned, is_dry_run=is_dry_run, is_exact=True)
         answer, _ = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
         return convert.read_freed(answer.freed)
 
@@ -315,12 +349,14 @@ class AsyncClient:
         answer, _ = await self._connection.call("Prune", request, timeout_s=LOOK_PATIENCE_S)
         return Pruned(freed=convert.read_freed(answer.freed), kept=tuple(answer.kept))
 
-    async def wait(self, run_id: str) -> Run:
+    async def wait(self, run_id: str, *, is_exact: bool = False) -> Run:
         """The run once it has ended. For a limit, `asyncio.timeout` around it."""
-        run = await self.get(run_id)
+        run = await self.get(run_id, is_exact=is_exact)
         if run.is_terminal:
             return run
-        async with aclosing(self.watch(after_change=run.change, run_ids=[run.run_id])) as changes:
+        async with aclosing(
+            self.watch(after_change=run.change, run_ids=[run.run_id], is_exact=True)
+        ) as changes:
             async for run in changes:
                 if run.is_terminal:
                     return run
@@ -356,14 +392,11 @@ class AsyncClient:
         max_bytes = read_settings(home.settings).max_snapshot_bytes
         return await asyncio.to_thread(take_snapshot, folder, home, max_bytes=max_bytes)
 
+    async def _pin(self, run_id: str) -> str:
+        """The id of the run that is meant now: a stream that is opened again must not go on with a newer one."""
+        return (await self.get(run_id)).run_id
+
     async def _submit(self, name: str, request: Any) -> Submission:
         timeout_s = LOOK_PATIENCE_S if name == "ResumeRun" or request.is_import_tried else None
-        answer, num_tries = await self._connection.call(name, request, timeout_s=timeout_s)
-        submission = convert.read_submission(answer)
-        if not request.is_another_wanted or not submission.existed:
-            return submission
-        if num_tries > 1:
-            return msgspec.structs.replace(submission, existed=False)  # made by a try whose reply was lost
-        raise ConflictError(
-            f"another run was asked for, and there is a {submission.run.run_id} with this config: give it another run_id"
-        )
+        answer, _ = await self._connection.call(name, request, timeout_s=timeout_s)
+        return convert.read_submission(answer)

@@ -88,6 +88,8 @@ class Client:
         log_dir: Path | str = "",
         event_log: Path | str = "",
         is_forced: bool = False,
+        submission_id: str = "",
+        is_exact: bool = False,
     ) -> Submission:
         return self._do(
             self._client.resume(
@@ -106,14 +108,16 @@ class Client:
                 log_dir=log_dir,
                 event_log=event_log,
                 is_forced=is_forced,
+                submission_id=submission_id,
+                is_exact=is_exact,
             )
         )
 
-    def get(self, run_id: str) -> Run:
-        return self._do(self._client.get(run_id))
+    def get(self, run_id: str, *, is_exact: bool = False) -> Run:
+        return self._do(self._client.get(run_id, is_exact=is_exact))
 
-    def details(self, run_id: str) -> RunDetails:
-        return self._do(self._client.details(run_id))
+    def details(self, run_id: str, *, is_exact: bool = False) -> RunDetails:
+        return self._do(self._client.details(run_id, is_exact=is_exact))
 
     def list(
         self,
@@ -130,25 +134,46 @@ class Client:
         )
 
     def watch(
-        self, *, after_change: int = 0, run_ids: Sequence[str] = (), is_live_only: bool = False
+        self,
+        *,
+        after_change: int = 0,
+        run_ids: Sequence[str] = (),
+        is_live_only: bool = False,
+        is_exact: bool = False,
     ) -> Iterator[Run]:
         return self._each(
-            self._client.watch(after_change=after_change, run_ids=run_ids, is_live_only=is_live_only)
+            self._client.watch(
+                after_change=after_change, run_ids=run_ids, is_live_only=is_live_only, is_exact=is_exact
+            )
         )
 
     def events(
-        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True, is_exact: bool = False
     ) -> Iterator[dict[str, Any]]:
-        return self._each(self._client.events(run_id, after_seq=after_seq, is_followed=is_followed))
+        return self._each(
+            self._client.events(run_id, after_seq=after_seq, is_followed=is_followed, is_exact=is_exact)
+        )
 
-    def event_lines(self, run_id: str, *, after_seq: int = 0, is_followed: bool = True) -> Iterator[bytes]:
-        return self._each(self._client.event_lines(run_id, after_seq=after_seq, is_followed=is_followed))
+    def event_lines(
+        self, run_id: str, *, after_seq: int = 0, is_followed: bool = True, is_exact: bool = False
+    ) -> Iterator[bytes]:
+        return self._each(
+            self._client.event_lines(run_id, after_seq=after_seq, is_followed=is_followed, is_exact=is_exact)
+        )
 
     def logs(
-        self, run_id: str, *, offset: int = 0, is_followed: bool = False, tail_bytes: int = 0
+        self,
+        run_id: str,
+        *,
+        offset: int = 0,
+        is_followed: bool = False,
+        tail_bytes: int = 0,
+        is_exact: bool = False,
     ) -> Iterator[LogChunk]:
         return self._each(
-            self._client.logs(run_id, offset=offset, is_followed=is_followed, tail_bytes=tail_bytes)
+            self._client.logs(
+                run_id, offset=offset, is_followed=is_followed, tail_bytes=tail_bytes, is_exact=is_exact
+            )
         )
 
     def metrics(
@@ -159,13 +184,21 @@ class Client:
         from_step: int | None = None,
         to_step: int | None = None,
         max_points: int = 0,
+        is_exact: bool = False,
     ) -> dict[str, MetricSeries]:
         return self._do(
-            self._client.metrics(run_id, names, from_step=from_step, to_step=to_step, max_points=max_points)
+            self._client.metrics(
+                run_id,
+                names,
+                from_step=from_step,
+                to_step=to_step,
+                max_points=max_points,
+                is_exact=is_exact,
+            )
         )
 
-    def cancel(self, run_id: str, reason: str = "") -> tuple[Run, bool]:
-        return self._do(self._client.cancel(run_id, reason))
+    def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
+        return self._do(self._client.cancel(run_id, reason, is_exact=is_exact))
 
     def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
         return self._do(self._client.remove(run_ids, is_dry_run=is_dry_run))
@@ -189,12 +222,12 @@ class Client:
             )
         )
 
-    def wait(self, run_id: str, timeout_s: float | None = None) -> Run:
+    def wait(self, run_id: str, timeout_s: float | None = None, *, is_exact: bool = False) -> Run:
         """TimeoutError where it has not ended by then."""
 
         async def wait() -> Run:
             async with asyncio.timeout(timeout_s):
-                return await self._client.wait(run_id)
+                return await self._client.wait(run_id, is_exact=is_exact)
 
         return self._do(wait())
 

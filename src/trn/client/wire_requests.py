@@ -1,9 +1,9 @@
 """What a client asks for -> requests, as they cross the wire. Pure, but for the job's file."""
 
 import os
-import re
 import secrets
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,7 +24,9 @@ class SubmitOptions(TypedDict, total=False):
     before, of the folder `frozen_from`) the code is found in `base_dir` when the run starts. `interpreter` is by default
     the Python that runs this. With `is_import_tried` the trainer class and the callbacks are loaded first, in a process
     of their own, and what cannot be loaded is refused. `log_dir` and `event_log` are where the daemon writes the run's
-    lines as well, besides its home's logs; an equal run that exists keeps its own.
+    lines as well, besides its home's logs; an equal run that exists keeps its own. `submission_id` (drawn where none is
+    given) makes a submit safe to repeat: with the same one, a repeat returns the run that the first one made, also if
+    that has failed meanwhile.
     """
 
     base_dir: Path | str | None
@@ -39,6 +41,7 @@ class SubmitOptions(TypedDict, total=False):
     is_import_tried: bool
     log_dir: Path | str
     event_log: Path | str
+    submission_id: str
 
 
 def make_submit_request(
@@ -51,10 +54,6 @@ def make_submit_request(
             f"no option {', '.join(unknown)}: there are {', '.join(SubmitOptions.__annotations__)}"
         )
     document, folder = read_config(config)
-    is_another_wanted = options.get("is_another_wanted", False)
-    if is_another_wanted and not document.get("run_id"):
-        # Named here: a repeat after a lost reply then asks for this very run, not for yet another.
-        document["run_id"] = make_run_id(document.get("name"))
     base_dir, interpreter = options.get("base_dir"), options.get("interpreter")
     return pb.SubmitRunRequest(
         config_json=encode(document, "config"),
@@ -64,17 +63,18 @@ def make_submit_request(
         base_dir=absolute(folder if base_dir is None else base_dir),
         interpreter=sys.executable if interpreter is None else interpreter,
         priority=priority_of(options.get("priority", 0)),
-        is_another_wanted=is_another_wanted,
+        is_another_wanted=options.get("is_another_wanted", False),
         is_dry_run=options.get("is_dry_run", False),
         is_import_tried=options.get("is_import_tried", False),
         log_dir=absolute(options.get("log_dir", "")),
         event_log=absolute(options.get("event_log", "")),
+        submission_id=options.get("submission_id", "") or draw_submission_id(),
     )
 
 
-def make_run_id(name: object = None) -> str:
-    slug = re.sub(r"[^a-z0-9]+", "-", str(name or "run").lower())[:40].strip("-")
-    return f"{slug or 'run'}-{secrets.token_hex(6)}"
+def draw_submission_id() -> str:
+    """Later ones are greater, so that the registry's index of them grows at its end."""
+    return f"{time.time_ns():016x}-{secrets.token_hex(8)}"
 
 
 def absolute(path: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""The digest of a run: equal where the same thing was asked for with the same code."""
+"""The digest of a run: equal where the same thing was asked for, with the same code, data and packages."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,9 +10,31 @@ import msgspec
 NOT_PART = ("run_id", "tags", "group", "profiles")
 
 
-def run_digest(config: Mapping[str, Any], code_identity: str = "", base_dir: str = "") -> str:
-    """`sha256:…` over the canonical config, the identity of the code, and where relative paths begin."""
+def run_digest(
+    config: Mapping[str, Any],
+    code_identity: str = "",
+    base_dir: str = "",
+    *,
+    family: str = "",
+    parent_run_id: str = "",
+    data: str = "",
+    environment: str = "",
+) -> str:
+    """`sha256:…` over the canonical config, the identity of the code, where relative paths begin, what the files hold
+    that it names, and what it runs with.
+
+    `family` is the name that was asked for, if any: another name is another run. A resumed run is not the run that it
+    continues, though it asks for the same: so its parent is part of it.
+    """
     asked = {name: value for name, value in config.items() if name not in NOT_PART}
-    whole = {"config": asked, "code": code_identity, "base_dir": base_dir}
+    whole = {
+        "config": asked,
+        "code": code_identity,
+        "base_dir": base_dir,
+        "family": family,
+        "parent_run_id": parent_run_id,
+        "data": data,
+        "environment": environment,
+    }
     canonical = msgspec.json.encode(whole, order="deterministic")
     return f"sha256:{hashlib.sha256(canonical).hexdigest()}"

@@ -11,10 +11,14 @@ from typing import NamedTuple
 
 from trn.core.errors import InvalidRequestError, UnavailableError
 
+MAX_RUN_ID = 128
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 # A socket's whole path must fit into 108 bytes, on macOS into 104.
 MAX_SOCKET_PATH = 100
 LOG_SUFFIX = ".log.jsonl"
+FULL = (
+    "~"  # `<run>~1.log.jsonl`: a log that was long enough. No run's id has it; `<run>.2` may be another run
+)
 PROBE = ".probe-"
 # Of the disk below us and our rights on it, not of our code.
 DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})

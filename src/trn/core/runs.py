@@ -46,6 +46,8 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 
 QUEUED = "queued: its turn has not come yet"  # the first reason of a run, until the dispatcher gives its own
 
+NOT_TRAINED = "not trained again:"  # how it is said that an equal run answers a submit
+
 # Who moves a run on, and what its deadline is, in each state that is not final.
 OWNERS: dict[RunState, str] = {
     RunState.PENDING: "the dispatcher: as soon as its resources are free, and not before its backoff is over",
@@ -137,3 +139,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     change: int = 0
     log_dir: str = ""  # where its lines are written as well, besides the home's logs
     event_log: str = ""
+    family: str = (
+        ""  # the run_id that was asked for; its first run has it, further ones are `family.2`, `family.3`…
+    )
+    member: int = 1  # its number in the family
+    submission_id: str = ""  # drawn by who submitted it, and repeated after a lost reply
+    start_step: int = 0  # of the checkpoint that it began at

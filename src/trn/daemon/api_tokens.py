@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 
@@ -112,16 +113,22 @@ class ApiTokens:
 _OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "CancelRun"})
 
 
-def require_allowed(run_id: str | None, method: str, request: object) -> None:
-    """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do all."""
+def require_allowed(run_id: str | None, method: str, request: Any) -> None:
+    """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do all.
+
+    With a run's token its name means that very run, and not the newest of its family.
+    """
     if run_id is None:
         return
     if method in _OF_ONE_RUN:
-        named = [getattr(request, "run_id", "")]
+        named = [request.run_id]
     elif method == "WatchRuns":
-        named = list(getattr(request, "run_ids", ()))
+        named = list(request.run_ids)
     else:
         raise ForbiddenError(f"a run's token is not good for {method}: use the operator's")
     if named != [run_id]:
         asked = ", ".join(repr(name) for name in named) or "every run"
         raise ForbiddenError(f"this token is for run {run_id} alone, and {asked} was asked for")
+    if method == "GetMetrics" and request.with_ancestors:
+        raise ForbiddenError(f"this token is for run {run_id} alone, and its ancestors were asked for")
+    request.is_exact = True

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trn.core.errors import AmbiguousError, ConflictError, InvalidRequestError, NotFoundError
+from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
@@ -66,6 +66,9 @@ class Resumption:
             parent_run_id=self._known(checkpoint.run_id),
             log_dir=request.log_dir,
             event_log=request.event_log,
+            submission_id=request.submission_id,
+            family=self._family_of(checkpoint.run_id),
+            start_step=checkpoint.step,
         )
         return asked, [describe(checkpoint)]
 
@@ -78,7 +81,7 @@ class Resumption:
         if request.config_json:
             raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
         self._home.run(request.run_id)  # what could be no id is refused before anything is looked up
-        parent = self._registry.get(request.run_id)
+        parent = self._registry.find(request.run_id, is_exact=request.is_exact)
         if checkpoint is None:
             checkpoint = await asyncio.to_thread(
                 newest_checkpoint, self._home.run(parent.run_id).checkpoints, is_forced=request.is_forced
@@ -95,14 +98,23 @@ class Resumption:
             parent_run_id=self._known(checkpoint.run_id if checkpoint else "") or parent.run_id,
             log_dir=request.log_dir,
             event_log=request.event_log,
+            submission_id=request.submission_id,
+            family=parent.family,
+            # Without a checkpoint of its own it begins where its parent did.
+            start_step=parent.start_step if checkpoint is None else checkpoint.step,
         )
         passed_over = () if checkpoint is None else checkpoint.passed_over
         return asked, [*(f"passed over {words}" for words in passed_over), plan.note]
 
     def _known(self, run_id: str) -> str:
         """That run, if it is one of ours: a checkpoint may come from another home."""
-        with contextlib.suppress(NotFoundError, AmbiguousError):
-            return run_id if self._registry.get(run_id).run_id == run_id else ""
+        with contextlib.suppress(NotFoundError):
+            return self._registry.get(run_id).run_id
+        return ""
+
+    def _family_of(self, run_id: str) -> str:
+        with contextlib.suppress(NotFoundError):
+            return self._registry.get(run_id).family
         return ""
 
     def _read_config(self, text: bytes) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.devices import Inventory
 from trn.daemon.import_trials import ImportTrials
-from trn.daemon.submission import Asked, read_config, read_submission
+from trn.daemon.run_identity import RunIdentity
+from trn.daemon.submission import Asked, make_run_id, read_config, read_submission
 from trn.daemon.worker_plan import WorkerFiles
+from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import NewRun
 
 
@@ -29,28 +31,37 @@ class DeviceInventory(Protocol):
     def inventory(self) -> Inventory: ...
 
 
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that may be queued. `by_name`: data that was compared by its name alone, for people."""
+
+    run: NewRun
+    notes: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
+
+
 class RunJudge:
     """One for a daemon. Queues nothing, writes nothing."""
 
     def __init__(
         self,
         *,
+        registry: RegistryReader,
         dispatcher: Planner,
         trials: ImportTrials,
         devices: DeviceInventory,
         home: Home,
         settings: Settings,
     ) -> None:
+        self._registry = registry
+        self._identity = RunIdentity()
         self._dispatcher = dispatcher
         self._trials = trials
         self._devices = devices
         self._home = home
         self._settings = settings
 
-    async def judge(
-        self, asked: Asked, *, is_tried: bool, is_new: Callable[[str], bool]
-    ) -> tuple[NewRun, list[str]]:
-        """(the run to queue, what is worth knowing of it). InvalidRequestError with every fault.
+    async def judge(self, asked: Asked, *, is_tried: bool, is_new: Callable[[str], bool]) -> Judged:
+        """The run to queue, and what is worth knowing of it. InvalidRequestError with every fault.
 
         With `is_tried` its code is loaded, unless its digest is that of a run that there is: `is_new` says so.
         """
@@ -62,6 +73,7 @@ class RunJudge:
             raise with_faults(refused, log_faults) from fault
         if new.snapshot:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
+        new, by_name = await self._identify(new, asked)
         notes: list[str] = []
         if is_tried and is_new(new.digest):
             try:
@@ -70,9 +82,22 @@ class RunJudge:
                 raise with_faults(fault, log_faults) from fault
         if log_faults:
             raise InvalidRequestError("the run's lines could not be written", log_faults)
-        return new, notes
+        return Judged(run=new, notes=tuple(notes), by_name=by_name)
+
+    async def _identify(self, new: NewRun, asked: Asked) -> tuple[NewRun, tuple[str, ...]]:
+        """The run with its family and its digest, and what of its data was compared by its name."""
+        is_named, family = "run_id" in new.config, new.run_id
+        while not is_named and not asked.family and self._registry.family_of(family):
+            family = make_run_id(new.config)  # it was drawn, and is taken: another one is
+        family = self._registry.family_of(family) or family
+        new = msgspec.structs.replace(new, run_id=family)
+        found = await self._identity.find(
+            new, code_identity=asked.code_identity, family=family if is_named else ""
+        )
+        return msgspec.structs.replace(new, digest=found.digest), found.by_name
 
     async def _try_imports(self, new: NewRun) -> list[str]:
+        new = with_id(new, new.run_id)
         plan = self._dispatcher.plan(new).plan
         return await self._trials.try_imports(plan, new.config, snapshot=new.snapshot)
 
@@ -118,6 +143,11 @@ class RunJudge:
             inventory=self._devices.inventory,
             max_config_bytes=self._settings.max_config_bytes,
         )
+
+
+def with_id(new: NewRun, run_id: str) -> NewRun:
+    """The run as it would be under that id."""
+    return msgspec.structs.replace(new, run_id=run_id, config={**new.config, "run_id": run_id})
 
 
 def with_faults(refused: InvalidRequestError, further: list[str]) -> InvalidRequestError:

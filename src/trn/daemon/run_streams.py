@@ -94,9 +94,9 @@ class RunStreams:
     def _identity(self, context: Context) -> str:
         return f"{context.peer()} (stream {self._num_started})"
 
-    def _find(self, run_id: str) -> RunRecord:
+    def _find(self, run_id: str, *, is_exact: bool) -> RunRecord:
         self._home.run(run_id)
-        return self._registry.get(run_id)
+        return self._registry.find(run_id, is_exact=is_exact)
 
     # Runs
 
@@ -106,7 +106,7 @@ class RunStreams:
                 f"run_ids names {len(request.run_ids)} runs, at most {MAX_WATCHED_IDS} are taken: leave it out to watch"
                 " all of them"
             )
-        ids = {self._find(run_id).run_id for run_id in request.run_ids}
+        ids = {self._find(run_id, is_exact=request.is_exact).run_id for run_id in request.run_ids}
         with self._broadcaster.watch_runs(self._identity(context)) as watch:
             change = self._registry.last_change()
             if not request.live_only:
@@ -154,7 +154,7 @@ class RunStreams:
     # Events
 
     async def _stream_events(self, request: pb.StreamEventsRequest, context: Context) -> None:
-        run_id = self._find(request.run_id).run_id
+        run_id = self._find(request.run_id, is_exact=request.is_exact).run_id
         with self._broadcaster.watch_events(run_id, self._identity(context)) as watch:
             seq, is_over = await self._send_stored_events(context, run_id, request.after_seq)
             while request.follow and not is_over:
@@ -207,7 +207,7 @@ class RunStreams:
     # Logs
 
     async def _stream_logs(self, request: pb.StreamLogsRequest, context: Context) -> None:
-        run_id = self._find(request.run_id).run_id
+        run_id = self._find(request.run_id, is_exact=request.is_exact).run_id
         path = self._home.run(run_id).log
         with self._broadcaster.watch_events(run_id, self._identity(context)) as watch:
             is_over = self._registry.get(run_id).state.is_terminal

@@ -7,10 +7,12 @@ Who may call is decided before, errors are made statuses after: in `server`.
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, NotFoundError
+from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
+from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, NotFoundError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.settings import Settings
@@ -19,7 +21,8 @@ from trn.daemon.commits import committed
 from trn.daemon.import_trials import ImportTrials
 from trn.daemon.removal import Freed, PruneRule, Removal
 from trn.daemon.resumption import Resumption
-from trn.daemon.run_judge import DeviceInventory, RunJudge
+from trn.daemon.run_identity import say_not_trained
+from trn.daemon.run_judge import DeviceInventory, RunJudge, with_id
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
@@ -74,7 +77,12 @@ class TrainerService:
         self._executor = executor
         self._resumption = Resumption(registry, home, max_config_bytes=settings.max_config_bytes)
         self._judge = RunJudge(
-            dispatcher=dispatcher, trials=trials, devices=devices, home=home, settings=settings
+            registry=registry,
+            dispatcher=dispatcher,
+            trials=trials,
+            devices=devices,
+            home=home,
+            settings=settings,
         )
         self._removal = removal
         self._devices = devices
@@ -119,7 +127,16 @@ class TrainerService:
         return pb.CheckRunResponse(run=found.run, plan_json=found.plan_json, notes=found.notes)
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
-        asked, notes = await self._resumption.read(request)
+        made = self._registry.submission(request.submission_id)
+        if made is not None:  # since then its parent may have moved on, and its checkpoints may be gone
+            return self._answer(made)
+        try:
+            asked, notes = await self._resumption.read(request)
+        except (ConflictError, InvalidRequestError):
+            answer = None if request.is_another_wanted else await self._find_resumed(request)
+            if answer is None:
+                raise
+            return answer
         return await self._submit(
             asked,
             is_another=request.is_another_wanted,
@@ -128,8 +145,25 @@ class TrainerService:
             notes=notes,
         )
 
+    async def _find_resumed(self, request: pb.ResumeRunRequest) -> pb.SubmitRunResponse | None:
+        """The newest run of the family, if this very resume made it: it is alive, or has done all that was asked for."""
+        newest = self._registry.find(request.run_id, is_exact=request.is_exact) if request.run_id else None
+        if newest is None or not newest.parent_run_id:
+            return None
+        once_more = pb.ResumeRunRequest()
+        once_more.CopyFrom(request)
+        once_more.run_id, once_more.is_exact = newest.parent_run_id, True
+        with contextlib.suppress(TrnError):
+            asked, notes = await self._resumption.read(once_more)
+            judged = await self._judge.judge(asked, is_tried=False, is_new=lambda _digest: False)
+            if judged.run.digest == newest.digest and self._registry.answer_to(newest.digest) is not None:
+                return self._answer(
+                    newest, existed=True, notes=[await self._say_equal(newest, judged.by_name), *notes]
+                )
+        return None
+
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
-        run_id = self.find(request.run_id).run_id
+        run_id = self.find(request.run_id, is_exact=request.is_exact).run_id
         reason = request.reason[:MAX_REASON] or "by request"
         record, was_live = await committed(self._registry.want_cancel(run_id, reason))
         if was_live:
@@ -137,7 +171,7 @@ class TrainerService:
         return pb.CancelRunResponse(run=run_message(record), was_live=was_live)
 
     async def GetRun(self, request: pb.GetRunRequest, _context: Context) -> pb.GetRunResponse:  # noqa: N802
-        record = self.find(request.run_id)
+        record = self.find(request.run_id, is_exact=request.is_exact)
         return pb.GetRunResponse(
             run=run_message(record, with_config=True),
             attempts=[attempt_message(attempt) for attempt in self._registry.attempts(record.run_id)],
@@ -200,7 +234,7 @@ class TrainerService:
         run_ids, gone = [], []
         for run_id in request.run_ids:
             try:
-                run_ids.append(self.find(run_id).run_id)
+                run_ids.append(self.find(run_id, is_exact=request.is_exact).run_id)
             except NotFoundError:
                 if not self._registry.was_removed(run_id):
                     raise
@@ -255,10 +289,10 @@ class TrainerService:
             last_change=self._registry.last_change(),
         )
 
-    def find(self, run_id: str) -> RunRecord:
-        """By id or unique prefix. What could be no id is refused before anything is looked up."""
+    def find(self, run_id: str, *, is_exact: bool = False) -> RunRecord:
+        """The run that is meant. What could be no id is refused before anything is looked up."""
         self._home.run(run_id)
-        return self._registry.get(run_id)
+        return self._registry.find(run_id, is_exact=is_exact)
 
     async def _submit(
         self,
@@ -270,30 +304,37 @@ class TrainerService:
         notes: Sequence[str] = (),
     ) -> pb.SubmitRunResponse:
         def is_new(digest: str) -> bool:
-            return is_another or is_dry_run or self._registry.newest_of(digest) is None
+            return is_another or is_dry_run or self._registry.answer_to(digest) is None
 
-        new, found = await self._judge.judge(asked, is_tried=is_tried, is_new=is_new)
-        notes = [*notes, *found]
+        judged = await self._judge.judge(asked, is_tried=is_tried, is_new=is_new)
+        new, notes = judged.run, [*notes, *judged.notes]
         if is_dry_run:
+            new = with_id(new, self._registry.next_id(new.run_id))
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
             plan = encode_files(self._dispatcher.plan(new))
             return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes)
-        while True:
-            try:
-                record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
-                break
-            except ConflictError:
-                taken, new = new.run_id, self._judge.read(asked)
-                if new.run_id == taken:
-                    raise  # the caller chose it; one that was drawn is drawn again
-        if not existed:
+        record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
+        if existed:
+            notes = [await self._say_equal(record, judged.by_name), *notes]
+        else:
             self._dispatcher.submitted()
+        return self._answer(record, existed=existed, notes=notes)
+
+    def _answer(
+        self, record: RunRecord, *, existed: bool = False, notes: Sequence[str] = ()
+    ) -> pb.SubmitRunResponse:
         return pb.SubmitRunResponse(
             run=run_message(record),
             existed=existed,
             run_token=self.tokens.make_run_token(record.run_id),
             notes=notes,
         )
+
+    async def _say_equal(self, record: RunRecord, by_name: Sequence[str]) -> str:
+        changed = await asyncio.to_thread(
+            find_changed_hyperparams, record.config, record.base_dir, record.submitted_ms
+        )
+        return say_not_trained(record, [*by_name, *(f"{text} of the hyperparams" for text in changed)])
 
 
 def _read_asked(request: pb.SubmitRunRequest) -> Asked:
@@ -307,6 +348,7 @@ def _read_asked(request: pb.SubmitRunRequest) -> Asked:
         priority=request.priority,
         log_dir=request.log_dir,
         event_log=request.event_log,
+        submission_id=request.submission_id,
     )
 
 

@@ -1,5 +1,7 @@
 """What is asked for -> a run that can be queued, or every fault of it. Pure: nothing is looked up or written.
 
+What it is equal to is found out after that, see `run_identity`.
+
 A run that no machine of ours could ever hold is refused here, with the most that it could ask for.
 """
 
@@ -14,7 +16,6 @@ from gen_worker.documents import MAX_DEPTH, parse_document
 from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
 from gen_worker.trainer.job_spec import name_runner, parse_job_spec, rule_faults
-from trn.core.digest import run_digest
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
 from trn.core.runs import Needs
@@ -43,17 +44,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str = ""
     log_dir: str = ""
     event_log: str = ""
+    submission_id: str = ""
+    family: str = ""  # of a run that is asked for without a run_id; empty: a name is drawn
+    start_step: int = 0
 
 
 def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
-    """The run to queue. InvalidRequestError with all faults; InfeasibleError where it could never start."""
+    """The run to queue, but for its digest. InvalidRequestError with all faults; InfeasibleError where it could never
+    start."""
     config = name_runner(read_config(asked.config_json, max_config_bytes=max_config_bytes))
     faults = _request_faults(asked)
-    given_id = config.get("run_id")
-    if given_id is None:
-        config = {**config, "run_id": make_run_id(config)}
+    if config.get("run_id") is None:
+        config.pop("run_id", None)
+        named = {**config, "run_id": asked.family or make_run_id(config)}
+    else:
+        named = config
     try:
-        job = parse_job(config)
+        job = parse_job(named)
     except SpecError as fault:
         raise InvalidRequestError(f"{_SOURCE} is not valid", [*fault.faults, *faults]) from fault
     if job.trainer is None:
@@ -68,11 +75,9 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
     require_run_id(job.run_id)
     needs = needs_of(job, inventory)
     check_fit(job, needs, inventory)
-    # A resumed run is not the run that it goes on from, though it asks for the same.
-    parent = {"parent_run_id": asked.parent_run_id} if asked.parent_run_id else {}
     return NewRun(
         run_id=job.run_id,
-        digest=run_digest({**config, **parent}, asked.code_identity or asked.snapshot, asked.base_dir),
+        digest="",
         config=config,
         name=job.name or "",
         priority=asked.priority,
@@ -86,6 +91,8 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         tags=job.tags if job.group is None else {**job.tags, "group": job.group},
         log_dir=asked.log_dir,
         event_log=asked.event_log,
+        submission_id=asked.submission_id,
+        start_step=asked.start_step,
     )
 
 
@@ -227,7 +234,7 @@ def _request_faults(asked: Asked) -> list[str]:
         path: str = getattr(asked, name)
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
             faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")
-    for name in ("code_identity", "snapshot", "parent_run_id"):
+    for name in ("code_identity", "snapshot", "parent_run_id", "submission_id"):
         if len(getattr(asked, name)) > MAX_TEXT:
             faults.append(f"{name}: has {len(getattr(asked, name))} characters, expected at most {MAX_TEXT}")
     return faults

@@ -80,6 +80,9 @@ def run_message(record: RunRecord, *, with_config: bool = False) -> pb.Run:
         change=record.change,
         log_dir=record.log_dir,
         event_log=record.event_log,
+        family=record.family,
+        submission_id=record.submission_id,
+        start_step=record.start_step,
     )
     if with_config:
         message.config_json = msgspec.json.encode(record.config)
@@ -138,6 +141,9 @@ def read_run(message: pb.Run) -> Run:
         change=message.change,
         log_dir=message.log_dir,
         event_log=message.event_log,
+        family=message.family,
+        submission_id=message.submission_id,
+        start_step=message.start_step,
     )
 
 

@@ -47,6 +47,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     change: int = 0
     log_dir: str = ""
     event_log: str = ""
+    family: str = ""  # the run_id that was asked for
+    submission_id: str = ""
+    start_step: int = 0  # of the checkpoint that it began at
 
     @property
     def is_terminal(self) -> bool:
@@ -81,7 +84,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a submit."""
 
     run: Run
-    existed: bool  # an equal run was there before
+    existed: bool  # an equal run answers: nothing is trained again
     run_token: str = ""  # lets its holder see and cancel this run, and nothing else
     plan: dict[str, Any] | None = None  # of a dry run
     notes: tuple[

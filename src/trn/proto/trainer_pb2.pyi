@@ -37,7 +37,7 @@ class Needs(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,9 @@ class Run(_message.Message):
     FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
     SECRET_ENV_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -116,7 +119,10 @@ class Run(_message.Message):
     frozen_from: str
     secret_env: _containers.RepeatedScalarFieldContainer[str]
     stop_reason: str
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+    family: str
+    submission_id: str
+    start_step: int
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "cause", "last_heartbeat_ms", "step", "devices")
@@ -143,7 +149,7 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitRunRequest(_message.Message):
-    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from")
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +162,7 @@ class SubmitRunRequest(_message.Message):
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
     IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     code_identity: str
     snapshot: str
@@ -168,7 +175,8 @@ class SubmitRunRequest(_message.Message):
     event_log: str
     is_import_tried: bool
     frozen_from: str
-    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ...) -> None: ...
+    submission_id: str
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ...) -> None: ...
 
 class SubmitRunResponse(_message.Message):
     __slots__ = ("run", "existed", "run_token", "plan_json", "notes")
@@ -201,12 +209,14 @@ class CheckRunResponse(_message.Message):
     def __init__(self, faults: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., plan_json: _Optional[bytes] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "is_exact")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class CancelRunResponse(_message.Message):
     __slots__ = ("run", "was_live")
@@ -217,7 +227,7 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried", "frozen_from", "is_forced")
+    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried", "frozen_from", "is_forced", "submission_id", "is_exact")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +243,8 @@ class ResumeRunRequest(_message.Message):
     IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
     IS_FORCED_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     checkpoint_path: str
     overrides_json: bytes
@@ -248,13 +260,17 @@ class ResumeRunRequest(_message.Message):
     is_import_tried: bool
     frozen_from: str
     is_forced: bool
-    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., is_forced: _Optional[bool] = ...) -> None: ...
+    submission_id: str
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., is_forced: _Optional[bool] = ..., submission_id: _Optional[str] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "is_exact")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
     __slots__ = ("run", "attempts", "folder")
@@ -289,14 +305,16 @@ class ListRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class WatchRunsRequest(_message.Message):
-    __slots__ = ("after_change", "run_ids", "live_only")
+    __slots__ = ("after_change", "run_ids", "live_only", "is_exact")
     AFTER_CHANGE_FIELD_NUMBER: _ClassVar[int]
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     LIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     after_change: int
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     live_only: bool
-    def __init__(self, after_change: _Optional[int] = ..., run_ids: _Optional[_Iterable[str]] = ..., live_only: _Optional[bool] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, after_change: _Optional[int] = ..., run_ids: _Optional[_Iterable[str]] = ..., live_only: _Optional[bool] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class WatchRunsResponse(_message.Message):
     __slots__ = ("runs", "fell_behind", "change")
@@ -317,14 +335,16 @@ class FellBehind(_message.Message):
     def __init__(self, missed_from: _Optional[int] = ..., missed_to: _Optional[int] = ...) -> None: ...
 
 class StreamEventsRequest(_message.Message):
-    __slots__ = ("run_id", "after_seq", "follow")
+    __slots__ = ("run_id", "after_seq", "follow", "is_exact")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     after_seq: int
     follow: bool
-    def __init__(self, run_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class StreamEventsResponse(_message.Message):
     __slots__ = ("first_seq", "last_seq", "lines", "fell_behind", "is_end")
@@ -341,16 +361,18 @@ class StreamEventsResponse(_message.Message):
     def __init__(self, first_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., lines: _Optional[bytes] = ..., fell_behind: _Optional[_Union[FellBehind, _Mapping]] = ..., is_end: _Optional[bool] = ...) -> None: ...
 
 class StreamLogsRequest(_message.Message):
-    __slots__ = ("run_id", "offset", "follow", "tail_bytes")
+    __slots__ = ("run_id", "offset", "follow", "tail_bytes", "is_exact")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     TAIL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     offset: int
     follow: bool
     tail_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., offset: _Optional[int] = ..., follow: _Optional[bool] = ..., tail_bytes: _Optional[int] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., offset: _Optional[int] = ..., follow: _Optional[bool] = ..., tail_bytes: _Optional[int] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class StreamLogsResponse(_message.Message):
     __slots__ = ("offset", "data", "is_end")
@@ -363,18 +385,32 @@ class StreamLogsResponse(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_end: _Optional[bool] = ...) -> None: ...
 
 class GetMetricsRequest(_message.Message):
-    __slots__ = ("run_id", "names", "from_step", "to_step", "max_points")
+    __slots__ = ("run_id", "names", "from_step", "to_step", "max_points", "is_exact", "with_ancestors")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     TO_STEP_FIELD_NUMBER: _ClassVar[int]
     MAX_POINTS_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    WITH_ANCESTORS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     names: _containers.RepeatedScalarFieldContainer[str]
     from_step: int
     to_step: int
     max_points: int
-    def __init__(self, run_id: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., max_points: _Optional[int] = ...) -> None: ...
+    is_exact: bool
+    with_ancestors: bool
+    def __init__(self, run_id: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., max_points: _Optional[int] = ..., is_exact: _Optional[bool] = ..., with_ancestors: _Optional[bool] = ...) -> None: ...
+
+class LineagePart(_message.Message):
+    __slots__ = ("run_id", "from_step", "to_step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_step: int
+    to_step: int
+    def __init__(self, run_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ...) -> None: ...
 
 class MetricSeries(_message.Message):
     __slots__ = ("name", "steps", "values", "timestamps_ms", "num_points", "lows", "highs")
@@ -395,18 +431,22 @@ class MetricSeries(_message.Message):
     def __init__(self, name: _Optional[str] = ..., steps: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., timestamps_ms: _Optional[_Iterable[int]] = ..., num_points: _Optional[int] = ..., lows: _Optional[_Iterable[float]] = ..., highs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetMetricsResponse(_message.Message):
-    __slots__ = ("series",)
+    __slots__ = ("series", "lineage")
     SERIES_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     series: _containers.RepeatedCompositeFieldContainer[MetricSeries]
-    def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
+    lineage: _containers.RepeatedCompositeFieldContainer[LineagePart]
+    def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., lineage: _Optional[_Iterable[_Union[LineagePart, _Mapping]]] = ...) -> None: ...
 
 class RemoveRunsRequest(_message.Message):
-    __slots__ = ("run_ids", "is_dry_run")
+    __slots__ = ("run_ids", "is_dry_run", "is_exact")
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     is_dry_run: bool
-    def __init__(self, run_ids: _Optional[_Iterable[str]] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, run_ids: _Optional[_Iterable[str]] = ..., is_dry_run: _Optional[bool] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class RemoveRunsResponse(_message.Message):
     __slots__ = ("freed",)

@@ -4,24 +4,42 @@ SELECT value FROM last_change
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
-                  frozen_from, secret_env)
+                  frozen_from, secret_env, family, member, submission_id, start_step)
 SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
-       :frozen_from, :secret_env
-WHERE :is_another_wanted OR NOT EXISTS (SELECT 1 FROM runs WHERE digest = :digest)
+       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step
+WHERE :is_certain OR (
+    NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
+                WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED'))
+    AND (:submission_id = '' OR NOT EXISTS (
+        SELECT 1 FROM runs WHERE submission_id = :submission_id AND submission_id != ''))
+    AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1))
 ON CONFLICT (run_id) DO NOTHING
 
--- name: newest_of_digest
-SELECT * FROM runs WHERE digest = :digest ORDER BY submitted_ms DESC, rowid DESC LIMIT 1
+-- name: run_of_submission
+SELECT * FROM runs WHERE submission_id = :submission_id AND submission_id != ''
+
+-- name: answer_to_digest
+SELECT * FROM runs INDEXED BY runs_by_digest
+WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')
+ORDER BY submitted_ms DESC, rowid DESC LIMIT 1
+
+-- name: newest_of_family
+SELECT * FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1 ORDER BY member DESC LIMIT 1
 
 -- name: run
 SELECT * FROM runs WHERE run_id = :run_id
 
--- name: runs_with_prefix
-SELECT * FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111) ORDER BY run_id LIMIT 5
+-- name: families_with_prefix
+SELECT DISTINCT family FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
+ORDER BY family LIMIT :limit
 
--- name: num_with_prefix
-SELECT count(*) AS num FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
+-- name: newest_with_prefix
+SELECT * FROM runs
+WHERE run_id >= :prefix AND run_id < :prefix || char(1114111) AND family = :family ORDER BY member DESC LIMIT 1
+
+-- name: num_families_with_prefix
+SELECT count(DISTINCT family) AS num FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
 
 -- name: kinds_in_queue
 WITH RECURSIVE kinds (needs) AS (

@@ -1,16 +1,25 @@
 """Reads of the registry: for the daemon, and for commands while there is none. They wait for nobody."""
 
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from trn.core.errors import AmbiguousError, NotFoundError, RegistryError
+from trn.core.errors import NotFoundError
 from trn.core.runs import AttemptRecord, QueuedRun, RunRecord, RunState
 from trn.registry.connection import open_reader
+from trn.registry.families import (
+    LineagePart,
+    family_of,
+    find_lineage,
+    find_run,
+    find_submission,
+    member_id,
+    next_member,
+)
 from trn.registry.named_queries import sql
+from trn.registry.rows import read_attempt, read_queued, read_run
 
 MAX_PAGE = 1000
 MAX_KINDS = 256  # of needs, that a look at the queue tells apart
@@ -31,26 +40,33 @@ class RegistryReader:
         self._read.close()
 
     def get(self, run_id: str) -> RunRecord:
-        """By id, or by a prefix that only one run has."""
-        row = self._read.execute(sql("run"), {"run_id": run_id}).fetchone()
-        if row is not None:
-            return read_run(row)
-        rows = self._read.execute(sql("runs_with_prefix"), {"prefix": run_id}).fetchall() if run_id else []
-        if len(rows) == 1:
-            return read_run(rows[0])
-        if rows:
-            names = ", ".join(row["run_id"] for row in rows)
-            num_runs = self._read.execute(sql("num_with_prefix"), {"prefix": run_id}).fetchone()["num"]
-            more = f" and {num_runs - len(rows)} more" if num_runs > len(rows) else ""
-            raise AmbiguousError(
-                f"{run_id!r} is the beginning of several runs: {names}{more}; give more of it"
-            )
-        raise NotFoundError(f"there is no run {run_id!r}: `trn list` shows those that there are")
+        """By its id, exactly. NotFoundError."""
+        return find_run(self._read, run_id, is_exact=True)
 
-    def newest_of(self, digest: str) -> RunRecord | None:
-        """The newest run that asks for the same."""
-        row = self._read.execute(sql("newest_of_digest"), {"digest": digest}).fetchone()
+    def find(self, text: str, *, is_exact: bool = False) -> RunRecord:
+        """By what a person or a program calls it: see `trn.registry.families`. NotFoundError, AmbiguousError."""
+        return find_run(self._read, text, is_exact=is_exact)
+
+    def family_of(self, name: str) -> str:
+        """The family of the run with that id; empty where there is none."""
+        return family_of(self._read, name)
+
+    def next_id(self, family: str) -> str:
+        """The id that the next run of a family would get."""
+        return member_id(family, next_member(self._read, family))
+
+    def submission(self, submission_id: str) -> RunRecord | None:
+        """The run that this submission made."""
+        return find_submission(self._read, submission_id)
+
+    def answer_to(self, digest: str) -> RunRecord | None:
+        """The newest run that asks for the same, and is alive or complete."""
+        row = self._read.execute(sql("answer_to_digest"), {"digest": digest}).fetchone()
         return None if row is None else read_run(row)
+
+    def lineage(self, run: RunRecord) -> list[LineagePart]:
+        """Its line of descent, the oldest first, as one curve."""
+        return find_lineage(self._read, run)
 
     def page(
         self,
@@ -91,7 +107,7 @@ class RegistryReader:
             "without": msgspec.json.encode(without).decode(),
         }
         found = [
-            _convert(row, QueuedRun)
+            read_queued(row)
             for needs in kinds
             for row in self._read.execute(sql("queue"), {**when, "needs": needs})
         ]
@@ -177,32 +193,3 @@ class RegistryReader:
         """(cpus, memory_mb) that live attempts hold."""
         row = self._read.execute(sql("held")).fetchone()
         return int(row["cpus"]), int(row["memory_mb"])
-
-
-_JSON_COLUMNS = ("config", "metrics", "devices", "needs", "tags", "secret_env")
-
-
-def read_run(row: sqlite3.Row) -> RunRecord:
-    return _convert(row, RunRecord)
-
-
-def read_attempt(row: sqlite3.Row) -> AttemptRecord:
-    return _convert(row, AttemptRecord)
-
-
-R = TypeVar("R", RunRecord, AttemptRecord, QueuedRun)
-
-
-def _convert(row: sqlite3.Row, record: type[R]) -> R:
-    values = dict(row)
-    for name in _JSON_COLUMNS:
-        if name in values:
-            values[name] = msgspec.json.decode(values[name])
-    if "metrics" in values:  # some may be words
-        values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
-    if "is_cancel_wanted" in values:
-        values["is_cancel_wanted"] = bool(values["is_cancel_wanted"])
-    try:
-        return msgspec.convert(values, record)
-    except msgspec.ValidationError as fault:
-        raise RegistryError(f"the registry holds a record that is not valid: {fault}") from fault

@@ -18,8 +18,10 @@ from trn.core.errors import ConflictError, NotFoundError
 from trn.core.number_words import with_words
 from trn.core.runs import QUEUED, AttemptRecord, Needs, RunRecord, RunState, require_transition
 from trn.registry.connection import checkpoint, migrate, open_writer
+from trn.registry.families import find_submission, member_id, next_member
 from trn.registry.named_queries import sql
-from trn.registry.reader import RegistryReader, read_attempt, read_run
+from trn.registry.reader import RegistryReader
+from trn.registry.rows import read_attempt, read_run
 from trn.registry.writer import RegistryWriter
 
 PLACE_EVERY_BYTES = 256 << 10
@@ -38,7 +40,9 @@ _REMOVALS = (
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is submitted."""
+    """A run as it is submitted. `run_id` names its family: it gets that id, or the next of the family. `config` is as
+    it was asked for, with a `run_id` only where one was given.
+    """
 
     run_id: str
     digest: str
@@ -56,6 +60,8 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
     log_dir: str = ""
     event_log: str = ""
+    submission_id: str = ""
+    start_step: int = 0
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,41 +101,57 @@ class RunRegistry(RegistryReader):
         self.writer.close()  # the last one out brings the log back into the file
 
     def submit(self, new: NewRun, *, is_another_wanted: bool = False) -> "Future[tuple[RunRecord, bool]]":
-        """(the run, whether an equal one existed). Safe to repeat: an equal digest returns what there is."""
+        """(the run, whether an equal one answers that was there before).
+
+        Only a run that is alive or complete answers. Safe to repeat with its `submission_id`: that returns the run
+        which the first one made, whatever became of it.
+        """
 
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
-            now_ms = self._clock_ms()
-            run = RunRecord(
-                **msgspec.structs.asdict(new),
-                state=RunState.PENDING,
-                reason=QUEUED,
-                submitted_ms=now_ms,
-                updated_ms=now_ms,
-                change=next(self._changes),
-            )
-            values = {
-                **msgspec.structs.asdict(run),
-                "config": _encode(run.config).decode(),
-                "needs": _encode(run.needs).decode(),
-                "tags": _encode(run.tags).decode(),
-                "secret_env": _encode(run.secret_env).decode(),
-                "is_another_wanted": is_another_wanted,
-            }
-            if connection.execute(sql("add_run"), values).rowcount == 1:
-                return run, False
+            added = None if is_another_wanted else self._add(connection, new, member=1)
+            if added is not None:
+                return added, False
+            made = find_submission(connection, new.submission_id)
+            if made is not None:
+                _require_same(new, made)
+                return made, False
             if not is_another_wanted:
-                row = connection.execute(sql("newest_of_digest"), {"digest": new.digest}).fetchone()
+                row = connection.execute(sql("answer_to_digest"), {"digest": new.digest}).fetchone()
                 if row is not None:
                     return read_run(row), True
-            existing = _get(connection, new.run_id)
-            if existing.digest == new.digest:
-                return existing, True  # the same request once more, after a reply that was lost
-            raise ConflictError(
-                f"there is a run {new.run_id!r} with another config or other code: give this one another run_id, as"
-                " `trn run --another` does"
-            )
+            member = next_member(connection, new.run_id)
+            added = self._add(connection, new, member=member, is_certain=True)
+            assert added is not None, "there is one writer"
+            return added, False
 
         return self.writer.submit(change)
+
+    def _add(
+        self, connection: sqlite3.Connection, new: NewRun, *, member: int, is_certain: bool = False
+    ) -> RunRecord | None:
+        """The run, queued. Unless `is_certain`: None where something that is there speaks against it."""
+        now_ms = self._clock_ms()
+        run_id = member_id(new.run_id, member)
+        asked = msgspec.structs.asdict(new)
+        run = RunRecord(
+            **{**asked, "run_id": run_id, "config": {**new.config, "run_id": run_id}},
+            family=new.run_id,
+            member=member,
+            state=RunState.PENDING,
+            reason=QUEUED,
+            submitted_ms=now_ms,
+            updated_ms=now_ms,
+            change=next(self._changes),
+        )
+        values = {
+            **msgspec.structs.asdict(run),
+            "config": _encode(run.config).decode(),
+            "needs": _encode(run.needs).decode(),
+            "tags": _encode(run.tags).decode(),
+            "secret_env": _encode(run.secret_env).decode(),
+            "is_certain": is_certain,
+        }
+        return run if connection.execute(sql("add_run"), values).rowcount == 1 else None
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         """Record that it is to end; a run that waits ends at once. (the run, whether it was still live)."""
@@ -357,6 +379,20 @@ class RunRegistry(RegistryReader):
 def _newest(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
     """The newest value of each name; of names without end, those that came first."""
     return dict(itertools.islice({**known, **fresh}.items(), MAX_NAMES))
+
+
+def _require_same(new: NewRun, made: RunRecord) -> None:
+    """ConflictError where one submission_id came with two different jobs."""
+    is_same = (new.snapshot, new.base_dir, new.parent_run_id) == (
+        made.snapshot,
+        made.base_dir,
+        made.parent_run_id,
+    ) and {**new.config, "run_id": ""} == {**made.config, "run_id": ""}
+    if not is_same:
+        raise ConflictError(
+            f"the submission_id {new.submission_id!r} made run {made.run_id}, which is another job: draw a new one for"
+            " each submit"
+        )
 
 
 def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:

@@ -2,7 +2,6 @@
 
 import base64
 import difflib
-import glob
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gen_worker.errors import InputError
+from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
 
 MANIFEST_VERSION = 1
 PARQUET_MAGIC = b"PAR1"
@@ -136,7 +136,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) -> Manifest:
     """Read the footers of every file below `paths`. Raises one InputError that lists every fault."""
     faults: list[str] = []
-    files = _expand(paths, faults)
+    files = expand_parquet_paths(paths, faults)
     with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
         outcomes = list(pool.map(_read_footer, files))
     faults.extend(outcome for outcome in outcomes if isinstance(outcome, str))
@@ -219,34 +219,6 @@ def _fixed_bytes(data_type: pa.DataType) -> int:
         return -(-int(data_type.bit_width) // 8)
     except ValueError:  # a type of variable width
         return 0
-
-
-def _expand(paths: Sequence[str], faults: list[str]) -> list[str]:
-    files: list[str] = []
-    for text in paths:
-        path = Path(text)
-        if path.is_file():
-            files.append(text)
-        elif path.is_dir():
-            found = sorted(
-                file.relative_to(path).as_posix()
-                for file in path.rglob("*.parquet")
-                if file.is_file() and not any(p.startswith((".", "_")) for p in file.relative_to(path).parts)
-            )
-            if not found:
-                faults.append(f"{text}: the folder holds no *.parquet file")
-            files.extend(str(path / name) for name in found)
-        elif glob.has_magic(text):
-            found = sorted(match for match in glob.glob(text, recursive=True) if Path(match).is_file())  # noqa: PTH207  (absolute patterns)
-            if not found:
-                faults.append(f"{text}: the pattern matches no file")
-            files.extend(found)
-        else:
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            close = difflib.get_close_matches(path.name, siblings, n=1)
-            hint = f"; did you mean {path.parent / close[0]}?" if close else ""
-            faults.append(f"{text}: no such file or folder{hint}")
-    return files
 
 
 def _read_footer(path: str) -> _Footer | str:

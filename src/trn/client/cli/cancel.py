@@ -43,7 +43,7 @@ async def _cancel(home: Home, output: Output, run_id: str, reason: str) -> ExitC
     was_live = not found.state.is_terminal
     if was_live:  # no daemon is started to say what the registry knows
         async with connected(home) as client:
-            run, was_live = await client.cancel(found.run_id, reason)
+            run, was_live = await client.cancel(found.run_id, reason, is_exact=True)
     output.record({"event": "cancel_wanted", "was_live": was_live, **describe(run)})
     if was_live:
         output.show(f"{run.run_id} is asked to end; `trn wait {run.run_id}` waits for it")

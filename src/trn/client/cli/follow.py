@@ -29,11 +29,11 @@ CANCEL_PATIENCE_S = 30.0  # for a daemon that takes the wish
 TAIL_BYTES = 4096  # of the log of a run that ran before we came
 
 
-def resolve(home: "Home", run_id: str) -> "RunRecord":
-    """The run of that id or unique prefix, as the registry has it: no daemon is started for one that is not there."""
+def resolve(home: "Home", run_id: str, *, is_exact: bool = False) -> "RunRecord":
+    """The run that is meant, as the registry has it: no daemon is started for one that is not there."""
     from trn.client.cli.run_lookup import find_run
 
-    return find_run(home, run_id).run
+    return find_run(home, run_id, is_exact=is_exact).run
 
 
 @contextlib.asynccontextmanager
@@ -137,7 +137,9 @@ class Follower:
 
     async def _take_events(self) -> None:
         async with aclosing(
-            self._presence.following(lambda: self._client.event_lines(self._run.run_id, after_seq=self._seq))
+            self._presence.following(
+                lambda: self._client.event_lines(self._run.run_id, after_seq=self._seq, is_exact=True)
+            )
         ) as batches:
             async for lines in batches:
                 if self._screen is None:
@@ -151,11 +153,11 @@ class Follower:
                 self._take_run(run)
 
     async def _final(self) -> AsyncGenerator["Run", None]:
-        yield await self._client.wait(self._run.run_id)
+        yield await self._client.wait(self._run.run_id, is_exact=True)
 
     async def _take_changes(self) -> None:
         def again() -> AsyncGenerator["Run", None]:
-            return self._client.watch(after_change=self._change, run_ids=[self._run.run_id])
+            return self._client.watch(after_change=self._change, run_ids=[self._run.run_id], is_exact=True)
 
         async with aclosing(self._presence.following(again)) as runs:
             async for run in runs:
@@ -185,9 +187,14 @@ class Follower:
         log = WorkerLog()
 
         def again() -> AsyncGenerator[Any, None]:
-            if self._log_at is None and is_late:
-                return self._client.logs(self._run.run_id, is_followed=True, tail_bytes=TAIL_BYTES)
-            return self._client.logs(self._run.run_id, is_followed=True, offset=self._log_at or 0)
+            is_tail = self._log_at is None and is_late
+            return self._client.logs(
+                self._run.run_id,
+                is_followed=True,
+                offset=self._log_at or 0,
+                tail_bytes=TAIL_BYTES if is_tail else 0,
+                is_exact=True,
+            )
 
         async with aclosing(self._presence.following(again)) as chunks:
             async for chunk in chunks:
@@ -217,7 +224,7 @@ class Follower:
         await self._cancelled.wait()
 
         async def cancel() -> AsyncGenerator["Run", None]:
-            yield (await self._client.cancel(self._run.run_id, "with Ctrl-C"))[0]
+            yield (await self._client.cancel(self._run.run_id, "with Ctrl-C", is_exact=True))[0]
 
         try:
             async with (
@@ -279,6 +286,8 @@ def describe(run: "Run | RunRecord") -> dict[str, Any]:
         "metrics": run.metrics,
         "devices": list(run.devices),
         "parent_run_id": run.parent_run_id,
+        "family": run.family,
+        "start_step": run.start_step,
         "digest": run.digest,
         "submitted_ms": run.submitted_ms,
         "ended_ms": run.ended_ms,

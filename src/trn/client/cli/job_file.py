@@ -1,7 +1,6 @@
 """A job file, and what the command line lays over it -> the job to submit, or every fault of it at once."""
 
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ class Changes:
     devices: str | None = None
     device_count: int | None = None
     is_cpu_only: bool = False
-    is_another: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +81,6 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
         faults += room.faults
         warnings = room.warnings
     config.pop("profiles", None)  # one was laid over, or none: the run has no use for them
-    if changes.is_another:
-        config["run_id"] = make_run_id(config)
     return Job(path=path, config=config, warnings=warnings, faults=tuple(faults))
 
 
@@ -138,13 +134,6 @@ def assign(document: dict[str, Any], text: str) -> str | None:
     is_text = names[0] in TEXTS and len(names) > 1 and value != "null"
     place[names[-1]] = value if is_text else _read_value(value)
     return None
-
-
-def make_run_id(config: Mapping[str, Any]) -> str:
-    """One that nobody has, and that says what it is another of."""
-    given = config.get("run_id") or config.get("name") or str(config.get("trainer")).rpartition(":")[2]
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", str(given))[:40].strip("-").lower()
-    return f"{slug or 'run'}-{secrets.token_hex(4)}"
 
 
 def _read_value(text: str) -> Any:

@@ -131,7 +131,7 @@ async def _follow(home: Home, run_id: str, at: int, sink: Sink) -> None:
     async with connected(home) as client:
 
         def again() -> "AsyncGenerator[LogChunk, None]":
-            return client.logs(run_id, offset=at, is_followed=True)
+            return client.logs(run_id, offset=at, is_followed=True, is_exact=True)
 
         async for chunk in Presence(client, home).following(again):
             sink(chunk.data)

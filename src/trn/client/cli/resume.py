@@ -55,7 +55,9 @@ Examples:
 @click.option(
     "--force", "is_forced", is_flag=True, help="Take a checkpoint whose weights are NaN or infinite, too."
 )
-@click.option("--another", "is_another", is_flag=True, help="A new run, also where an equal one exists.")
+@click.option(
+    "--another", "is_another", is_flag=True, help="Train anew, also where an equal run is alive or complete."
+)
 @click.option("--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it.")
 @json_option
 @click.pass_obj
@@ -113,7 +115,7 @@ async def _resume(
             request = _resume_config(home, output, client, checkpoint.path, config, paths, options)
         else:
             path = None if checkpoint is None else checkpoint.path
-            request = _resume_run(home, output, client, parent, path, paths, options)
+            request = _resume_run(home, output, client, run_id, parent, path, paths, options)
         submission = await submitted(output, request)
         paths.say_kept(output, submission)
         return await report_and_follow(
@@ -136,7 +138,7 @@ def _find_run(home: Home, run_id: str, checkpoint: "FoundCheckpoint | None") -> 
     if not checkpoint.saved_by:
         raise NotFoundError(f"{checkpoint.path} does not say which run saved it: name its job with --config")
     try:
-        return resolve(home, checkpoint.saved_by)
+        return resolve(home, checkpoint.saved_by, is_exact=True)
     except NotFoundError:
         raise NotFoundError(
             f"{checkpoint.path} was saved by run {checkpoint.saved_by}, which {home.root} does not know: name its job"
@@ -148,6 +150,7 @@ async def _resume_run(
     home: Home,
     output: Output,
     client: "AsyncClient",
+    run_id: str,
     parent: "RunRecord",
     checkpoint: Path | None,
     paths: LogPaths,
@@ -155,11 +158,9 @@ async def _resume_run(
 ) -> "Submission":
     import asyncio
 
-    from trn.client.cli.job_file import make_run_id, read_assignments
+    from trn.client.cli.job_file import read_assignments
 
     overrides = read_assignments(options["assignments"])
-    if options["is_another"] and not overrides.get("run_id"):
-        overrides["run_id"] = make_run_id({"name": parent.name, "trainer": parent.config.get("trainer")})
     base_dir, code = Path(parent.base_dir or "/"), FrozenCode()
     if options["code_dir"] is not None:
         code = await asyncio.to_thread(freeze, home, base_dir, code_dir=options["code_dir"])
@@ -173,7 +174,8 @@ async def _resume_run(
                 f"  this run uses them as they were then; --code {folder} takes them as they are now"
             )
     return await client.resume(
-        parent.run_id,
+        run_id
+        or parent.run_id,  # as it was typed: a family whose newest run is this very resume is answered by it
         checkpoint_path=checkpoint or "",
         overrides=overrides,
         snapshot=code.digest,
@@ -184,6 +186,7 @@ async def _resume_run(
         is_forced=options["is_forced"],
         log_dir=paths.log_dir,
         event_log=paths.event_log,
+        is_exact=not run_id,
     )
 
 
@@ -203,7 +206,7 @@ async def _resume_config(
 
     # Checked as it will be: its checkpoints are as large as this one.
     assignments = [*options["assignments"], f"resume_checkpoint_path={checkpoint}"]
-    job = read_job(config, Changes(assignments=assignments, is_another=options["is_another"]), home=home)
+    job = read_job(config, Changes(assignments=assignments), home=home)
     job.require_sound()
     for warning in job.warnings:
         output.say(f"trn: {warning}")

@@ -67,7 +67,9 @@ detaches: the run goes on.
     "--no-snapshot", "is_unfrozen", is_flag=True, help="Train the code that is there when the run starts."
 )
 @log_options
-@click.option("--another", "is_another", is_flag=True, help="A new run, also where an equal one exists.")
+@click.option(
+    "--another", "is_another", is_flag=True, help="Train anew, also where an equal run is alive or complete."
+)
 @click.option("--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it.")
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Check everything, show what would be started.")
 @json_option
@@ -117,7 +119,6 @@ def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":
         devices=options["devices"],
         device_count=options["device_count"],
         is_cpu_only=options["is_cpu_only"],
-        is_another=options["is_another"],
     )
     return read_job(config, changes, home=home)
 

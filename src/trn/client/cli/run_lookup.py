@@ -71,12 +71,12 @@ def open_metrics(home: Home) -> Iterator[MetricReader | None]:
         reader.close()
 
 
-def find_run(home: Home, run_id: str) -> FoundRun:
-    """By id or unique prefix. NotFoundError, AmbiguousError, RegistryError."""
+def find_run(home: Home, run_id: str, *, is_exact: bool = False) -> FoundRun:
+    """The run that is meant, by the rules of the daemon. NotFoundError, AmbiguousError, RegistryError."""
     if not home.registry.exists():
         raise NotFoundError(f"there is no run {run_id!r}: nothing was ever submitted to {home.root}")
     with _reading(home) as reader:
-        run = reader.get(run_id)
+        run = reader.find(run_id, is_exact=is_exact)
         return FoundRun(run, reader.attempts(run.run_id))
 
 

@@ -238,17 +238,20 @@ def _day_logs(home: Home, folder: "LogFolder", run: "RunRecord") -> "Iterator[Pa
 
     Those of a day that is over may be compressed.
     """
-    from trn.core.home import LOG_SUFFIX
+    from trn.core.home import FULL, LOG_SUFFIX
 
     last_ms = max(run.updated_ms, now_ms() if not run.state.is_terminal else 0)
     days = range(max(run.submitted_ms, last_ms - MAX_DAYS * DAY_MS), last_ms + DAY_MS, DAY_MS)
     for path in dict.fromkeys(folder.run(run.run_id, min(at_ms, last_ms)) for at_ms in days):
-        for number in itertools.count(1):
-            renamed = _as_it_is(path.with_name(f"{run.run_id}.{number}{LOG_SUFFIX}"))
-            if renamed is None:
-                break
-            if not home.run(f"{run.run_id}.{number}").root.exists():  # else it is that run's
-                yield renamed
+        for sign in (".", FULL):  # releases before families wrote `<run>.1`
+            for number in itertools.count(1):
+                renamed = _as_it_is(path.with_name(f"{run.run_id}{sign}{number}{LOG_SUFFIX}"))
+                if renamed is None:
+                    break
+                if (
+                    sign == FULL or not home.run(f"{run.run_id}.{number}").root.exists()
+                ):  # else it is that run's
+                    yield renamed
         if newest := _as_it_is(path):
             yield newest
 

@@ -8,6 +8,7 @@ import click
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.follow import Follower, describe
 from trn.client.cli.output import plain
+from trn.core.runs import NOT_TRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -47,15 +48,13 @@ async def report_and_follow(
     """Say which run it is, and follow it to its end. Detached: its id alone, unless JSON was asked for by name."""
     run = submission.run
     for note in submission.notes:
-        output.say(f"trn: {plain(note)}")
-    if submission.existed:
-        output.say(
-            f"an equal run exists: {run.run_id}, {run.state.lower()}; --another makes a new one of the same job"
-        )
+        said = plain(note)
+        output.say(said if said.startswith(NOT_TRAINED) else f"trn: {said}")
     if is_detached and not is_json:
         click.echo(run.run_id)  # for `RUN=$(trn run --detach …)`
         return ExitCode.OK
-    output.record({"event": "job_submitted", "existed": submission.existed, **describe(run)})
+    notes = list(submission.notes)
+    output.record({"event": "job_submitted", "existed": submission.existed, "notes": notes, **describe(run)})
     if is_detached:
         return ExitCode.OK
     return await Follower(client, home, output, run, is_ours=True).follow()

@@ -56,7 +56,7 @@ async def _wait(home: Home, run: "RunRecord", timeout_s: float | None) -> "Run":
     async with connected(home) as client:
 
         async def end() -> "AsyncGenerator[Run, None]":
-            yield await client.wait(run.run_id)
+            yield await client.wait(run.run_id, is_exact=True)
 
         try:
             async with asyncio.timeout(timeout_s):

@@ -48,7 +48,8 @@ async def _watch_one(home: Home, output: Output, run_id: str) -> ExitCode:
 
     run_id = resolve(home, run_id).run_id
     async with connected(home) as client:
-        return await Follower(client, home, output, await client.get(run_id), is_ours=False).follow()
+        run = await client.get(run_id, is_exact=True)
+        return await Follower(client, home, output, run, is_ours=False).follow()
 
 
 async def _watch_all(home: Home, output: Output) -> ExitCode:

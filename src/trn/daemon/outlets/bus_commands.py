@@ -1,7 +1,7 @@
 """Commands that come by the bus: `submit` and `cancel`, obeyed by the same calls as those that come by the API.
 
 Exactly once in effect. A command is acknowledged after its reply; one that is read again, because a daemon died in
-between, finds the run that it made: by its digest, or, where another run was wanted, by an id made of the command's.
+between, finds the run that it made: by a submission id made of the command's.
 
 Whoever may write commands may run code here, as whoever may open the daemon's socket may.
 """
@@ -12,8 +12,6 @@ import logging
 import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
-
-import msgspec
 
 from gen_worker.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError
@@ -108,15 +106,14 @@ class BusCommands:
 
     async def _submit(self, command: BusCommand) -> dict[str, str]:
         fields = command.fields
-        is_another = _read_flag(fields)
-        config = fields.get("config", "").encode()
         request = pb.SubmitRunRequest(
-            config_json=_with_run_id(config, f"bus-{command.command_id}") if is_another else config,
+            config_json=fields.get("config", "").encode(),
             base_dir=fields.get("base_dir", ""),
             code_identity=fields.get("code_identity", ""),
             interpreter=fields.get("interpreter", ""),
             priority=_read_priority(fields),
-            is_another_wanted=is_another,
+            is_another_wanted=_read_flag(fields),
+            submission_id=f"bus-{command.command_id}",
         )
         answer = await self._calls.SubmitRun(request, None)
         return {"run_id": answer.run.run_id, "existed": str(int(answer.existed))}
@@ -158,19 +155,3 @@ def _read_priority(fields: Mapping[str, str]) -> int:
         return max(-(1 << 31), min((1 << 31) - 1, int(text[:20])))
     except ValueError:
         raise InvalidRequestError(f"priority is {text[:20]!r}, expected a whole number") from None
-
-
-def _with_run_id(config_json: bytes, run_id: str) -> bytes:
-    """The config with that id where it has none of its own; what is no config is left for others to refuse."""
-    try:
-        config = msgspec.json.decode(config_json)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return config_json
-    if not isinstance(config, dict):
-        return config_json
-    if "run_id" in config:
-        if config["run_id"] is None:
-            raise InvalidRequestError("run_id is null: leave it out, or give one")
-        return config_json
-    rest = config_json.lstrip()[1:]  # what was written stays as it was: numbers, order, names given twice
-    return b'{"run_id":"%b"%b%b' % (run_id.encode(), b"," if config else b"", rest)

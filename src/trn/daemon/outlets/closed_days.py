@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from gen_worker.failpoints import failpoint
-from trn.core.home import LOG_SUFFIX, LogFolder
+from trn.core.home import FULL, LOG_SUFFIX, LogFolder
 
 logger = logging.getLogger("trn.daemon.logs")
 
@@ -71,7 +71,8 @@ class ClosedDays:
                 if path.relative_to(folder.root).as_posix() < oldest_open:
                     for name in _names(path):
                         run_id = name.removesuffix(LOG_SUFFIX)
-                        run_ids = {run_id, re.sub(r"\.\d+\Z", "", run_id)}
+                        # Releases before families wrote `<run>.1` for `<run>~1`.
+                        run_ids = {run_id.partition(FULL)[0], re.sub(r"\.\d+\Z", "", run_id)}
                         if name.endswith(LOG_SUFFIX) and not any(map(self._is_pending, run_ids)):
                             yield path / name
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gen_worker.failpoints import failpoint
-from trn.core.home import LOG_SUFFIX, LogFolder
+from trn.core.home import FULL, LOG_SUFFIX, LogFolder
 from trn.core.runs import RunRecord
 from trn.daemon.outlets.log_lines import Mark, read_mark
 
@@ -194,7 +194,7 @@ class DayLog(LogFile):
         return [self._folder.run(self._run_id, day * DAY_MS) for day in range(first, last + 1)]
 
     def renamed_path(self, path: Path, number: int) -> Path:
-        return path.with_name(f"{self._run_id}.{number}{LOG_SUFFIX}")
+        return path.with_name(f"{self._run_id}{FULL}{number}{LOG_SUFFIX}")
 
 
 class JobsIndex(LogFile):

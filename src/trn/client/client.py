@@ -13,6 +13,7 @@ from trn.client.connection import Connection
 from trn.client.wire_requests import (
     SubmitOptions,
     absolute,
+    draw_submission_id,
     encode,
     make_submit_request,
     priority_of,

@@ -263,7 +263,7 @@ def test_a_stopped_launcher_harms_no_worker(tmp_path: Path) -> None:
 
 
 def test_it_leaves_when_nobody_needs_it(tmp_path: Path) -> None:
-    with launcher_in(tmp_path / "home", idle_exit_s=0.1) as (_, info):
+    with launcher_in(tmp_path / "home", idle_exit_s=2.0) as (_, info):
         wait_until(lambda: not runs(info), "its leave")
 
 

@@ -300,7 +300,7 @@ def test_mended_code_is_trained_by_the_next_submit_and_by_a_resume_that_asks_for
 
     (folder / "witnessed.py").write_text(sound)
     done = trn(home, "resume", run_id)
-    assert (done.returncode, f"--code {folder} takes that of now" in done.stderr) == (1, True), done
+    assert (done.returncode, f"--code {folder} takes them as they are now" in done.stderr) == (1, True), done
     resumed = read_lines(trn(home, "resume", run_id, "--code", folder))
     assert (resumed[-1]["event"], resumed[-1]["step"]) == ("job_completed", 5)
     assert losses(broken) | losses(resumed) == {1: 1.0, 2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}

@@ -133,8 +133,8 @@ def _warning(outside: OutsideCode) -> str:
         tops.setdefault(name.partition(".")[0], module.file)
     named = _listed([f"{name} ({file})" for name, file in tops.items()])
     return (
-        f"imported from outside the frozen code: {named}. A retry or resume imports such a file as it is then;"
-        f" {OUTSIDE_NAME} keeps its digest. To freeze it, have it in the folder that --code names, not ignored by git"
+        f"imported from outside the frozen code: {named}. A retry or resume imports what is there then."
+        f" {OUTSIDE_NAME} keeps the digests. To freeze such code, put it into the folder of the job or of --code"
     )
 
 

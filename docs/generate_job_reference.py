@@ -113,9 +113,10 @@ MEANINGS = {
     "resources.processes": "Processes on each machine: see [many processes](distributed.md).",
     "resources.nodes": "Machines. Above 1 it is refused unless torchrun started the worker on each: see "
     "[several machines](distributed.md#several-machines).",
-    "retry": "What to do when an attempt fails: see [retries](daemon.md#retries).",
-    "retry.max_attempts": "Attempts that may fail. Interruptions do not count.",
-    "retry.backoff_s": "Seconds before the second attempt; doubled each time after it.",
+    "retry": "When to try again: see [retries](daemon.md#retries).",
+    "retry.on_error": "Try again also after an exception of the trainer class.",
+    "retry.max_attempts": "Attempts in a row without progress before the run fails. 0: never try again.",
+    "retry.backoff_s": "Seconds to wait after an attempt without progress; doubled each time, at most 300.",
     "time_limit_s": "Seconds an attempt may take; then it saves and ends as `timeout`. "
     "`TRAINER_MAX_RUNTIME_SECONDS` can only shorten it.",
     "grace_s": "Seconds from a stop request until the worker leaves without the step in progress.",

@@ -34,6 +34,14 @@ class Category(StrEnum):
     TIMEOUT = "timeout"
 
 
+class Cause(StrEnum):
+    """What a failure came from, where an exception's type says more than its category: `cause` of its `failed` event."""
+
+    CONNECTION = "connection"  # to other processes, or to storage, broke or timed out
+    OUT_OF_MEMORY = "out-of-memory"  # the allocation failed, on the machine or on the device
+    DISK_FULL = "disk-full"  # no space left, or over quota
+
+
 class ExitCode(IntEnum):
     """How a worker process ends. 75 and 76 mean: saved, run it again to go on."""
 
@@ -56,6 +64,7 @@ class WorkerError(Exception):
     """Base of all errors that a person should read; tracebacks are for the others."""
 
     category: Category = Category.STARTUP
+    cause: str = ""  # a Cause, or the signal that killed a process of the run
 
     @property
     def exit_code(self) -> ExitCode:

@@ -21,7 +21,7 @@ import msgspec
 
 from gen_worker.installed_packages import packages_stamp, source_stamp
 
-VERSION = 1
+VERSION = 2
 MAX_LINE_BYTES = 4 << 20
 # Whose a process is, as `pid:start` of the worker. All that a worker executes has it in its environment; the forks of a
 # warm one, which is never executed itself, have it in the name of this descriptor.
@@ -72,6 +72,7 @@ class Close(Request, frozen=True, kw_only=True):
     plan: WorkerPlan
     category: str
     error: str
+    cause: str = ""
 
 
 class TryImports(Request, frozen=True, kw_only=True):

@@ -170,6 +170,7 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
                 attempt=request.plan.number,
                 category=Category(request.category),
                 error=request.error,
+                cause=request.cause,
                 doorbell=request.plan.env.get("TRAINER_DOORBELL") or None,
             )
         except Exception as fault:  # whatever it is, the one who asked must hear of it

@@ -158,7 +158,6 @@ def test_a_failure_is_retried_from_the_newest_checkpoint(client: trn.Client, tmp
         name="dies once",
         checkpoint_every=1,
         hyperparams={"die_at": 4},
-        retry={"max_attempts": 2, "backoff_s": 0.01},
     )
     run = client.wait(client.submit(config, base_dir=TRAINERS).run.run_id, timeout_s=DEADLINE_S)
     assert (run.state, run.attempt, run.metrics["train/loss"]) == ("COMPLETED", 2, 15.0), run.reason
@@ -173,7 +172,12 @@ def test_a_failure_is_retried_from_the_newest_checkpoint(client: trn.Client, tmp
 
 def test_a_worker_that_hangs_is_ended_and_says_why(client: trn.Client, tmp_path: Path) -> None:
     config = job(
-        tmp_path, name="stopped", mock_batches=[1] * 500, hyperparams={"step_ms": 20}, heartbeat_s=0.2
+        tmp_path,
+        name="stopped",
+        mock_batches=[1] * 500,
+        hyperparams={"step_ms": 20},
+        heartbeat_s=0.2,
+        retry={"max_attempts": 0},
     )
     run_id = client.submit(config, base_dir=TRAINERS).run.run_id
     wait_until(lambda: client.get(run_id).step > 0)

@@ -25,6 +25,14 @@ def test_the_states_of_a_run_are_the_table_of_the_code() -> None:
     }
 
 
+_RETRIES = {
+    "no": "no",
+    "yes": "yes",
+    "on error": "with `retry.on_error`",
+    "not counted": "yes, not counted",
+}
+
+
 def test_the_failure_table_is_the_one_that_is_obeyed() -> None:
     from trn.daemon.failures import rows
 
@@ -38,7 +46,7 @@ def test_the_failure_table_is_the_one_that_is_obeyed() -> None:
             row.category,
             row.fault,
             row.words,
-            ("yes" if row.counts else "yes, not counted") if row.is_retried else "no",
+            _RETRIES[row.retry],
             row.why,
         )
         for row in rows()

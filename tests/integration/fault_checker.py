@@ -12,6 +12,7 @@ themselves witnessed with all of them. The promises, whatever struck:
 - COMPLETED means that the last event says so, that no step's metric is missing, and that every one has the value that a
   time without faults gives: what was resumed was resumed exactly.
 - CANCELLED is only what somebody cancelled. FAILED is only what was made to fail, or had no room.
+- No attempt followed as many in a row without progress as the run may have.
 - Nobody else was touched: a process that has got a worker's pid still runs, undisturbed.
 
 A full disk may cost time and attempts, not truth; points of metrics may come later, not never. A submit that cannot be
@@ -32,7 +33,8 @@ from typing import Any
 
 from gen_worker.launcher_protocol import read_process
 from trn.core.home import Home
-from trn.core.runs import TERMINAL, RunRecord
+from trn.core.runs import TERMINAL, AttemptRecord, RunRecord
+from trn.daemon.endings import count_stalled, is_counted
 from trn.registry.connection import check_integrity
 from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
@@ -166,6 +168,7 @@ def _check_run(
     open_attempts = [one.number for one in registry.attempts(run.run_id) if one.ended_ms is None]
     if open_attempts:
         report.faults.append(f"{run.run_id}: attempts {open_attempts} never ended")
+    _check_progress(run, registry.attempts(run.run_id), report)
     path = home.run(run.run_id).events
     lines = path.read_bytes().splitlines() if path.exists() else []
     events = [json.loads(line) for line in lines]
@@ -186,6 +189,13 @@ def _check_run(
         report.counts["events seen by watchers"] += len(seen)
         if seen != lines:
             report.faults.append(f"{run.run_id}: a watcher saw {len(seen)} events, and not those in the file")
+
+
+def _check_progress(run: RunRecord, attempts: list[AttemptRecord], report: Report) -> None:
+    for index, one in enumerate(attempts[:-1]):  # each of which was followed by another
+        num_stalled = count_stalled(attempts[:index], one.saved_step)
+        if is_counted(one) and num_stalled >= run.max_attempts:
+            report.faults.append(f"{run.run_id}: tried again after {num_stalled} attempts without progress")
 
 
 def _check_ending(run: RunRecord, events: list[dict[str, Any]], history: History, report: Report) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from dispatcher_world import World, in_world
 
+from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
 from trn.core.errors import UnavailableError
 from trn.core.runs import Needs, RunState
 from trn.daemon.dispatcher import TrainerDispatcher
@@ -74,15 +76,15 @@ WAYS_OUT: dict[str, tuple[Script, RunState, str]] = {
         "its process then ended badly: killed by SIGSEGV",
     ),
     "failed": (failing(), RunState.FAILED, "failed while training at step 1: boom"),
-    "input": (failing("input", code=11), RunState.FAILED, "an input is not right: boom"),
+    "input": (failing("input", code=11), RunState.FAILED, "an input is not valid: boom"),
     "killed": (killed(signal.SIGKILL), RunState.FAILED, "killed by SIGKILL"),
     "crashed": (killed(signal.SIGSEGV), RunState.FAILED, "invalid memory access"),
     "out of memory": (killed(9, is_out_of_memory=True), RunState.FAILED, "out of memory"),
-    "nobody knows": (Script(event="", exit=WorkerExit()), RunState.FAILED, "nobody saw how"),
+    "nobody knows": (Script(event="", exit=WorkerExit()), RunState.FAILED, "exit status unknown"),
     "without a word": (
         Script(event="", exit=WorkerExit(exit_code=0)),
         RunState.FAILED,
-        "ended without saying",
+        "exited without a terminal event",
     ),
     "silent from the start": (
         Script(event="", is_silent=True, exit=WorkerExit(exit_code=1)),
@@ -98,7 +100,7 @@ def test_every_way_out_frees_the_slots_and_leaves_one_terminal_event(way: str, t
 
     async def story(world: World) -> None:
         async with world.daemon():
-            world.submit("one", resources={"gpus": 1})
+            world.submit("one", resources={"gpus": 1}, retry={"max_attempts": 0})
             [run] = await world.until_ended("one")
         assert run.state is state
         assert words in run.reason
@@ -115,17 +117,17 @@ class ReluctantExecutor(FakeExecutor):
 
     num_refusals = 6
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         if self.num_refusals:
             self.num_refusals -= 1
             return False
-        return await super().close_attempt(plan, category=category, error=error)
+        return await super().close_attempt(plan, category=category, error=error, cause=cause)
 
 
 def test_a_terminal_event_that_cannot_be_written_at_first_is_written_later(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         async with world.daemon():
-            world.submit("one", resources={"gpus": 1})
+            world.submit("one", resources={"gpus": 1}, retry={"max_attempts": 0})
             [run] = await world.until_ended("one")
         assert terminals(world, "one") == [(1, "failed")]
         assert run.last_seq == len(read_events(world.home.run("one").events))
@@ -238,11 +240,11 @@ def test_a_cancel_that_comes_after_the_work_was_done_changes_nothing(tmp_path: P
 def test_failures_are_retried_after_their_backoff_and_no_more_often_than_asked(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         async with world.daemon() as dispatcher:
-            world.submit("one", retry={"max_attempts": 3, "backoff_s": 100})
+            world.submit("one", retry={"backoff_s": 100})
             for number, most_s in ((1, 110), (2, 220)):
                 await world.until(lambda n=number: world.registry.get("one").attempt == n)
                 run = await world.until_state("one", RunState.PENDING)
-                assert f"attempt {number + 1} follows in" in run.reason
+                assert f"(attempt {number + 1}; {number} of 3 without progress)" in run.reason
                 wait_ms = run.not_before_ms - world.clock.ms
                 assert 0 < wait_ms <= most_s * 1000
                 world.clock.ms += wait_ms - 1
@@ -254,36 +256,62 @@ def test_failures_are_retried_after_their_backoff_and_no_more_often_than_asked(t
                 dispatcher.wake()
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.FAILED, 3)
-        assert "all 3 attempts failed" in run.reason
+        assert "3 attempts without progress" in run.reason
         assert terminals(world, "one") == [(1, "failed"), (2, "failed"), (3, "failed")]
         world.check_nothing_is_held()
 
     def behave(plan: LaunchPlan) -> Script:
-        return failing(step=plan.number) if plan.run_id == "one" else Script()
+        return killed(signal.SIGKILL) if plan.run_id == "one" else Script()
 
     in_world(tmp_path, story, executor=FakeExecutor(behave=behave))
 
 
-def test_interruptions_use_up_no_attempt(tmp_path: Path) -> None:
-    scripts = [
-        Script(event="", exit=WorkerExit(is_reboot=True)),
-        failing("cancelled", "cancelled by SIGTERM", code=75),
-        Script(),
-    ]
+def test_attempts_that_save_further_steps_follow_at_once_however_many_they_are(tmp_path: Path) -> None:
+    """The clock stands still: whoever waited for a backoff would wait for ever."""
+
+    saved = tmp_path / "saved"
+    save_checkpoints(saved, [10 * number for number in range(1, 8)])
 
     async def story(world: World) -> None:
+        async def at(point: str, key: AttemptKey) -> None:
+            if point == "end.asked":
+                folder = world.home.run("one").checkpoints
+                folder.mkdir(exist_ok=True)
+                for path in saved.glob(f"step-{10 * key.number:08d}.*"):
+                    shutil.copy(path, folder)
+
+        world.executor.at = at
         async with world.daemon():
-            world.submit("one", retry={"max_attempts": 1})
-            await world.until(lambda: world.registry.get("one").attempt == 2)
-            await world.until_state("one", RunState.PENDING)
-            world.clock.ms += 60_000
-            assert world.dispatcher is not None
-            world.dispatcher.wake()
+            world.submit("one")
             [run] = await world.until_ended("one")
-        assert (run.state, run.attempt, run.num_interruptions) == (RunState.COMPLETED, 3, 2)
+        assert (run.state, run.attempt) == (RunState.COMPLETED, 8)
+        attempts = world.registry.attempts("one")
+        assert [attempt.saved_step for attempt in attempts[:3]] == [10, 20, 30]
+        assert {attempt.cause_id for attempt in attempts[:-1]} == {"SIGKILL"}
         world.check_nothing_is_held()
 
-    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda plan: scripts[plan.number - 1]))
+    def behave(plan: LaunchPlan) -> Script:
+        return Script() if plan.number == 8 else killed(signal.SIGKILL)
+
+    in_world(tmp_path, story, executor=FakeExecutor(behave=behave))
+
+
+def save_checkpoints(folder: Path, steps: list[int]) -> None:
+    with ArtifactWriter(folder, folder / "samples", run_id="one", attempt=1, keep_last=0) as writer:
+        for step in steps:
+            writer.save_checkpoint(
+                CheckpointContent(
+                    step=step,
+                    final=False,
+                    epoch=0,
+                    state={"w": step},
+                    loop={},
+                    cursor=None,
+                    rng={},
+                    identity={},
+                )
+            )
+        writer.wait(60)
 
 
 def test_a_silent_worker_is_ended_and_tried_again(tmp_path: Path) -> None:
@@ -295,7 +323,7 @@ def test_a_silent_worker_is_ended_and_tried_again(tmp_path: Path) -> None:
             world.submit("one", retry=RETRIES, heartbeat_s=0.01, resources={"gpus": 2})
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.COMPLETED, 2)
-        assert "no sign of life" in world.registry.attempts("one")[0].cause
+        assert "no heartbeat" in world.registry.attempts("one")[0].cause
         assert terminals(world, "one") == [(1, "failed"), (2, "completed")]
         world.check_nothing_is_held()
 
@@ -337,7 +365,7 @@ def test_a_worker_that_runs_though_its_launch_seemed_to_fail_is_judged_by_its_ow
             world.submit("one")
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.FAILED, 1)
-        assert "an input is not right" in run.reason
+        assert "an input is not valid" in run.reason
         world.check_nothing_is_held()
 
     in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: failing("input", code=11)))
@@ -348,10 +376,10 @@ def test_a_worker_that_never_says_a_word_is_ended_after_the_start_timeout(tmp_pa
 
     async def story(world: World) -> None:
         async with world.daemon():
-            world.submit("one")
+            world.submit("one", retry={"max_attempts": 0})
             [run] = await world.until_ended("one")
         assert run.state is RunState.FAILED
-        assert "did not begin in time" in run.reason
+        assert "did not start in time" in run.reason
         world.check_nothing_is_held()
 
     in_world(

@@ -55,6 +55,8 @@ class World:
             registry.follow("r", 1, **place, step=NUM_STEPS, heartbeat_ms=1, metrics={}).result()
             if is_ended:
                 registry.end("r", 1, Ending(state=state, reason=reason, cause=reason)).result()
+            if state is RunState.PENDING:
+                registry.claim("r", ["cuda:0"]).result()
         with contextlib.closing(MetricStore(self.home.metrics)) as metrics:
             points = [(step + 1, 1, LOSS, step, _loss(step), 1) for step in range(1, NUM_STEPS + 1)]
             metrics.add("r", **place, points=points).result()
@@ -155,6 +157,7 @@ def _stop(world: World) -> int:
     [
         ({"state": RunState.CANCELLED}, "CANCELLED, and nobody asked for it"),
         ({"state": RunState.FAILED, "reason": "it could not start"}, "FAILED, and had no cause to"),
+        ({"state": RunState.PENDING}, "tried again after 1 attempts without progress"),
         ({"is_ended": False}, "slot cuda:0 is still held by r"),
         ({"is_ended": False}, "attempts [1] never ended"),
         ({"is_ended": False}, "r is RUNNING"),

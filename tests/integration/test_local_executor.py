@@ -197,7 +197,7 @@ def test_a_killed_launcher_harms_no_worker_and_its_end_is_noticed(home: Home) ->
         assert await executor.signal(identity, signal.SIGTERM)
         ended = await waiting
         assert ended.exit_code is None
-        assert ended.detail == "nobody saw how it ended"
+        assert ended.detail == "exit status unknown"
         assert run.events()[-1]["category"] == "cancelled"
 
     work(home, claims)

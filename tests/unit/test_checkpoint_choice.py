@@ -18,7 +18,7 @@ from gen_worker.trainer.resume import choose_resume_point
 from trn.client.cli.run_lookup import find_checkpoint
 from trn.core.errors import InvalidRequestError
 from trn.daemon.resumption import describe, with_checkpoint
-from trn.daemon.saved_checkpoints import newest_checkpoint, read_checkpoint
+from trn.daemon.saved_checkpoints import find_next_start, newest_checkpoint, read_checkpoint
 
 DEADLINE_S = 60.0
 JOB = TrainingJobSpec(run_id="run", max_steps=9)
@@ -192,3 +192,10 @@ def test_to_choose_takes_neither_torch_nor_numpy() -> None:
         "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress_is_measured_where_the_next_attempt_would_begin(folder: Path) -> None:
+    assert find_next_start(folder) == 6  # the final one is NaN, which no resume takes by itself
+    (folder / "step-00000006.meta.json").unlink()
+    assert find_next_start(folder) == 4
+    assert find_next_start(folder / "nowhere") == 0

@@ -73,11 +73,11 @@ def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:
             (
                 run(
                     RunState.PENDING,
-                    reason="attempt 1: lost; attempt 2 follows",
+                    reason="lost; retrying in 5 s (attempt 2)",
                     not_before_ms=AT_MS + 5000,
                     attempt=1,
                 ),
-                [attempt("ended, and nobody saw how")],
+                [attempt("process exited; exit status unknown")],
                 {},
             ),
             "the machine's fault; its next attempt follows in 5s",
@@ -141,7 +141,7 @@ def test_mended_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
 def test_a_silent_worker_is_named_before_it_is_ended() -> None:
     newest = attempt("", ended_ms=None, last_heartbeat_ms=AT_MS - 45_000)
     told = explain(run(RunState.RUNNING, attempt=1), [newest], at_ms=AT_MS, is_daemon_up=True)
-    assert "no sign of life for 45s" in told.sentence
+    assert "no heartbeat for 45s" in told.sentence
 
 
 @pytest.mark.parametrize("is_daemon_up", [True, False])
@@ -167,7 +167,7 @@ def test_what_ran_out_of_memory_is_told_to_use_less_and_who_was_killed_that_it_m
         assert blame is not None
         assert (blame.fault, blame.remedy.startswith("use a smaller batch or model")) == ("job", True)
         assert "mend" not in blame.remedy
-    killed = find_blame("killed by SIGKILL (somebody killed it)", "r-1", resumes="goes on")
+    killed = find_blame("killed by SIGKILL at step 3", "r-1", resumes="goes on")
     assert killed is not None
     assert killed.remedy.startswith("if nobody here killed it, the system did for want of memory")
     assert killed.remedy.endswith("`trn resume r-1` goes on")

@@ -78,12 +78,12 @@ def test_all_processes_stop_at_the_same_step_without_waiting_for_each_other_befo
     assert {member.stop.reason is not None for member in members} == {True}
 
 
-def outcome(rank: int, error: str, at_ns: int, category: Category = Category.TRAIN_STEP) -> Outcome:
-    return Outcome(rank=rank, category=category, error=error, at_ns=at_ns)
+def outcome(rank: int, error: str, at_ns: int, cause: str = "") -> Outcome:
+    return Outcome(rank=rank, category=Category.TRAIN_STEP, error=error, cause=cause, at_ns=at_ns)
 
 
 def test_the_root_of_a_failure_is_the_first_that_does_not_complain_of_another() -> None:
-    lost = outcome(0, "RuntimeError: Connection closed by peer", 5)
+    lost = outcome(0, "RuntimeError: Connection closed by peer", 5, "connection")
     raised = outcome(3, "ValueError: no", 9)
     later = outcome(2, "KeyError: 'x'", 12)
     root = choose_root({0: lost, 3: raised, 2: later}, [])
@@ -91,11 +91,11 @@ def test_the_root_of_a_failure_is_the_first_that_does_not_complain_of_another() 
     assert (root.rank, root.error) == (3, "ValueError: no")
     alone = choose_root({0: lost}, [])
     assert alone is not None
-    assert alone.rank == 0
+    assert (alone.rank, alone.cause) == (0, "connection")
 
 
 def test_a_process_that_was_killed_is_the_root_though_it_left_no_word() -> None:
-    lost = outcome(0, "RuntimeError: Connection reset", 5)
+    lost = outcome(0, "RuntimeError: Connection reset", 5, "connection")
     ended = [
         AgentFailure(rank=2, exit_code=-signal.SIGTERM, at_s=3.0),  # by the launcher, after the fact
         AgentFailure(rank=1, exit_code=-signal.SIGKILL, at_s=4.0),
@@ -103,6 +103,7 @@ def test_a_process_that_was_killed_is_the_root_though_it_left_no_word() -> None:
     root = choose_root({0: lost}, ended)
     assert root is not None
     assert (root.rank, root.error) == (1, "was killed by SIGKILL: out of memory?")
+    assert root.cause == "SIGKILL"
     assert choose_root({}, []) is None
     unknown = choose_root({}, [AgentFailure(rank=1, exit_code=3)])
     assert unknown is not None

@@ -23,7 +23,7 @@ from gen_worker.trainer.assembly import Assembly, Given, is_finished
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal, TrainingJobSpec
 from gen_worker.trainer.event_log import DiscardedEvents, EventLog
-from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.failure import describe_failure, find_cause
 from gen_worker.trainer.job_lifecycle import JobLifecycle
 from gen_worker.trainer.lease import FILE_NAME as LEASE_FILE
 from gen_worker.trainer.lease import RunLease, is_process_alive
@@ -146,7 +146,8 @@ class Attempt:
         category, error = describe_failure(cause, phase=self.phase)
         if not self._is_told_by_launcher(cause):
             try:
-                lifecycle.fail(category, error)
+                named = find_cause(cause)
+                lifecycle.fail(category, error, **({"cause": named} if named else {}))
             except Exception:  # the cause is still the thing to tell
                 logger.exception("the terminal event could not be written")
         if uploads is not None:

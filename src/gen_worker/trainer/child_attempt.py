@@ -1,13 +1,13 @@
 """An attempt that other processes make for this one: how it ended, and the terminal event they could not write."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gen_worker.errors import Category, WorkerError
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.event_log import EventLog
-from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.failure import describe_failure, find_cause
 from gen_worker.trainer.lease import RunLease
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
@@ -19,9 +19,10 @@ Redact = Callable[[str], str]
 class ChildAttemptError(WorkerError):
     """The attempt ended with a category of its own."""
 
-    def __init__(self, category: Category, message: str) -> None:
+    def __init__(self, category: Category, message: str, cause: str = "") -> None:
         super().__init__(message)
         self.category = category
+        self.cause = cause
 
 
 def report_missing_end(
@@ -43,6 +44,7 @@ def report_missing_end(
         doorbell=environment.doorbell,
         category=category,
         error=error,
+        fields={"cause": named} if (named := find_cause(cause)) else {},
         redact=redact,
         is_continued=is_continued,
     )
@@ -55,6 +57,7 @@ def close_attempt(
     attempt: int,
     category: Category,
     error: str,
+    cause: str = "",
     doorbell: str | None = None,
 ) -> None:
     """For whoever started a worker that is gone: write its terminal event, unless there is one. Safe to repeat.
@@ -70,6 +73,7 @@ def close_attempt(
         doorbell=doorbell,
         category=category,
         error=error,
+        fields={"cause": cause, "closed_by": "daemon"} if cause else {},
         redact=str,
         is_continued=True,
     )
@@ -85,6 +89,7 @@ def _write_end(
     doorbell: str | None,
     category: Category,
     error: str,
+    fields: Mapping[str, str],
     redact: Redact,
     is_continued: bool,
 ) -> None:
@@ -101,7 +106,7 @@ def _write_end(
                 if is_continued and attempt is None:
                     return  # it never began, and there is no number to tell that with
                 reporter.started(trainer=trainer, pid=os.getpid())
-            reporter.failed(step=log.last_step, error=error, category=category)
+            reporter.failed(step=log.last_step, error=error, category=category, **fields)
         finally:
             reporter.close()
     finally:

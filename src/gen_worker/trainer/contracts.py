@@ -102,8 +102,11 @@ class ResourcesSpec(Record, frozen=True, kw_only=True):
 
 
 class RetrySpec(Record, frozen=True, kw_only=True):
-    max_attempts: Count = 1
+    """Retry, by progress: an attempt that saved a later step than any before it uses up nothing."""
+
+    max_attempts: Cadence = 3
     backoff_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    on_error: bool = False
 
 
 class TrainingJobSpec(Record, frozen=True, kw_only=True):

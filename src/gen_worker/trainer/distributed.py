@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from gen_worker.errors import StartupError, TrainStepError
+from gen_worker.errors import Cause, StartupError, TrainStepError
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal
 from gen_worker.trainer.job_lifecycle import raise_stop
 
@@ -157,7 +157,7 @@ class TorchProcesses:
         try:
             return self._stop_step(stop, progress)
         except RuntimeError as fault:
-            raise TrainStepError(
+            raise _lost(
                 f"{stop.reason}; and the other processes are out of reach, so nothing can be saved together: {fault}"
             ) from fault
 
@@ -167,7 +167,7 @@ class TorchProcesses:
         self._watch(stop, progress)
         while not self._store.check(keys):
             if time.monotonic() > deadline:
-                raise TrainStepError(
+                raise _lost(
                     f"{stop.reason}; not every process answered within {AGREE_TIMEOUT_S:.0f} s: the newest checkpoint"
                     " stands"
                 )
@@ -181,6 +181,12 @@ class TorchProcesses:
         self._is_closed = True
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _lost(message: str) -> TrainStepError:
+    error = TrainStepError(message)
+    error.cause = Cause.CONNECTION
+    return error
 
 
 def _weighted_mean(name: str, found: Sequence[tuple[Mapping[str, float], float]]) -> float:

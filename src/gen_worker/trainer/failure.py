@@ -1,13 +1,95 @@
-"""An exception in the words of a `failed` event: its category, and one text a person can read."""
+"""An exception in the words of a `failed` event: its category, its cause, and one text a person can read."""
 
+import errno
+import re
+import socket
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-from gen_worker.errors import Category, WorkerError
+from gen_worker.errors import Category, Cause, TrainingCanceled, TrainingTimeout, WorkerError
 from gen_worker.frozen_imports import name_originals
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _PYTHONS = str(Path(traceback.__file__).resolve().parent)
+
+_BROKEN = frozenset(
+    {
+        errno.EIO,
+        errno.EREMOTEIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENETRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+    }
+)
+# By name: none of these packages is imported for it.
+_CONNECTION_TYPES = frozenset(
+    {
+        "torch.distributed.DistBackendError",
+        "torch.distributed.DistNetworkError",
+        "torch.distributed.DistStoreError",
+        "httpx.TransportError",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.Timeout",
+        "requests.exceptions.ChunkedEncodingError",
+        "urllib3.exceptions.MaxRetryError",
+        "urllib3.exceptions.ProtocolError",
+        "urllib3.exceptions.TimeoutError",
+        "http.client.IncompleteRead",
+        "aiohttp.client_exceptions.ClientConnectionError",
+        "aiohttp.client_exceptions.ClientPayloadError",
+        "botocore.exceptions.HTTPClientError",
+        "google.api_core.exceptions.ServiceUnavailable",
+        "google.auth.exceptions.TransportError",
+        "azure.core.exceptions.ServiceRequestError",
+        "azure.core.exceptions.ServiceResponseError",
+    }
+)
+_MEMORY_TYPES = frozenset({"builtins.MemoryError", "torch.OutOfMemoryError"})
+# gloo has no exception type of its own for this. A collective that is called wrongly says "enforce fail" there.
+_GLOO_LOST = re.compile(r"\[(?!enforce fail)[^\]]*gloo/transport/")
+
+
+def find_cause(fault: BaseException) -> str:
+    """A `Cause` by the type of the exception, or of what it was raised from; empty where its category says it all."""
+    if isinstance(fault, TrainingCanceled | TrainingTimeout):
+        return ""
+    return next(filter(None, map(_cause_of, _raised_from(fault))), "")
+
+
+def _raised_from(fault: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while fault is not None and id(fault) not in seen:
+        seen.add(id(fault))
+        yield fault
+        reason = getattr(fault, "reason", None)  # of urllib's
+        fault = fault.__cause__ or (reason if isinstance(reason, BaseException) else None)
+
+
+def _cause_of(fault: BaseException) -> str:
+    if isinstance(fault, WorkerError) and fault.cause:
+        return fault.cause
+    if isinstance(fault, BaseExceptionGroup):
+        causes = {find_cause(item) for item in fault.exceptions}
+        return causes.pop() if len(causes) == 1 else ""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(fault).__mro__}
+    if names & _MEMORY_TYPES:
+        return Cause.OUT_OF_MEMORY
+    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Cause.DISK_FULL
+    is_broken = (
+        isinstance(fault, ConnectionError | TimeoutError)
+        or (isinstance(fault, socket.gaierror) and fault.errno == socket.EAI_AGAIN)
+        or (isinstance(fault, OSError) and fault.errno in _BROKEN)
+        or (type(fault) is RuntimeError and _GLOO_LOST.match(str(fault)) is not None)
+        or bool(names & _CONNECTION_TYPES)
+    )
+    return Cause.CONNECTION if is_broken else ""
 
 
 def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_STEP) -> tuple[Category, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from gen_worker.errors import AuthError, InputError
+from gen_worker.errors import AuthError, Cause, InputError
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.resolve import RefKind, ResolvedRef, resolve
 from gen_worker.trainer.transfer.download import Outcome, Source, open_source
@@ -379,6 +379,9 @@ _ADVICE: Mapping[FaultKind, str] = {
 def _refuse(ref: ResolvedRef, fault: TransferFault, *, attempts: int) -> NoReturn:
     tries = "" if attempts == 1 else f" after {attempts} attempts"
     error = AuthError if fault.kind is FaultKind.AUTH else InputError
-    raise error(
+    refusal = error(
         f"the input {ref.display} could not be fetched{tries}: {fault.reason}; {_ADVICE[fault.kind]}"
-    ) from None
+    )
+    if fault.kind is FaultKind.TRANSIENT:
+        refusal.cause = Cause.CONNECTION
+    raise refusal from None

@@ -169,7 +169,7 @@ def _judge(
     else:
         verb = "" if root.error.startswith(("was ", "ended ")) else ": "
         text = f"process {root.rank} of {job.resources.processes}{verb or ' '}{root.error}"
-        cause = ChildAttemptError(Category(root.category), text)
+        cause = ChildAttemptError(Category(root.category), text, root.cause)
     with contextlib.suppress(LeaseHeldError):  # then the run is another worker's, and so is its event file
         report_missing_end(environment, job, cause, redact, is_continued=True)
     raise cause

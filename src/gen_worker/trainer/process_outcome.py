@@ -9,22 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, Cause
 from gen_worker.trainer.lease import is_process_alive, start_ticks
 from gen_worker.trainer.runtime_env import RankEnvironment
 
 AGENT_FILE = "agent.json"
-# What a process says when it is another one that is gone.
-_PEER_LOST = (
-    "closed by peer",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "timed out",
-    "out of reach",
-)
-
-
 _CATEGORY_BY_CODE = {int(code): category for category, code in EXIT_CODE_BY_CATEGORY.items()}
 
 
@@ -34,6 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     category: Category | None = None
     error: str = ""
+    cause: str = ""  # see `failure.find_cause`
     is_agreed: bool = False  # all processes ended so, at the same step
     at_ns: int = 0
 
@@ -52,6 +42,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     category: Category
     error: str
+    cause: str = ""
 
 
 def report_start(process: RankEnvironment | None) -> None:
@@ -81,12 +72,22 @@ def _living_pid(path: Path) -> int | None:
 
 
 def leave_outcome(
-    process: RankEnvironment | None, category: Category | None, error: str = "", *, is_agreed: bool = False
+    process: RankEnvironment | None,
+    category: Category | None,
+    error: str = "",
+    *,
+    cause: str = "",
+    is_agreed: bool = False,
 ) -> None:
     """Tell the launcher how this process ends."""
     if process is not None and process.outcome_dir is not None:
         outcome = Outcome(
-            rank=process.rank, category=category, error=error, is_agreed=is_agreed, at_ns=time.time_ns()
+            rank=process.rank,
+            category=category,
+            error=error,
+            cause=cause,
+            is_agreed=is_agreed,
+            at_ns=time.time_ns(),
         )
         _write(process.outcome_dir / f"rank-{process.rank}.json", msgspec.json.encode(outcome))
 
@@ -126,23 +127,24 @@ def choose_root(outcomes: Mapping[int, Outcome], failures: Sequence[AgentFailure
 
 
 def _is_of_another(outcome: Outcome) -> bool:
-    return any(word in outcome.error.lower() for word in _PEER_LOST)
+    return outcome.cause == Cause.CONNECTION
 
 
 def _told(outcome: Outcome) -> tuple[float, Root]:
     assert outcome.category is not None
-    root = Root(rank=outcome.rank, category=outcome.category, error=outcome.error)
+    root = Root(rank=outcome.rank, category=outcome.category, error=outcome.error, cause=outcome.cause)
     return outcome.at_ns / 1e9, root
 
 
 def _seen(failure: AgentFailure) -> tuple[float, Root]:
     category = _CATEGORY_BY_CODE.get(failure.exit_code, Category.TRAIN_STEP)
+    name = ""
     if failure.exit_code < 0:
         name = signal.Signals(-failure.exit_code).name
         error = f"was killed by {name}{': out of memory?' if name == 'SIGKILL' else ''}"
     else:
         error = f"ended with exit code {failure.exit_code}"
-    return failure.at_s, Root(rank=failure.rank, category=category, error=error)
+    return failure.at_s, Root(rank=failure.rank, category=category, error=error, cause=name)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -22,7 +22,7 @@ from gen_worker.errors import (
 )
 from gen_worker.frozen_imports import name_originals
 from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.failure import describe_failure, is_our_fault
+from gen_worker.trainer.failure import describe_failure, find_cause, is_our_fault
 from gen_worker.trainer.isolation import run_isolated
 from gen_worker.trainer.job_spec import read_job_spec
 from gen_worker.trainer.process_launch import run_processes
@@ -176,7 +176,13 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
             if runtime.process is not None and runtime.process.outcome_dir is not None:
                 # The launcher says it, once for all processes; an end that all agreed on is no failure to it.
                 is_agreed = runtime.is_agreed_stop
-                leave_outcome(runtime.process, category, runtime.redact(text), is_agreed=is_agreed)
+                leave_outcome(
+                    runtime.process,
+                    category,
+                    runtime.redact(text),
+                    cause=find_cause(cause),
+                    is_agreed=is_agreed,
+                )
                 return ExitCode.COMPLETED if is_agreed else EXIT_CODE_BY_CATEGORY[category]
             if is_our_fault(cause):
                 print(f"gen_worker: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201

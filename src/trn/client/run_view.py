@@ -26,12 +26,7 @@ WAITING = ("PENDING", "DISPATCHING")
 STATE_STYLES = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
 
 # As the daemon says why a run waits for its next attempt; a test holds them together.
-_RETRY = re.compile(r"attempt (\d+): (.*); (attempt \d+ follows)(?: in .*)?", re.DOTALL)
-# The daemon's own word for a cause, before the words for people, in an end that it wrote for a worker that could not.
-_CAUSE = re.compile(
-    r"(?:SIG[A-Z]+|signal|out-of-memory|bug|lost|reboot|heartbeat-timeout|start-timeout|time-limit|launch-failed"
-    r"|never-launched|code-missing|trn-fault): "
-)
+_RETRY = re.compile(r"(.*); (retrying (?:at once|in \S+ s)[^;(]*\((attempt \d+)(?:; [^;()]*)?\))", re.DOTALL)
 
 
 class _Event(msgspec.Struct):
@@ -114,11 +109,11 @@ class RunView:
         if run.is_terminal:
             self.step = run.step
         found = _RETRY.fullmatch(run.reason) if run.state == "PENDING" else None
-        if found is None or int(found[1]) <= self._num_told:
+        if found is None or run.attempt <= self._num_told:
             return []
         self._points.clear()
-        self._num_told = int(found[1])
-        told = Text(f"{_ended(found[1], found[2])}{run.reason[found.end(2) :]}", style="yellow")
+        self._num_told = run.attempt
+        told = Text(f"{_ended(run.attempt, found[1])}; {found[2]}", style="yellow")
         return [Line(text=told, at_ms=run.updated_ms, is_event=True)]
 
     def _take(self, event: _Event) -> list[Text]:
@@ -140,7 +135,7 @@ class RunView:
             case "checkpoint":
                 self.saved_step = event.step
             case "failed":
-                self._error = clean(_CAUSE.sub("", str(event.error or ""), count=1).replace("\n", "; "))
+                self._error = clean(str(event.error or "").replace("\n", "; "))
             case "sample" | "video":
                 return [Text(f"step {event.step}  {event.event} {clean(str(event.path))}", style="dim")]
             case _:
@@ -258,7 +253,7 @@ class RunView:
         if found is None:
             return clean(self.run.reason)
         left_s = (self.run.not_before_ms - self._clock_ms()) / 1000
-        return f"{found[3]} in {show_duration(left_s)}" if left_s > 0 else found[3]
+        return f"{found[3]} in {show_duration(left_s)}" if left_s > 0 else found[2]
 
     def draw(self, width: int) -> Group:
         """A line, and the bar once it has begun; never wider than the terminal."""

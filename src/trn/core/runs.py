@@ -85,6 +85,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     category: str = ""
     cause: str = ""
+    cause_id: str = ""  # a row of the daemon's table of failures; empty where it completed or was cancelled
+    saved_step: int = 0  # once it has ended: the step that the next attempt would resume from
     last_heartbeat_ms: int = 0
     step: int = 0
     devices: tuple[str, ...] = ()
@@ -127,7 +129,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_before_ms: int = 0
     attempt: int = 0
     max_attempts: int = 1
-    num_interruptions: int = 0  # attempts that ended through no fault of the run: they do not count
+    num_interruptions: int = 0  # attempts that never had a process
     step: int = 0
     end_step: int | None = None
     last_seq: int = 0

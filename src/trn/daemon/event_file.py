@@ -65,6 +65,8 @@ class _End(Head, frozen=True, kw_only=True):
     step: int | None = None
     category: str | None = None
     error: str | None = None
+    cause: str | None = None
+    closed_by: str | None = None
     final_checkpoint: str | None = None
     reason: str | None = None
 
@@ -76,6 +78,8 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     category: str = ""
     error: str = ""
+    cause: str = ""  # a row of the table of failures
+    closed_by: str = ""  # who wrote it for a worker that could not
     final_checkpoint: str = ""
     stop_reason: str = ""  # of `completed`: why a callback ended it before its last step
 
@@ -305,6 +309,8 @@ def read_terminal(path: Path, attempt: int) -> Terminal | None:
             step=end.step or 0,
             category=end.category or "",
             error=end.error or "",
+            cause=end.cause or "",
+            closed_by=end.closed_by or "",
             final_checkpoint=end.final_checkpoint or "",
             stop_reason=(end.reason or "") if end.event == "completed" else "",
         )

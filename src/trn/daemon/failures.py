@@ -1,201 +1,192 @@
-"""The table of failures: what can end an attempt, whose fault that is, and whether it is worth another one."""
+"""The table of failures: what can end an attempt, whose fault that is, and whether the run is tried again."""
 
 import signal
 from typing import Literal
 
 import msgspec
 
-from gen_worker.errors import Category
+from gen_worker.errors import Category, Cause
 
 Fault = Literal["job", "machine", "trn"]
+Retry = Literal["no", "yes", "on error", "not counted"]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table."""
 
     cause: str
-    category: str  # in the attempt's record, and in the terminal event if we have to write it
-    is_retried: bool
-    counts: bool  # False: an interruption, which does not use up one of the run's attempts
+    category: str  # of the attempt's record, where its own terminal event says no other
     fault: Fault
-    words: str  # what happened
-    why: str  # why it is worth another attempt, or not
+    words: str  # what happened; the step and the details of the time follow
+    hint: str = ""  # the details, where the time has none
+    retry: Retry  # "on error": with `retry.on_error`; "not counted": no process was started, so nothing is used up
+    is_final_if_repeated: bool = False  # the same error at the same step twice in a row
+    why: str  # why it is tried again, or not
 
 
 def _row(
-    cause: str, category: Category, fault: Fault, words: str, why: str, *, retried: bool, counts: bool = True
+    cause: str,
+    category: Category,
+    fault: Fault,
+    retry: Retry,
+    words: str,
+    why: str,
+    *,
+    hint: str = "",
+    is_final_if_repeated: bool = False,
 ) -> Failure:
     return Failure(
         cause=cause,
         category=category,
-        is_retried=retried,
-        counts=counts,
         fault=fault,
         words=words,
+        hint=hint,
+        retry=retry,
+        is_final_if_repeated=is_final_if_repeated,
         why=why,
     )
 
 
 _SAME_AGAIN = "the same would happen again"
-_GOES_ON = "goes on from the newest checkpoint"
-_NOT_ITS_DOING = "the run did nothing wrong; it goes on from the newest checkpoint and this does not count"
+_NOT_ITS_DOING = "not the job's doing"
+_CRASH = "a crash may come from the machine; progress limits the attempts"
+_AUTHORS = "an exception of the job's own code; final unless `retry.on_error` is true"
+_NO_PROCESS = "no process was started"
+_TIME_OVER = "its time is over: resume it with a larger time_limit_s"
 _STEP = Category.TRAIN_STEP
 
-# Signals that say something of their own; any other is "ended by a signal".
-_SIGNALS: dict[signal.Signals, tuple[Fault, str, bool]] = {
-    signal.SIGSEGV: ("job", "invalid memory access", True),
-    signal.SIGBUS: ("job", "a bus error: a mapped file was cut short, or shared memory is full", True),
-    signal.SIGABRT: ("job", "it aborted itself: its last words are in the log", True),
-    signal.SIGFPE: ("job", "an arithmetic error in native code", True),
-    signal.SIGILL: ("job", "an instruction that this CPU does not have", True),
-    signal.SIGKILL: (
-        "machine",
-        "somebody killed it; often the system, for memory: ask for less, or for more memory_mb",
-        True,
-    ),
-    signal.SIGXCPU: ("machine", "the system's limit on CPU time", True),
-    signal.SIGTERM: ("machine", "somebody asked it to stop, and not through us", False),
-    signal.SIGINT: ("machine", "somebody interrupted it, and not through us", False),
-    signal.SIGHUP: ("machine", "its terminal or session went away", False),
+# Signals that say something of their own; any other is "killed by a signal".
+_SIGNALS: dict[signal.Signals, tuple[Fault, str]] = {
+    signal.SIGSEGV: ("job", "invalid memory access"),
+    signal.SIGBUS: ("job", "bus error: a mapped file was truncated, or shared memory is full"),
+    signal.SIGABRT: ("job", "it aborted; the log has its last lines"),
+    signal.SIGFPE: ("job", "arithmetic error in native code"),
+    signal.SIGILL: ("job", "an instruction that this CPU does not have"),
+    signal.SIGKILL: ("machine", ""),
+    signal.SIGXCPU: ("machine", "the system's limit on CPU time"),
+    signal.SIGTERM: ("machine", ""),
+    signal.SIGINT: ("machine", ""),
+    signal.SIGHUP: ("machine", "its terminal or session ended"),
 }
+_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # asked to stop, and not through us
 
 
 def _rows() -> list[Failure]:
     contract = [
-        _row("startup", Category.STARTUP, "job", "could not start", _SAME_AGAIN, retried=False),
-        _row("input", Category.INPUT, "job", "an input is not right", _SAME_AGAIN, retried=False),
-        _row("auth", Category.AUTH, "job", "is not allowed to", _SAME_AGAIN, retried=False),
-        _row("model-load", Category.MODEL_LOAD, "job", "the model did not load", _SAME_AGAIN, retried=False),
+        _row("startup", Category.STARTUP, "job", "no", "could not start", _SAME_AGAIN),
+        _row("input", Category.INPUT, "job", "no", "an input is not valid", _SAME_AGAIN),
+        _row("auth", Category.AUTH, "job", "no", "not authorized", _SAME_AGAIN),
+        _row(
+            "model-load",
+            Category.MODEL_LOAD,
+            "job",
+            "on error",
+            "the model did not load",
+            _AUTHORS,
+            is_final_if_repeated=True,
+        ),
         _row(
             "train-step",
             _STEP,
             "job",
+            "on error",
             "failed while training",
-            f"{_GOES_ON}; not after the same failure at the same step twice in a row",
-            retried=True,
+            _AUTHORS,
+            is_final_if_repeated=True,
         ),
         _row(
-            "upload", Category.UPLOAD, "machine", "an upload failed", "the far side may be back", retried=True
-        ),
-        _row(
-            "cancelled",
-            Category.CANCELLED,
+            "upload",
+            Category.UPLOAD,
             "machine",
-            "was stopped by somebody else",
-            _NOT_ITS_DOING,
-            retried=True,
-            counts=False,
+            "yes",
+            "an upload failed",
+            "the endpoint may be back by then",
         ),
+        _row("cancelled", Category.CANCELLED, "machine", "yes", "stopped from outside", _NOT_ITS_DOING),
+        _row("timeout", Category.TIMEOUT, "job", "no", "reached its time limit", _TIME_OVER),
+    ]
+    named = [
+        _row(Cause.CONNECTION, _STEP, "machine", "yes", "a connection broke", _NOT_ITS_DOING),
+        _row(Cause.DISK_FULL, _STEP, "machine", "yes", "the disk is full", _NOT_ITS_DOING),
         _row(
-            "timeout",
-            Category.TIMEOUT,
-            "job",
-            "reached its time limit",
-            "its time is over: resume it with a larger time_limit_s",
-            retried=False,
+            Cause.OUT_OF_MEMORY,
+            _STEP,
+            "machine",
+            "yes",
+            "out of memory",
+            "there may be more memory the next time",
+            hint="the system killed the process",
+            is_final_if_repeated=True,
         ),
     ]
     signals = [
         _row(
             number.name,
-            _STEP if counts else Category.CANCELLED,
+            Category.CANCELLED if number in _OUTSIDE else _STEP,
             fault,
-            f"killed by {number.name} ({words})",
-            _GOES_ON if counts else _NOT_ITS_DOING,
-            retried=True,
-            counts=counts,
+            "yes",
+            f"killed by {number.name}",
+            _CRASH if fault == "job" else _NOT_ITS_DOING,
+            hint=hint,
         )
-        for number, (fault, words, counts) in _SIGNALS.items()
+        for number, (fault, hint) in _SIGNALS.items()
     ]
     ours = [
-        _row("signal", _STEP, "machine", "killed by a signal", _GOES_ON, retried=True),
-        _row(
-            "out-of-memory",
-            _STEP,
-            "machine",
-            "out of memory: the system killed it; use a smaller batch or model, or give the run more memory_mb",
-            "there may be more memory the next time",
-            retried=True,
-        ),
+        _row("signal", _STEP, "machine", "yes", "killed by a signal", _NOT_ITS_DOING),
         _row(
             "bug",
             _STEP,
             "job",
-            "ended without saying how",
-            _GOES_ON,
-            retried=True,
+            "on error",
+            "process exited without a terminal event",
+            "the job's own code ended the process; final unless `retry.on_error` is true",
         ),
-        _row("lost", _STEP, "machine", "ended, and nobody saw how", _GOES_ON, retried=True),
-        _row(
-            "reboot",
-            Category.CANCELLED,
-            "machine",
-            "the machine went down under it",
-            _NOT_ITS_DOING,
-            retried=True,
-            counts=False,
-        ),
-        _row(
-            "heartbeat-timeout",
-            _STEP,
-            "machine",
-            "gave no sign of life for too long and was ended",
-            _GOES_ON,
-            retried=True,
-        ),
+        _row("lost", _STEP, "machine", "yes", "process exited; exit status unknown", _NOT_ITS_DOING),
+        _row("reboot", Category.CANCELLED, "machine", "yes", "the machine went down", _NOT_ITS_DOING),
+        _row("heartbeat-timeout", _STEP, "machine", "yes", "no heartbeat; killed", _NOT_ITS_DOING),
         _row(
             "start-timeout",
             Category.STARTUP,
             "machine",
-            "did not begin in time and was ended",
-            "a slow disk or network may be quicker the next time",
-            retried=True,
+            "yes",
+            "did not start in time; killed",
+            "a slow disk or network may be faster the next time",
         ),
         _row(
             "time-limit",
             Category.TIMEOUT,
             "job",
-            "did not stop at its time limit and was ended",
-            "its time is over: resume it with a larger time_limit_s",
-            retried=False,
+            "no",
+            "did not stop at its time limit; killed",
+            _TIME_OVER,
         ),
-        _row(
-            "launch-failed",
-            Category.STARTUP,
-            "trn",
-            "could not be launched",
-            "no process was started: it is tried again and this does not count",
-            retried=True,
-            counts=False,
-        ),
+        _row("launch-failed", Category.STARTUP, "trn", "not counted", "could not be launched", _NO_PROCESS),
         _row(
             "never-launched",
             Category.STARTUP,
             "trn",
-            "the daemon ended before it launched it",
-            "no process was started: it is tried again and this does not count",
-            retried=True,
-            counts=False,
+            "not counted",
+            "the daemon ended before it launched the worker",
+            _NO_PROCESS,
         ),
         _row(
             "code-missing",
             Category.STARTUP,
             "trn",
-            "its code snapshot or its Python is not there any more",
-            "it would not be there the next time either: submit it again",
-            retried=False,
+            "no",
+            "its code snapshot or its Python is missing",
+            "it would be missing the next time, too: submit it again",
         ),
         _row(
             "trn-fault",
             Category.STARTUP,
             "trn",
+            "not counted",
             "a fault of trn itself, please report it",
-            "no fault of the run: it is tried again and this does not count",
-            retried=True,
-            counts=False,
+            "no fault of the run",
         ),
     ]
-    return contract + signals + ours
+    return contract + named + signals + ours
 
 
 FAILURES: dict[str, Failure] = {row.cause: row for row in _rows()}

@@ -7,6 +7,7 @@ import msgspec
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.choice import (
     CheckpointInfo,
+    check_sizes,
     choose_named,
     choose_newest,
     find_committed,
@@ -40,6 +41,12 @@ def read_checkpoint(path: Path, *, is_forced: bool = False) -> SavedCheckpoint:
     if isinstance(found, dict):
         return SavedCheckpoint(path=path, step=0, run_id="")
     return _as_saved(found)
+
+
+def find_next_start(folder: Path) -> int:
+    """The step that the next attempt would resume from; 0 where nothing can be. Reads no data files, but blocks."""
+    choice = choose_newest(folder, check_sizes)
+    return 0 if choice.taken is None else choice.taken.step
 
 
 def newest_checkpoint(folder: Path, *, is_forced: bool = False) -> SavedCheckpoint | None:

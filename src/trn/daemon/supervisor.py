@@ -41,6 +41,7 @@ from trn.core.snapshots import materialise
 from trn.daemon.attempt_parts import Parts
 from trn.daemon.commits import committed
 from trn.daemon.endings import Wish, close_words, decide
+from trn.daemon.saved_checkpoints import find_next_start
 from trn.daemon.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
 from trn.registry.sqlite import Ending
@@ -322,11 +323,11 @@ class AttemptSupervisor:
         failpoint("attempt.drained")
         if parts.ingest.terminal(*self._named) is None:
             run = parts.registry.get(run_id)
-            category, error = close_words(run, worker_exit, self._wish)
+            category, error, cause = close_words(run, worker_exit, self._wish)
             plan = self._build_files({}).plan  # its devices may be gone from the machine by now
             await self._try(
                 "write its terminal event",
-                lambda: parts.executor.close_attempt(plan, category=category, error=error),
+                lambda: parts.executor.close_attempt(plan, category=category, error=error, cause=cause),
                 num_tries=MAX_CLOSE_TRIES,
             )
             failpoint("attempt.closed")
@@ -341,6 +342,7 @@ class AttemptSupervisor:
                 worker_exit,
                 None if worker_exit is None else parts.ingest.terminal(*self._named),
                 self._wish,
+                saved_step=await self._find_next_start(),
                 now_ms=parts.now_ms(),
             )
         except Exception as fault:
@@ -352,6 +354,13 @@ class AttemptSupervisor:
         await self._record(lambda: parts.registry.end(*self._named, ending))
         failpoint("attempt.ended")
         logger.info("%s: %s: %s", self._key, ending.state, ending.reason)
+
+    async def _find_next_start(self) -> int:
+        try:
+            return await asyncio.to_thread(find_next_start, self._folder.checkpoints)
+        except Exception:
+            logger.exception("%s: what it saved cannot be found out, so it counts as no progress", self._key)
+            return 0
 
     @property
     def _named(self) -> tuple[str, int]:

@@ -104,6 +104,6 @@ class Executor(Protocol):
         """
         ...
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         """Write the attempt's terminal event if it wrote none itself. False where that could not be done."""
         ...

@@ -118,14 +118,17 @@ class FakeExecutor:
         self._end(process, WorkerExit(exit_code=-signal.SIGKILL))
         await self.at("end.done", process.plan.key)
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         await self.at("close.asked", plan.key)
         process = self.processes[plan.key]
         events = read_events(_events_path(plan))
         if not any(
             item["attempt"] == plan.number and item["event"] in ("completed", "failed") for item in events
         ):
-            self._write(process, event="failed", category=category, error=error, step=process.script.step)
+            closed = {"cause": cause, "closed_by": "daemon"} if cause else {}
+            self._write(
+                process, event="failed", category=category, error=error, step=process.script.step, **closed
+            )
         await self.at("close.done", plan.key)
         return True
 

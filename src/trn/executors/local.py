@@ -380,7 +380,7 @@ class LocalExecutor:
         is_reboot = record.exit_code is None and identity.boot_id != boot_id()
         is_ours = identity in self._ended_by_us
         self._ended_by_us.discard(identity)
-        unseen = "the machine was restarted" if is_reboot else "nobody saw how it ended"
+        unseen = "the machine was restarted" if is_reboot else "exit status unknown"
         return WorkerExit(
             exit_code=record.exit_code,
             is_out_of_memory=record.is_out_of_memory and not is_ours,
@@ -403,12 +403,12 @@ class LocalExecutor:
                 f"these processes do not end, even by SIGKILL: {pids}; they may hang in the system (see `ps -o stat,wchan`)"
             )
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str) -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         """See `Executor.close_attempt`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
         try:
             reply = await self._ask_anyone(
-                lambda id_: Close(id=id_, plan=wanted, category=category, error=error),
+                lambda id_: Close(id=id_, plan=wanted, category=category, error=error, cause=cause),
                 timeout_s=CLOSE_PATIENCE_S,
             )
         except (UnavailableError, TimeoutError) as fault:

@@ -154,7 +154,8 @@ UPDATE attempts SET step = :step, last_heartbeat_ms = max(last_heartbeat_ms, :he
 WHERE run_id = :run_id AND number = :number
 
 -- name: end_attempt
-UPDATE attempts SET ended_ms = :now_ms, exit_code = :exit_code, category = :category, cause = :cause
+UPDATE attempts SET ended_ms = :now_ms, exit_code = :exit_code, category = :category, cause = :cause,
+                    cause_id = :cause_id, saved_step = :saved_step
 WHERE run_id = :run_id AND number = :number AND ended_ms IS NULL
 
 -- name: slots

@@ -70,11 +70,13 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
     reason: str
     cause: str
+    cause_id: str = ""  # a row of the table of failures
     category: str = ""
     exit_code: int | None = None
     not_before_ms: int = 0
-    is_interruption: bool = False  # no fault of the run: it does not use up one of its attempts
+    is_interruption: bool = False  # no process was started
     stop_reason: str = ""  # of one that completed before its last step
+    saved_step: int = 0  # the step that the next attempt would resume from
 
 
 class RunRegistry(RegistryReader):
@@ -286,6 +288,8 @@ class RunRegistry(RegistryReader):
                     "exit_code": ending.exit_code,
                     "category": ending.category,
                     "cause": ending.cause,
+                    "cause_id": ending.cause_id,
+                    "saved_step": ending.saved_step,
                 },
             )
             run = _get(connection, run_id)

@@ -139,7 +139,9 @@ class CheckpointWriterClient:
                 if not isinstance(report, Durable):
                     self._stem = ""
                 if isinstance(report, Failed):
-                    raise CheckpointError(report.message)
+                    error = CheckpointError(report.message)
+                    error.cause = report.cause
+                    raise error
                 yield report
                 deadline = 0.0  # one report ends the waiting; what else is there already is still taken
                 continue

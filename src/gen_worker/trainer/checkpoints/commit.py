@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gen_worker.errors import CheckpointError
+from gen_worker.errors import Cause, CheckpointError
 from gen_worker.failpoints import failpoint
 from gen_worker.trainer.checkpoints.choice import META_SUFFIX, CheckpointInfo
 from gen_worker.trainer.checkpoints.file_check import check_file, hash_file
@@ -216,10 +216,12 @@ class Save:
 
 def no_space_error(stem: str, needed_bytes: int, folder: Path) -> CheckpointError:
     free = shutil.disk_usage(folder).free
-    return CheckpointError(
+    error = CheckpointError(
         f"no space left for {stem}: it needs {needed_bytes / 1e6:.1f} MB, {free / 1e6:.1f} MB free in {folder}. "
         "Older checkpoints are untouched; free some space or lower checkpoints.keep_last"
     )
+    error.cause = Cause.DISK_FULL
+    return error
 
 
 def _is_sound(path: Path, entry: FileEntry) -> bool:

@@ -53,6 +53,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
+    cause: str = ""  # see `failure.find_cause`
 
 
 Report = Durable | Done | Failed

@@ -29,6 +29,7 @@ from gen_worker.trainer.checkpoints.messages import (
     send,
 )
 from gen_worker.trainer.checkpoints.staging import StagingBuffer
+from gen_worker.trainer.failure import find_cause
 
 NICENESS = 3  # training steps come first; much more, and a busy machine would never let a save finish
 _RECEIVE_BYTES = 1 << 20
@@ -66,7 +67,7 @@ class CheckpointWriter:
             save = Save(self._folder, request, image, self._token)
             return save.run(lambda: self._answer(Durable(at_s=time.monotonic())))
         except CheckpointError as error:
-            return Failed(message=str(error))
+            return Failed(message=str(error), cause=find_cause(error))
         except Exception as error:
             traceback.print_exc()
             return Failed(message=f"saving {request.stem} failed in the checkpoint writer: {error!r}")

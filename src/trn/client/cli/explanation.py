@@ -182,7 +182,7 @@ def _live(
 ) -> Explanation:
     of = f" of {run.end_step}" if run.end_step else ""
     newest = attempts[-1] if attempts else None
-    number = f"attempt {run.attempt} of {run.max_attempts + run.num_interruptions}"
+    number = f"attempt {run.attempt}"
     if around.worker_gone:
         at = f"{number}, last seen at step {run.step}{of}: {around.worker_gone}"
         return _say_gone(run, at, is_daemon_up=is_daemon_up)
@@ -204,10 +204,8 @@ def _live(
         return _say_over(run, what, over_ms, is_daemon_up=is_daemon_up)
     silent_ms = at_ms - newest.last_heartbeat_ms if newest is not None and newest.last_heartbeat_ms else 0
     if silent_ms > SILENT_MS and is_daemon_up:
-        what += f", and gave no sign of life for {say_duration(silent_ms)}"
-        next_ = (
-            "it is ended when its heartbeat timeout is over, and another attempt follows if it has one left"
-        )
+        what += f", no heartbeat for {say_duration(silent_ms)}"
+        next_ = "it is killed and retried when its heartbeat timeout is over"
         return _say(run, what, next=next_, remedy=f"`trn logs {run.run_id}` shows what it does")
     return _say(
         run,

@@ -26,12 +26,14 @@ class Blame(NamedTuple):
 # How the words of a cause begin -> blame; the longest beginning that fits decides.
 BLAMES: dict[str, Blame] = {
     "could not start": Blame("job", _MEND),
-    "an input is not right": Blame("job", _MEND),
-    "is not allowed to": Blame("job", "renew its token or its rights and submit it again"),
+    "an input is not valid": Blame("job", _MEND),
+    "not authorized": Blame("job", "renew its token or its rights and submit it again"),
     "the model did not load": Blame("job", _MEND),
     "failed while training": Blame("job", f"mend its code; {_LOG}; {_MENDED}"),
+    "a connection broke": Blame("machine", f"see that the other side answers; {_RESUME}"),
+    "the disk is full": Blame("machine", f"free some space; {_RESUME}"),
     "an upload failed": Blame("machine", f"see that the far side answers; {_RESUME}"),
-    "was stopped by somebody else": Blame("machine", _RESUME),
+    "stopped from outside": Blame("machine", _RESUME),
     "reached its time limit": Blame("job", _LONGER),
     "killed by SIGSEGV": Blame("job", f"look for native code that is not right; {_LOG}"),
     "killed by SIGBUS": Blame(
@@ -47,18 +49,18 @@ BLAMES: dict[str, Blame] = {
     "killed by SIGHUP": Blame("machine", _RESUME),
     "killed by ": Blame("machine", _RESUME),
     "out of memory": Blame("machine", _MEMORY),
-    "ended without saying how": Blame(
+    "process exited without a terminal event": Blame(
         "job",
         f"look for what ends the process, such as os._exit; `trn logs {{run_id}}` has what it printed; {_MENDED}",
     ),
-    "ended, and nobody saw how": Blame("machine", _RESUME),
-    "the machine went down under it": Blame("machine", _RESUME),
-    "gave no sign of life": Blame("machine", f"{_LOG}; {_RESUME}"),
-    "did not begin in time": Blame("machine", f"look at the disk and the network; {_RESUME}"),
-    "did not stop at its time limit": Blame("job", _LONGER),
+    "process exited; exit status unknown": Blame("machine", _RESUME),
+    "the machine went down": Blame("machine", _RESUME),
+    "no heartbeat; killed": Blame("machine", f"{_LOG}; {_RESUME}"),
+    "did not start in time; killed": Blame("machine", f"look at the disk and the network; {_RESUME}"),
+    "did not stop at its time limit; killed": Blame("job", _LONGER),
     "could not be launched": Blame("trn", _REPORT),
     "the daemon ended before": Blame("trn", _RESUME),
-    "its code snapshot or its Python": Blame("trn", "submit it again"),
+    "its code snapshot or its Python is missing": Blame("trn", "submit it again"),
     "a fault of trn itself": Blame("trn", _REPORT),
 }
 

@@ -49,7 +49,7 @@ COLUMNS: dict[str, Callable[[RunRow, int], str]] = {
     "state": lambda run, _at: run.state,
     "name": lambda run, _at: shorten(plain(run.name), MAX_NAME_WIDTH),
     "step": lambda run, _at: _steps(run),
-    "attempt": lambda run, _at: f"{run.attempt}/{run.max_attempts}",
+    "attempt": lambda run, _at: str(run.attempt),
     "priority": lambda run, _at: str(run.priority),
     "age": lambda run, at: say_ago(run.submitted_ms, at),
     "updated": lambda run, at: say_ago(run.updated_ms, at),

@@ -392,3 +392,8 @@ def test_the_public_names_are_the_published_ones_and_all_of_them_load() -> None:
 def test_no_module_grows_beyond_what_a_reader_holds() -> None:
     long = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: lines for name, lines in long.items() if lines > 450} == {}
+
+
+def test_migrations_are_numbered_without_gap_or_double() -> None:
+    names = sorted(path.name for path in (SRC / "trn" / "registry" / "migrations").glob("*.sql"))
+    assert [int(name.partition("_")[0]) for name in names] == list(range(1, len(names) + 1)), names

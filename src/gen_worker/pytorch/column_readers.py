@@ -1,6 +1,5 @@
 """From Arrow columns to tensors where a plain view is not enough: lists of any length, images, scaling."""
 
-import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,8 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from gen_worker.errors import InputError, StartupError
+from gen_worker.errors import InputError
 from gen_worker.pytorch.config import ImageSpec
+from gen_worker.pytorch.pictures import NUM_CHANNELS, decode_picture, require_pillow
 
 Read = Callable[[pa.Array], torch.Tensor]
 
@@ -157,39 +157,27 @@ def _null_fault(name: str) -> InputError:
 
 def read_images(name: str, spec: ImageSpec, *, is_record: bool) -> Read:
     """Pictures in any format that Pillow reads, as (rows, channels, height, width) of uint8."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise StartupError(
-            f"column {name!r} holds images, and Pillow is not installed: install trn[torch], or pillow"
-        ) from error
-
+    require_pillow(f"column {name!r} holds images")
     height, width = spec.size
     pool = ThreadPoolExecutor(spec.threads, thread_name_prefix="decode") if spec.threads > 1 else None
 
-    def decode(item: tuple[int, bytes | None]) -> npt.NDArray[np.uint8]:
-        number, content = item
+    def decode(item: tuple[str, bytes | None]) -> npt.NDArray[np.uint8]:
+        where, content = item
         if content is None:
             raise _null_fault(name)
-        try:
-            with Image.open(io.BytesIO(content)) as picture:
-                converted = picture.convert(spec.mode)
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-            raise InputError(
-                f"column {name!r}: row {number} of a batch is not a picture that can be read"
-                f" ({len(content)} bytes): {error}"
-            ) from error
-        if converted.size != (width, height):
-            converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(converted)
+        return decode_picture(content, size=(height, width), mode=spec.mode, where=where)
 
     def read(column: pa.Array) -> torch.Tensor:
+        names = [f"column {name!r}: row {number} of a batch" for number in range(len(column))]
         if is_record:
+            if column.type.get_field_index("path") >= 0:
+                paths = column.field("path").to_pylist()
+                names = [path or other for path, other in zip(paths, names, strict=True)]
             column = column.field("bytes")
-        items = enumerate(column.to_pylist())
+        items = zip(names, column.to_pylist(), strict=True)
         pictures = list(map(decode, items) if pool is None else pool.map(decode, items))
         if not pictures:
-            return torch.empty((0, 1 if spec.mode == "L" else 3, height, width), dtype=torch.uint8)
+            return torch.empty((0, NUM_CHANNELS[spec.mode], height, width), dtype=torch.uint8)
         stacked = torch.from_numpy(np.stack(pictures))
         return stacked.unsqueeze(1) if spec.mode == "L" else stacked.permute(0, 3, 1, 2)
 

@@ -106,6 +106,19 @@ def _places_in(copy: str) -> re.Pattern[str]:
     )
 
 
+def find_left_out(name: str) -> str | None:
+    """The author's file of a module of that name that was not frozen, where there is one."""
+    code = read_frozen_code()
+    if code is None:
+        return None
+    place = name.replace(".", os.sep)
+    for path in (f"{place}.py", os.path.join(place, "__init__.py")):  # noqa: PTH118
+        original = os.path.join(code.original, path)  # noqa: PTH118
+        if os.path.isfile(original) and not os.path.exists(os.path.join(code.copy, path)):  # noqa: PTH110, PTH113, PTH118
+            return original
+    return None
+
+
 def is_installed(path: str) -> bool:
     """Whether it is Python's own or a regular install's, and so nobody's own code."""
     if _INSTALLED.search(path):

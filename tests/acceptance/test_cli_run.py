@@ -310,6 +310,33 @@ def test_mended_code_is_trained_by_the_next_submit_and_by_a_resume_that_asks_for
     assert read_lines(trn(home, "run", "-c", job))[0]["existed"]
 
 
+def test_a_retry_trains_the_frozen_code_of_a_source_folder_that_was_edited_meanwhile(
+    home: Path, folder: Path
+) -> None:
+    """The import path leads to the live folder, as an editable install would have it."""
+    package = folder / "src" / "shapes"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    die = "os.kill(os.getpid(), signal.SIGKILL)"
+    edit = f"Path({str(package / 'train.py')!r}).write_text('raise SystemExit()')"
+    source = (folder / "witnessed.py").read_text()
+    (package / "train.py").write_text(source.replace(die, f"{edit}; {die}", 1))
+    job = write_job(
+        folder,
+        5,
+        trainer="shapes.train:Witnessed",
+        checkpoint_every=1,
+        retry={"max_attempts": 2, "backoff_s": 0.01},
+        env={"PYTHONPATH": str(folder / "src")},
+        hyperparams={"die_at": 3},
+    )
+    done = trn(home, "run", "-c", job, "--code", folder)
+    lines = read_lines(done)
+    assert (lines[-1]["event"], lines[-1]["attempt"]) == ("job_completed", 2), done
+    assert losses(lines) == {1: 1.0, 2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
+    assert (package / "train.py").read_text() == "raise SystemExit()"
+
+
 def test_a_folder_that_holds_far_more_than_code_is_not_frozen_unless_it_is_named(
     home: Path, folder: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from gen_worker.launcher_protocol import PROCESS_MARK
@@ -134,6 +135,9 @@ def test_mended_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
     frozen = run(RunState.FAILED, reason=cause, attempt=1, snapshot="sha256:1", base_dir="/my job")
     told = explain(frozen, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True)
     assert "`trn resume r-1 --code '/my job'` starts at step 0" in told.remedy
+    elsewhere = msgspec.structs.replace(frozen, frozen_from="/my code")
+    told = explain(elsewhere, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True)
+    assert "--code '/my code'" in told.remedy
     live = run(RunState.FAILED, reason=cause, attempt=1, base_dir="/my job")
     assert "`trn resume r-1` starts" in explain(live, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True).remedy
 

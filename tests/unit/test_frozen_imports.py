@@ -165,6 +165,23 @@ def test_what_the_copy_does_not_have_is_imported_live_and_named(project: Project
     assert outside == {"pkg.secret": str(left_out[0]), "local_settings": str(left_out[1])}
 
 
+def test_a_module_that_was_left_out_of_the_snapshot_is_named_where_it_is_missed(project: Project) -> None:
+    project.freeze("start.py", start="import local_settings")
+    left_out = project.leave_out("local_settings.py")
+    code = """
+    from gen_worker.errors import PluginError
+    told = []
+    for name in ("start", "local_settings"):
+        try:
+            load(name)
+        except PluginError as fault:
+            told.append(str(fault))
+    print(json.dumps(told))
+    """
+    for fault in project.ask(code):
+        assert f"{left_out} was not frozen with the other code" in fault
+
+
 def test_code_of_another_editable_install_is_named_and_installed_packages_are_not(
     project: Project, tmp_path: Path
 ) -> None:

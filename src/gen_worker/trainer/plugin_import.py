@@ -9,7 +9,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from gen_worker.errors import PluginError, PluginValueError, TrainingCanceled, TrainingTimeout
-from gen_worker.frozen_imports import import_frozen_code
+from gen_worker.frozen_imports import find_left_out, import_frozen_code
 
 _REF = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<symbol>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
 
@@ -155,7 +155,15 @@ def _is_or_holds(missing: str | None, name: str) -> bool:
 
 def _import_fault(name: str, error: BaseException) -> PluginError:
     where = author_line(error.__traceback__)
-    return PluginError(f"{f'{where}: ' if where else ''}importing {name!r} raised {exception_text(error)}")
+    said = f"{f'{where}: ' if where else ''}importing {name!r} raised {exception_text(error)}"
+    return PluginError(said + _left_out_hint(error))
+
+
+def _left_out_hint(error: BaseException) -> str:
+    left_out = find_left_out(error.name) if isinstance(error, ModuleNotFoundError) and error.name else None
+    return (
+        f"; {left_out} was not frozen with the other code: git or .trnignore excludes it" if left_out else ""
+    )
 
 
 def _not_found(name: str, error: ModuleNotFoundError) -> str:
@@ -168,6 +176,7 @@ def _not_found(name: str, error: ModuleNotFoundError) -> str:
     hint = f": did you mean {' or '.join(repr(found) for found in nearest)}?" if nearest else ""
     searched = "".join(f"\n  - {folder}" for folder in dict.fromkeys(folders))
     reason = str(error) if error.name != name or ";" in str(error) else f"no module named {name!r}"
+    hint += _left_out_hint(error)
     return f"trainer module {name!r} is not found ({reason}){hint}; searched:{searched}"
 
 

@@ -48,16 +48,21 @@ class RunningDaemon(NamedTuple):
     def version_warning(self) -> str:
         """What to say of a daemon of another version, or whose code was changed since; empty where it is ours."""
         if self.version == VERSION:
-            is_changed = (
-                self.source_dir == str(SOURCES[0])
-                and self.source_stamp != ""
-                and self.source_stamp != source_stamp(*SOURCES)
-            )
-            return CHANGED if is_changed else ""
+            return CHANGED if self._has_changed() else ""
         return (
             f"the daemon is trn {self.version} and this is trn {VERSION}: `trn daemon stop` and"
             " `trn daemon start` bring it up to date; runs go on meanwhile"
         )
+
+    def _has_changed(self) -> bool:
+        if not self.source_stamp or self.source_dir != str(
+            SOURCES[0]
+        ):  # it does not say, or is another install
+            return False
+        try:
+            return self.source_stamp != source_stamp(*SOURCES)
+        except OSError:  # they are being replaced just now
+            return True
 
 
 def find_daemon(home: Home) -> RunningDaemon | None:

@@ -216,7 +216,7 @@ def telling_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def write_report(run: RunRecord, report: Path, *, environment: Mapping[str, Any], store: Path) -> None:
     """Write the run's report, and beside it the patch that its code is to its commit. Blocks; safe to repeat."""
-    code: dict[str, Any] = {"snapshot": run.snapshot}
+    code: dict[str, Any] = {"snapshot": run.snapshot, "frozen_from": run.frozen_from}
     patch = b""
     if run.snapshot:
         snapshots = SnapshotStore(store)

@@ -136,12 +136,12 @@ class LocalExecutor:
 
     async def _have_link(self) -> LauncherLink:
         """To a launcher that has what is installed now."""
-        stamp = await asyncio.to_thread(code_stamp)
+        stamp = await _read_stamp()
         async with self._connecting:
             if self._link is not None:
                 link = self._link
                 if stamp != self._stamp:  # it may be older than a link that another has made meanwhile
-                    stamp = await asyncio.to_thread(code_stamp)
+                    stamp = await _read_stamp()
                 if stamp == self._stamp and not link.lost.is_set():
                     return link
                 self._link = None
@@ -418,6 +418,13 @@ class LocalExecutor:
             return True
         logger.warning("the end of %s was not written: %s", plan.key, reply)
         return False
+
+
+async def _read_stamp() -> str:
+    try:
+        return await asyncio.to_thread(code_stamp)
+    except OSError as fault:  # somebody installs it just now
+        raise UnavailableError(f"the files of trn cannot be read: {fault}") from fault
 
 
 def _name(info: LauncherInfo) -> _Name:

@@ -254,7 +254,8 @@ def _blame(run: RunRecord, attempts: Sequence[AttemptRecord], around: Surroundin
     ended = next((attempt for attempt in reversed(attempts) if attempt.ended_ms is not None), None)
     cause = ended.cause if ended is not None else run.reason
     # What was frozen when it was submitted is not what was mended since.
-    code = f" --code {shlex.quote(run.base_dir)}" if run.snapshot and run.base_dir else ""
+    folder = run.frozen_from or run.base_dir
+    code = f" --code {shlex.quote(folder)}" if run.snapshot and folder else ""
     resumes = where_it_resumes(run, around.checkpoint)
     blame = find_blame(cause, run.run_id, resumes=resumes, code=code)
     return ("", f"`trn logs {run.run_id}` has the details") if blame is None else blame

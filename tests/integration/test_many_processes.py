@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import signal
 import time
@@ -30,11 +31,12 @@ JOB: dict[str, Any] = {
 def parallel_run(folder: Path, processes: int, **changes: Any) -> Run:
     rows = write_rows(folder / "data" / "rows.parquet", num_rows=NUM_ROWS)
     held_out = write_rows(folder / "data" / "held_out.parquet", num_rows=21, seed=1)
-    data = {
+    data: dict[str, Any] = {
         "dataset": {"parquet_paths": [str(rows)], "batch_size": 8, "shuffle": True},
         "validation": {"dataset": {"parquet_paths": [str(held_out)], "batch_size": 8}},
         "resources": {"processes": processes},
     }
+    data["dataset"] |= changes.pop("dataset", {})
     return Run(folder / "run", **{**JOB, **data, **changes})
 
 
@@ -135,6 +137,31 @@ def test_processes_that_never_exchange_gradients_are_told_so(tmp_path: Path) -> 
     (warning,) = (event["message"] for event in run.events("log") if event["level"] == "warning")
     assert warning.startswith("the processes have different values in model.0.weight, model.0.bias")
     assert "distribute_module" in warning
+
+
+def test_a_loss_that_becomes_nan_over_an_empty_share_is_foretold_and_told(tmp_path: Path) -> None:
+    run = parallel_run(tmp_path, 2, trainer="parallel_mlp:MeanLoss", max_steps=14, checkpoint_every=0)
+    done = run.work()
+    assert done.returncode == 0, done.stderr
+    warnings = [event for event in run.events("log") if event["level"] == "warning"]
+    foretold, told = (event["message"] for event in warnings[:2])
+    assert foretold.startswith("the last batch of an epoch has 1 row for 2 processes")
+    assert "dataset.drop_last: true" in foretold
+    assert "global_rows" in foretold
+    assert "became NaN in step 13: its share of that batch has no rows (1 row for 2 processes)" in told
+    assert warnings[0]["seq"] < run.events("metric", "metrics")[0]["seq"]
+    losses = run.losses()
+    assert math.isfinite(losses[13])  # the empty share weighs nothing
+    assert not math.isfinite(float(losses[14]))
+
+
+def test_an_exception_over_an_empty_share_says_so(tmp_path: Path) -> None:
+    refusing = {"trainer": "parallel_mlp:MeanLoss", "hyperparams": {"refuse": True}, "validate_every": 0}
+    run = parallel_run(tmp_path, 3, **refusing, dataset={"batch_size": 12})
+    assert run.work().returncode == 14
+    (failed,) = run.events("failed")
+    assert "ValueError: expected more than 0 values per channel" in failed["error"]
+    assert "of this batch has no rows (1 row for 3 processes): set dataset.drop_last: true" in failed["error"]
 
 
 def test_the_error_of_the_rank_that_failed_first_is_the_one_that_is_told(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class PyTorchTrainer:
     """Trains what a job file says. `docs/pytorch-runner.md` is its guide."""
 
     config: RunnerConfig
+    handles_empty_shares = True  # a sum over the global batch, and a forward pass of a stand-in
 
     def check_job(self, job: TrainingJobSpec) -> list[str]:
         """Every fault of the config, before anything is spent on the run."""

@@ -27,6 +27,7 @@ from gen_worker.trainer.code_identity import note_outside_code
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
 from gen_worker.trainer.download_progress import DownloadProgress
+from gen_worker.trainer.empty_shares import EmptyShareWatch, empty_share_warnings, find_empty_shares
 from gen_worker.trainer.evaluation import Evaluator, Kind
 from gen_worker.trainer.identity import changes_since, describe_identity
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
@@ -127,6 +128,7 @@ class Assembly:
                 return loop
         loop.state = restorer.make(checkpoint)
         self.processes.has_loaded = checkpoint is not None
+        self._look_for_empty_shares(loop)
         if self.processes.rank == 0:
             for warning in note_outside_code(identity, loop.folder, is_fresh=checkpoint is None):
                 reporter.log(warning, level="warning")
@@ -149,6 +151,12 @@ class Assembly:
             rows_per_step=source.rows_before(epoch=0, batch=1),
         )
         return loop
+
+    def _look_for_empty_shares(self, loop: TrainingLoop) -> None:
+        if find_empty_shares(loop.source, self.processes.world_size) is not None:
+            loop.step_hooks = EmptyShareWatch(loop.trainer, self.processes, self.reporter)
+        for warning in empty_share_warnings(loop) if self.processes.rank == 0 else ():
+            self.reporter.log(warning, level="warning")
 
     def build_evaluation(self, kind: Kind) -> tuple[Evaluator, Any]:
         """For a pass over held-out data without training: an evaluator, and the state of the newest checkpoint."""

@@ -101,7 +101,13 @@ class Evaluator:
         for raw_batch in self._batches():
             if may_leave and stop.reason is not None:
                 return None
-            found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
+            try:
+                found = hook(trainer.prepare_batch(raw_batch, state, ctx), state, ctx)
+            except Exception as cause:
+                from gen_worker.trainer.empty_shares import note_empty_share
+
+                note_empty_share(cause, raw_batch, ctx)
+                raise
             rows = count_rows(raw_batch)
             if rows == 0:
                 continue  # no share of the last batch; the hook was called, since the others may wait in it
@@ -179,7 +185,7 @@ def evaluation_mode(*holders: Any) -> Iterator[None]:
     if torch is None:
         yield
         return
-    flags = [(module, module.training) for root in _modules_of(torch, holders) for module in root.modules()]
+    flags = [(module, module.training) for root in modules_of(torch, holders) for module in root.modules()]
     try:
         for module, _ in flags:
             module.training = False
@@ -190,7 +196,8 @@ def evaluation_mode(*holders: Any) -> Iterator[None]:
             module.training = is_training
 
 
-def _modules_of(torch: Any, holders: tuple[Any, ...]) -> list[Any]:
+def modules_of(torch: Any, holders: tuple[Any, ...]) -> list[Any]:
+    """The torch modules that the holders name, at some depth; not the modules in these."""
     found: dict[int, Any] = {}
     seen: set[int] = set()
 

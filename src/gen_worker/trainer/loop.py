@@ -29,6 +29,7 @@ from gen_worker.trainer.contracts import (
     TrainerPlugin,
     TrainingJobSpec,
 )
+from gen_worker.trainer.empty_shares import EmptyShareWatch
 from gen_worker.trainer.evaluation import Evaluator, count_rows
 from gen_worker.trainer.job_lifecycle import pause, raise_stop
 from gen_worker.trainer.measurements import Measurements
@@ -65,6 +66,7 @@ class TrainingLoop:
     test: Evaluator | None = None
     restorer: StateRestorer
     processes: Processes = field(default_factory=OneProcess)
+    step_hooks: EmptyShareWatch | None = None  # what is called instead of the class's own two hooks of a step
     trainer_state: TrainerState = field(default_factory=TrainerState)
     folder: Path = Path()  # of the run's artifacts, for callbacks
     how_to_go_on: str = "run the job again to go on"
@@ -201,7 +203,8 @@ class TrainingLoop:
         """The hot path: steps up to `until`, where something is due. No clock, no allocation, no call of ours."""
         state, ctx = self.state, self.ctx
         stop, progress = ctx.is_canceled, ctx.progress
-        prepare_batch, train_step = self.trainer.prepare_batch, self.trainer.train_step
+        hooks = self.step_hooks or self.trainer
+        prepare_batch, train_step = hooks.prepare_batch, hooks.train_step
         result, raw_batch = self._last, self._last_batch
         while step < until:
             if stop.reason is not None and self._must_stop(step):
@@ -230,7 +233,8 @@ class TrainingLoop:
         """`_advance`, for callbacks that look at every batch; ends early where one of them asks for something."""
         state, ctx, handle = self.state, self.ctx, self._handle
         stop, progress = ctx.is_canceled, ctx.progress
-        prepare_batch, train_step = self.trainer.prepare_batch, self.trainer.train_step
+        hooks = self.step_hooks or self.trainer
+        prepare_batch, train_step = hooks.prepare_batch, hooks.train_step
         begin = self.callbacks.function("on_batch_begin")
         end = self.callbacks.function("on_batch_end")
         while step < until:

@@ -13,6 +13,7 @@ torch.set_num_threads(1)
 
 class ParallelMlp:
     strategy = "ddp"
+    handles_empty_shares = True
 
     def setup(self, ctx: StepContext) -> None:
         rank = int(os.environ.get("FAULT_RANK", "1"))
@@ -63,6 +64,23 @@ class ParallelMlp:
             os.kill(os.getpid(), signal.SIGTERM)
         elif self.fault == "raise":
             raise ValueError("the loss of this rank is not what it was")
+
+
+class MeanLoss(ParallelMlp):
+    """As most people write it: the mean of what is there, which is NaN where nothing is; and a penalty times it."""
+
+    handles_empty_shares = False
+
+    def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+        x, y, _ = batch
+        if len(x) == 0 and ctx.job.hyperparams.get("refuse"):
+            raise ValueError("expected more than 0 values per channel")
+        state["optimizer"].zero_grad()
+        loss = torch.nn.functional.mse_loss(self.net(x).squeeze(1), y)
+        penalty = sum(weight.square().sum() for weight in state["model"].parameters())
+        (loss * (1 + 0.001 * penalty)).backward()
+        state["optimizer"].step()
+        return StepResult(metrics={"loss": loss.detach()})
 
 
 class PlainFsdp(ParallelMlp):

@@ -147,6 +147,14 @@ class ThroughputMonitor(Callback):
         return report
 
 
+def _with_share(fault: str, run: RunHandle, batch: Any) -> str:
+    """In every process, since each may be the one whose error is told."""
+    from gen_worker.trainer.empty_shares import short_batch_in_words
+
+    words = short_batch_in_words(batch, run.ctx)
+    return fault if words is None else f"{fault} ({words})"
+
+
 class NonFiniteGuard(Callback):
     """Looks at the loss every `every` steps and acts when it is NaN or infinite. Reading a tensor waits for its device.
 
@@ -193,7 +201,7 @@ class NonFiniteGuard(Callback):
             self._ignored = frozenset(nonfinite_names(state))
             self._keep(run, state)
 
-    def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:  # noqa: ARG002
+    def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
         step = run.state.step
         if step % self.every:
             return
@@ -208,7 +216,8 @@ class NonFiniteGuard(Callback):
             if not is_bad:
                 self._keep(run, state)
         if is_bad:
-            self._act(run, step, fault or "another process found a value that is not finite")
+            words = fault or "another process found a value that is not finite"
+            self._act(run, step, _with_share(words, run, batch))
         elif self.num_in_a_row and step >= self.bad_step:
             self.num_in_a_row = 0
 

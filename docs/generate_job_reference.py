@@ -30,8 +30,8 @@ the value found, what was expected, and the nearest valid name for a misspelt fi
   the run was submitted from.
 - A cadence of 0 is off. Steps are optimizer steps.
 - `max_steps` or `epochs` (or both: whichever ends first) is needed, unless `mock_batches` is given.
-- Exactly one source of data is needed: `dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or
-  `mock_batches`.
+- Exactly one source of data is needed: `dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`,
+  `dataset.generated` or `mock_batches`.
 - `validate_every` needs `validation.dataset`; `early_stopping` needs `validate_every`, or a metric that starts with `train/`.
 
 The last column says who reads a field: the **worker**, the **daemon** (a worker without one passes it over), or
@@ -71,12 +71,15 @@ MEANINGS = {
     "dataset.parquet_paths": "Files, folders (their `*.parquet`, recursively, sorted), globs, and "
     "[folders with an index](datasets.md).",
     "dataset.batch_size": "Rows of one step, over all processes.",
-    "dataset.readahead": "Row groups to decode ahead, per reader.",
-    "dataset.columns": "Columns to read; all where it is not given.",
+    "dataset.readahead": "Row groups to decode ahead, per reader. For parquet files only.",
+    "dataset.columns": "Columns to read; all where it is not given. For parquet files only.",
     "dataset.shuffle": "A new order each epoch, as a function of `seed` and epoch: see [data order](data-order.md).",
     "dataset.drop_last": "Leave out the last batch of an epoch when it is shorter.",
     "dataset.decode_cache": "Decode once into an Arrow file in the cache folder and map it from then on.",
     "dataset.generated": "There is no data: each batch is the number of its step, and the trainer class makes its own.",
+    "dataset.source": "`module:symbol` of your own data: a Dataset, a DataLoader, an iterable, or a class or function that "
+    "makes one. See [your own data](own-data.md).",
+    "dataset.args": "Keyword arguments for the class or function that `source` names.",
     "mock_batches": "Batches in the job itself, one pass; for smoke runs.",
     "validation": "Data for `validate_step`.",
     "validation.dataset": "As `dataset`; read in the order of its rows, whatever `shuffle` says.",

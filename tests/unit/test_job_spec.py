@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,8 @@ SOUND: dict[str, Any] = {
     "hyperparams": {"lr": 0.1},
     "profiles": {"small": {"max_steps": 1, "dataset": {"batch_size": 2}, "hyperparams": {"wd": 0}}},
 }
+
+OWN = {"source": "rows:Rows", "args": {"folder": "images"}, "batch_size": 4, "shuffle": True}
 
 
 def sound(**changes: Any) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def test_faults_within_and_between_fields_come_at_once() -> None:
         f"seed: found true, expected {seed_words()}",
         'dataset.batch_size: found "32", expected a whole number of at least 1 (without quotes)',
         "dataset.parquet_paths: given together with `mock_batches`, expected only one of "
-        "`dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`",
+        "`dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`",
         "validate_every: found 3, but there is nothing to validate on: give `validation.dataset` or set it to 0",
         "resources.devices: given together with `resources.gpus`, expected at most one of the two",
         'run_id: found "a..b", expected one without ".." and line ends: it names a folder',
@@ -103,11 +106,14 @@ def test_a_document_that_is_no_object_is_refused(document: object) -> None:
         },
         {"validate_every": 0, "early_stopping": {"metric": "train/loss"}},
         {"resources": {"gpus": 2}},
+        {"dataset": OWN, "validation": {"dataset": OWN}, "test": {"dataset": OWN}, "validate_every": 5},
         {"resume_checkpoint_path": "/c.meta.json"},
     ],
 )
 def test_what_the_rules_allow(changes: dict[str, Any]) -> None:
-    assert parse_job_spec(sound(**changes), source="job").run_id == sound()["run_id"]
+    spec = parse_job_spec(sound(**changes), source="job")
+    assert spec.run_id == sound()["run_id"]
+    assert parse_job_spec(msgspec.to_builtins(spec), source="written out") == spec
 
 
 @pytest.mark.parametrize(
@@ -124,6 +130,19 @@ def test_what_the_rules_allow(changes: dict[str, Any]) -> None:
         (
             {"resume_checkpoint_path": "a", "inputs": {"resume_checkpoint_ref": "b"}},
             "resume_checkpoint_path: given together with `inputs.resume_checkpoint_ref`",
+        ),
+        ({"dataset": OWN, "mock_batches": [1]}, "dataset.source: given together with `mock_batches`"),
+        ({"dataset": {**OWN, "parquet_paths": ["x"]}}, "dataset.parquet_paths: given together with `dataset.source`"),
+        ({"dataset": {**OWN, "columns": ["x"]}}, "dataset.columns: given together with `dataset.source`"),
+        ({"dataset": {**OWN, "decode_cache": True}}, "dataset.decode_cache: given together with `dataset.source`"),
+        ({"dataset": {**OWN, "readahead": 4}}, "dataset.readahead: given together with `dataset.source`"),
+        ({"dataset": {"parquet_paths": ["x"], "args": {"a": 1}}}, "dataset.args: given without `dataset.source`"),
+        ({"dataset": {"source": "rows"}}, 'dataset.source: found "rows", expected module:symbol'),
+        ({"dataset": {"source": "rows.py:Rows.x y"}}, 'dataset.source: found "rows.py:Rows.x y"'),
+        ({"validation": {"dataset": {"batch_size": 3}}}, "validation.dataset: there is no data"),
+        (
+            {"test": {"dataset": {**OWN, "parquet_paths": ["x"]}}},
+            "test.dataset.parquet_paths: given together with `test.dataset.source`",
         ),
         ({"run_id": "a\n"}, "run_id: found"),
         ({"run_id": "a..b"}, "run_id: found"),

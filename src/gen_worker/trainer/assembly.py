@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gen_worker.errors import Category, InputError, StartupError
 from gen_worker.trainer.api import load_jobs_plugin, require_sound_job
 from gen_worker.trainer.artifacts import ArtifactWriter
@@ -25,7 +23,7 @@ from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.code_identity import note_outside_code
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
-from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
+from gen_worker.trainer.data_sources import attach_own_data, open_held_out_data, open_training_data
 from gen_worker.trainer.download_progress import DownloadProgress
 from gen_worker.trainer.empty_shares import EmptyShareWatch, empty_share_warnings, find_empty_shares
 from gen_worker.trainer.evaluation import Evaluator, Kind
@@ -37,9 +35,8 @@ from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import prepare_model_runtime
 from gen_worker.trainer.processes import OneProcess, Processes
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.resume import choose_resume_point
+from gen_worker.trainer.resume import choose_resume_point, start_of
 from gen_worker.trainer.runtime_env import WorkerEnvironment
-from gen_worker.trainer.schedule import Start
 from gen_worker.trainer.state_restorer import StateRestorer
 from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.upload_session import transfer_options
@@ -90,7 +87,7 @@ class Assembly:
         inputs = self._fetch_inputs()
         source = self._open_data(inputs)
         checkpoint = self._choose_checkpoint(inputs)
-        start = _start_of(checkpoint, source)
+        start = start_of(checkpoint, source, self.processes)
         identity = describe_identity(job, trainer, source)
         artifacts = None if self.lease is None else self._open_artifacts(self.lease, trainer)
 
@@ -184,6 +181,7 @@ class Assembly:
                 self.environment, self.job, wanted.dataset, rank=rank, world_size=world_size, stop=self.stop
             )
             self.stack.callback(source.close)
+        attach_own_data(source, kind, self.processes, self.reporter, self.stop, self.stack)
         if source.batches_per_epoch == 0:
             raise InputError(f"the {kind} data has no batches: there is nothing to look at")
         evaluator = Evaluator(
@@ -261,6 +259,7 @@ class Assembly:
                 self.environment, self.job, inputs, rank=rank, world_size=world_size, stop=self.stop
             )
             self.stack.callback(source.close)
+        attach_own_data(source, "training", self.processes, self.reporter, self.stop, self.stack)
         if source.batches_per_epoch == 0:
             raise InputError("the training data has no batches: there is nothing to train on")
         if source.batches_per_epoch is None and self.job.validate_every == "epoch":
@@ -388,28 +387,6 @@ def is_finished(loop: TrainingLoop) -> bool:
     end = loop.end_step()
     is_at_end = end is not None and loop.start.step >= end
     return loop.final_checkpoint is not None and (is_at_end or loop.trainer_state.stop_reason is not None)
-
-
-def _start_of(checkpoint: Checkpoint | None, source: BatchSource) -> Start:
-    if checkpoint is None:
-        return Start()
-    if "overfit_epoch" in (checkpoint.cursor or {}) and not isinstance(source, FirstBatches):
-        raise InputError(
-            f"{checkpoint.path} is of a run with overfit_batches, and the job has none now: use another folder"
-        )
-    if checkpoint.cursor is None:
-        return Start(step=checkpoint.step, epoch=checkpoint.epoch)
-    manifest = checkpoint.identity.get("dataset_manifest")
-    epoch, batch = source.position(
-        checkpoint.cursor, manifest=None if manifest is None else msgspec.json.encode(manifest)
-    )
-    return Start(
-        step=checkpoint.step,
-        epoch=epoch,
-        batch=batch,
-        is_sample_due=bool(checkpoint.loop.get("is_sample_due", False)),
-        is_work_due=bool(checkpoint.loop.get("is_work_due", False)),
-    )
 
 
 def _model_handles(

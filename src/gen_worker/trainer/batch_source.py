@@ -1,16 +1,14 @@
 """Where the loop's batches come from: anything that can be opened at a position and says where it stands.
 
-`ArrowFeed` is the source of real runs. Those here serve smoke runs, debugging and trainers that make their own data.
+`ArrowFeed` and `sources` are those of real runs. These here serve smoke runs, debugging and trainers that make their
+own data.
 """
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, count, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count, islice, repeat
 from typing import Any, Protocol
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.model_runtime import capture_rng, restore_rng
-from gen_worker.trainer.repro import seed_everything
 
 
 class BatchSource(Protocol):
@@ -36,24 +34,12 @@ class BatchSource(Protocol):
     def close(self) -> None: ...
 
 
-class SizedBatches(Protocol):
-    """Batches that can be counted and gone through again: a list, a DataLoader."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 class ListSource:
-    """Batches that are in memory: the job's `mock_batches`, which are one pass, or an endless number of passes.
+    """Batches that are in memory: the job's `mock_batches`, which are one pass, or an endless number of passes."""
 
-    A position inside a pass is reached by going over the batches before it. What a loader draws to begin a pass (the
-    order, the seeds of its workers) follows from (seed, epoch) and does not touch the training's random streams.
-    """
-
-    def __init__(self, items: SizedBatches, *, is_endless: bool = False, seed: int = 0) -> None:
+    def __init__(self, items: Sequence[Any], *, is_endless: bool = False) -> None:
         self._items = items
         self._is_endless = is_endless
-        self._seed = seed
 
     @property
     def batches_per_epoch(self) -> int:
@@ -61,20 +47,8 @@ class ListSource:
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
         if not self._is_endless:
-            return iter(()) if epoch else islice(iter(self._items), batch, None)
-        passes = (self._begin(number, batch if number == epoch else 0) for number in count(epoch))
-        return chain.from_iterable(passes)
-
-    def _begin(self, epoch: int, batch: int) -> Iterator[Any]:
-        if isinstance(self._items, list | tuple):
-            return islice(self._items, batch, None)
-        rng = capture_rng()
-        seed_everything((self._seed * 1_000_003 + epoch) % 2**63, torch="torch" in sys.modules)
-        items = iter(self._items)
-        first = list(islice(items, 1))  # a sampler draws its order with the first batch
-        skipped = list(islice(chain(first, items), batch)) if batch else []
-        restore_rng(rng)
-        return items if skipped else chain(first, items)
+            return iter(()) if epoch else islice(self._items, batch, None)
+        return chain(islice(self._items, batch, None), chain.from_iterable(repeat(self._items)))
 
     def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
         return {"version": 1, "epoch": epoch, "batch": batch, "num_batches": len(self._items)}

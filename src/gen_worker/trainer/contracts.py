@@ -47,6 +47,8 @@ class DatasetSpec(Record, frozen=True, kw_only=True):
     drop_last: bool = False
     decode_cache: bool = False
     generated: bool = False
+    source: PluginRef | None = None
+    args: dict[str, Any] = {}
 
 
 class HeldOutSpec(Record, frozen=True, kw_only=True):

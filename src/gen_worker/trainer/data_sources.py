@@ -1,5 +1,6 @@
-"""A job's data, opened: parquet files, an Arrow IPC file, batches in the job, or none at all."""
+"""A job's data, opened: parquet files, an Arrow IPC file, people's own, batches in the job, or none at all."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from gen_worker.errors import InputError
@@ -7,7 +8,11 @@ from gen_worker.trainer.batch_source import BatchSource, ListSource, StepNumbers
 from gen_worker.trainer.contracts import DatasetSpec, StopSignal, TrainingJobSpec
 from gen_worker.trainer.inputs import MaterializedInputs
 from gen_worker.trainer.job_lifecycle import raise_stop
+from gen_worker.trainer.processes import Processes
+from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.sources.base import OwnSource, SourceOptions
+from gen_worker.trainer.sources.opening import load_source, open_own_data
 
 
 def open_training_data(
@@ -27,6 +32,8 @@ def open_training_data(
     dataset = job.dataset or DatasetSpec()  # a job may name its data by ref alone
     if dataset.generated:
         return StepNumbers()
+    if dataset.source is not None:
+        return _open_own(job, dataset, dataset.source, rank=rank, world_size=world_size)
     from gen_worker.trainer.arrow_feed import ArrowFeed
 
     options = _feed_options(job, dataset, rank, world_size)
@@ -47,6 +54,8 @@ def open_held_out_data(
     stop: StopSignal | None = None,
 ) -> BatchSource:
     """What is only looked at: in the order of its rows, since a mean does not depend on it."""
+    if dataset.source is not None:
+        return _open_own(job, dataset, dataset.source, rank=rank, world_size=world_size, is_held_out=True)
     from gen_worker.trainer.arrow_feed import ArrowFeed
 
     return ArrowFeed.open(
@@ -54,6 +63,55 @@ def open_held_out_data(
         cache_dir=environment.cache_dir / "decoded" if dataset.decode_cache else None,
         **{**_feed_options(job, dataset, rank, world_size), "shuffle": False},
     )
+
+
+def _open_own(
+    job: TrainingJobSpec,
+    dataset: DatasetSpec,
+    ref: str,
+    *,
+    rank: int,
+    world_size: int,
+    is_held_out: bool = False,
+) -> BatchSource:
+    options = SourceOptions(
+        batch_size=dataset.batch_size,
+        shuffle=dataset.shuffle and not is_held_out,
+        drop_last=dataset.drop_last,
+        seed=job.seed,
+        rank=rank,
+        world_size=world_size,
+        num_epochs=None if is_held_out else job.epochs,
+        is_held_out=is_held_out,
+    )
+    return open_own_data(load_source(ref, dataset.args), options)
+
+
+def attach_own_data(
+    source: BatchSource,
+    kind: str,
+    processes: Processes,
+    reporter: TrainingReporter,
+    stop: StopSignal,
+    stack: ExitStack,
+) -> None:
+    """People's own data may have a word to say, and every process must have the same of it."""
+    if not isinstance(source, OwnSource):
+        return
+    source.attach(tell=reporter.log, stop=stop)
+    stack.callback(source.close)
+    if processes.world_size == 1:
+        return
+    first, *others = processes.gather(source.signature())
+    for rank, other in enumerate(others, start=1):
+        differing = [name for name in first if first[name] != other.get(name)]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"the {kind} data is not the same in all processes: {name} is {first[name]!r:.60} in process 0 and"
+                f" {other.get(name)!r:.60} in process {rank}. Seed its generators with a fixed number, and let"
+                " nothing in it depend on the process"
+            )
 
 
 def local_paths(

@@ -272,9 +272,15 @@ def _shared_parameters(module: "torch.nn.Module") -> set[int]:
 
 def global_rows(raw_batch: Any, ctx: StepContext) -> int:
     """The rows of this step over all processes. A short last batch carries its number with it."""
+    from gen_worker.trainer.evaluation import count_rows
     from gen_worker.trainer.feed.order import GLOBAL_ROWS
+    from gen_worker.trainer.sources.base import rows_over_all
 
-    metadata = raw_batch.schema.metadata
+    schema = getattr(raw_batch, "schema", None)
+    if schema is None:
+        rows = rows_over_all(raw_batch)
+        return count_rows(raw_batch) * ctx.world_size if rows is None else rows
+    metadata = schema.metadata
     if metadata is not None and GLOBAL_ROWS in metadata:
         return int(metadata[GLOBAL_ROWS])
     return int(raw_batch.num_rows) * ctx.world_size

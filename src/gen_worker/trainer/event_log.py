@@ -23,6 +23,7 @@ import msgspec
 
 from gen_worker.errors import LeaseHeldError, StartupError
 from gen_worker.failpoints import failpoint
+from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
 
 logger = logging.getLogger("gen_worker.events")
 
@@ -144,6 +145,7 @@ class EventLog:
         except BaseException:
             os.close(self._fd)
             raise
+        keep_from_children(self._fd)
         self._doorbell = Doorbell(doorbell, run_id) if doorbell else None
         self._max_pending_bytes = max_pending_bytes
         self._write_every_s = write_every_s
@@ -344,6 +346,7 @@ class EventLog:
         self._thread.join()
         self._flush_and_note()
         self._reserve.unlink(missing_ok=True)
+        no_longer_open(self._fd)
         os.close(self._fd)
         if self._doorbell is not None:
             self._doorbell.close()

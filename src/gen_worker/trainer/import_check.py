@@ -15,11 +15,12 @@ from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
 from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.evaluation import require_hook
 from gen_worker.trainer.job_spec import parse_job_spec
+from gen_worker.trainer.sources.opening import find_source
 
 
 def find_import_faults(config: dict[str, Any]) -> list[str]:
-    """Load trainer class and callbacks as a worker would, with the job's `env`, and let the class check the job; what
-    it would say of each, with the field that it is about.
+    """Load trainer class, callbacks and data sources as a worker would, with the job's `env`, and let the class check
+    the job; what it would say of each, with the field that it is about.
 
     Changes this process's environment and runs the author's modules.
     """
@@ -40,6 +41,17 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
         load_callbacks(job)
     except WorkerError as fault:
         faults.append(str(fault))
+    datasets = {
+        "dataset": job.dataset,
+        "validation.dataset": job.validation and job.validation.dataset,
+        "test.dataset": job.test and job.test.dataset,
+    }
+    for field, dataset in datasets.items():
+        if dataset and dataset.source:
+            try:
+                find_source(dataset.source, dataset.args, field=field)
+            except WorkerError as fault:
+                faults.append(str(fault))
     return faults
 
 

@@ -9,7 +9,7 @@ import msgspec
 from gen_worker.document_schema import convert_document, nearest_name, with_intended_names
 from gen_worker.documents import read_document, render_value, require_plain
 from gen_worker.errors import SpecError
-from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
+from gen_worker.trainer.contracts import API_VERSION, DatasetSpec, TrainingJobSpec
 
 RUNNER = "gen_worker.pytorch_runner:PyTorchTrainer"
 _OF_THE_RUNNER = frozenset({"model", "columns", "loss"})  # fields of `hyperparams` that it cannot do without
@@ -133,8 +133,12 @@ def rule_faults(document: dict[str, Any]) -> Iterator[str]:
         given("dataset", "parquet_paths"),
         given("inputs", "dataset_parquet_refs"),
         given("dataset", "generated"),
+        given("dataset", "source"),
         given("mock_batches"),
     )
+    for place in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
+        if isinstance(dataset := given(*place), dict):
+            yield from _own_data_faults(".".join(place), dataset)
     if given("dataset", "generated") and given("max_steps") is None:
         yield "max_steps: not given, but with `dataset.generated` there is no epoch that could end: expected a number of steps"
     if given("validate_every") not in (None, 0) and given("validation", "dataset") is None:
@@ -164,16 +168,43 @@ def rule_faults(document: dict[str, Any]) -> Iterator[str]:
         yield f'run_id: found {render_value(run_id)}, expected one without ".." and line ends: it names a folder'
 
 
-def _data_source_faults(paths: Any, refs: Any, generated: Any, mock_batches: Any) -> Iterator[str]:
+_NO_DATA = DatasetSpec()
+
+
+def _own_data_faults(place: str, dataset: dict[str, Any]) -> Iterator[str]:
+    """Of `source`, with which fields that are about parquet files mean nothing."""
+    source = dataset.get("source")
+    if source is None:
+        if dataset.get("args"):
+            yield f"{place}.args: given without `{place}.source`, which alone would take them"
+        if place != "dataset" and not dataset.get("parquet_paths"):
+            yield f"{place}: there is no data, expected `{place}.parquet_paths` or `{place}.source`"
+        return
+    if isinstance(source, str) and ":" not in source:
+        yield f"{place}.source: found {render_value(source)}, expected module:symbol"
+    if place != "dataset" and dataset.get("parquet_paths"):
+        yield f"{place}.parquet_paths: given together with `{place}.source`, expected only one of the two"
+    for name in ("columns", "decode_cache", "readahead"):
+        if dataset.get(name, default := getattr(_NO_DATA, name)) != default:
+            remedy = (
+                ": for parallel reading, let it be a DataLoader with num_workers"
+                if name == "readahead"
+                else ""
+            )
+            yield f"{place}.{name}: given together with `{place}.source`, but it is for parquet files{remedy}"
+
+
+def _data_source_faults(paths: Any, refs: Any, generated: Any, own: Any, mock_batches: Any) -> Iterator[str]:
     sources = {
         "dataset.parquet_paths": paths,
         "inputs.dataset_parquet_refs": refs,
         "dataset.generated": generated,
+        "dataset.source": own,
     }
     found = [name for name, value in sources.items() if value]
     if mock_batches is not None:
         found.append("mock_batches")
-    choices = "`dataset.parquet_paths`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`"
+    choices = "`dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`"
     if not found:
         yield f"dataset: there is no data, expected one of {choices}"
     elif len(found) > 1:

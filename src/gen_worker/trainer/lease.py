@@ -2,7 +2,7 @@
 
 It is a kernel lock on `.lease` in the checkpoints folder, so it goes with its holder, however that ends. The
 checkpoint writer inherits the lock: after `kill -9` of the worker the folder stays leased until the save in
-flight is finished, and the next worker waits for it instead of racing it.
+flight is finished, and the next worker waits for it instead of racing it. No other child keeps it.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.errors import LeaseHeldError, StartupError
+from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
 
 FILE_NAME = ".lease"
 POLL_S = 0.05
@@ -108,9 +109,11 @@ class RunLease:
         except BaseException:
             os.close(fd)
             raise
+        keep_from_children(fd)
         return cls(fd, path)
 
     def release(self) -> None:
+        no_longer_open(self.fd)
         os.close(self.fd)
 
 

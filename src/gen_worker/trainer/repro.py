@@ -19,7 +19,7 @@ def seed_everything(seed: int, *, torch: bool | None = None) -> int:
     if isinstance(seed, bool) or not 0 <= number < 2**64:
         raise ValueError(f"the seed is {seed!r}, expected a whole number from 0 to 2**64 - 1")
     random.seed(number)
-    _seed_numpy(number)
+    seed_numpy(number)
     if torch is None:
         torch = _is_installed("torch")
     if torch:
@@ -30,7 +30,7 @@ def seed_everything(seed: int, *, torch: bool | None = None) -> int:
     return number
 
 
-def _seed_numpy(seed: int) -> None:
+def seed_numpy(seed: int) -> None:
     if not _is_installed("numpy"):
         return
     import numpy as np

@@ -3,10 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from gen_worker.errors import InputError, StartupError
+from gen_worker.trainer.batch_source import BatchSource, FirstBatches
 from gen_worker.trainer.checkpoints.choice import PassedOver, find_committed
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.processes import Processes
+from gen_worker.trainer.saving import own_cursor
+from gen_worker.trainer.schedule import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +46,27 @@ def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path
         named = store.choose_named(given, is_non_finite_taken=job.resume_non_finite)
         return ResumePoint(checkpoint=named, passed_over=choice.passed_over)
     return ResumePoint(passed_over=choice.passed_over)
+
+
+def start_of(checkpoint: Checkpoint | None, source: BatchSource, processes: Processes) -> Start:
+    """The step and the place in the data; InputError where the place does not fit the data."""
+    if checkpoint is None:
+        return Start()
+    if "overfit_epoch" in (checkpoint.cursor or {}) and not isinstance(source, FirstBatches):
+        raise InputError(
+            f"{checkpoint.path} is of a run with overfit_batches, and the job has none now: use another folder"
+        )
+    if checkpoint.cursor is None:
+        return Start(step=checkpoint.step, epoch=checkpoint.epoch)
+    manifest = checkpoint.identity.get("dataset_manifest")
+    epoch, batch = source.position(
+        own_cursor(checkpoint.cursor, processes),
+        manifest=None if manifest is None else msgspec.json.encode(manifest),
+    )
+    return Start(
+        step=checkpoint.step,
+        epoch=epoch,
+        batch=batch,
+        is_sample_due=bool(checkpoint.loop.get("is_sample_due", False)),
+        is_work_due=bool(checkpoint.loop.get("is_work_due", False)),
+    )

@@ -5,16 +5,46 @@ hooks must not move the random streams: a save that only an interrupted run make
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gen_worker.errors import CheckpointError, TrainStepError
+from gen_worker.errors import CheckpointError, InputError, TrainStepError
 from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 from gen_worker.trainer.processes import Processes
+
+
+def _cursor_of_all(cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One place for all processes; with `ranks` where the data of each has a state of its own."""
+    first = cursors[0]
+    is_shared = all(_is_same(cursor, first) for cursor in cursors[1:])
+    return first if is_shared else {**first, "ranks": [dict(cursor) for cursor in cursors]}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if hasattr(one, "shape") and hasattr(other, "shape"):
+        return bool(one.shape == other.shape and (one == other).all())
+    return type(one) is type(other) and bool(one == other)
+
+
+def own_cursor(cursor: Mapping[str, Any], processes: Processes) -> Mapping[str, Any]:
+    """This process's place in a checkpoint; InputError where as many processes must go on as saved it."""
+    ranks: Any = cursor.get("ranks")
+    if ranks is None:
+        return cursor
+    if len(ranks) != processes.world_size:
+        raise InputError(
+            f"the data of the checkpoint has a state for each of {len(ranks)} processes, and there are now"
+            f" {processes.world_size}: resume with {len(ranks)}"
+        )
+    return ranks[processes.rank]  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +89,7 @@ class StateSaver:
         if is_first:
             self._compare(payload)
         all_rng = self.processes.gather(rng)
+        cursor = _cursor_of_all(self.processes.gather(cursor))
         if self.artifacts is None:
             restore_rng(rng)
             return

@@ -1,5 +1,6 @@
 """When what is due, and where in the data a step is: arithmetic on (step, epoch, batch), without a clock or I/O."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gen_worker.trainer.batch_source import BatchSource
@@ -35,11 +36,13 @@ class Schedule:
     origin: Start
     num_epochs: int | None = None
     _per_epoch: int | None = field(init=False)
+    _locate: Callable[[int, int], tuple[int, int]] | None = field(init=False)
     _cadences: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         job = self.job
         self._per_epoch = self.source.batches_per_epoch
+        self._locate = getattr(self.source, "locate", None)
         cadences = [job.metric_every, job.checkpoint_every, job.sample_every]
         if isinstance(job.validate_every, int):
             cadences.append(job.validate_every)
@@ -52,6 +55,8 @@ class Schedule:
         if self.num_epochs is not None and per_epoch is not None:
             left = (self.num_epochs - self.origin.epoch) * per_epoch - self.origin.batch
             ends.append(self.origin.step + max(left, 0))
+        elif self.num_epochs is not None and self.origin.epoch >= self.num_epochs:
+            ends.append(self.origin.step)
         return min(ends, default=None)
 
     def next_due(self, step: int, end: int | None) -> int:
@@ -70,7 +75,8 @@ class Schedule:
         epoch, batch = self.origin.epoch, self.origin.batch + step - self.origin.step
         per_epoch = self._per_epoch
         if per_epoch is None:
-            return epoch, batch
+            # Only data that ends by itself knows in which epoch it is, once it has seen the end of one.
+            return self._locate(epoch, batch) if self._locate else (epoch, batch)
         return epoch + batch // per_epoch, batch % per_epoch
 
     def is_epoch_end(self, step: int) -> bool:

@@ -7,7 +7,7 @@ again, or in another process on the same folder, it goes on from the newest chec
 import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,6 @@ from gen_worker.screen_repr import Verbatim, screen_repr
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.assembly import Assembly, Given
 from gen_worker.trainer.attempt import Attempt
-from gen_worker.trainer.batch_source import BatchSource, ListSource
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.checkpoints.export import load_checkpoint
 from gen_worker.trainer.contracts import StopSignal, TrainerPlugin, TrainingJobSpec
@@ -29,12 +28,13 @@ from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment, read_library_environment
+from gen_worker.trainer.sources.given import GivenData, refuse_unused_settings
 from gen_worker.trainer.state import MetricsRecord, TrainerState
 from gen_worker.trainer.trainer_config import TrainerConfig, debug_settings
 
 logger = logging.getLogger("gen_worker.trainer")
 
-Data = str | Path | BatchSource | Iterable[Any]
+Data = Any  # paths, a BatchSource, batches, or what `sources.opening` takes
 
 
 @runtime_checkable
@@ -49,9 +49,9 @@ class TrainerInterface(Protocol):
 class Trainer(TrainerInterface):
     """Drives any trainer class through the worker's loop.
 
-    `trainer`: the class, an instance, or `module:symbol`. Data: parquet paths (files, folders, globs), a list of
-    batches in memory, anything that can be iterated again and has a length, or a `BatchSource`. `folder` holds all
-    that belongs to the run, and is where a later `train` goes on.
+    `trainer`: the class, an instance, or `module:symbol`. Data: parquet paths (files, folders, globs), a Dataset, a
+    DataLoader, another iterable, a list of batches in memory, or a `BatchSource`. `folder` holds all that belongs to
+    the run, and is where a later `train` goes on.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Trainer(TrainerInterface):
         config: TrainerConfig,
         *,
         train_data: Data,
-        validation_data: Data | None = None,
-        test_data: Data | None = None,
+        validation_data: Data = None,
+        test_data: Data = None,
         callbacks: Sequence[Callback] = (),
         folder: str | Path = "runs/notebook",
     ) -> None:
@@ -76,8 +76,10 @@ class Trainer(TrainerInterface):
                 raise StartupError(
                     f"callbacks: found {item!r:.60}, expected a list of instances of gen_worker.trainer.Callback"
                 )
-        train, validation, test = (
-            _Data.of(data, config.seed) for data in (train_data, validation_data, test_data)
+        refuse_unused_settings(config, train_data, (validation_data, test_data))
+        train = GivenData.of(train_data, config)
+        validation, test = (
+            GivenData.of(data, config, is_held_out=True) for data in (validation_data, test_data)
         )
         stopping = config.early_stopping
         if stopping is not None and validation_data is None and not stopping.metric.startswith("train/"):
@@ -245,33 +247,6 @@ class Trainer(TrainerInterface):
         if evaluator is None:
             raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
         return evaluator
-
-
-class _Data:
-    """Data as a caller gives it: paths that go into the job, or a source that is there already."""
-
-    def __init__(self, *, paths: list[str] | None = None, source: BatchSource | None = None) -> None:
-        self.paths = paths
-        self.source = source
-
-    @classmethod
-    def of(cls, data: Data | None, seed: int) -> "_Data":
-        if data is None:
-            return cls()
-        if isinstance(data, str | Path):
-            return cls(paths=[str(Path(data).absolute())])
-        if hasattr(data, "batches") and hasattr(data, "position"):
-            return cls(source=data)  # type: ignore[arg-type]
-        if isinstance(data, list | tuple) and data and all(isinstance(item, str | Path) for item in data):
-            return cls(paths=[str(Path(item).absolute()) for item in data])
-        if hasattr(data, "__len__") and hasattr(data, "__iter__"):
-            return cls(source=ListSource(data, is_endless=True, seed=seed))  # type: ignore[arg-type]
-        raise SpecError(
-            "Trainer",
-            [
-                f"data: found {data!r:.60}, expected parquet paths, or batches that can be counted and iterated again"
-            ],
-        )
 
 
 def _run_id(folder: Path) -> str:

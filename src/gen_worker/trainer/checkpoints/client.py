@@ -28,6 +28,7 @@ from gen_worker.trainer.checkpoints.messages import (
 from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.warm_writer import WarmWriter, take
 from gen_worker.trainer.checkpoints.writer_thread import WriterThread
+from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
 
 _MODULE = "gen_worker.trainer.checkpoints.writer"
 _RECEIVE_BYTES = 1 << 16
@@ -89,6 +90,8 @@ class CheckpointWriterClient:
                 warm.begin(self._config(), (self.staging.fd, *self._inherit_fds))
         else:
             self._start_cold()
+        assert self._connection is not None
+        keep_from_children(self._connection.fileno())  # its end tells the writer that this process is gone
         self._inbox = Inbox()
 
     def _start_cold(self) -> None:
@@ -187,6 +190,7 @@ class CheckpointWriterClient:
 
     def _forget(self) -> None:
         if self._connection is not None:
+            no_longer_open(self._connection.fileno())
             self._connection.close()
         self._connection = self._process = None
         self._stem = ""

@@ -79,7 +79,7 @@ def read_job(*, is_quick: bool) -> dict[str, Any]:
     job: dict[str, Any] = yaml.safe_load((HERE / "job.yaml").read_text())
     if is_quick:
         job["max_steps"], job["checkpoint_every"] = job["max_steps"] // 3, job["checkpoint_every"] // 5
-        job["hyperparams"] |= {"total_steps": job["max_steps"], "warmup_steps": 10}
+        job["hyperparams"]["warmup_steps"] = 10
     return job
 
 

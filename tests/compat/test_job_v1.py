@@ -60,6 +60,7 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "grace_s",
         "heartbeat_s",
         "overfit_batches",
+        "strict",
     }
     assert spec.hyperparams["second"] == {"shape": "cosine", "warmup_steps": 20}
     assert spec.hyperparams["learning_rate"] == 3e-4

@@ -20,12 +20,12 @@ from gen_worker.pytorch.model_build import build_model
 from gen_worker.pytorch.models import build_cnn, build_mlp, build_transformer_lm
 from gen_worker.pytorch.runner_state import RunnerState
 from gen_worker.pytorch.trainer import PyTorchTrainer
-from gen_worker.pytorch.weights import load_weights
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.arrow_feed import ArrowFeed
 from gen_worker.trainer.contracts import SampleRequest, StepContext
 from gen_worker.trainer.evaluation import Evaluator
 from gen_worker.trainer.job_spec import parse_job_spec
+from gen_worker.trainer.weights import load_weights
 
 NUM_ROWS, BATCH = 50, 8  # the last batch has two rows
 

@@ -11,17 +11,18 @@ from typing import Any
 import torch
 
 from gen_worker.errors import ModelLoadError, SpecError
-from gen_worker.pytorch.config import RunnerConfig
+from gen_worker.pytorch.config import RunnerConfig, SchedulerSpec
 from gen_worker.pytorch.losses import NEXT_TOKEN, Loss, build_loss
 from gen_worker.pytorch.metrics import Evaluation, build_metrics
 from gen_worker.pytorch.model_build import build_model, freeze, shapes_in_words, try_model
 from gen_worker.pytorch.names import first_line
-from gen_worker.pytorch.optimizers import Schedule, build_optimizer, build_schedule
+from gen_worker.pytorch.optimizers import WARMUP_COSINE, Schedule, build_optimizer, build_schedule
 from gen_worker.pytorch.preparation import Preparation
 from gen_worker.pytorch.step import Exchange, Step, StepParts, build_step
 from gen_worker.pytorch.weight_average import WeightAverage
-from gen_worker.pytorch.weights import load_weights
 from gen_worker.trainer.contracts import StepContext
+from gen_worker.trainer.hyperparams import RunLength, ScheduleLength
+from gen_worker.trainer.weights import load_weights
 
 Forward = Callable[[Any], Any]
 
@@ -213,11 +214,21 @@ def _schedule(config: RunnerConfig, optimizer: torch.optim.Optimizer, ctx: StepC
     spec = config.scheduler_spec
     if spec is None:
         return None
-    per_epoch = getattr(ctx.dataset, "batches_per_epoch", None)
-    ends = [] if ctx.job.max_steps is None else [ctx.job.max_steps]
-    if ctx.job.epochs is not None and per_epoch:
-        ends.append(ctx.job.epochs * per_epoch)
-    total = min(ends, default=None if ctx.job.mock_batches is None else len(ctx.job.mock_batches))
-    if total is not None and spec.every == "epoch" and per_epoch:
-        total = math.ceil(total / per_epoch)
+    per_epoch: int | None = getattr(ctx.dataset, "batches_per_epoch", None)
+    total = ctx.total_steps
+    steps_each = per_epoch if per_epoch and spec.every == "epoch" else 1
+    if total is not None:
+        total = math.ceil(total / steps_each)
+    _note_length(spec, total, steps_each, ctx)
     return build_schedule(spec, optimizer, total_steps=total)
+
+
+def _note_length(spec: SchedulerSpec, total: int | None, steps_each: int, ctx: StepContext) -> None:
+    """For the runtime, which says where a schedule ends before the run does."""
+    run_length: RunLength | None = getattr(ctx.job.hyperparams, "run_length", None)
+    length = spec.args.get("total_steps", total)
+    if run_length is None or spec.name != WARMUP_COSINE or length is None:
+        return
+    setting = "hyperparams.scheduler.args.total_steps" if "total_steps" in spec.args else None
+    final = float(spec.args.get("min_lr_ratio", 0.0))
+    run_length.schedules.append(ScheduleLength(length * steps_each, final, setting))

@@ -27,7 +27,7 @@ from gen_worker.trainer.data_sources import attach_own_data, open_held_out_data,
 from gen_worker.trainer.download_progress import DownloadProgress
 from gen_worker.trainer.empty_shares import EmptyShareWatch, empty_share_warnings, find_empty_shares
 from gen_worker.trainer.evaluation import Evaluator, Kind
-from gen_worker.trainer.identity import changes_since, describe_identity
+from gen_worker.trainer.identity import describe_identity
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
 from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
 from gen_worker.trainer.lease import RunLease
@@ -37,6 +37,7 @@ from gen_worker.trainer.processes import OneProcess, Processes
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.resume import choose_resume_point, start_of
 from gen_worker.trainer.runtime_env import WorkerEnvironment
+from gen_worker.trainer.schedule import Schedule
 from gen_worker.trainer.state_restorer import StateRestorer
 from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.upload_session import transfer_options
@@ -92,7 +93,9 @@ class Assembly:
         artifacts = None if self.lease is None else self._open_artifacts(self.lease, trainer)
 
         self._enter(Category.MODEL_LOAD)
-        ctx = self._make_context(source, inputs, device)
+        num_epochs = 1 if job.mock_batches is not None else job.epochs
+        planned = Schedule(job=job, source=source, origin=start, num_epochs=num_epochs).planned_steps()
+        ctx = self._make_context(source, inputs, device, total_steps=planned)
         restorer = StateRestorer(trainer=trainer, ctx=ctx, identity=identity)
         loop = TrainingLoop(
             job=job,
@@ -104,8 +107,7 @@ class Assembly:
             artifacts=artifacts,
             uploader=self.uploader,
             start=start,
-            num_epochs=1 if job.mock_batches is not None else job.epochs,
-            identity=identity,
+            num_epochs=num_epochs,
             callbacks=callbacks,
             validation=self.make_evaluator("validation", trainer, ctx) if job.validate_every else None,
             test=self.make_evaluator("test", trainer, ctx),
@@ -126,12 +128,12 @@ class Assembly:
         loop.state = restorer.make(checkpoint)
         self.processes.has_loaded = checkpoint is not None
         self._look_for_empty_shares(loop)
+        for level, note in restorer.notes:
+            reporter.log(note, level=level)
         if self.processes.rank == 0:
             for warning in note_outside_code(identity, loop.folder, is_fresh=checkpoint is None):
                 reporter.log(warning, level="warning")
         if checkpoint is not None:
-            for change in changes_since(checkpoint.identity, identity):
-                reporter.log(f"since the checkpoint {change}", level="warning")
             reporter.log(
                 f"resumed at step {start.step}, epoch {start.epoch}, batch {start.batch} from {checkpoint.path.name}",
                 step=start.step,
@@ -326,7 +328,11 @@ class Assembly:
         return artifacts
 
     def _make_context(
-        self, source: BatchSource | None, inputs: MaterializedInputs, device: str | None
+        self,
+        source: BatchSource | None,
+        inputs: MaterializedInputs,
+        device: str | None,
+        total_steps: int | None = None,
     ) -> StepContext:
         job = self.job
         runtime = prepare_model_runtime(
@@ -343,6 +349,7 @@ class Assembly:
             progress=self.progress,
             rank=self.processes.rank,
             world_size=self.processes.world_size,
+            total_steps=total_steps,
         )
 
     def _restore_loop(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
@@ -356,7 +363,7 @@ class Assembly:
             self.reporter.log(
                 f"the checkpoint has state of callbacks that the job has not: {', '.join(gone)}"
             )
-        if checkpoint.identity.get("config_digest") != loop.identity["config_digest"]:
+        if checkpoint.identity.get("config_digest") != loop.restorer.identity["config_digest"]:
             # It was another job that had enough, and that may have measured something else.
             if loop.trainer_state.stop_reason is not None:
                 loop.callbacks.go_on()

@@ -135,6 +135,7 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     precision: Precision = "fp32"
     deterministic: bool = False
+    strict: bool = False
     callbacks: list[PluginRef] = []
 
     dataset: DatasetSpec | None = None
@@ -234,6 +235,7 @@ class StepContext:
         "rank",
         "scheduler",
         "seed",
+        "total_steps",
         "world_size",
     )
 
@@ -247,6 +249,7 @@ class StepContext:
     rank: int
     world_size: int
     seed: int
+    total_steps: int | None  # of the whole run as planned; None where only the end of the data can tell
     _stop: StopSignal
     _progress: Progress
 
@@ -265,6 +268,7 @@ class StepContext:
         rank: int = 0,
         world_size: int = 1,
         seed: int | None = None,
+        total_steps: int | None = None,
     ) -> None:
         set_ = object.__setattr__
         set_(self, "job", job)
@@ -277,6 +281,7 @@ class StepContext:
         set_(self, "rank", rank)
         set_(self, "world_size", world_size)
         set_(self, "seed", job.seed if seed is None else seed)
+        set_(self, "total_steps", job.max_steps if total_steps is None else total_steps)
         set_(self, "_stop", StopSignal() if stop is None else stop)
         set_(self, "_progress", Progress() if progress is None else progress)
 

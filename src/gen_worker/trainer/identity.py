@@ -1,6 +1,6 @@
 """What a checkpoint says about where it came from: the job, the author's code, the data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -33,11 +33,13 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
     }
 
 
-def changes_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What a resumed run does differently, in words; allowed, but never without a word."""
+def changes_since(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, unsaid: Collection[str] = ()
+) -> list[str]:
+    """What a resumed run does differently, in words; allowed, but never without a word. Not of the fields `unsaid`."""
     changes = []
     if is_job_changed(saved, now):
-        changes += _job_changes(saved, now)
+        changes += _job_changes(saved, now, unsaid)
     return changes + code_changes(saved, now)
 
 
@@ -81,13 +83,23 @@ def _digest_of_any_run(job: TrainingJobSpec) -> str:
     )
 
 
-def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def words_of_change(name: str, was: Any, is_: Any) -> str:
+    return f"the job changed: {_words_of(name, was, is_)}"
+
+
+def _words_of(name: str, was: Any, is_: Any) -> str:
+    return f"{name} was {was!r:.40}, is now {is_!r:.40}"
+
+
+def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any], unsaid: Collection[str]) -> list[str]:
     if saved.get("config") is None:
         return ["the job changed"]
     changed = changed_fields(saved, now)
     if not changed:  # something that is not told; an older checkpoint does not say whether there was anything
         return ["the job changed"] if "job_digest" in saved else []
-    told = [f"{name} was {was!r:.40}, is now {is_!r:.40}" for name, (was, is_) in changed.items()]
+    told = [_words_of(name, was, is_) for name, (was, is_) in changed.items() if name not in unsaid]
+    if not told:
+        return []
     more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
     return [f"the job changed: {'; '.join(told[:MAX_TOLD])}{more}"]
 

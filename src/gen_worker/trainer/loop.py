@@ -35,7 +35,6 @@ from gen_worker.trainer.job_lifecycle import pause, raise_stop
 from gen_worker.trainer.measurements import Measurements
 from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 from gen_worker.trainer.processes import OneProcess, Processes
-from gen_worker.trainer.resumed_hyperparams import KEPT_OPTIONS
 from gen_worker.trainer.sampling import Sampler
 from gen_worker.trainer.saving import StateSaver
 from gen_worker.trainer.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
@@ -60,7 +59,6 @@ class TrainingLoop:
     uploader: LoopUploader | None = None
     start: Start = FROM_THE_BEGINNING
     num_epochs: int | None = None
-    identity: Mapping[str, Any] = field(default_factory=dict)
     callbacks: CallbackList = field(default_factory=CallbackList)
     validation: Evaluator | None = None
     test: Evaluator | None = None
@@ -100,7 +98,7 @@ class TrainingLoop:
             reporter=self.reporter,
             artifacts=self.artifacts,
             processes=self.processes,
-            identity=self.identity,
+            identity=self.restorer.identity,
             uploader=self.uploader,
         )
         self._measurements = Measurements(
@@ -118,7 +116,7 @@ class TrainingLoop:
             uploader=self.uploader,
         )
         self._handle = RunHandle(
-            job=self.job,
+            job=self.ctx.job,
             ctx=self.ctx,
             trainer=self.trainer,
             state=state,
@@ -178,12 +176,16 @@ class TrainingLoop:
                     step, end = self._serve(step)
                     continue
                 # While a save is in flight, its failure is to reach the loop at the next step.
-                until = step + 1 if self._saver.is_saving else self._schedule.next_due(step, end)
+                is_watched = self._saver.is_saving or self.restorer.reads.is_open
+                until = step + 1 if is_watched else self._schedule.next_due(step, end)
                 reached = advance(step, until, batches.__next__)
                 if reached == step:
                     break
                 num_trained += reached - step
                 step = reached
+                if self.restorer.reads.is_open:
+                    with self._in_authors_hands():  # where it is an error, one step is not worth a checkpoint
+                        self.restorer.tell_unread(self.reporter, self.processes)
                 if self._handle.rollback is None:
                     self._after(step)
                 if self._handle.has_asked:
@@ -329,6 +331,7 @@ class TrainingLoop:
             values = self.processes.mean(values, weight=count_rows(self._last_batch))
         if values:
             self._emit(values)
+        self.restorer.watch_rate(values, self._handle.end_step, self.reporter)
 
     def _emit(self, values: Mapping[str, float]) -> None:
         self._measurements.take(values)
@@ -404,7 +407,7 @@ class TrainingLoop:
                     "is_work_due": not final and self._is_work_due,
                     "trainer_state": self.trainer_state.to_saved(),
                     "callbacks": self.callbacks.state_dict(),
-                    KEPT_OPTIONS: self.restorer.options.describe(),
+                    **self.restorer.saved_facts(),
                 },
                 metric=self._measurements.metric_of(step),
             )

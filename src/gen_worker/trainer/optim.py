@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gen_worker.errors import SpecError, StartupError
+from gen_worker.trainer.hyperparams import RunLength, ScheduleLength
 
 if TYPE_CHECKING:
     import torch
+
+_LENGTHS = ("total_steps", "max_steps")
 
 
 class AdamWBundle(NamedTuple):
@@ -28,20 +31,23 @@ class _Settings(NamedTuple):
 
 
 def build_default_adamw_bundle(
-    model_or_params: Any, hyperparams: Mapping[str, Any] | None = None
+    model_or_params: Any, hyperparams: Mapping[str, Any] | None = None, *, total_steps: int | None = None
 ) -> AdamWBundle:
     """AdamW over the trainable parameters, with a linear warm-up and then a cosine down to `min_lr_ratio`.
 
     `model_or_params`: a module, parameters, (name, parameter) pairs, or parameter groups. No parameters give a bundle
     of two None; parameters that are all frozen are an error.
     Read from `hyperparams`: `learning_rate` or `lr` (1e-4), `weight_decay` (0.01), `betas` ((0.9, 0.999)),
-    `eps` (1e-8), `warmup_steps` (0), `total_steps` or `max_steps` (without it the rate stays constant after
-    the warm-up), `min_lr_ratio` (0). Other names are the author's own and are ignored.
+    `eps` (1e-8), `warmup_steps` (0), `total_steps` or `max_steps`, `min_lr_ratio` (0; 1 keeps the rate constant).
+    Other names are the author's own and are ignored.
+    Where `hyperparams` gives no length, it is `total_steps`, else that of the run, where `hyperparams` is
+    `ctx.job.hyperparams`. Without any, the rate stays constant after the warm-up.
     The rate is a function of the scheduler's step count alone, so a resumed run continues exactly.
     """
     import torch
 
-    settings = _read_settings(hyperparams or {})
+    hyperparams = {} if hyperparams is None else hyperparams
+    settings = _read_settings(hyperparams)
     groups = _trainable_groups(model_or_params)
     if not groups:
         return AdamWBundle(None, None)  # type: ignore[arg-type]  # rare: not every user of a bundle is to ask for it
@@ -52,7 +58,15 @@ def build_default_adamw_bundle(
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
-    factor = warmup_cosine_factor(settings.warmup_steps, settings.total_steps, settings.min_lr_ratio)
+    length = settings.total_steps
+    run_length: RunLength | None = getattr(hyperparams, "run_length", None)
+    if length is None:
+        length = total_steps if run_length is None or total_steps is not None else run_length.steps
+    if length is not None and run_length is not None:
+        given = next((name for name in _LENGTHS if settings.total_steps and name in hyperparams), None)
+        setting = None if given is None else f"hyperparams.{given}"
+        run_length.schedules.append(ScheduleLength(length, settings.min_lr_ratio, setting))
+    factor = warmup_cosine_factor(settings.warmup_steps, length, settings.min_lr_ratio)
     return AdamWBundle(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
 
@@ -125,7 +139,7 @@ def _read_settings(hyperparams: Mapping[str, Any]) -> _Settings:
         betas=(float(betas[0]), float(betas[1])),
         eps=number(("eps",), 1e-8, lambda v: v > 0, "a number above 0"),
         warmup_steps=count(("warmup_steps",), 0) or 0,
-        total_steps=count(("total_steps", "max_steps"), 1),
+        total_steps=count(_LENGTHS, 1),
         min_lr_ratio=number(("min_lr_ratio",), 0.0, lambda v: 0 <= v <= 1, "a number from 0 to 1"),
     )
     if settings.total_steps is not None and settings.warmup_steps > settings.total_steps:

@@ -15,12 +15,16 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from gen_worker.errors import InputError
+from gen_worker.trainer.contracts import StepContext, TrainingJobSpec
+from gen_worker.trainer.hyperparams import Hyperparams
 
 _MAX_DEPTH = 4
 _MAX_VISITED = 5_000
+_MAX_ITEMS = 200
 _NOT_PLAIN = object()
 _RATE = ("lr", "initial_lr")
 
@@ -54,7 +58,7 @@ class ConfiguredOptions:
     def of(cls, **roots: Any) -> "ConfiguredOptions":
         """Look for optimizers and schedulers in `roots`: mappings, lists and attributes, a few levels deep."""
         found = cls()
-        for name, part in _parts(roots):
+        for name, part in find_parts(_is_optimizer_or_scheduler, roots):
             if _is_optimizer(part):
                 found.optimizers[name] = part
                 found._groups[name] = _options_of(part)
@@ -230,8 +234,8 @@ def learning_rates(optimizers: Mapping[str, Any]) -> list[float]:
     return [rate for rate in found if _is_number(rate)]
 
 
-def _parts(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Optimizers and schedulers with where they are, each once. Runs no code of the author's but attribute reads."""
+def find_parts(is_wanted: Callable[[Any], bool], roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is wanted with where it is, each once. Runs no code of the author's but attribute reads."""
     seen: set[int] = set()
     waiting = [(name, value, 0) for name, value in roots.items()]
     while waiting and len(seen) < _MAX_VISITED:
@@ -239,17 +243,19 @@ def _parts(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if value is None or isinstance(value, str | bytes | int | float) or id(value) in seen:
             continue
         seen.add(id(value))
-        if _is_optimizer(value) or _is_scheduler(value):
+        if is_wanted(value):
             yield path, value
         elif depth < _MAX_DEPTH:
             waiting += [(f"{path}{step}", item, depth + 1) for step, item in _children(value)]
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Hyperparams | TrainingJobSpec | StepContext):
+        return  # they note what is read of them
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in list(value.items()))
+        yield from ((f"[{key!r}]", item) for key, item in islice(value.items(), _MAX_ITEMS))
     elif type(value) in (list, tuple):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value[:100]))
+        yield from ((f"[{index}]", item) for index, item in enumerate(value[:_MAX_ITEMS]))
     elif not isinstance(
         value, type | types.ModuleType | types.FunctionType | types.MethodType
     ) and not _is_foreign(value):
@@ -269,6 +275,10 @@ def _is_foreign(value: Any) -> bool:
     return hasattr(type(value), "named_modules") or type(value).__module__.partition(".")[0] in (
         "builtins", "numpy", "pyarrow", "torch", "collections", "logging", "threading", "pathlib",
     )  # fmt: skip
+
+
+def _is_optimizer_or_scheduler(value: Any) -> bool:
+    return _is_optimizer(value) or _is_scheduler(value)
 
 
 def _is_optimizer(value: Any) -> bool:

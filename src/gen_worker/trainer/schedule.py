@@ -59,6 +59,13 @@ class Schedule:
             ends.append(self.origin.step)
         return min(ends, default=None)
 
+    def planned_steps(self) -> int | None:
+        """The steps of a whole run, wherever this attempt begins; None where only the end of the data can tell."""
+        ends = [] if self.job.max_steps is None else [self.job.max_steps]
+        if self.num_epochs is not None and self._per_epoch is not None:
+            ends.append(self.num_epochs * self._per_epoch)
+        return min(ends, default=None)
+
     def next_due(self, step: int, end: int | None) -> int:
         """The first step after `step` at which the loop has anything else to do than to step."""
         due = step + LOOK_EVERY_STEPS if end is None else end

@@ -39,6 +39,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     precision: Precision = "fp32"
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     deterministic: bool = False
+    strict: bool = False
     metric_every: Cadence = 10
     validate_every: Cadence | Literal["epoch"] = "epoch"
     checkpoint_every: Cadence = 500
@@ -99,6 +100,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             seed=self.seed,
             precision=self.precision,
             deterministic=self.deterministic,
+            strict=self.strict,
             dataset=None
             if train is None
             else self._dataset(train, shuffle=self.shuffle, drop_last=self.drop_last),

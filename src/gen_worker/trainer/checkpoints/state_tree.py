@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gen_worker.errors import CheckpointError
+from gen_worker.trainer.hyperparams import Hyperparams, TrackedHyperparams
 
 MAX_DEPTH = 100
 PLAIN_INT = 2**53  # beyond it, JSON readers in other languages lose digits
@@ -86,6 +87,8 @@ class _Encoder:
             dict: self._mapping,
             OrderedDict: self._mapping,
             defaultdict: self._mapping,
+            Hyperparams: self._mapping,
+            TrackedHyperparams: self._mapping,
             list: lambda value: self._container(value, self._items),
             tuple: lambda value: self._container(value, lambda items: {"$tuple": self._items(items)}),
             int: _encode_int,

@@ -22,10 +22,12 @@ from daemon_rows import (
     POINTS,
     QUEUE,
     RAY,
+    RECOVERY,
     SERVING,
     SINGLE,
     START,
     SUBMITIT,
+    TORCHRUN,
     build_rows,
 )
 from daemon_session import end_everything
@@ -34,6 +36,7 @@ from harness import DATA, Measurements, Side, measure
 STARTS = "daemon_start_sides.py"
 CALL_SIDES = "daemon_call_sides.py"
 STREAMS = "daemon_stream_sides.py"
+RECOVERIES = "daemon_recovery_sides.py"
 PEER_TIMEOUT_S = 180.0
 
 
@@ -69,6 +72,8 @@ def _measure_all(folder: Path, *, quick: bool, say: Callable[[str], None]) -> Me
     ]
     take(STARTS, 8 if quick else 21, *starts)
     take(STARTS, 1 if quick else 3, side(BURST, "burst", num_runs=100))
+    recoveries = [side(RECOVERY, "killed_run"), side(TORCHRUN, "killed_torchrun")]
+    take(RECOVERIES, 3 if quick else 11, *recoveries)
     peers = {"num_rounds": 3 if quick else 5}
     take(STARTS, peers["num_rounds"], side(SUBMITIT, "submitit_jobs", num_runs=20, **peers))
     take(STARTS, peers["num_rounds"], side(RAY, "ray_jobs", num_runs=5 if quick else 10, **peers))

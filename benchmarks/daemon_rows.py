@@ -9,6 +9,8 @@ FORK = "fork of a warm process"
 IMPORT = "import torch"
 RAY = "Ray Jobs"
 SUBMITIT = "submitit"
+RECOVERY = "ours, killed"
+TORCHRUN = "torchrun --max-restarts"
 BURST = "ours, burst"
 CALLS = "ours, submits"
 EVENTS = "ours, events"
@@ -30,6 +32,7 @@ def build_rows(measured: Measurements) -> list[Row]:
     _split_samples(measured)
     return [
         *_start_rows(measured),
+        *_recovery_rows(measured),
         *_submit_rows(measured),
         *_stream_rows(measured),
         *_queue_rows(measured),
@@ -95,6 +98,36 @@ def _start_rows(measured: Measurements) -> list[Row]:
                 "all 100 submitted at once, one step each, as many at a time as the machine has CPUs; the end is the last"
                 " COMPLETED seen by a watcher; Ray Jobs a burst of 10 (quick: 5), submitit of 20, in rounds of their own"
             ),
+        ),
+    ]
+
+
+def _recovery_rows(measured: Measurements) -> list[Row]:
+    what = "kill -9 of the worker → its next committed step"
+    return [
+        build_row(
+            measured,
+            what=what,
+            unit="ms",
+            key="ms",
+            ours=RECOVERY,
+            beside=(TORCHRUN,),
+            bar=Bar(limit=350),
+            note=(
+                "one run and one process, killed again and again, each time after a checkpoint that is newer than the last;"
+                " the same small torch model and cadence (10 steps of 5 ms); torchrun with one gloo process and its"
+                " default settings, resumed from a checkpoint by torch.load"
+            ),
+        ),
+        build_row(
+            measured,
+            what=f"{what}, against torchrun",
+            unit="ms",
+            key="ms",
+            ours=RECOVERY,
+            beside=(TORCHRUN,),
+            bar=Bar(limit=0.15, against=(TORCHRUN,)),
+            note="in the same rounds, in turn",
         ),
     ]
 

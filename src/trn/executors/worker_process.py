@@ -12,7 +12,7 @@ from gen_worker.launcher_protocol import boot_id, has_mark, is_same_process, pro
 from trn.executors.base import WorkerIdentity
 
 END_PATIENCE_S = 20.0
-POLL_S = 0.01
+FIRST_POLL_S, MAX_POLL_S = 0.0005, 0.01
 
 
 def is_alive(identity: WorkerIdentity) -> bool:
@@ -83,12 +83,14 @@ def end_processes(identity: WorkerIdentity, *, patience_s: float = END_PATIENCE_
             stopped |= found
         for pid, ticks in stopped.items():
             _kill(pid, ticks, signal.SIGKILL)
+        poll_s = FIRST_POLL_S
         while left := [
             pid for pid, ticks in stopped.items() if is_same_process(pid, ticks, identity.boot_id)
         ]:
             if time.monotonic() > deadline:
                 return left
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
+            poll_s = min(2 * poll_s, MAX_POLL_S)
         if not stopped:
             return []
 

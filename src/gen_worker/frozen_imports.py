@@ -119,6 +119,17 @@ def find_left_out(name: str) -> str | None:
     return None
 
 
+def file_of(module: object) -> str | None:
+    """Where a module came from, as far as it says so itself: nothing is loaded for the answer."""
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else None
+
+
+def num_outside_imports() -> int:
+    """How many modules this process has imported that are neither installed nor of its frozen code."""
+    return sum(finder.num_outside for finder in sys.meta_path if isinstance(finder, _FrozenFinder))
+
+
 def is_installed(path: str) -> bool:
     """Whether it is Python's own or a regular install's, and so nobody's own code."""
     if _INSTALLED.search(path):
@@ -131,6 +142,7 @@ class _FrozenFinder:
 
     def __init__(self, code: FrozenCode) -> None:
         self._code = code
+        self.num_outside = 0
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -156,6 +168,7 @@ class _FrozenFinder:
             return spec
         copy = self._code.to_copy(spec.origin)
         if copy is None or not os.path.isfile(copy):  # noqa: PTH113
+            self.num_outside += self._code.to_original(spec.origin) is None
             return spec
         folders = None if locations is None else self._frozen_folders(locations)
         return (
@@ -173,7 +186,10 @@ class _FrozenFinder:
         """A module of a frozen package that the copy does not have: ignored by git, or built in its place."""
         originals = [original for folder in path if (original := self._code.to_original(folder)) is not None]
         spec = importlib.machinery.PathFinder.find_spec(name, originals) if originals else None
-        return None if spec is None or spec.loader is None else spec
+        if spec is None or spec.loader is None:
+            return None
+        self.num_outside += 1
+        return spec
 
 
 def _with_copies(folders: Iterable[str], code: FrozenCode) -> list[str]:
@@ -190,8 +206,8 @@ def _with_copies(folders: Iterable[str], code: FrozenCode) -> list[str]:
 
 def _forget_originals(code: FrozenCode) -> None:
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in OURS | _MAIN or not isinstance(file, str) or is_installed(file):
+        file = file_of(module)
+        if name.partition(".")[0] in OURS | _MAIN or file is None or is_installed(file):
             continue
         copy = code.to_copy(file)
         if copy is not None and os.path.isfile(copy):  # noqa: PTH113

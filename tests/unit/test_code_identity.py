@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gen_worker.frozen_imports import frozen_variables
-from gen_worker.trainer.code_identity import OUTSIDE_NAME, code_changes, describe_code, note_outside_code
+from gen_worker.trainer import code_identity
+from gen_worker.trainer.code_identity import OUTSIDE_NAME, OutsideCodeWatch, code_changes, describe_code
 
 SOURCE = "class Mine:\n    rate = 1\n"
 
@@ -74,29 +75,70 @@ def test_a_checkpoint_from_before_the_source_digest_is_compared_by_its_bytes(tmp
     assert code_changes({}, now) == []
 
 
-def test_code_outside_the_snapshot_is_named_kept_and_said_when_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original, copy, run = tmp_path / "project", tmp_path / "run" / "code", tmp_path / "run"
-    for name, value in frozen_variables(str(original), str(copy)).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "modules", {})
-    frozen, shared = copy / "mine.py", tmp_path / "shared.py"
-    first = identity(frozen)
-    assert note_outside_code(first, run, is_fresh=True) == []
-    assert not (run / OUTSIDE_NAME).exists()
-    shared.write_text("A = 1\n")
-    load(shared, "shared")
-    (warning,) = note_outside_code(first, run, is_fresh=True)
-    assert f"shared ({shared})" in warning
-    kept = json.loads((run / OUTSIDE_NAME).read_text())
-    assert kept["modules"]["shared"]["digest"] == first["outside_code"]["shared"]
+class Outside:
+    """A run with frozen code, in a process that has imported nothing else."""
 
-    assert len(note_outside_code(first, run, is_fresh=True)) == 1, "nothing changed"
-    shared.write_text("A = 2\n")
-    again = identity(frozen)
-    told = note_outside_code(again, run, is_fresh=True)
-    assert told[1:] == ["since the last attempt code outside its snapshot changed: shared"]
-    assert code_changes(first, again) == ["code outside its snapshot changed: shared"]
-    shared.write_text("A = 3\n")
-    assert len(note_outside_code(identity(frozen), run, is_fresh=False)) == 1, "its checkpoint says it"
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self.shared = root / "run", root / "shared.py"
+        self.run.mkdir()
+        for name, value in frozen_variables(str(root / "project"), str(self.run / "code")).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "modules", {})
+        monkeypatch.setattr(code_identity, "num_outside_imports", lambda: len(sys.modules))
+
+    def import_shared(self, source: str) -> None:
+        self.shared.write_text(source)
+        load(self.shared, "shared")
+
+    def watch(self, **saved: Any) -> tuple[dict[str, Any], OutsideCodeWatch]:
+        identity: dict[str, Any] = {}
+        return identity, OutsideCodeWatch(identity, self.run, **saved)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outside:
+    return Outside(tmp_path, monkeypatch)
+
+
+def test_code_outside_the_snapshot_is_named_once_and_kept(outside: Outside) -> None:
+    identity, watch = outside.watch()
+    assert watch.look() == []
+    assert not (outside.run / OUTSIDE_NAME).exists()
+    outside.import_shared("A = 1\n")  # as a hook may, after the start
+    (warning,) = watch.look()
+    assert f"shared ({outside.shared})" in warning
+    assert [watch.look() for _ in range(3)] == [[], [], []]
+    kept = json.loads((outside.run / OUTSIDE_NAME).read_text())
+    assert kept["modules"]["shared"]["digest"] == identity["outside_code"]["shared"]
+
+
+def test_an_attempt_that_finds_other_code_outside_the_snapshot_says_so(outside: Outside) -> None:
+    outside.import_shared("A = 1\n")
+    first, watch = outside.watch()
+    watch.look()
+    assert len(outside.watch()[1].look()) == 1, "nothing changed"
+    outside.import_shared("A = 2\n")
+    _, retried = outside.watch()
+    assert retried.look()[1:] == ["since the last attempt code outside its snapshot changed: shared"]
+    _, resumed = outside.watch(saved=first)
+    assert resumed.look()[1:] == ["since the checkpoint code outside its snapshot changed: shared"]
+
+
+def test_what_an_attempt_has_not_imported_yet_stays_kept(outside: Outside) -> None:
+    outside.import_shared("A = 1\n")
+    outside.watch()[1].look()
+    sys.modules.clear()
+    _, retried = outside.watch()
+    assert retried.look() == []
+    outside.import_shared("A = 2\n")
+    assert any("since the last attempt" in warning for warning in retried.look())
+
+
+def test_a_process_without_frozen_code_has_none_outside(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in frozen_variables("/a", "/b"):
+        monkeypatch.delenv(name)
+    outside.import_shared("A = 1\n")
+    identity, watch = outside.watch()
+    assert (watch.look(), identity) == ([], {})

@@ -158,11 +158,14 @@ def test_what_the_copy_does_not_have_is_imported_live_and_named(project: Project
     code = """
     found = [load(name).WHICH for name in ("pkg", "pkg.secret", "local_settings")]
     from gen_worker.trainer.code_identity import find_outside_code
-    print(json.dumps([found, {name: module.file for name, module in find_outside_code().modules.items()}]))
+    from gen_worker.frozen_imports import num_outside_imports
+    outside = {name: module.file for name, module in find_outside_code().modules.items()}
+    print(json.dumps([found, outside, num_outside_imports()]))
     """
-    found, outside = project.ask(code, before=path_link(project.original / "src"))
+    found, outside, num_imports = project.ask(code, before=path_link(project.original / "src"))
     assert found == ["frozen", "live", "live"]
     assert outside == {"pkg.secret": str(left_out[0]), "local_settings": str(left_out[1])}
+    assert num_imports == 2
 
 
 def test_a_module_that_was_left_out_of_the_snapshot_is_named_where_it_is_missed(project: Project) -> None:

@@ -21,7 +21,7 @@ from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
-from gen_worker.trainer.code_identity import note_outside_code
+from gen_worker.trainer.code_identity import OutsideCodeWatch
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.data_sources import attach_own_data, open_held_out_data, open_training_data
 from gen_worker.trainer.download_progress import DownloadProgress
@@ -131,8 +131,7 @@ class Assembly:
         for level, note in restorer.notes:
             reporter.log(note, level=level)
         if self.processes.rank == 0:
-            for warning in note_outside_code(identity, loop.folder, is_fresh=checkpoint is None):
-                reporter.log(warning, level="warning")
+            self._watch_outside_code(identity, loop.folder, checkpoint)
         if checkpoint is not None:
             reporter.log(
                 f"resumed at step {start.step}, epoch {start.epoch}, batch {start.batch} from {checkpoint.path.name}",
@@ -156,6 +155,21 @@ class Assembly:
             loop.step_hooks = EmptyShareWatch(loop.trainer, self.processes, self.reporter)
         for warning in empty_share_warnings(loop) if self.processes.rank == 0 else ():
             self.reporter.log(warning, level="warning")
+
+    def _watch_outside_code(
+        self, identity: dict[str, Any], folder: Path, checkpoint: Checkpoint | None
+    ) -> None:
+        """Now, and when a hook imports something later."""
+        saved = None if checkpoint is None else checkpoint.identity
+        watch = OutsideCodeWatch(identity, folder, saved=saved)
+
+        def look() -> None:
+            for warning in watch.look():
+                self.reporter.log(warning, level="warning")
+
+        look()
+        if self.lifecycle is not None:
+            self.lifecycle.on_look.append(look)
 
     def build_evaluation(self, kind: Kind) -> tuple[Evaluator, Any]:
         """For a pass over held-out data without training: an evaluator, and the state of the newest checkpoint."""

@@ -17,7 +17,14 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.frozen_imports import OURS, FrozenCode, is_installed, read_frozen_code
+from gen_worker.frozen_imports import (
+    OURS,
+    FrozenCode,
+    file_of,
+    is_installed,
+    num_outside_imports,
+    read_frozen_code,
+)
 from gen_worker.launcher_protocol import write_atomically
 
 OUTSIDE_NAME = "code_outside.json"
@@ -57,7 +64,7 @@ def describe_code(trainer_class: type) -> dict[str, Any]:
 
 
 def code_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two identities of a run, of `describe_code` and of the code outside its snapshot, in words.
+    """What differs between the `describe_code` of two identities, in words.
 
     The same class of the same source is the same, by whichever module path it was imported and wherever it lay.
     """
@@ -67,13 +74,7 @@ def code_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         changes.append(f"the trainer class was {was.get('trainer')}, is now {is_['trainer']}")
     elif _is_other_source(was, is_):
         changes.append(f"the code of {is_['trainer']} changed")
-    return changes + outside_changes(saved.get("outside_code") or {}, now.get("outside_code") or {})
-
-
-def outside_changes(was: Mapping[str, str], is_: Mapping[str, str]) -> list[str]:
-    """Of two sets of digests by module: what is in both and differs."""
-    names = sorted(name for name in was.keys() & is_.keys() if was[name] != is_[name])
-    return [f"code outside its snapshot changed: {_listed(names)}"] if names else []
+    return changes
 
 
 def find_outside_code(
@@ -86,8 +87,8 @@ def find_outside_code(
     modules = dict(sys.modules) if modules is None else modules
     found = {}
     for name in sorted(modules):
-        file = getattr(modules[name], "__file__", None)
-        if not isinstance(file, str) or not _is_authors(name, file, modules):
+        file = file_of(modules[name])
+        if file is None or not _is_authors(name, file, modules):
             continue
         if code.to_original(file) is None:
             try:
@@ -97,27 +98,58 @@ def find_outside_code(
     return OutsideCode(modules=found)
 
 
-def note_outside_code(identity: dict[str, Any], folder: Path, *, is_fresh: bool) -> list[str]:
-    """Keep what `find_outside_code` finds in the run's folder and its identity; what there is to say of it.
+class OutsideCodeWatch:
+    """Keeps the author's modules that no snapshot holds in the run's folder and in its identity. One thread at a time.
 
-    An attempt that resumes has its checkpoint to compare with; a fresh one has what an earlier attempt kept.
+    `saved` is the identity of the checkpoint that the attempt resumes from; without one, what an earlier attempt kept
+    in the folder is what it is compared with.
     """
-    outside = find_outside_code()
-    warnings = []
-    if outside.modules:
-        identity["outside_code"] = outside.digests
-        warnings.append(_warning(outside))
-    path = folder / OUTSIDE_NAME
-    kept = _read_kept(path)
-    if is_fresh:
-        changes = outside_changes(kept.digests, outside.digests)
-        warnings += [f"since the last attempt {change}" for change in changes]
-    if outside != kept:
+
+    def __init__(
+        self, identity: dict[str, Any], folder: Path, *, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        self._identity = identity
+        self._path = folder / OUTSIDE_NAME
+        self._kept = _read_kept(self._path)
+        self._since = "the last attempt" if saved is None else "the checkpoint"
+        self._known = self._kept.digests if saved is None else saved.get("outside_code") or {}
+        self._found: dict[str, OutsideModule] = {}
+        self._num_seen: int | None = None
+        self._is_settled = False
+        if read_frozen_code() is not None:
+            identity["outside_code"] = {}
+
+    def look(self) -> list[str]:
+        """What there is to say of modules that were imported since the last look. Cheap where there are none."""
+        num_imports = num_outside_imports()
+        if self._is_settled and num_imports == self._num_seen:
+            return []
+        self._is_settled = num_imports == self._num_seen  # a module is found a moment before it is there
+        self._num_seen = num_imports
+        found = find_outside_code().modules
+        new = {name: module for name, module in found.items() if name not in self._found}
+        if not new:
+            return []
+        told = {name.partition(".")[0] for name in self._found}
+        self._found |= new
+        self._identity["outside_code"] = {name: module.digest for name, module in self._found.items()}
+        untold = {name: module for name, module in new.items() if name.partition(".")[0] not in told}
+        warnings = [_warning(untold)] if untold else []
+        changed = sorted(name for name in new if self._known.get(name, new[name].digest) != new[name].digest)
+        if changed:
+            warnings.append(f"since {self._since} code outside its snapshot changed: {_listed(changed)}")
+        return warnings + self._keep()
+
+    def _keep(self) -> list[str]:
+        outside = OutsideCode(modules={**self._kept.modules, **self._found})
+        if outside == self._kept:
+            return []
         try:
-            write_atomically(path, msgspec.json.format(msgspec.json.encode(outside), indent=2) + b"\n")
+            write_atomically(self._path, msgspec.json.format(msgspec.json.encode(outside), indent=2) + b"\n")
         except OSError as fault:
-            warnings.append(f"{path} cannot be written: {fault.strerror}")
-    return warnings
+            return [f"{self._path} cannot be written: {fault.strerror}"]
+        self._kept = outside
+        return []
 
 
 def _read_kept(path: Path) -> OutsideCode:
@@ -127,9 +159,9 @@ def _read_kept(path: Path) -> OutsideCode:
         return OutsideCode()
 
 
-def _warning(outside: OutsideCode) -> str:
+def _warning(modules: Mapping[str, OutsideModule]) -> str:
     tops: dict[str, str] = {}
-    for name, module in outside.modules.items():
+    for name, module in modules.items():
         tops.setdefault(name.partition(".")[0], module.file)
     named = _listed([f"{name} ({file})" for name, file in tops.items()])
     return (
@@ -159,8 +191,8 @@ def _is_authors(name: str, file: str, modules: Mapping[str, ModuleType]) -> bool
     top = name.partition(".")[0]
     if top in OURS or top in ("__main__", "__mp_main__"):
         return False
-    top_file = getattr(modules.get(top), "__file__", None)
-    return not any(_is_regular_install(place) for place in (file, top_file) if isinstance(place, str))
+    top_file = file_of(modules.get(top))
+    return not any(_is_regular_install(place) for place in (file, top_file) if place is not None)
 
 
 def _is_regular_install(file: str) -> bool:

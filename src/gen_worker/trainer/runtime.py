@@ -23,6 +23,7 @@ from gen_worker.errors import (
 from gen_worker.frozen_imports import name_originals
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.failure import describe_failure, find_cause, is_our_fault
+from gen_worker.trainer.heap import keep_freed_memory
 from gen_worker.trainer.isolation import run_isolated
 from gen_worker.trainer.job_spec import read_job_spec
 from gen_worker.trainer.process_launch import run_processes
@@ -78,6 +79,8 @@ class TrainingRuntime:
                 return run_isolated(
                     environment, job, token=token, redact=self.redact, early_signals=self._early_signals
                 )
+            if not environment.returns_freed_memory:
+                keep_freed_memory(self._environ)
             trainer = Trainer.for_worker(
                 environment,
                 job,

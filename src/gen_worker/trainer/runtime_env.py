@@ -45,6 +45,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     max_runtime_s: float | None = None
     is_orchestrated: bool = False
     is_isolated: bool = False
+    returns_freed_memory: bool = False
     uploads: UploadsSpec = UploadsSpec()
     cache_dir: Path
     s3_endpoint: str | None = None
@@ -95,6 +96,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         max_runtime_s=_positive(environ, "TRAINER_MAX_RUNTIME_SECONDS", faults),
         is_orchestrated=_flag(environ, "TRAINER_ORCHESTRATED", faults),
         is_isolated=_flag(environ, "TRAINER_ISOLATED", faults),
+        returns_freed_memory=_flag(environ, "TRAINER_RETURN_FREED_MEMORY", faults),
         uploads=UploadsSpec(
             metrics_url=environ.get("TRAINER_UPLOAD_METRICS_URL") or None,
             checkpoint_url=environ.get("TRAINER_UPLOAD_CHECKPOINT_URL") or None,

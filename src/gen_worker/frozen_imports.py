@@ -10,6 +10,7 @@ Which folder was frozen, and where its copy is, two variables say: they reach ev
 
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -125,9 +126,25 @@ def file_of(module: object) -> str | None:
     return file if isinstance(file, str) else None
 
 
-def num_outside_imports() -> int:
-    """How many modules this process has imported that are neither installed nor of its frozen code."""
-    return sum(finder.num_outside for finder in sys.meta_path if isinstance(finder, _FrozenFinder))
+def outside_imports() -> dict[str, str]:
+    """Modules that were found and are neither installed nor of this process's frozen code, with their files."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _FrozenFinder):
+            return finder.outside.copy()
+    return {}
+
+
+def note_warm_modules() -> None:
+    """In a process that is about to be forked: look at its modules once, so that no fork has to.
+
+    To look at a module copies its page in a fork, and there are thousands.
+    """
+    _warm.num_modules = len(sys.modules)
+    _warm.strangers = [
+        name
+        for name, module in sys.modules.items()
+        if (file := file_of(module)) is not None and not _is_ours(name) and not is_installed(file)
+    ]
 
 
 def is_installed(path: str) -> bool:
@@ -142,7 +159,7 @@ class _FrozenFinder:
 
     def __init__(self, code: FrozenCode) -> None:
         self._code = code
-        self.num_outside = 0
+        self.outside: dict[str, str] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -168,7 +185,8 @@ class _FrozenFinder:
             return spec
         copy = self._code.to_copy(spec.origin)
         if copy is None or not os.path.isfile(copy):  # noqa: PTH113
-            self.num_outside += self._code.to_original(spec.origin) is None
+            if self._code.to_original(spec.origin) is None:
+                self.outside[spec.name] = spec.origin
             return spec
         folders = None if locations is None else self._frozen_folders(locations)
         return (
@@ -188,7 +206,7 @@ class _FrozenFinder:
         spec = importlib.machinery.PathFinder.find_spec(name, originals) if originals else None
         if spec is None or spec.loader is None:
             return None
-        self.num_outside += 1
+        self.outside[name] = spec.origin or ""
         return spec
 
 
@@ -204,14 +222,30 @@ def _with_copies(folders: Iterable[str], code: FrozenCode) -> list[str]:
     return list(found)
 
 
+class _WarmModules:
+    """What a launcher had imported before it forked this process."""
+
+    def __init__(self) -> None:
+        self.num_modules = 0
+        self.strangers: list[str] = []  # of them, those that are neither ours nor installed
+
+
+_warm = _WarmModules()
+
+
 def _forget_originals(code: FrozenCode) -> None:
-    for name, module in list(sys.modules.items()):
-        file = file_of(module)
-        if name.partition(".")[0] in OURS | _MAIN or file is None or is_installed(file):
+    num_new = max(len(sys.modules) - _warm.num_modules, 0)
+    for name in (*_warm.strangers, *itertools.islice(reversed(sys.modules), num_new)):
+        file = file_of(sys.modules.get(name))
+        if file is None or _is_ours(name) or is_installed(file):
             continue
         copy = code.to_copy(file)
         if copy is not None and os.path.isfile(copy):  # noqa: PTH113
             del sys.modules[name]
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] in OURS or name in _MAIN
 
 
 def _moved(path: str, roots: Iterable[str], target: str) -> str | None:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 
+from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.launcher_channel import Channel
 from gen_worker.launcher_children import Children, as_reply
 from gen_worker.launcher_log import say
@@ -132,6 +133,7 @@ class Launcher:
         runtime = sys.modules.get("gen_worker.trainer.runtime")
         if runtime is not None:
             runtime.set_log_levels()  # once here, instead of in each worker
+        note_warm_modules()
         gc.collect()
         gc.freeze()  # a collection in a child would copy every page it looks at
         _collapse_pages()

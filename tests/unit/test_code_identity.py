@@ -84,7 +84,8 @@ class Outside:
         for name, value in frozen_variables(str(root / "project"), str(self.run / "code")).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "modules", {})
-        monkeypatch.setattr(code_identity, "num_outside_imports", lambda: len(sys.modules))
+        imports = {"shared": str(self.shared), "only_found": str(root / "only_found.py")}
+        monkeypatch.setattr(code_identity, "outside_imports", imports.copy)
 
     def import_shared(self, source: str) -> None:
         self.shared.write_text(source)
@@ -139,6 +140,6 @@ def test_a_process_without_frozen_code_has_none_outside(
 ) -> None:
     for name in frozen_variables("/a", "/b"):
         monkeypatch.delenv(name)
-    outside.import_shared("A = 1\n")
+    monkeypatch.setattr(code_identity, "outside_imports", dict)
     identity, watch = outside.watch()
     assert (watch.look(), identity) == ([], {})

@@ -12,17 +12,15 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from gen_worker.frozen_imports import (
     OURS,
-    FrozenCode,
     file_of,
     is_installed,
-    num_outside_imports,
+    outside_imports,
     read_frozen_code,
 )
 from gen_worker.launcher_protocol import write_atomically
@@ -77,25 +75,17 @@ def code_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return changes
 
 
-def find_outside_code(
-    code: FrozenCode | None = None, modules: Mapping[str, ModuleType] | None = None
-) -> OutsideCode:
-    """The author's modules that this process imported from outside its frozen code; none where nothing is frozen."""
-    code = read_frozen_code() if code is None else code
-    if code is None:
-        return OutsideCode()
-    modules = dict(sys.modules) if modules is None else modules
+def find_outside_code(imports: Mapping[str, str]) -> dict[str, OutsideModule]:
+    """Of modules with their files: the author's that this process has imported."""
     found = {}
-    for name in sorted(modules):
-        file = file_of(modules[name])
-        if file is None or not _is_authors(name, file, modules):
-            continue
-        if code.to_original(file) is None:
+    for name in sorted(name for name in imports if name in sys.modules):
+        if _is_authors(name, imports[name]):
             try:
-                found[name] = OutsideModule(file=file, digest=_source_digest(Path(file).read_bytes()))
+                data = Path(imports[name]).read_bytes()
             except OSError:  # gone since, or in an archive
                 continue
-    return OutsideCode(modules=found)
+            found[name] = OutsideModule(file=imports[name], digest=_source_digest(data))
+    return found
 
 
 class OutsideCodeWatch:
@@ -114,20 +104,13 @@ class OutsideCodeWatch:
         self._since = "the last attempt" if saved is None else "the checkpoint"
         self._known = self._kept.digests if saved is None else saved.get("outside_code") or {}
         self._found: dict[str, OutsideModule] = {}
-        self._num_seen: int | None = None
-        self._is_settled = False
         if read_frozen_code() is not None:
             identity["outside_code"] = {}
 
     def look(self) -> list[str]:
         """What there is to say of modules that were imported since the last look. Cheap where there are none."""
-        num_imports = num_outside_imports()
-        if self._is_settled and num_imports == self._num_seen:
-            return []
-        self._is_settled = num_imports == self._num_seen  # a module is found a moment before it is there
-        self._num_seen = num_imports
-        found = find_outside_code().modules
-        new = {name: module for name, module in found.items() if name not in self._found}
+        imports = {name: file for name, file in outside_imports().items() if name not in self._found}
+        new = find_outside_code(imports)
         if not new:
             return []
         told = {name.partition(".")[0] for name in self._found}
@@ -186,12 +169,12 @@ def _is_other_source(was: Mapping[str, Any], is_: Mapping[str, Any]) -> bool:
     return was.get("source_digest") is None or bool(was["source_digest"] != is_["source_digest"])
 
 
-def _is_authors(name: str, file: str, modules: Mapping[str, ModuleType]) -> bool:
+def _is_authors(name: str, file: str) -> bool:
     """Judged by the top of its package: what an installed one makes or loads elsewhere is not the author's."""
     top = name.partition(".")[0]
     if top in OURS or top in ("__main__", "__mp_main__"):
         return False
-    top_file = file_of(modules.get(top))
+    top_file = file_of(sys.modules.get(top))
     return not any(_is_regular_install(place) for place in (file, top_file) if place is not None)
 
 

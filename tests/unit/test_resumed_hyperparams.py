@@ -344,6 +344,53 @@ def test_a_changed_seed_gives_other_random_numbers(tmp_path: Path) -> None:
     assert np.array_equal(other, again)
 
 
+class Wrapped:
+    """An optimizer as some libraries wrap it: the same groups, another object."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+def test_a_schedule_below_a_wrapped_optimizer_follows_the_new_rate(tmp_path: Path) -> None:
+    def wrapped(model: torch.nn.Module, hp: dict[str, Any]) -> tuple[Any, Any]:
+        optimizer, scheduler = step_lr(model, hp)
+        return Wrapped(optimizer), scheduler
+
+    state = in_two_parts(tmp_path, kind_of(wrapped), {"lr": 0.1}, {"lr": 0.01})
+    assert torch.equal(state["model"].weight, by_hand(step_lr, {"lr": 0.1}, {"lr": 0.01}))
+
+
+def test_an_optimizer_that_only_its_scheduler_names_is_found() -> None:
+    optimizer, scheduler = step_lr(torch.nn.Linear(2, 1), {"lr": 0.1})
+    found = ConfiguredOptions.of(state={"scheduler": scheduler})
+    assert list(found.optimizers.values()) == [optimizer]
+
+
+def test_a_model_that_a_scheduler_holds_is_not_copied() -> None:
+    optimizer, _ = sgd(torch.nn.Linear(2, 1), {"lr": 0.1})
+
+    class Costly(torch.nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("a model was copied")
+
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scheduler.model = Costly(2, 1)  # type: ignore[attr-defined]
+    options = ConfiguredOptions.of(state=[optimizer, scheduler])
+    options.keep_fresh()
+    kept = options.describe_before({"lr": (0.2, 0.1)})
+    optimizer.param_groups[0]["lr"] = 0.7  # not what a scaling would come from
+    scheduler.last_epoch = 3
+    options.apply(kept)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**3)
+
+
 class Holder:
     __slots__ = ("inner",)
 

@@ -11,20 +11,20 @@ Optimizers and schedulers are known by what they have (`param_groups`; `optimize
 import contextlib
 import copy
 import math
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.contracts import StepContext, TrainingJobSpec
-from gen_worker.trainer.hyperparams import Hyperparams
+from gen_worker.trainer.state_parts import (
+    find_parts,
+    is_optimizer,
+    is_optimizer_or_scheduler,
+    is_scheduler,
+    is_scheduler_of,
+)
 
-_MAX_DEPTH = 4
-_MAX_VISITED = 5_000
-_MAX_ITEMS = 200
 _NOT_PLAIN = object()
 _RATE = ("lr", "initial_lr")
 
@@ -43,14 +43,12 @@ class OptionChange(NamedTuple):
 class ConfiguredOptions:
     """The optimizers and schedulers of a state, and their options right after `configure`.
 
-    Make it before anything is loaded into the state; `apply` may be called after every load.
+    Make it before anything is loaded into the state. `apply` may be called after every load that `keep_fresh` preceded.
     """
 
     optimizers: dict[str, Any] = field(default_factory=dict)
     schedulers: dict[str, Any] = field(default_factory=dict)
-    _groups: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # of each optimizer, without parameters
+    _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # without their parameters
     _copies: dict[str, Any] = field(default_factory=dict)  # of each scheduler that can be copied
     _described: dict[str, Any] = field(default_factory=dict)
 
@@ -58,19 +56,25 @@ class ConfiguredOptions:
     def of(cls, **roots: Any) -> "ConfiguredOptions":
         """Look for optimizers and schedulers in `roots`: mappings, lists and attributes, a few levels deep."""
         found = cls()
-        for name, part in find_parts(_is_optimizer_or_scheduler, roots):
-            if _is_optimizer(part):
+        for name, part in find_parts(is_optimizer_or_scheduler, roots):
+            if is_optimizer(part):
                 found.optimizers[name] = part
                 found._groups[name] = _options_of(part)
             else:
                 found.schedulers[name] = part
         for name, scheduler in found.schedulers.items():
-            with contextlib.suppress(
-                Exception
-            ):  # what cannot be copied cannot be rehearsed; it is scaled instead
-                found._copies[name] = _copy_scheduler(scheduler, _options_of(scheduler.optimizer))
+            if not any(is_scheduler_of(scheduler, part) for part in found.optimizers.values()):
+                found.optimizers[f"{name}.optimizer"] = scheduler.optimizer
+                found._groups[f"{name}.optimizer"] = _options_of(scheduler.optimizer)
         found._described = found._describe()
         return found
+
+    def keep_fresh(self) -> None:
+        """Before a load that `apply` follows: copy the schedulers as `configure` made them, to rehearse them."""
+        for name, scheduler in self.schedulers.items():
+            if name not in self._copies:
+                with contextlib.suppress(Exception):  # without a copy the rate is scaled
+                    self._copies[name] = _copy_scheduler(scheduler, _options_of(scheduler.optimizer))
 
     def describe(self) -> dict[str, Any]:
         """As plain data, for a checkpoint: what `configure` set."""
@@ -134,7 +138,9 @@ class ConfiguredOptions:
                 {key for key in now if key in was and now[key] != was[key]}
                 for was, now in zip(kept_groups, now_groups, strict=True)
             ]
-            schedulers = {path: part for path, part in self.schedulers.items() if part.optimizer is optimizer}
+            schedulers = {
+                path: part for path, part in self.schedulers.items() if is_scheduler_of(part, optimizer)
+            }
             is_scheduled_anew = any(
                 self._is_schedule_changed(path, kept, is_job_changed=is_job_changed) for path in schedulers
             )
@@ -234,76 +240,6 @@ def learning_rates(optimizers: Mapping[str, Any]) -> list[float]:
     return [rate for rate in found if _is_number(rate)]
 
 
-def find_parts(is_wanted: Callable[[Any], bool], roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is wanted with where it is, each once. Runs no code of the author's but attribute reads."""
-    seen: set[int] = set()
-    waiting = [(name, value, 0) for name, value in roots.items()]
-    while waiting and len(seen) < _MAX_VISITED:
-        path, value, depth = waiting.pop(0)
-        if value is None or isinstance(value, str | bytes | int | float) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if is_wanted(value):
-            yield path, value
-        elif depth < _MAX_DEPTH:
-            waiting += [(f"{path}{step}", item, depth + 1) for step, item in _children(value)]
-
-
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Hyperparams | TrainingJobSpec | StepContext):
-        return  # they note what is read of them
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in islice(value.items(), _MAX_ITEMS))
-    elif type(value) in (list, tuple):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value[:_MAX_ITEMS]))
-    elif not isinstance(
-        value, type | types.ModuleType | types.FunctionType | types.MethodType
-    ) and not _is_foreign(value):
-        slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-        for name in dict.fromkeys([*getattr(value, "__dict__", {}), *slots, *getattr(value, "_fields", ())]):
-            with contextlib.suppress(Exception):
-                yield f".{name}", getattr(value, name)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _is_foreign(value: Any) -> bool:
-    """Of a library that keeps no optimizer inside: a module has thousands of parts."""
-    return hasattr(type(value), "named_modules") or type(value).__module__.partition(".")[0] in (
-        "builtins", "numpy", "pyarrow", "torch", "collections", "logging", "threading", "pathlib",
-    )  # fmt: skip
-
-
-def _is_optimizer_or_scheduler(value: Any) -> bool:
-    return _is_optimizer(value) or _is_scheduler(value)
-
-
-def _is_optimizer(value: Any) -> bool:
-    groups = _attribute(value, "param_groups")
-    return isinstance(groups, list) and bool(groups) and all(isinstance(group, dict) for group in groups)
-
-
-def _is_scheduler(value: Any) -> bool:
-    return (
-        _is_optimizer(_attribute(value, "optimizer"))
-        and callable(_attribute(value, "step"))
-        and callable(_attribute(value, "load_state_dict"))
-        and (hasattr(value, "last_epoch") or hasattr(value, "_schedulers"))
-    )
-
-
-def _attribute(value: Any, name: str) -> Any:
-    if isinstance(value, type):
-        return None
-    try:
-        return getattr(value, name, None)
-    except Exception:  # the author's property
-        return None
-
-
 def _options_of(optimizer: Any) -> list[dict[str, Any]]:
     return [
         {key: _own(value) for key, value in group.items() if key != "params"}
@@ -320,7 +256,22 @@ def _copy_scheduler(scheduler: Any, groups_or_stand_in: Any) -> Any:
     stand_in = groups_or_stand_in
     if not isinstance(stand_in, _StandInOptimizer):
         stand_in = _StandInOptimizer(stand_in)
-    return copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
+    shared = {id(value): value for value in _shared_values(scheduler)}
+    return copy.deepcopy(scheduler, {**shared, id(scheduler.optimizer): stand_in})
+
+
+def _shared_values(scheduler: Any) -> Iterator[Any]:
+    """What a copy has in common with the scheduler: functions, and what else is no setting, such as a model."""
+    for name, value in vars(scheduler).items():
+        for item in value if isinstance(value, list) else [value]:
+            if is_scheduler(item):
+                yield from _shared_values(item)
+            elif (
+                name != "optimizer"
+                and _plain(item) is _NOT_PLAIN
+                and not isinstance(item, Mapping | list | tuple)
+            ):
+                yield item
 
 
 def _step_together(parts: list[tuple[Any, int]]) -> None:
@@ -369,7 +320,7 @@ def _has_function(scheduler: Any) -> bool:
     for value in vars(scheduler).values():
         values += value if isinstance(value, list) else [value]
     return any(
-        _has_function(value) if _is_scheduler(value) else callable(value) and not _is_optimizer(value)
+        _has_function(value) if is_scheduler(value) else callable(value) and not is_optimizer(value)
         for value in values
     )
 

@@ -82,6 +82,7 @@ def fill_and_apply(
     if kept is None:
         kept = options.describe_before(changed)
     options.require_same_kinds(kept)
+    options.keep_fresh()
     hook = getattr(trainer, "apply_hyperparams", None)
     is_compared = bool(changed) and hook is None
     fresh = _own_values(trainer, state, options) if is_compared else {}

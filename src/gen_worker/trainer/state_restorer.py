@@ -14,7 +14,6 @@ from gen_worker.trainer.model_runtime import restore_rng
 from gen_worker.trainer.optimizer_options import (
     ConfiguredOptions,
     OptionChange,
-    find_parts,
     learning_rates,
 )
 from gen_worker.trainer.parts import LoopReporter
@@ -23,6 +22,7 @@ from gen_worker.trainer.rate_watch import RateWatch
 from gen_worker.trainer.read_tracking import ReadTracker
 from gen_worker.trainer.repro import seed_everything
 from gen_worker.trainer.resumed_hyperparams import KEPT_OPTIONS, Resumption, fill_and_apply
+from gen_worker.trainer.state_parts import find_parts
 
 KEPT_SCHEDULE = "schedule_steps"  # in the loop state of a checkpoint
 Level = Literal["info", "warning"]

@@ -159,6 +159,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     ],
     "list": [
         "--columns",
+        "--families",
         "--format",
         "--json",
         "--limit",
@@ -170,7 +171,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "--tag",
         "--watch",
     ],
-    "status": ["RUN", "--format", "--json", "--metric"],
+    "status": ["RUN", "--format", "--json", "--lineage", "--metric", "--no-lineage"],
     "why": ["RUN", "--format", "--json"],
     "compare": ["RUN RUN…", "--format", "--json"],
     "watch": ["[RUN]", "--format", "--json"],

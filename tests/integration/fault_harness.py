@@ -56,7 +56,7 @@ LOOK_EVERY_S = 0.05
 # Counted by what clients and daemons do, not dealt.
 OTHER_KINDS = (
     "reply lost after the commit",
-    "equal submit again",
+    "the same submit again",
     "two daemons at once",
     "flood of output",
     "watcher that never reads",
@@ -199,14 +199,17 @@ class FaultHarness:
                 lossy = self._lossy_socket(config["name"], num_lost=1 + number // 4 % 2)
                 root = (await stack.enter_async_context(lossy)).home.root
             client = await stack.enter_async_context(AsyncClient(root, patience_s=DEADLINE_S))
-            submission = await self._insist(lambda: client.submit(config, base_dir=TRAINERS))
+
+            def submit() -> Awaitable[Any]:
+                return client.submit(config, base_dir=TRAINERS, submission_id=config["name"])
+
+            submission = await self._insist(submit)
             run_id = submission.run.run_id
             self.history.acknowledged[config["name"]] = run_id
             if dice.random() < 0.3:
-                again = await self._insist(lambda: client.submit(config, base_dir=TRAINERS))
-                assert again.existed
+                again = await self._insist(submit)
                 assert again.run.run_id == run_id
-                self.struck["equal submit again"] += 1
+                self.struck["the same submit again"] += 1
             if dice.random() < 0.15:
                 await asyncio.sleep(dice.random())
                 self.history.cancelled.add(run_id)

@@ -13,12 +13,14 @@ import grpc.aio
 import pytest
 from service_host import Host, job, until
 
+import trn
 from trn.core.home import socket_address
 from trn.core.runs import RunState
 from trn.daemon.server import MAX_MESSAGE_BYTES
 from trn.executors.base import ImportTrial, LaunchPlan
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
+from trn.registry.sqlite import NewRun
 
 PATIENCE_S = 60.0
 
@@ -651,6 +653,51 @@ def test_metrics_are_answered_by_name_and_range(tmp_path: Path) -> None:
             assert thin.series[0].num_points == 100
             none = await get(pb.GetMetricsRequest(run_id="a", names=["nothing"]))
             assert len(none.series) == 0
+
+    asyncio.run(main())
+
+
+def test_a_line_of_descent_is_one_curve_with_its_seams(tmp_path: Path) -> None:
+    """A run of 10 steps, one that began at its step 6, and one of that at step 8; what was tried after a seam is left out."""
+
+    async def add(host: Host, run_id: str, last: int, **more: Any) -> None:
+        new = NewRun(run_id="a", digest=run_id, config=job(), **more)
+        record, _ = await host.commit(host.registry.submit(new))
+        assert record.run_id == run_id
+        await host.start(run_id)
+        with host.home.run(run_id).events.open("ab") as file:
+            for seq, step in enumerate(range(more.get("start_step", 0) + 1, last + 1), start=1):
+                line = {
+                    "event": "metric",
+                    "seq": seq,
+                    "attempt": 1,
+                    "name": "loss",
+                    "value": last,
+                    "step": step,
+                }
+                file.write(json.dumps({**line, "run_id": run_id, "timestamp_ms": 1}).encode() + b"\n")
+        await host.ingest.drain(run_id)
+        await host.end(run_id)
+
+    async def main() -> None:
+        async with Host(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
+            await add(host, "a", 10)
+            await add(host, "a.2", 12, parent_run_id="a", start_step=6)
+            await add(host, "a.3", 11, parent_run_id="a.2", start_step=8)
+            line = await client.lineage("a")
+            assert line.metrics["loss"].steps == tuple(range(1, 12))
+            assert line.metrics["loss"].values == (10.0,) * 6 + (12.0,) * 2 + (11.0,) * 3
+            assert line.seams == ((6, "a.2"), (8, "a.3"))
+            assert [(part.run_id, part.from_step, part.to_step) for part in line.parts] == [
+                ("a", 0, 6),
+                ("a.2", 6, 8),
+                ("a.3", 8, None),
+            ]
+            assert (await client.metrics("a"))["loss"].steps == (9, 10, 11), "the run alone, unless asked"
+            thin = (await client.lineage("a", max_points=3)).metrics["loss"]
+            assert (thin.num_points, thin.steps[0], thin.steps[-1]) == (11, 1, 11)
+            assert len(thin.lows) == len(thin.highs) == len(thin.steps) < 11
+            assert (await client.lineage("a.1")).seams == ()
 
     asyncio.run(main())
 

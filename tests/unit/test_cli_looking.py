@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trn.core.home import Home
 from trn.core.runs import QUEUED, Needs, RunState
 from trn.daemon.outlets.bus_publisher import _encode_record
 from trn.daemon.outlets.log_lines import job_ended
+from trn.registry.connection import open_writer
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
@@ -315,6 +317,74 @@ def test_every_file_of_a_run_is_listed_and_each_kind_has_its_name(made: HandMade
     assert f"  lines    {own[-1]} and 4 before it\n" in screen
     assert f"  copy     {copied / 'r.log.jsonl'}\n" in screen
     assert f"  events   {events}\n" in screen
+
+
+def test_a_resumed_run_is_shown_with_its_whole_line_of_descent(made: HandMade) -> None:
+    store = MetricStore(made.home.metrics)
+    try:
+        for run_id, first, last, more in (
+            ("r", 1, 60, {}),
+            ("r.2", 51, 100, {"parent_run_id": "r", "start_step": 50}),
+        ):
+            made.submit("r", config={"max_steps": last}, **more)
+            made.start(run_id, pid=77)
+            made.follow(run_id, last, last)
+            made.end(run_id, RunState.COMPLETED, f"completed at step {last}")
+            points = [(step, 1, "train/loss", step, 1.0 / step, 1) for step in range(first, last + 1)]
+            store.add(run_id, offset=1, last_seq=last, points=points).result()
+        [record] = made.ask("status", "r", "--lineage")
+        assert record["run_id"] == "r.2"
+        assert (record["family"], record["start_step"]) == ("r", 50)
+        assert record["lineage"] == [
+            {"run_id": "r", "from_step": 0, "to_step": 50},
+            {"run_id": "r.2", "from_step": 50, "to_step": None},
+        ]
+        assert record["curves"]["train/loss"]["steps"] == list(range(1, 101))
+        assert record["metrics"]["train/loss"]["num_points"] == 50, "the run's own"
+        assert "curves" not in made.ask("status", "r")[0]
+        screen = made.show("status", "r")
+        assert "continues r from step 50" in screen
+        assert "train/loss\n  r to step 50, r.2\n" in screen
+        assert "┊" in screen
+        alone = made.show("status", "r", "--no-lineage")
+        assert "┊" not in alone
+        assert "r to step 50" not in alone
+        older = made.show("status", "r.1")
+        assert "r.2 is the newest run of its family" in older
+        assert "trn logs r.1\n" in older, "what is to be typed means this run"
+        assert made.ask("why", "r.1")[0]["run_id"] == "r"
+        made.submit("other")
+        listed = made.show("list", "--families", num_columns=120).splitlines()
+        assert [line.split()[:2] for line in listed] == [
+            ["ID", "STATE"],
+            ["other", "PENDING"],
+            ["r", "COMPLETED"],
+            ["└", "r.2"],
+        ]
+        assert listed[3].count("┊") == 1
+        records = made.ask("list", "--families")
+        assert [(run["run_id"], run["family"], run["start_step"]) for run in records][1:] == [
+            ("r", "r", 0),
+            ("r.2", "r", 50),
+        ]
+        columns = made.show("list", "--columns", "id,family,start,curve").splitlines()
+        assert columns[0].split() == ["ID", "FAMILY", "START", "CURVE"]
+    finally:
+        store.close()
+
+
+def test_a_registry_of_an_older_release_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "old")
+    home.make()
+    connection = open_writer(home.registry)
+    for name in ("0001_start.sql", "0002_outbox.sql"):
+        connection.executescript(files("trn.registry.migrations").joinpath(name).read_text())
+    connection.close()
+    for words in (["list"], ["status", "x"]):
+        assert verbs.run(["--home", str(home.root), *words]) != 0
+        assert "older trn: `trn daemon start` brings it up to date" in capsys.readouterr().err
 
 
 def test_which_value_is_the_best_is_said_where_that_is_known(made: HandMade) -> None:

@@ -12,7 +12,7 @@ from trn.client.cli.durations import parse_since, say_ago, say_duration
 from trn.client.cli.explanation import Surroundings, explain
 from trn.client.cli.faults import BLAMES, find_blame
 from trn.client.cli.output import plain
-from trn.client.terminal_chart import draw_chart
+from trn.client.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.core.workers_variables import NAMES, without_workers_variables
@@ -223,6 +223,28 @@ def test_a_chart_shows_both_ends_and_fits_its_width() -> None:
 )
 def test_no_number_breaks_a_chart(values: list[float]) -> None:
     assert len(draw_chart(range(len(values)), values, width=30, height=4)) == 5
+
+
+def test_a_seam_is_marked_where_it_is_and_hides_no_point() -> None:
+    steps, values = list(range(101)), [float(100 - step) for step in range(101)]
+    plain = draw_chart(steps, values, width=60, height=6)
+    seamed = draw_chart(steps, values, width=60, height=6, seams=[50, 400])
+    assert [line.replace("┊", " ").replace("┴", " ").rstrip() for line in seamed] == plain
+    assert seamed[-1].count("┴") == 1
+    column = seamed[-1].index("┴")
+    assert all(line[column : column + 1] in ("┊", *map(chr, range(0x2801, 0x2900))) for line in seamed[:-1])
+    bare = draw_chart(steps, values, width=60, height=6, seams=[50], is_unicode=False)
+    assert (bare[-1].count("^"), any(":" in line for line in bare)) == (1, True)
+
+
+def test_a_small_curve_has_its_seams_too() -> None:
+    steps, values = list(range(1, 101)), [float(101 - step) for step in range(1, 101)]
+    curve = draw_sparkline(steps, values, width=8, seams=[50])
+    assert (curve[0], curve[-1], curve.index("┊"), len(curve)) == ("▇", "▁", 4, 9)
+    assert draw_sparkline(steps, values, width=8, seams=[50], is_unicode=False).count("|") == 1
+    assert draw_sparkline([1], [math.nan], width=8) == ""
+    for odd in ([1.0, 1.0], [-1.7e308, 1.7e308], [math.inf, 0.0, -math.inf]):
+        assert draw_sparkline(range(len(odd)), odd, width=8)
 
 
 def test_nothing_to_draw_is_no_chart() -> None:

@@ -27,6 +27,7 @@ from trn.proto.records import (
     Freed,
     Health,
     JobCheck,
+    Lineage,
     LogChunk,
     Machine,
     MetricSeries,
@@ -310,6 +311,16 @@ class AsyncClient:
         )
         answer, _ = await self._connection.call("GetMetrics", request)
         return {series.name: convert.read_series(series) for series in answer.series}
+
+    async def lineage(
+        self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
+    ) -> Lineage:
+        """A run and the runs that it was resumed from, as one curve: of each the points that led to the next one."""
+        request = pb.GetMetricsRequest(
+            run_id=run_id, names=names, max_points=max_points, is_exact=is_exact, with_ancestors=True
+        )
+        answer, _ = await self._connection.call("GetMetrics", request)
+        return convert.read_lineage(answer)
 
     async def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
         """Ask a run to end; it is recorded when this returns. (the run, whether it was still live)."""

@@ -14,6 +14,7 @@ from trn.proto.records import (
     Freed,
     Health,
     JobCheck,
+    Lineage,
     LogChunk,
     Machine,
     MetricSeries,
@@ -196,6 +197,11 @@ class Client:
                 is_exact=is_exact,
             )
         )
+
+    def lineage(
+        self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
+    ) -> Lineage:
+        return self._do(self._client.lineage(run_id, names, max_points=max_points, is_exact=is_exact))
 
     def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
         return self._do(self._client.cancel(run_id, reason, is_exact=is_exact))

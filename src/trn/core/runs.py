@@ -147,3 +147,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     member: int = 1  # its number in the family
     submission_id: str = ""  # drawn by who submitted it, and repeated after a lost reply
     start_step: int = 0  # of the checkpoint that it began at
+
+
+class LineagePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a line of descent: its steps after `from_step` count, up to and with `to_step`; None: to its end."""
+
+    run_id: str
+    from_step: int = 0
+    to_step: int | None = None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, NotFoundError, TrnError
 from trn.core.home import Home
-from trn.core.runs import RunRecord
+from trn.core.runs import LineagePart, RunRecord
 from trn.core.settings import Settings
 from trn.daemon.api_tokens import ApiTokens
 from trn.daemon.commits import committed
@@ -30,7 +30,7 @@ from trn.daemon.submission import Asked
 from trn.daemon.worker_plan import WorkerFiles, encode_files
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import attempt_message, known_states, run_message
-from trn.registry.metrics import MetricReader
+from trn.registry.metrics import MetricReader, line_of_descent
 from trn.registry.sqlite import NewRun, RunRegistry
 
 __all__ = ["TrainerService", "add_ports", "build_server"]
@@ -154,12 +154,11 @@ class TrainerService:
         once_more.CopyFrom(request)
         once_more.run_id, once_more.is_exact = newest.parent_run_id, True
         with contextlib.suppress(TrnError):
-            asked, notes = await self._resumption.read(once_more)
+            asked, _ = await self._resumption.read(once_more)
             judged = await self._judge.judge(asked, is_tried=False, is_new=lambda _digest: False)
-            if judged.run.digest == newest.digest and self._registry.answer_to(newest.digest) is not None:
-                return self._answer(
-                    newest, existed=True, notes=[await self._say_equal(newest, judged.by_name), *notes]
-                )
+            equal = self._registry.answer_to(judged.run.digest)
+            if equal is not None:
+                return self._answer(equal, existed=True, notes=[await self._say_equal(equal, judged.by_name)])
         return None
 
     async def CancelRun(self, request: pb.CancelRunRequest, _context: Context) -> pb.CancelRunResponse:  # noqa: N802
@@ -205,15 +204,15 @@ class TrainerService:
         return answer
 
     async def GetMetrics(self, request: pb.GetMetricsRequest, _context: Context) -> pb.GetMetricsResponse:  # noqa: N802
-        record = self.find(request.run_id)
-        found = await asyncio.to_thread(
-            self._metrics.query,
-            record.run_id,
-            list(request.names),
+        record = self.find(request.run_id, is_exact=request.is_exact)
+        lineage = self._registry.lineage(record) if request.with_ancestors else []
+        stretches = line_of_descent(
+            lineage or [LineagePart(run_id=record.run_id)],
             request.from_step if request.HasField("from_step") else None,
             request.to_step if request.HasField("to_step") else None,
-            request.max_points,
-            MAX_POINTS,
+        )
+        found = await asyncio.to_thread(
+            self._metrics.query_line, stretches, list(request.names), request.max_points, MAX_POINTS
         )
         return pb.GetMetricsResponse(
             series=[
@@ -227,7 +226,11 @@ class TrainerService:
                     highs=series.highs,
                 )
                 for series in found
-            ]
+            ],
+            lineage=[
+                pb.LineagePart(run_id=part.run_id, from_step=part.from_step, to_step=part.to_step)
+                for part in lineage
+            ],
         )
 
     async def RemoveRuns(self, request: pb.RemoveRunsRequest, _context: Context) -> pb.RemoveRunsResponse:  # noqa: N802
@@ -315,7 +318,9 @@ class TrainerService:
             return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes)
         record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
         if existed:
-            notes = [await self._say_equal(record, judged.by_name), *notes]
+            notes = [
+                await self._say_equal(record, judged.by_name)
+            ]  # of what would have been, nothing is told
         else:
             self._dispatcher.submitted()
         return self._answer(record, existed=existed, notes=notes)

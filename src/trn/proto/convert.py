@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from trn.core.runs import AttemptRecord, Needs, RunRecord, RunState
+from trn.core.runs import AttemptRecord, LineagePart, Needs, RunRecord, RunState
 from trn.proto import trainer_pb2 as pb
 from trn.proto.records import (
     Attempt,
@@ -12,6 +12,7 @@ from trn.proto.records import (
     Freed,
     Health,
     JobCheck,
+    Lineage,
     LogChunk,
     Machine,
     MetricSeries,
@@ -204,6 +205,20 @@ def read_series(message: pb.MetricSeries) -> MetricSeries:
         num_points=message.num_points,
         lows=tuple(message.lows),
         highs=tuple(message.highs),
+    )
+
+
+def read_lineage(message: pb.GetMetricsResponse) -> Lineage:
+    return Lineage(
+        parts=tuple(
+            LineagePart(
+                run_id=part.run_id,
+                from_step=part.from_step,
+                to_step=part.to_step if part.HasField("to_step") else None,
+            )
+            for part in message.lineage
+        ),
+        metrics={series.name: read_series(series) for series in message.series},
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trn.core.runs import TERMINAL, Needs
+from trn.core.runs import TERMINAL, LineagePart, Needs
 
 TERMINAL_WORDS = frozenset(state.value for state in TERMINAL)
 
@@ -136,6 +136,18 @@ class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
     num_points: int
     lows: tuple[float, ...] = ()
     highs: tuple[float, ...] = ()
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of descent as one curve. `parts` are its runs, the oldest first; where one follows another is a seam."""
+
+    parts: tuple[LineagePart, ...]
+    metrics: dict[str, MetricSeries]
+
+    @property
+    def seams(self) -> tuple[tuple[int, str], ...]:
+        """(step, run): after that step the points are those of that run."""
+        return tuple((part.from_step, part.run_id) for part in self.parts[1:])
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,25 +11,15 @@ A `run_id` names a family. Its first run has that id; further ones, and resumes,
 
 import sqlite3
 
-import msgspec
-
 from trn.core.errors import AmbiguousError, InvalidRequestError, NotFoundError
 from trn.core.home import MAX_RUN_ID
-from trn.core.runs import RunRecord
+from trn.core.runs import LineagePart, RunRecord
 from trn.registry.named_queries import sql
 from trn.registry.rows import read_run
 
 FIRST = ".1"
 MAX_NAMED = 5  # of the families that a prefix may mean
 MAX_ANCESTORS = 1000
-
-
-class LineagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a line of descent: its steps after `from_step` count, up to and with `to_step`; None: to its end."""
-
-    run_id: str
-    from_step: int = 0
-    to_step: int | None = None
 
 
 def find_run(connection: sqlite3.Connection, text: str, *, is_exact: bool = False) -> RunRecord:

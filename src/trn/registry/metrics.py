@@ -12,7 +12,7 @@ import contextlib
 import math
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 from operator import itemgetter
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from trn.core.errors import NotFoundError, TooMuchError
+from trn.core.runs import LineagePart
 from trn.registry.connection import checkpoint, migrate, open_reader, open_writer
 from trn.registry.named_queries import metrics_sql as sql
 from trn.registry.writer import RegistryWriter
@@ -66,6 +67,27 @@ class Extremes(NamedTuple):
     max_step: int | None = None
 
 
+class Stretch(NamedTuple):
+    """Steps of one run, both included."""
+
+    run_id: str
+    from_step: int | None = None
+    to_step: int | None = None
+
+
+def line_of_descent(
+    parts: Sequence[LineagePart], from_step: int | None = None, to_step: int | None = None
+) -> list[Stretch]:
+    """What to read for one curve: of each run the steps that led to the next one, within that range."""
+    stretches = []
+    for number, part in enumerate(parts):
+        begin = max(part.from_step + 1 if number else 0, from_step or 0)
+        end = min((step for step in (part.to_step, to_step) if step is not None), default=None)
+        if end is None or begin <= end:
+            stretches.append(Stretch(part.run_id, begin, end))
+    return stretches
+
+
 class MetricReader:
     """Reads of the metric points; any thread."""
 
@@ -93,24 +115,28 @@ class MetricReader:
         gives its last point, or its last that is not a number, with the least and the greatest of its numbers.
         TooMuchError, before anything is read, where that would be more than `max_answer` points in all.
         """
-        steps = {
-            "from_step": 0 if from_step is None else min(from_step, _NO_STEP),
-            "to_step": _NO_STEP if to_step is None else min(to_step, _NO_STEP),
-        }
-        wanted = {"run_id": run_id, "names": msgspec.json.encode(list(names)).decode()}
+        stretch = Stretch(run_id, from_step, to_step)
+        return self.query_line([stretch], names, max_points, max_answer)
+
+    def query_line(
+        self,
+        stretches: Sequence[Stretch],
+        names: Sequence[str] = (),
+        max_points: int = 0,
+        max_answer: int | None = None,
+    ) -> list[Series]:
+        """As `query`, of several runs as one curve: the stretches follow each other. Where thinned out, each has a share
+        of `max_points` by its number of points, and at least 3.
+        """
         with self._reading:
             self._read.execute("BEGIN")  # one state of the file for all that follows
             try:
-                rows = self._read.execute(sql("series"), wanted).fetchall()
+                pieces = self._pieces(stretches, names)
                 if max_answer is not None:
-                    self._require_few([row["series_key"] for row in rows], steps, max_points, max_answer)
-                found = [
-                    self._series(row["name"], {"series_key": row["series_key"], **steps}, max_points)
-                    for row in rows
-                ]
+                    _require_few(pieces, max_points, max_answer)
+                return [self._curve(name, pieces[name], max_points) for name in sorted(pieces)]
             finally:
                 self._read.execute("COMMIT")
-        return [series for series in found if series.num_points]
 
     def extremes(self, run_id: str) -> dict[str, Extremes]:
         """Of each of the run's metrics, over all its points."""
@@ -118,36 +144,66 @@ class MetricReader:
             rows = self._read.execute(sql("extremes"), {"run_id": run_id}).fetchall()
         return {row["name"]: Extremes(*(row[name] for name in Extremes._fields)) for row in rows}
 
-    def _require_few(self, keys: list[int], steps: dict[str, int], max_points: int, max_answer: int) -> None:
-        num_points = 0
-        for key in keys:
-            extent = self._read.execute(sql("extent"), {"series_key": key, **steps}).fetchone()
-            num_points += min(extent["num_points"], max(max_points, MIN_THINNED) if max_points else _NO_STEP)
-        if num_points > max_answer:
-            raise TooMuchError(
-                f"that would be {num_points} points, at most {max_answer} are sent at once: thin them out with"
-                " max_points, or ask for fewer names or a range of steps"
-            )
+    def _pieces(self, stretches: Sequence[Stretch], names: Sequence[str]) -> "dict[str, list[_Piece]]":
+        """Where the points are, by name; only what has any."""
+        pieces: dict[str, list[_Piece]] = {}
+        encoded = msgspec.json.encode(list(names)).decode()
+        for stretch in stretches:
+            steps = {
+                "from_step": 0 if stretch.from_step is None else min(stretch.from_step, _NO_STEP),
+                "to_step": _NO_STEP if stretch.to_step is None else min(stretch.to_step, _NO_STEP),
+            }
+            for row in self._read.execute(
+                sql("series"), {"run_id": stretch.run_id, "names": encoded}
+            ).fetchall():
+                wanted = {"series_key": row["series_key"], **steps}
+                extent = self._read.execute(sql("extent"), wanted).fetchone()
+                if extent["num_points"]:
+                    piece = _Piece(wanted, extent["num_points"], extent["first_step"], extent["last_step"])
+                    pieces.setdefault(row["name"], []).append(piece)
+        return pieces
 
-    def _series(self, name: str, wanted: dict[str, int], max_points: int) -> Series:
-        extent = self._read.execute(sql("extent"), wanted).fetchone()
-        is_thinned = 0 < max(max_points, MIN_THINNED if max_points else 0) < extent["num_points"]
-        if is_thinned:
-            ends = {"first_step": extent["first_step"], "last_step": extent["last_step"]}
-            buckets = {**wanted, **ends, "num_buckets": max(max_points, MIN_THINNED) - 2}
-            del buckets["from_step"], buckets["to_step"]
-            rows = self._read.execute(sql("thinned_points"), buckets).fetchall()
-        else:
-            rows = self._read.execute(sql("points"), wanted).fetchall()
+    def _curve(self, name: str, pieces: "Sequence[_Piece]", max_points: int) -> Series:
+        num_points = sum(piece.num_points for piece in pieces)
+        is_thinned = 0 < max(max_points, MIN_THINNED if max_points else 0) < num_points
+        steps: list[int] = []
+        columns: tuple[list[float], list[float], list[float]] = [], [], []  # values, lows, highs
+        timestamps_ms: list[int] = []
+        for piece in pieces:
+            share = max(max_points * piece.num_points // num_points, MIN_THINNED)
+            if is_thinned and share < piece.num_points:
+                buckets = {
+                    "series_key": piece.wanted["series_key"],
+                    "first_step": piece.first_step,
+                    "last_step": piece.last_step,
+                    "num_buckets": share - 2,
+                }
+                rows = self._read.execute(sql("thinned_points"), buckets).fetchall()
+            else:
+                rows = [(*row, row[1], row[1]) for row in self._read.execute(sql("points"), piece.wanted)]
+            steps += [row[0] for row in rows]
+            timestamps_ms += [row[2] for row in rows]
+            for column, index in zip(columns, (1, 3, 4), strict=True):
+                column += [_number(row[index]) for row in rows]
+        values, lows, highs = columns
         return Series(
             name=name,
-            steps=[row[0] for row in rows],
-            values=[_number(row[1]) for row in rows],
-            timestamps_ms=[row[2] for row in rows],
-            num_points=extent["num_points"],
-            lows=[_number(row[3]) for row in rows] if is_thinned else [],
-            highs=[_number(row[4]) for row in rows] if is_thinned else [],
+            steps=steps,
+            values=values,
+            timestamps_ms=timestamps_ms,
+            num_points=num_points,
+            lows=lows if is_thinned else [],
+            highs=highs if is_thinned else [],
         )
+
+
+class _Piece(NamedTuple):
+    """A stretch of one series, and what there is in it."""
+
+    wanted: dict[str, int]
+    num_points: int
+    first_step: int
+    last_step: int
 
 
 class MetricStore(MetricReader):
@@ -229,6 +285,18 @@ def find_behind(registry: Path, metrics: Path, *, limit: int = MAX_BEHIND) -> li
     with contextlib.closing(open_reader(metrics)) as connection:
         connection.execute("ATTACH DATABASE ? AS registry", (f"{registry.absolute().as_uri()}?mode=ro",))
         return [row["run_id"] for row in connection.execute(sql("behind"), {"limit": limit})]
+
+
+def _require_few(pieces: "Mapping[str, Sequence[_Piece]]", max_points: int, max_answer: int) -> None:
+    num_points = 0
+    for those in pieces.values():
+        found = sum(piece.num_points for piece in those)
+        num_points += min(found, max(max_points, MIN_THINNED * len(those)) if max_points else _NO_STEP)
+    if num_points > max_answer:
+        raise TooMuchError(
+            f"that would be {num_points} points, at most {max_answer} are sent at once: thin them out with"
+            " max_points, or ask for fewer names or a range of steps"
+        )
 
 
 def _add_points(connection: sqlite3.Connection, run_key: int, attempt: int, points: list[Point]) -> None:

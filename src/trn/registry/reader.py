@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 
 from trn.core.errors import NotFoundError
-from trn.core.runs import AttemptRecord, QueuedRun, RunRecord, RunState
+from trn.core.runs import AttemptRecord, LineagePart, QueuedRun, RunRecord, RunState
 from trn.registry.connection import open_reader
 from trn.registry.families import (
-    LineagePart,
     family_of,
     find_lineage,
     find_run,

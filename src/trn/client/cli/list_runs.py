@@ -19,6 +19,7 @@ REDRAW_S = 1.0
 DEFAULT_LIMIT = 50
 MAX_NAME_WIDTH = 32
 DEFAULT_COLUMNS = "id,state,name,step,age,took,reason"
+FAMILY_COLUMNS = ["id", "state", "start", "step", "age", "curve"]
 GIVES_WAY = ("took", "name", "age", "reason")  # on a narrow terminal, in this order
 MIN_LAST_WIDTH = 8
 HYPERPARAMS, TAGS = "hyperparams.", "tags."
@@ -31,6 +32,7 @@ Examples:
   trn list --state running --state pending
   trn list --name mnist --since 2h --sort train/loss --columns id,state,train/loss
   trn list --sort hyperparams.lr --columns id,hyperparams.lr,tags.team,val/loss
+  trn list --families
   trn list --watch
   trn list --json | jq -r .run_id
 """
@@ -57,9 +59,12 @@ COLUMNS: dict[str, Callable[[RunRow, int], str]] = {
     "devices": lambda run, _at: ",".join(run.record()["devices"]) or "-",
     "tags": lambda run, _at: plain(" ".join(f"{key}={value}" for key, value in run.record()["tags"].items())),
     "parent": lambda run, _at: run.parent_run_id or "-",
+    "family": lambda run, _at: run.family,
+    "start": lambda run, _at: str(run.start_step),
+    "curve": lambda _run, _at: "",  # drawn by the table: it needs the metrics
     "reason": lambda run, _at: plain(run.reason),
 }
-TO_THE_RIGHT = {"step", "attempt", "priority", "age", "updated", "took"}
+TO_THE_RIGHT = {"step", "start", "attempt", "priority", "age", "updated", "took"}
 SORTS: dict[str, Callable[[RunRow], tuple[object, ...]]] = {
     "submitted": lambda run: (-run.submitted_ms,),
     "updated": lambda run: (-run.updated_ms,),
@@ -138,7 +143,13 @@ def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | N
     default=DEFAULT_COLUMNS,
     show_default=True,
     metavar="A,B,…",
-    help=f"Also: attempt, priority, updated, devices, tags, parent, {_OWN_COLUMNS}. JSON has all.",
+    help=f"Also: attempt, priority, updated, devices, tags, parent, family, start, curve, {_OWN_COLUMNS}. JSON has all.",
+)
+@click.option(
+    "--families",
+    "is_by_family",
+    is_flag=True,
+    help="Runs of one family together, each below the one it continues, with the curve of its whole line of descent.",
 )
 @click.option("--watch", "is_watched", is_flag=True, help="Redraw as they change, until Ctrl-C.")
 @json_option
@@ -154,6 +165,7 @@ def command(
     reverse: bool,
     limit: int,
     columns: list[str],
+    is_by_family: bool,
     is_watched: bool,
     is_json: bool | None,
 ) -> ExitCode:
@@ -166,7 +178,8 @@ def command(
         sort=sort,
         is_reversed=reverse,
         limit=limit,
-        columns=columns,
+        columns=FAMILY_COLUMNS if is_by_family and columns == DEFAULT_COLUMNS.split(",") else columns,
+        is_by_family=is_by_family,
     )
     try:
         if not is_watched:
@@ -194,8 +207,11 @@ class _Table:
         is_reversed: bool,
         limit: int,
         columns: list[str],
+        is_by_family: bool,
     ) -> None:
         self.view = view
+        self._is_by_family = is_by_family
+        self._depths: dict[str, int] = {}
         self._output = output
         self._which = which
         self._sort = sort
@@ -250,6 +266,12 @@ class _Table:
 
     def _read(self) -> list[RunRow]:
         runs = self._choose()
+        if self._is_by_family:
+            from trn.client.cli.descent import sort_by_family
+
+            ordered = sort_by_family(runs)
+            runs = [run for _, run in ordered]
+            self._depths = {run.run_id: depth for depth, run in ordered}
         if self._output.is_json or any(column.startswith(HYPERPARAMS) for column in self._columns):
             self._hyperparams = self.view.hyperparams([run.run_id for run in runs])
         return runs
@@ -308,6 +330,12 @@ class _Table:
         return "  ".join(shown).rstrip()
 
     def _cell(self, run: RunRow, column: str, at_ms: int) -> str:
+        if column == "curve":
+            from trn.client.cli.descent import draw_curve
+
+            return draw_curve(self.view.home, run.run_id, is_unicode=self._output.is_unicode) or "-"
+        if column == "id" and (depth := self._depths.get(run.run_id, 0)):
+            return f"{'  ' * (depth - 1)}{'└ ' if self._output.is_unicode else '- '}{run.run_id}"
         if column in COLUMNS:
             return COLUMNS[column](run, at_ms)
         value = self._value(run, column)

@@ -44,6 +44,9 @@ class RunRow(NamedTuple):
     devices: str
     tags: str
     change: int
+    family: str
+    member: int
+    start_step: int
 
     def record(self) -> dict[str, Any]:
         """Every field, for JSON."""
@@ -77,7 +80,7 @@ class RegistryView:
     """One read-only connection. A registry that does not exist has no runs."""
 
     def __init__(self, home: Home) -> None:
-        self._home, self._path = home, str(home.registry)
+        self.home, self._path = home, str(home.registry)
         self._connection: sqlite3.Connection | None = None
 
     def close(self) -> None:
@@ -119,9 +122,16 @@ class RegistryView:
                 self._connection = open_read_only(self._path)
             return self._connection.execute(_sql(query), values).fetchall()
         except sqlite3.Error as fault:
-            raise RegistryError(
-                f"{self._path} cannot be read: {fault}; `{self._home.check_command}` looks through it"
-            ) from fault
+            raise unreadable(self.home, fault) from fault
+
+
+def unreadable(home: Home, fault: "sqlite3.Error") -> RegistryError:
+    """What to say where the registry does not answer."""
+    if str(fault).startswith("no such "):
+        return RegistryError(
+            f"{home.registry} was written by an older trn: `trn daemon start` brings it up to date ({fault})"
+        )
+    return RegistryError(f"{home.registry} cannot be read: {fault}; `{home.check_command}` looks through it")
 
 
 def open_read_only(path: str) -> "sqlite3.Connection":

@@ -7,22 +7,36 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from gen_worker.launcher_protocol import boot_id, is_same_process
 from gen_worker.trainer.checkpoints.choice import check_sizes, choose_newest
 from trn.client.cli.explanation import Checkpoint, Surroundings
-from trn.client.cli.registry_view import open_read_only
-from trn.core.errors import NotFoundError, RegistryError
+from trn.client.cli.registry_view import open_read_only, unreadable
+from trn.core.errors import NotFoundError
 from trn.core.home import Home
-from trn.core.runs import AttemptRecord, RunRecord, RunState
-from trn.registry.metrics import Extremes, MetricReader, Series
+from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.registry.families import FIRST
+from trn.registry.metrics import Extremes, MetricReader, Series, line_of_descent
 from trn.registry.reader import RegistryReader
 
 
 class FoundRun(NamedTuple):
-    """A run and its attempts."""
+    """A run, its attempts, its line of descent (the oldest run first, itself last), and the newest of its family."""
 
     run: RunRecord
     attempts: list[AttemptRecord]
+    lineage: list[LineagePart]
+    newest: str = ""
+
+    @property
+    def as_typed(self) -> RunRecord:
+        """The run under the id that means it on a command line: the first of a family is `family.1` once there are
+        newer ones.
+        """
+        run = self.run
+        is_older = run.member == 1 and self.newest not in ("", run.run_id)
+        return msgspec.structs.replace(run, run_id=f"{run.run_id}{FIRST}") if is_older else run
 
 
 class _Reader(RegistryReader):
@@ -47,15 +61,18 @@ class FoundMetrics(NamedTuple):
 
     series: dict[str, Series]
     extremes: dict[str, Extremes]
+    curves: dict[str, Series]  # of its whole line of descent
 
 
-def find_metrics(home: Home, run_id: str, *, max_points: int) -> FoundMetrics:
+def find_metrics(home: Home, found: FoundRun, *, max_points: int) -> FoundMetrics:
     """None where there is no file of them, or it cannot be read."""
+    run_id = found.run.run_id
     with contextlib.suppress(sqlite3.Error), open_metrics(home) as reader:
         if reader is not None:
             series = {series.name: series for series in reader.query(run_id, max_points=max_points)}
-            return FoundMetrics(series, reader.extremes(run_id))
-    return FoundMetrics({}, {})
+            line = reader.query_line(line_of_descent(found.lineage), max_points=max_points)
+            return FoundMetrics(series, reader.extremes(run_id), {curve.name: curve for curve in line})
+    return FoundMetrics({}, {}, {})
 
 
 @contextlib.contextmanager
@@ -77,7 +94,8 @@ def find_run(home: Home, run_id: str, *, is_exact: bool = False) -> FoundRun:
         raise NotFoundError(f"there is no run {run_id!r}: nothing was ever submitted to {home.root}")
     with _reading(home) as reader:
         run = reader.find(run_id, is_exact=is_exact)
-        return FoundRun(run, reader.attempts(run.run_id))
+        newest = reader.find(run.family).run_id
+        return FoundRun(run, reader.attempts(run.run_id), reader.lineage(run), newest)
 
 
 def require_known(home: Home, run_ids: Sequence[str]) -> None:
@@ -142,6 +160,4 @@ def _reading(home: Home) -> Iterator[_Reader]:
         finally:
             reader.close()
     except sqlite3.Error as fault:
-        raise RegistryError(
-            f"{home.registry} cannot be read: {fault}; `{home.check_command}` looks through it"
-        ) from fault
+        raise unreadable(home, fault) from fault

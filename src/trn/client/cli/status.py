@@ -44,9 +44,18 @@ Examples:
 @click.option(
     "--metric", metavar="NAME", help=f"The metric of the chart (default: {DEFAULT_METRIC}, else the first)."
 )
+@click.option(
+    "--lineage/--no-lineage",
+    "is_lineage",
+    default=None,
+    help="The chart of the whole line of descent with its seams (default), or of this run alone. With --json --lineage"
+    " its points are there, too, as `curves`.",
+)
 @json_option
 @click.pass_obj
-def command(home: Home, *, run_id: str, metric: str | None, is_json: bool | None) -> None:
+def command(
+    home: Home, *, run_id: str, metric: str | None, is_lineage: bool | None, is_json: bool | None
+) -> None:
     """Show a run: its state and why, its attempts, its metrics, its files; also while no daemon runs."""
     from trn.client.cli.explanation import explain
     from trn.client.cli.run_lookup import find_metrics, find_run, look_around
@@ -57,16 +66,20 @@ def command(home: Home, *, run_id: str, metric: str | None, is_json: bool | None
     if daemon is not None and (warning := daemon.version_warning):
         output.say(f"trn: {warning}")
     around = look_around(home, found, at_ms)
-    told = explain(found.run, found.attempts, at_ms=at_ms, is_daemon_up=daemon is not None, around=around)
-    metrics = find_metrics(home, found.run.run_id, max_points=MAX_POINTS)
-    series = metrics.series
-    if metric is not None and metric not in series:
+    told = explain(
+        found.as_typed, found.attempts, at_ms=at_ms, is_daemon_up=daemon is not None, around=around
+    )
+    metrics = find_metrics(home, found, max_points=MAX_POINTS)
+    if is_lineage is False:
+        metrics, found = metrics._replace(curves=metrics.series), found._replace(lineage=found.lineage[-1:])
+    if metric is not None and metric not in metrics.curves:
         raise click.BadParameter(
-            f"the run has no metric {metric!r}: it has {', '.join(series) or 'none yet'}",
+            f"the run has no metric {metric!r}: it has {', '.join(metrics.curves) or 'none yet'}",
             param_hint="--metric",
         )
     if output.is_json:
-        output.record(_record(home, found, told, metrics, around.checkpoint))
+        curves = {"curves": _curves(metrics)} if is_lineage else {}
+        output.record({**_record(home, found, told, metrics, around.checkpoint), **curves})
         return
     width = output.size[0]
     for line in [
@@ -74,7 +87,7 @@ def command(home: Home, *, run_id: str, metric: str | None, is_json: bool | None
         *wrap(plain(told.sentence), width),
         *_attempts(output, found, around.worker_gone, at_ms),
         *_metrics(output, found.run, metrics),
-        *_chart(output, series, metric),
+        *_chart(output, found, metrics.curves, metric),
         *_files(output, home, found, around.checkpoint),
     ]:
         output.show(line)
@@ -118,12 +131,22 @@ def _record(
     attempts = [msgspec.to_builtins(attempt) for attempt in found.attempts]
     return {
         **run,
-        "why": {**told._asdict(), "sentence": told.sentence},
+        "why": {**told._asdict(), "run_id": found.run.run_id, "sentence": told.sentence},
         "attempts": attempts,
         "metrics": {name: _summarize(found.run, name, metrics) for name in metrics.series},
         "folder": str(home.run(found.run.run_id).root),
         "log_files": [path for paths in _line_files(home, found).values() for path in paths],
         "checkpoint": None if checkpoint is None else checkpoint._asdict(),
+        "lineage": msgspec.to_builtins(found.lineage),
+    }
+
+
+def _curves(metrics: "FoundMetrics") -> dict[str, Any]:
+    from trn.core.number_words import with_words
+
+    return {
+        name: {"steps": curve.steps, "values": with_words(curve.values)}
+        for name, curve in metrics.curves.items()
     }
 
 
@@ -138,7 +161,9 @@ def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
     if run.devices:
         facts.append(f"on {', '.join(run.devices)}")
     if run.parent_run_id:
-        facts.append(f"continues {run.parent_run_id}")
+        facts.append(f"continues {run.parent_run_id} from step {run.start_step}")
+    if found.newest not in ("", run.run_id):
+        facts.append(f"{found.newest} is the newest run of its family")
     width, name = output.size[0], plain(run.name)
     title = f"{output.paint(run.run_id, is_bold=True)}  {output.paint_state(run.state)}"
     if name and cell_width(f"{run.run_id}  {run.state}  {name}") <= width:
@@ -208,7 +233,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else show_number(value)
 
 
-def _chart(output: Output, series: "dict[str, Series]", metric: str | None) -> list[str]:
+def _chart(output: Output, found: "FoundRun", series: "dict[str, Series]", metric: str | None) -> list[str]:
     from trn.client.terminal_chart import draw_chart
 
     chosen = metric or (DEFAULT_METRIC if DEFAULT_METRIC in series else next(iter(series), ""))
@@ -216,8 +241,13 @@ def _chart(output: Output, series: "dict[str, Series]", metric: str | None) -> l
         return []
     points = series[chosen]
     width = min(output.size[0] - 2, MAX_CHART_WIDTH)
-    lines = draw_chart(points.steps, points.values, width=width, is_unicode=output.is_unicode)
-    return ["", output.paint(plain(chosen), is_bold=True), *(f"  {line}" for line in lines)]
+    seams = [part.from_step for part in found.lineage[1:]]
+    lines = draw_chart(points.steps, points.values, width=width, is_unicode=output.is_unicode, seams=seams)
+    title = [output.paint(plain(chosen), is_bold=True)]
+    if seams:
+        whose = [f"{part.run_id} to step {part.to_step}" for part in found.lineage[:-1]]
+        title += wrap(f"  {', '.join([*whose, found.run.run_id])}", output.size[0], indent=2)
+    return ["", *title, *(f"  {line}" for line in lines)]
 
 
 def _line_files(home: Home, found: "FoundRun") -> dict[str, list[str]]:
@@ -264,7 +294,7 @@ def _as_it_is(path: "Path") -> "Path | None":
 def _files(output: Output, home: Home, found: "FoundRun", checkpoint: "Checkpoint | None") -> list[str]:
     from trn.client.cli.explanation import how_to_resume, where_it_resumes
 
-    run, folder = found.run, home.run(found.run.run_id)
+    run, folder = found.as_typed, home.run(found.run.run_id)
     lines = ["", output.paint("files", is_bold=True), f"  {folder.root}"]
     facts = [("log", f"trn logs {run.run_id}")]
     for label, paths in _line_files(home, found).items():

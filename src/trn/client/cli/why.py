@@ -27,11 +27,11 @@ def command(home: Home, *, run_id: str, is_json: bool | None) -> None:
     output = Output(is_json=is_json)
     found, at_ms = find_run(home, run_id), now_ms()
     told = explain(
-        found.run,
+        found.as_typed,
         found.attempts,
         at_ms=at_ms,
         is_daemon_up=find_daemon(home) is not None,
         around=look_around(home, found, at_ms),
     )
-    output.record({**told._asdict(), "sentence": told.sentence})
+    output.record({**told._asdict(), "run_id": found.run.run_id, "sentence": told.sentence})
     output.show_wrapped(plain(told.sentence))

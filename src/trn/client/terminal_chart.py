@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from trn.client.figures import show_number
 
@@ -73,9 +73,9 @@ def draw_sparkline(
     for step, value in points:
         part = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
         cells[min((step - begin) * width // span, width - 1)] = levels[round(part * (len(levels) - 1))]
-    shown = list(
-        accumulate((cells.get(column, "") for column in range(width)), lambda last, new: new or last)
-    )
+    shown: list[str] = []
+    for column in range(width):
+        shown.append(cells.get(column) or (shown[-1] if shown else " "))
     for step in sorted({step for step in seams if 0 < step - begin < span}, reverse=True):
         shown.insert(min((step - begin) * width // span, width - 1) + 1, "┊" if is_unicode else "|")
     return "".join(shown).rstrip()

@@ -235,3 +235,12 @@ def test_the_next_tokens_are_the_tokens_one_on() -> None:
         Preparation(ColumnsSpec(inputs={"t": "t"}), context(), is_next_token=True).require(
             pa.schema({"t": pa.float32()})
         )
+
+
+def test_tensors_by_name_are_columns_as_a_dataset_of_dicts_gives_them() -> None:
+    pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    batch = to_record_batch({"x": pixels, "y": np.asarray([1, 2]), "name": ["a", "b"]})
+    assert torch.equal(read(batch, ColumnSpec(column="x", dtype="uint8")), pixels)
+    assert read(batch, "y").tolist() == [1, 2]
+    with pytest.raises(InputError, match="cannot be read as columns"):
+        to_record_batch({"x": torch.zeros(2, 2), "y": torch.zeros(3)})

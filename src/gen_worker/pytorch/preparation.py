@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -110,17 +111,29 @@ class Preparation:
 
 
 def to_record_batch(raw_batch: Any) -> pa.RecordBatch:
-    """Columns by name, or rows as objects: what `mock_batches` can say."""
+    """Columns by name, or rows as objects: what `mock_batches` can say, and a Dataset whose rows are dicts gives."""
     try:
         if isinstance(raw_batch, Mapping):
-            return pa.RecordBatch.from_pydict(dict(raw_batch))
+            return pa.RecordBatch.from_pydict({name: _to_column(value) for name, value in raw_batch.items()})
         if isinstance(raw_batch, list) and raw_batch and all(isinstance(row, dict) for row in raw_batch):
             return pa.RecordBatch.from_pylist(raw_batch)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError) as error:
         raise InputError(f"a batch cannot be read as columns: {error}") from error
     raise InputError(
         f"a batch is a {type(raw_batch).__name__}, expected a record batch, columns by name, or a list of rows"
     )
+
+
+def _to_column(values: Any) -> Any:
+    """Tensors and arrays of several dimensions as what Arrow has for them; anything else is Arrow's to judge."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    if not isinstance(values, np.ndarray) or values.ndim < 2:
+        return values
+    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(values.dtype), values.shape[1:])
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    storage = pa.FixedSizeListArray.from_arrays(flat, math.prod(values.shape[1:]))
+    return pa.ExtensionArray.from_storage(kind, storage)
 
 
 def _require_tokens(columns: Columns) -> None:

@@ -43,6 +43,7 @@ class RunnerState:
     autocast: AbstractContextManager[Any]
     metrics: dict[str, Any]
     select: Callable[[Any, Any], tuple[Any, Any]] | None
+    classes: list[str] | None = None  # names of the target's numbers, where the data has them
     evaluation: Evaluation | None = None
 
     @property
@@ -123,7 +124,14 @@ def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
         autocast=autocast,
         metrics=metrics,
         select=select,
+        classes=_classes(ctx),
     )
+
+
+def _classes(ctx: StepContext) -> list[str] | None:
+    """What a folder of pictures calls its classes."""
+    found = getattr(getattr(ctx.dataset, "dataset", None), "classes", None)
+    return [str(name) for name in found] if isinstance(found, list | tuple) else None
 
 
 def _forward(module: Callable[..., Any], *, is_single: bool) -> Forward:

@@ -74,6 +74,8 @@ class PyTorchTrainer:
             payload["scaler"] = state.scaler.state_dict()
         if state.average is not None:
             payload["ema"] = module_state(state.average.module)
+        if state.classes is not None:
+            payload["classes"] = list(state.classes)
         return payload
 
     def load_state_dict(self, state: RunnerState, payload: dict[str, Any], ctx: StepContext) -> None:  # noqa: ARG002
@@ -83,6 +85,7 @@ class PyTorchTrainer:
                 " with the release that wrote it, or start a new run from its weights (`weights`)"
             )
         _require_same_parts(state, payload)
+        _require_same_classes(state, payload)
         load_module_state(state.module, payload["model"], what="model")
         load_optimizer_state(state.module, state.optimizer, payload["optimizer"])
         if state.scheduler is not None:
@@ -157,6 +160,16 @@ def _require_same_parts(state: RunnerState, payload: Mapping[str, Any]) -> None:
                 f"the checkpoint was made {had} `{setting}` and the job is {has} it: put it back, or start a new run"
                 " from its weights (`weights`)"
             )
+
+
+def _require_same_classes(state: RunnerState, payload: Mapping[str, Any]) -> None:
+    """The numbers of classes follow from their names: one more folder, and a number means another class."""
+    saved, now = payload.get("classes"), state.classes
+    if saved is not None and now is not None and saved != now:
+        raise CheckpointError(
+            f"the checkpoint was trained on the classes {', '.join(saved)}, the data now has {', '.join(now)}: put the"
+            " folders back, or start a new run from its weights (`weights`)"
+        )
 
 
 def _step_fault(error: Exception, prepared: Prepared, config: RunnerConfig) -> TrainStepError:

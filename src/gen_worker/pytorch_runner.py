@@ -179,9 +179,7 @@ def _check(job_file: "JobFile") -> dict[str, Any]:
             if held_out is not None and prepare is not None:
                 data = open_held_out_data(environment, job, held_out.dataset, rank=0, world_size=1)
                 stack.callback(data.close)
-                schema = getattr(data, "schema", None)
-                if schema is not None:  # own data may not know before its first batch
-                    prepare.require(schema)
+                prepare.require(getattr(data, "schema", None))
         parameters = list(getattr(getattr(state, "module", None), "parameters", list)())
     return {
         "device": runtime.device,

@@ -149,3 +149,12 @@ def test_a_checkpoint_is_found_by_its_meta_or_its_data(tmp_path: Path) -> None:
         meta.write_text(content)
         with pytest.raises(InvalidRequestError, match="is no checkpoint"):
             find_checkpoint(meta)
+
+
+def test_a_config_for_the_runner_is_a_job_that_is_called_like_its_file(folder: Path) -> None:
+    hyperparams = {"model": {"type": "mlp"}, "columns": {"inputs": {"x": "x"}}, "loss": "mse"}
+    path = folder / "my kinds.json"
+    path.write_text(json.dumps({"max_steps": 3, "mock_batches": [0], "hyperparams": hyperparams}))
+    config = read_job(path, Changes()).config
+    assert (config["trainer"], config["run_id"]) == ("gen_worker.pytorch_runner:PyTorchTrainer", "my-kinds")
+    assert read_job(path, Changes(assignments=["run_id=mine"])).config["run_id"] == "mine"

@@ -4,6 +4,7 @@ import logging
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gen_worker.errors import InputError
+from gen_worker.errors import CheckpointError, InputError, TrainingCanceled
 from gen_worker.pytorch.columns import fit_columns
 from gen_worker.pytorch.config import ColumnSpec, ColumnsSpec, ImageSpec
 from gen_worker.pytorch.image_folder import ImageFolder
-from gen_worker.trainer import batch_to_torch
+from gen_worker.trainer import (
+    Callback,
+    RunHandle,
+    StepContext,
+    StepResult,
+    Trainer,
+    TrainerConfig,
+    TrainingJobSpec,
+    batch_to_torch,
+    global_rows,
+    load_checkpoint,
+)
+from gen_worker.trainer.sources.base import SourceOptions
+from gen_worker.trainer.sources.opening import open_own_data
 
 
 def draw(path: Path, value: int, *, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> None:
@@ -151,3 +165,65 @@ def test_pixels_are_the_same_whichever_way_they_are_decoded(root: Path) -> None:
     )
     pixels = np.stack([decoded[index]["image"] for index in range(7)])
     assert (inputs.numpy() == pixels).all()
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_batch_end(self, run: RunHandle, batch: Any, result: StepResult) -> None:
+        if run.state.step == self._step:
+            run.ctx.is_canceled.request("cancelled by the test")
+
+
+def make(folder: Path, root: Path, *callbacks: Callback) -> Trainer:
+    column = {"image": {"size": [8, 8]}, "augment": {"crop_padding": 1, "horizontal_flip": 0.5}}
+    hyperparams = {
+        "model": {"type": "cnn", "args": {"out_features": 2, "channels": [4], "hidden": [8]}},
+        "columns": {"inputs": {"image": column}, "target": "label"},
+        "loss": "cross_entropy",
+        "threads": 1,
+    }
+    config = TrainerConfig(
+        epochs=4, batch_size=3, shuffle=True, metric_every=1, checkpoint_every=2, hyperparams=hyperparams
+    )
+    data = {"train_data": ImageFolder(str(root)), "validation_data": ImageFolder(str(root))}
+    return Trainer(
+        "gen_worker.pytorch_runner:PyTorchTrainer", config, **data, callbacks=callbacks, folder=folder
+    )
+
+
+def test_the_runner_trains_on_a_folder_resumes_exactly_and_keeps_the_names_of_the_classes(
+    root: Path, tmp_path: Path
+) -> None:
+    record = make(tmp_path / "straight", root).train()
+    assert (record.step, record.epoch) == (12, 4)
+    with pytest.raises(TrainingCanceled):
+        make(tmp_path / "stopped", root, StopAt(5)).train()
+    resumed = make(tmp_path / "stopped", root)
+    assert resumed.train().metrics == record.metrics
+    assert load_checkpoint(tmp_path / "stopped")["classes"] == ["cat", "dog"]
+
+
+def test_a_resume_on_other_pictures_or_other_classes_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingCanceled):
+        make(tmp_path / "run", root, StopAt(5)).train()
+    draw(root / "dog" / "3.png", 4)
+    with pytest.raises(InputError, match="fingerprint was"):
+        make(tmp_path / "run", root).train()
+    (root / "dog" / "3.png").unlink()
+    trainer = make(tmp_path / "run", root)
+    trainer.train()
+    plugin, state, ctx = trainer._given.trainer, trainer.model_state, trainer.attempt.loop.ctx
+    payload = {**plugin.state_dict(state), "classes": ["bird", "cat"]}
+    with pytest.raises(CheckpointError, match="on the classes bird, cat, the data now has cat, dog"):
+        plugin.load_state_dict(state, payload, ctx)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_short_last_batch_knows_its_rows_over_all_processes(root: Path, rank: int) -> None:
+    options = SourceOptions(batch_size=4, rank=rank, world_size=2)
+    source = open_own_data(ImageFolder(str(root)), options)
+    ctx = StepContext(job=TrainingJobSpec(run_id="r", max_steps=1), rank=rank, world_size=2)
+    found = [(batch.num_rows, global_rows(batch, ctx)) for batch in islice(source.batches(), 2)]
+    assert found == [(2, 4), (1 + rank, 3)]

@@ -13,7 +13,7 @@ import msgspec
 from gen_worker.documents import parse_document, read_document, render_value, shorten_faults
 from gen_worker.errors import SpecError, StartupError
 from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.job_spec import RUNNER, apply_profile, parse_job_spec
+from gen_worker.trainer.job_spec import RUNNER, apply_profile, parse_job_spec, run_id_of
 
 JOB_FILE = "job.json"
 
@@ -50,7 +50,7 @@ def read_job_file(
     if weights is not None:
         document["weights"] = str(weights.absolute())
     document.setdefault("trainer", RUNNER)
-    document.setdefault("run_id", _run_id_of(config_path))
+    document.setdefault("run_id", run_id_of(config_path))
     _make_paths_absolute(document, config_path.absolute().parent)
     return JobFile(
         config_path=config_path, document=document, job=_check_document(document, source, config_path)
@@ -145,11 +145,6 @@ def _add_search_hint(error: SpecError, config_path: Path) -> None:
         folder = config_path.absolute().parent
         if (folder / f"{found}.py").exists():
             error.add_note(f"{found}.py is in {folder}: start there, or set PYTHONPATH={folder}")
-
-
-def _run_id_of(config_path: Path) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config_path.stem).strip("-._")
-    return name[:128] or "run"
 
 
 def _make_paths_absolute(document: dict[str, Any], folder: Path) -> None:

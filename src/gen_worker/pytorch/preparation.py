@@ -43,14 +43,15 @@ class Preparation:
             generator = step_generator(self._seed, step=step, rank=self._rank)
         inputs, target = columns.read(batch, generator)
         rows = batch.num_rows
-        all_rows = rows if self._all_rows is None else self._all_rows(batch)
+        all_rows = rows if self._all_rows is None else self._all_rows(raw_batch)
         if self._is_next_token:
             return inputs[:, :-1], inputs[:, 1:], rows, all_rows
         return inputs, target, rows, all_rows
 
-    def require(self, schema: pa.Schema) -> None:
-        """InputError where data of this schema does not have the columns."""
-        self._columns_for(schema)
+    def require(self, schema: Any) -> None:
+        """InputError where data of this schema does not have the columns. Own data may not know its schema."""
+        if isinstance(schema, pa.Schema):
+            self._columns_for(schema)
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -151,10 +152,10 @@ def _schema_of(ctx: StepContext) -> pa.Schema | None:
     schema = getattr(ctx.dataset, "schema", None)
     if schema is None and ctx.job.mock_batches:
         return to_record_batch(ctx.job.mock_batches[0]).schema
-    return schema
+    return schema if isinstance(schema, pa.Schema) else None
 
 
-def _all_rows(ctx: StepContext) -> Callable[[pa.RecordBatch], int] | None:
+def _all_rows(ctx: StepContext) -> Callable[[Any], int] | None:
     if ctx.world_size == 1:
         return None
     from gen_worker.trainer.distributed import global_rows

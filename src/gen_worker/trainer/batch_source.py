@@ -112,6 +112,7 @@ class FirstBatches:
         per_epoch = source.batches_per_epoch
         self.batches_per_epoch = num_batches if per_epoch is None else min(num_batches, per_epoch)
         self.schema = getattr(source, "schema", None)
+        self.dataset = getattr(source, "dataset", None)
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:  # noqa: ARG002  (each pass is the first)
         while True:

@@ -276,14 +276,11 @@ def global_rows(raw_batch: Any, ctx: StepContext) -> int:
     from gen_worker.trainer.feed.order import GLOBAL_ROWS
     from gen_worker.trainer.sources.base import rows_over_all
 
-    schema = getattr(raw_batch, "schema", None)
-    if schema is None:
-        rows = rows_over_all(raw_batch)
-        return count_rows(raw_batch) * ctx.world_size if rows is None else rows
-    metadata = schema.metadata
+    metadata = getattr(getattr(raw_batch, "schema", None), "metadata", None)
     if metadata is not None and GLOBAL_ROWS in metadata:
         return int(metadata[GLOBAL_ROWS])
-    return int(raw_batch.num_rows) * ctx.world_size
+    rows = rows_over_all(raw_batch)
+    return count_rows(raw_batch) * ctx.world_size if rows is None else rows
 
 
 def device_of_process(devices: Sequence[str] | None, local_rank: int) -> str:

@@ -1,5 +1,6 @@
 """Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,22 @@ def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
     return convert_document(document, TrainingJobSpec, source=source, more_faults=broken_rules)
 
 
-def name_runner(document: dict[str, Any]) -> dict[str, Any]:
+def name_runner(document: dict[str, Any], *, path: Path | None = None) -> dict[str, Any]:
     """The document; where it names no trainer class and its `hyperparams` are those of a config for the PyTorch
-    runner, a copy that names the runner. So a config for the runner is a job.
+    runner, a copy that names the runner. So a config for the runner is a job, and is called like its file.
     """
     hyperparams = document.get("hyperparams")
     if document.get("trainer") is not None or not isinstance(hyperparams, dict):
         return document
-    return {**document, "trainer": RUNNER} if len(_OF_THE_RUNNER & hyperparams.keys()) >= 2 else document
+    if len(_OF_THE_RUNNER & hyperparams.keys()) < 2:
+        return document
+    file_name = {} if path is None else {"run_id": run_id_of(path)}
+    return {**file_name, **document, "trainer": RUNNER}
+
+
+def run_id_of(path: Path) -> str:
+    """The name of a config's file, as far as it can name a run."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:128] or "run"
 
 
 def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, Any]:

@@ -26,7 +26,7 @@ class RowsSource(OwnSource):
     def __init__(self, dataset: Any, options: SourceOptions) -> None:
         super().__init__(options, DataStreams(options.seed, find_generators(dataset=dataset)))
         check_batch_size(options.batch_size, options.world_size)
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = choose_collate(dataset)
         self._num_rows = len(dataset)
         full, tail = divmod(self._num_rows, options.batch_size)
@@ -40,6 +40,11 @@ class RowsSource(OwnSource):
                 f"{self._num_rows} rows make no batch of {options.batch_size} with drop_last: "
                 "lower batch_size or keep the last batch"
             )
+
+    @property
+    def schema(self) -> Any:
+        """Of the batches, where the data can say it before it is read: an Arrow schema."""
+        return getattr(self.dataset, "schema", None)
 
     @property
     def _stream_rank(self) -> int:
@@ -62,10 +67,10 @@ class RowsSource(OwnSource):
                 yield self._collate(self._read(order[mine.start : mine.stop].tolist()))
 
     def _read(self, indices: list[int]) -> list[Any]:
-        read_many = getattr(self._dataset, "__getitems__", None)
+        read_many = getattr(self.dataset, "__getitems__", None)
         if callable(read_many):
             return list(read_many(indices))
-        dataset = self._dataset
+        dataset = self.dataset
         return [dataset[index] for index in indices]
 
     def _facts(self) -> dict[str, Any]:

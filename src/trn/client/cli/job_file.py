@@ -71,7 +71,7 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
         raise InvalidRequestError(f"{path} is not valid", ["it holds no object with the fields of a job"])
     config = dict(document)
     faults = [*_apply(config, changes)]
-    config = name_runner(config)
+    config = name_runner(config, path=path)
     faults += find_faults(config, base_dir=path.parent)
     warnings: tuple[str, ...] = ()
     if home is not None:

@@ -127,7 +127,7 @@ MEANINGS = {
     "`TRAINER_MAX_RUNTIME_SECONDS` can only shorten it.",
     "grace_s": "Seconds from a stop request until the worker leaves without the step in progress.",
     "heartbeat_s": "Seconds between two heartbeats.",
-    "env": "Environment variables to set before the trainer class is imported.",
+    "env": "Environment variables of the worker; recorded with the run: see [environment variables](cli-run.md#environment-variables).",
     "tags": "For whoever looks for runs.",
     "group": "A name that several runs share, a sweep for example. Kept as the tag `group`: `trn list --tag group=NAME`.",
     "profiles": "Named overlays for this document.",

@@ -26,6 +26,7 @@ JOB_DOCUMENTS = (
     f"{TRAINER}.checkpoints.retention",
     f"{TRAINER}.contracts",
     f"{TRAINER}.job_spec",
+    f"{TRAINER}.redaction",
     f"{TRAINER}.subprocess_contract",
 )
 
@@ -127,6 +128,8 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "--device-count",
         "--devices",
         "--dry-run",
+        "--env",
+        "--env-file",
         "--event-log",
         "--format",
         "--json",
@@ -135,6 +138,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "--no-snapshot",
         "--priority",
         "--profile",
+        "--secret-env",
         "--set",
         "--weights",
         "-c",
@@ -147,12 +151,15 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "--code",
         "--config",
         "--detach",
+        "--env",
+        "--env-file",
         "--event-log",
         "--force",
         "--format",
         "--json",
         "--log-dir",
         "--priority",
+        "--secret-env",
         "--set",
         "-c",
         "-d",
@@ -293,6 +300,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         f"{TRAINER}.process_launch",  # hands it on to the processes
         f"{TRAINER}.runtime",  # the default of `environ`
         f"{TRAINER}.runtime_env",  # everything else
+        "trn.client.caller_environment",  # what a run is given of it, and what is said that it is not
         "trn.client.cli.output",  # NO_COLOR, TERM
         "trn.client.daemon_start",  # what a daemon must not inherit
         "trn.core.home",  # TRN_HOME

@@ -43,7 +43,6 @@ from gen_worker.launcher_protocol import (
     TryImports,
     Welcome,
     Worker,
-    WorkerPlan,
     Workers,
     boot_id,
     code_stamp,
@@ -232,7 +231,11 @@ class Launcher:
         match request:
             case Hello():
                 welcome = Welcome(
-                    id=request.id, pid=os.getpid(), stamp=self._stamp, is_retired=self._is_retired
+                    id=request.id,
+                    pid=os.getpid(),
+                    stamp=self._stamp,
+                    is_retired=self._is_retired,
+                    environ=self._environ,
                 )
                 self._reply(channel, welcome)
             case Launch():
@@ -243,7 +246,7 @@ class Launcher:
                 child.waiting.append((channel, request.id))
             case TryImports():
                 child = self._children.fork(
-                    request, lambda fd: become_importer(request, fd, self._ground(request.plan))
+                    request, lambda fd: become_importer(request, fd, self._ground(request))
                 )
                 child.deadline = time.monotonic() + IMPORT_PATIENCE_S
                 child.waiting.append((channel, request.id))
@@ -258,11 +261,10 @@ class Launcher:
                 self._retire()
                 self._reply(channel, Retired(id=request.id, num_workers=len(self._children.workers())))
 
-    def _ground(self, plan: WorkerPlan) -> Ground:
+    def _ground(self, request: Launch | TryImports) -> Ground:
         """What a fresh interpreter would start from."""
-        return Ground(
-            import_path=self._import_path, environ=dict(os.environ) if plan.is_warm else self._environ
-        )
+        environ = dict(os.environ) if request.plan.is_warm else self._environ
+        return Ground(import_path=self._import_path, environ={**environ, **request.secret_env})
 
     def _launch(self, channel: Channel, request: Launch) -> None:
         plan = request.plan
@@ -280,7 +282,9 @@ class Launcher:
             self._reply(channel, Refused(id=request.id, message=text, is_retired=True))
         else:
             try:
-                child = self._children.fork(request, lambda fd: become_worker(plan, fd, self._ground(plan)))
+                child = self._children.fork(
+                    request, lambda fd: become_worker(plan, fd, self._ground(request))
+                )
             except OSError as fault:
                 record = self._children.give_up(plan)
                 self._reply(

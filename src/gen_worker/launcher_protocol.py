@@ -63,7 +63,10 @@ class Hello(Request, frozen=True, kw_only=True):
 
 
 class Launch(Request, frozen=True, kw_only=True):
+    """`secret_env` goes into the worker's environment, and nowhere else."""
+
     plan: WorkerPlan
+    secret_env: dict[str, str] = {}
 
 
 class Close(Request, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ class TryImports(Request, frozen=True, kw_only=True):
 
     plan: WorkerPlan
     config: dict[str, Any]
+    secret_env: dict[str, str] = {}
 
 
 class List(Request, frozen=True, kw_only=True):
@@ -102,6 +106,7 @@ class Welcome(Reply, frozen=True, kw_only=True):
     stamp: str
     is_retired: bool
     version: int = VERSION
+    environ: dict[str, str] = {}  # what its workers inherit
 
 
 class Launched(Reply, frozen=True, kw_only=True):

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
@@ -17,6 +20,7 @@ from trn.daemon.devices import Devices
 from trn.daemon.dispatcher import TrainerDispatcher
 from trn.daemon.ingest import Ingest
 from trn.daemon.readiness import FakeReadiness
+from trn.daemon.secret_values import SecretValues
 from trn.daemon.submission import Asked, read_submission
 from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore
@@ -66,6 +70,7 @@ class World:
     slept_s: float = 0.0  # by the daemon, as its own clock shows it
     dispatcher: TrainerDispatcher | None = None
     ingest: Ingest | None = None
+    secrets: SecretValues = field(default_factory=lambda: SecretValues({}))
 
     def __post_init__(self) -> None:
         self.home.make()
@@ -90,9 +95,18 @@ class World:
     def submit(self, run_id: str, **config: Any) -> RunRecord:
         given = {"trainer": "a:B", "mock_batches": [1], "run_id": run_id, "grace_s": 0.1, "name": run_id}
         priority, interpreter = config.pop("priority", 0), config.pop("interpreter", "")
+        secret_env = config.pop("secret_env", None)
         text = json.dumps({**given, **config}).encode()
-        asked = Asked(config_json=text, priority=priority, interpreter=interpreter)
+        asked = Asked(
+            config_json=text,
+            priority=priority,
+            interpreter=interpreter,
+            secret_env=secret_env or {},
+            submission_id=f"{run_id}-{secrets.token_hex(4)}",
+        )
         new = read_submission(asked, inventory=self.devices.inventory, max_config_bytes=1 << 20)
+        new = msgspec.structs.replace(new, digest=f"sha256:{run_id}")  # no two of them are equal
+        self.secrets.keep(new.submission_id, asked.secret_env)
         record, existed = self.registry.submit(new).result()
         assert not existed
         if self.dispatcher is not None:
@@ -136,6 +150,7 @@ class World:
             now_ms=self.clock,
             free_bytes=lambda: self.free_bytes,
             readiness=self.readiness,
+            secrets=self.secrets,
         )
         async with asyncio.TaskGroup() as tasks:
             parts = [tasks.create_task(part.run()) for part in (ingest, broadcaster, self.dispatcher)]

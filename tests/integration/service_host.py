@@ -22,6 +22,7 @@ from trn.daemon.devices import Devices
 from trn.daemon.import_trials import ImportTrials
 from trn.daemon.ingest import Ingest
 from trn.daemon.removal import Removal
+from trn.daemon.secret_values import SecretValues
 from trn.daemon.server import add_ports, build_server
 from trn.daemon.service import TrainerService
 from trn.daemon.singleton import DaemonInfo
@@ -50,12 +51,16 @@ class Dispatcher:
         self.home = home
         self.num_wakes = 0
         self.cancels: list[str] = []
+        self.environ: dict[str, str] = {}
 
     def submitted(self) -> None:
         self.num_wakes += 1
 
     def cancel_wanted(self, run_id: str) -> None:
         self.cancels.append(run_id)
+
+    def worker_environ(self) -> Mapping[str, str]:
+        return self.environ
 
     def plan(self, new: NewRun) -> WorkerFiles:
         run = RunRecord(
@@ -67,6 +72,7 @@ class Dispatcher:
             submitted_ms=1,
             updated_ms=1,
             needs=new.needs,
+            secret_env=new.secret_env,
         )
         return build_plan(
             run,
@@ -107,6 +113,7 @@ class Host:
         self.dispatcher = Dispatcher(self.home)
         self.executor = FakeExecutor()
         self.addresses: list[str] = []
+        self.secrets = SecretValues({})
 
     async def __aenter__(self) -> Self:
         stack, home = self._stack, self.home
@@ -129,6 +136,7 @@ class Host:
             dispatcher=self.dispatcher,
             executor=Launcher(),
             trials=ImportTrials(self.executor, home),
+            secrets=self.secrets,
             removal=Removal(
                 registry=self.registry, metrics=self.metrics, home=home, cache_dir=home.root / "cache"
             ),

@@ -14,9 +14,11 @@ import pytest
 from dispatcher_world import World, in_world
 
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
+from gen_worker.trainer.redaction import Secret
 from trn.core.errors import UnavailableError
 from trn.core.runs import Needs, RunState
 from trn.daemon.dispatcher import TrainerDispatcher
+from trn.daemon.secret_values import SecretValues
 from trn.daemon.supervisor import QUARANTINE
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit
 from trn.executors.fake import FakeExecutor, Script, read_events
@@ -66,6 +68,38 @@ def test_a_submitted_run_is_placed_launched_followed_and_completed(tmp_path: Pat
         world.check_nothing_is_held()
 
     in_world(tmp_path, story)
+
+
+def test_secrets_reach_every_attempt_and_a_daemon_that_lost_them_says_how_to_go_on(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        values = {"HF_TOKEN": Secret("hunter2")}
+        async with world.daemon():
+            world.submit("one", secret_env=values, retry=RETRIES)
+            [run] = await world.until_ended("one")
+            assert run.state is RunState.FAILED
+        assert [world.executor.secrets[AttemptKey("one", number)] for number in (1, 2)] == [
+            {"HF_TOKEN": "hunter2"}
+        ] * 2
+
+        world.submit(
+            "two", secret_env=values, retry={"max_attempts": 1}
+        )  # no daemon runs: it waits for the next
+        world.secrets = SecretValues({})
+        async with world.daemon():
+            [run] = await world.until_ended("two")
+        assert run.state is RunState.FAILED
+        assert "went with the daemon that held them: HF_TOKEN" in run.reason
+        assert "`trn resume two --env HF_TOKEN`" in run.reason
+        assert AttemptKey("two", 1) not in world.executor.processes, "it is not started without them"
+
+        world.submit("three", secret_env=values, retry={"max_attempts": 1})
+        world.secrets = SecretValues({"HF_TOKEN": "of the daemon"})
+        async with world.daemon():
+            await world.until_ended("three")
+        assert world.executor.secrets[AttemptKey("three", 1)] == {"HF_TOKEN": "of the daemon"}
+        world.check_nothing_is_held()
+
+    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: killed(signal.SIGKILL)))
 
 
 WAYS_OUT: dict[str, tuple[Script, RunState, str]] = {

@@ -14,8 +14,10 @@ import pytest
 from service_host import Host, job, until
 
 import trn
+from trn.client.caller_environment import tell_environment
 from trn.core.home import socket_address
 from trn.core.runs import RunState
+from trn.daemon.secret_values import reveal
 from trn.daemon.server import MAX_MESSAGE_BYTES
 from trn.executors.base import ImportTrial, LaunchPlan
 from trn.proto import trainer_pb2 as pb
@@ -218,6 +220,78 @@ def test_a_place_for_lines_that_cannot_be_written_is_refused_and_none_is_made(tm
 
     asyncio.run(main())
     assert [path.name for path in tmp_path.iterdir()] == ["home"], "made when there is something to write"
+
+
+def test_secrets_are_kept_in_memory_and_only_their_names_are_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit, resume = method(channel, "SubmitRun"), method(channel, "ResumeRun")
+            request = submit_request(run_id="one", env={"HF_TOKEN": "hunter2-job", "A": "1"})
+            request.secret_env["HF_TOKEN"] = "hunter2"
+            request.secret_env["MINE"] = "hunter2-mine"
+            answer = await submit(request)
+            record = host.registry.get("one")
+            assert list(answer.run.secret_env) == ["HF_TOKEN", "MINE"]
+            assert (record.secret_env, record.config["env"]) == (("HF_TOKEN", "MINE"), {"A": "1"})
+            plain = submit_request(run_id="one", env={"A": "1"})
+            assert (await submit(plain)).run.digest == record.digest, "no part of what was asked for"
+            plan = await method(channel, "CheckRun")(request)
+            assert b"hunter2" not in plan.SerializeToString()
+
+            await method(channel, "CancelRun")(pb.CancelRunRequest(run_id="one"))
+            await resume(pb.ResumeRunRequest(run_id="one", overrides_json=b'{"run_id": "again"}'))
+            child = host.registry.get("again")
+            found, missing = host.secrets.find(child.submission_id, child.secret_env)
+            assert (reveal(found), missing) == ({"HF_TOKEN": "hunter2", "MINE": "hunter2-mine"}, [])
+
+        async with Host(tmp_path) as host, channel_to(host) as channel:  # a restart forgets them
+            resume = method(channel, "ResumeRun")
+            request = pb.ResumeRunRequest(run_id="one", overrides_json=b'{"run_id": "third"}')
+            request.secret_env["MINE"] = "hunter2-mine"
+            code, text = await refusal(resume(request))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "HF_TOKEN. Pass them again: `trn resume one --env HF_TOKEN`" in text
+            request.secret_env["HF_TOKEN"] = "hunter2"
+            assert list((await resume(request)).run.secret_env) == ["HF_TOKEN", "MINE"]
+
+    asyncio.run(main())
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert kept == []
+
+
+def test_a_secret_in_the_job_itself_is_recorded_and_that_is_said(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            answer = await method(channel, "SubmitRun")(submit_request(env={"HF_TOKEN": "hunter2", "A": "1"}))
+            [note] = answer.notes
+            assert "env.HF_TOKEN of the job looks like a secret and is recorded" in note
+            assert "hunter2" not in note
+            bad = submit_request(env={"A=B": "1"})
+            bad.secret_env["a b"] = "hunter2"
+            bad.secret_env["TRAINER_ATTEMPT"] = "hunter2"
+            code, text = await refusal(method(channel, "SubmitRun")(bad))
+            assert (code, text.count("\n"), "hunter2" in text) == (grpc.StatusCode.INVALID_ARGUMENT, 3, False)
+
+    asyncio.run(main())
+
+
+def test_what_the_worker_will_not_have_as_the_caller_has_it_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            host.dispatcher.environ = {"MKL_A": "1", "HF_HOME": "/x"}
+            request = submit_request(env={"NCCL_B": "2"})
+            caller, salt = tell_environment({"MKL_A": "2", "HF_HOME": "/x", "NCCL_B": "1", "EDITOR": "vi"})
+            request.caller_env.update(caller)
+            request.caller_salt = salt
+            answer = await method(channel, "SubmitRun")(request)
+            [found] = answer.env_differences
+            assert (found.name, found.is_in_caller, found.worker_value) == ("MKL_A", True, "1")
+            assert not (await method(channel, "SubmitRun")(request)).env_differences, (
+                "it runs as it was submitted"
+            )
+            assert not (await method(channel, "SubmitRun")(submit_request(seed=3))).env_differences
+
+    asyncio.run(main())
 
 
 def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -51,6 +51,31 @@ def plan(record: RunRecord, folder: RunFolder, *device_ids: str) -> WorkerFiles:
     )
 
 
+def test_the_jobs_variables_are_there_from_the_start_of_the_process(folder: RunFolder) -> None:
+    def plan_with(env: dict[str, str], inherited: dict[str, str] | None = None, **fields: Any) -> WorkerFiles:
+        record = run(config={**CONFIG, "env": env, "resources": {"cpus": 2}}, needs=Needs(cpus=2), **fields)
+        return build_plan(
+            record,
+            1,
+            folder,
+            device_ids=(),
+            devices_env={},
+            doorbell="",
+            python=PYTHON,
+            launcher_python=PYTHON,
+            inherited=inherited or {},
+        )
+
+    files = plan_with({"A": "1", "WORKER_MODE": "mine"}, secret_env=("HF_TOKEN", "A_KEY"))
+    assert (files.plan.env["A"], files.plan.env["WORKER_MODE"]) == ("1", "trainer")
+    assert files.plan.env["TRAINER_SECRET_ENV"] == "HF_TOKEN,A_KEY"
+    assert (files.plan.env["OMP_NUM_THREADS"], files.plan.is_warm) == ("2", True)
+    assert plan_with({"OMP_NUM_THREADS": "1"}).plan.env["OMP_NUM_THREADS"] == "1", "what is given comes first"
+    # A fork of a process that has its libraries loaded would not obey it.
+    assert not plan_with({"MKL_NUM_THREADS": "1"}).plan.is_warm
+    assert plan_with({"MKL_NUM_THREADS": "1"}, {"MKL_NUM_THREADS": "1"}).plan.is_warm
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return Home(tmp_path).run("r")

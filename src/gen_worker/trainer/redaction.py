@@ -4,7 +4,7 @@ import hmac
 import logging
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn, Self
 from urllib.parse import quote
 
@@ -12,6 +12,34 @@ MASK = "***"
 
 # Everything from `?` or `#` on and `user:password@` may be a credential (presigned URLs, SAS tokens).
 _URL = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.\-]*://)(?P<rest>[^\s'\"<>]+)")
+
+
+# Parts of a name, as `_` divides it; TOKENIZERS_PARALLELISM and MAX_TOKENS are none.
+_SECRET_PARTS = frozenset(
+    {
+        "TOKEN",
+        "KEY",
+        "SECRET",
+        "SECRETS",
+        "PASSWORD",
+        "PASSWD",
+        "PASSPHRASE",
+        "CREDENTIAL",
+        "CREDENTIALS",
+        "PAT",
+    }
+)
+_SECRET_ENDS = ("TOKEN", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
+MIN_MASKED = 6  # characters; a shorter one would be found everywhere
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable of that name is likely to hold a secret: HF_TOKEN, WANDB_API_KEY, DB_PASSWORD."""
+    first, *others = re.split(r"[^A-Z0-9]+", name.upper())
+    parts = [first, *others]
+    if any(part in _SECRET_PARTS or part.endswith(_SECRET_ENDS) for part in parts):
+        return True
+    return "PWD" in others  # PWD alone is the current folder
 
 
 class Secret:
@@ -89,6 +117,12 @@ class SecretRedactor(logging.Filter):
         needles = {needle.reveal() for needle in self._needles} | {value, quote(value, safe="")}
         # Longest first, so that a secret which contains another one leaves no rest of itself.
         self._needles = tuple(Secret(needle) for needle in sorted(needles, key=len, reverse=True))
+
+    def add_variables(self, environ: Mapping[str, str], names: Iterable[str]) -> None:
+        """The values of these, where they are long enough to be told from ordinary words."""
+        for name in names:
+            if len(environ.get(name, "")) >= MIN_MASKED:
+                self.add(environ[name])
 
     def redact(self, text: str) -> str:
         for needle in self._needles:

@@ -28,7 +28,7 @@ from gen_worker.trainer.isolation import run_isolated
 from gen_worker.trainer.job_spec import read_job_spec
 from gen_worker.trainer.process_launch import run_processes
 from gen_worker.trainer.process_outcome import leave_outcome, report_start
-from gen_worker.trainer.redaction import SecretRedactor
+from gen_worker.trainer.redaction import SecretRedactor, looks_secret
 from gen_worker.trainer.runtime_env import (
     RankEnvironment,
     WorkerEnvironment,
@@ -69,7 +69,9 @@ class TrainingRuntime:
                 logging.getLogger("gen_worker").setLevel(logging.WARNING)  # one tells what all of them do
             token = take_capability_token(self._environ)
             self._redactor.add(token)
+            self._redactor.add_variables(self._environ, environment.secret_names)
             job = read_job_spec(environment.job_spec_path)
+            self._redactor.add_variables(job.env, filter(looks_secret, job.env))
             _check_processes(job, environment)
             if job.resources.processes > 1 and environment.process is None:
                 return run_processes(

@@ -56,6 +56,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None  # the orchestrator's number of this attempt
     doorbell: str | None = None  # a datagram socket that wants to hear of new events
     base_dir: Path | None = None
+    secret_names: tuple[str, ...] = ()  # variables whose values are masked in what the worker tells
     is_library: bool = False  # inside another program: a notebook, a script
 
     @property
@@ -112,6 +113,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         attempt=_attempt(environ, faults),
         doorbell=environ.get("TRAINER_DOORBELL") or None,
         base_dir=Path(environ["TRAINER_BASE_DIR"]).absolute() if environ.get("TRAINER_BASE_DIR") else None,
+        secret_names=tuple(filter(None, environ.get("TRAINER_SECRET_ENV", "").split(","))),
     )
     if faults:
         raise SpecError("the worker's environment", faults)

@@ -5,16 +5,19 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
+from trn.client.caller_environment import find_passed, tell_environment
 from trn.client.connection import Connection
 from trn.client.wire_requests import (
     SubmitOptions,
     absolute,
     draw_submission_id,
     encode,
+    lay_variables,
     make_submit_request,
     priority_of,
     read_config,
@@ -132,15 +135,24 @@ class AsyncClient:
         is_forced: bool = False,
         submission_id: str = "",
         is_exact: bool = False,
+        env: Mapping[str, str] = MappingProxyType({}),
+        secret_env: Mapping[str, str] = MappingProxyType({}),
     ) -> Submission:
         """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with). It is the
         next run of the family, unless `overrides` give it a `run_id`. As `submit`, it is answered by an equal one.
 
         The newest checkpoint is taken whose files are whole and whose weights are finite; `is_forced` takes NaN and
-        infinity, too.
+        infinity, too. `env` and `secret_env` are as of `submit`; secret variables that the old run had are given to
+        the new one, while the daemon still has their values.
         """
         laid_over = dict(overrides or {})
         document, folder = read_config(config) if config is not None else ({}, Path.cwd())
+        passed = find_passed(self._pass_env())
+        if config is None and passed:  # what the old run says comes before the settings
+            own = ((await self.get(run_id)).config or {}).get("env") or {}
+            passed = {name: value for name, value in passed.items() if name not in own}
+        secrets = lay_variables(laid_over if config is None else document, passed, env, secret_env)
+        caller_env, caller_salt = tell_environment()
         request = pb.ResumeRunRequest(
             run_id=run_id,
             checkpoint_path=absolute(checkpoint_path),
@@ -159,6 +171,9 @@ class AsyncClient:
             is_forced=is_forced,
             submission_id=submission_id or draw_submission_id(),
             is_exact=is_exact,
+            secret_env=secrets,
+            caller_env=caller_env,
+            caller_salt=caller_salt,
         )
         return await self._submit("ResumeRun", request)
 
@@ -391,7 +406,12 @@ class AsyncClient:
         if code_dir is not None:
             taken = await self._freeze(Path(code_dir))
             options = {**options, "snapshot": taken.digest, "frozen_from": taken.folder}
-        return make_submit_request(config, options)
+        return make_submit_request(config, options, pass_env=self._pass_env())
+
+    def _pass_env(self) -> Sequence[str]:
+        """What the settings always pass on, where this client knows them."""
+        home = self._connection.home
+        return [] if home is None else read_settings(home.settings).pass_env
 
     async def _freeze(self, folder: Path) -> "Snapshot":
         home = self._connection.home

@@ -12,6 +12,7 @@ IGNORE_FILE = ".trnignore"
 SECRETS = (
     ".env",
     ".env.*",
+    "*.env",
     "!.env.example",
     "!.env.sample",
     "!.env.template",

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar, Unpack
 
 from trn.client.client import AsyncClient
@@ -91,6 +92,8 @@ class Client:
         is_forced: bool = False,
         submission_id: str = "",
         is_exact: bool = False,
+        env: Mapping[str, str] = MappingProxyType({}),
+        secret_env: Mapping[str, str] = MappingProxyType({}),
     ) -> Submission:
         return self._do(
             self._client.resume(
@@ -111,6 +114,8 @@ class Client:
                 is_forced=is_forced,
                 submission_id=submission_id,
                 is_exact=is_exact,
+                env=env,
+                secret_env=secret_env,
             )
         )
 

@@ -4,12 +4,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
+from trn.client.caller_environment import find_passed, set_apart, tell_environment
 from trn.core.errors import InvalidRequestError
 from trn.proto import trainer_pb2 as pb
 
@@ -27,6 +28,8 @@ class SubmitOptions(TypedDict, total=False):
     lines as well, besides its home's logs; an equal run that exists keeps its own. `submission_id` (drawn where none is
     given) makes a submit safe to repeat: with the same one, a repeat returns the run that the first one made, also if
     that has failed meanwhile.
+    `env` is laid over the job's own; names that look like secrets (HF_TOKEN) and all of `secret_env` reach the worker,
+    and no record, digest or file.
     """
 
     base_dir: Path | str | None
@@ -42,12 +45,17 @@ class SubmitOptions(TypedDict, total=False):
     log_dir: Path | str
     event_log: Path | str
     submission_id: str
+    env: Mapping[str, str]
+    secret_env: Mapping[str, str]
 
 
 def make_submit_request(
-    config: Mapping[str, Any] | Path | str, options: SubmitOptions
+    config: Mapping[str, Any] | Path | str,
+    options: SubmitOptions,
+    *,
+    pass_env: Sequence[str] = (),
 ) -> pb.SubmitRunRequest:
-    """`code_dir` is the caller's to freeze."""
+    """`code_dir` is the caller's to freeze; `pass_env` is of the settings."""
     unknown = sorted(set(options) - set(SubmitOptions.__annotations__))
     if unknown:
         raise TypeError(
@@ -55,6 +63,9 @@ def make_submit_request(
         )
     document, folder = read_config(config)
     base_dir, interpreter = options.get("base_dir"), options.get("interpreter")
+    passed = find_passed(pass_env)
+    secret_env = lay_variables(document, passed, options.get("env", {}), options.get("secret_env", {}))
+    caller_env, caller_salt = tell_environment()
     return pb.SubmitRunRequest(
         config_json=encode(document, "config"),
         code_identity=options.get("code_identity", ""),
@@ -69,7 +80,34 @@ def make_submit_request(
         log_dir=absolute(options.get("log_dir", "")),
         event_log=absolute(options.get("event_log", "")),
         submission_id=options.get("submission_id", "") or draw_submission_id(),
+        secret_env=secret_env,
+        caller_env=caller_env,
+        caller_salt=caller_salt,
     )
+
+
+def lay_variables(
+    document: dict[str, Any],
+    passed: Mapping[str, str],
+    env: Mapping[str, str],
+    secret_env: Mapping[str, str],
+) -> dict[str, str]:
+    """Put variables into the document's `env`: `env` over its own, its own over `passed`. Returns the secret ones.
+
+    What is given by name and looks like a secret is one; what the job itself holds stays where it is.
+    """
+    own = document.get("env")
+    if own is not None and not isinstance(own, Mapping):
+        return dict(secret_env)  # the daemon says what is wrong with it
+    own = own or {}
+    below = set_apart({name: value for name, value in passed.items() if name not in own})
+    over = set_apart(env)
+    secret = {**below.secret_env, **over.secret_env, **secret_env}
+    laid = {**below.env, **own, **over.env}
+    laid = {name: value for name, value in laid.items() if name not in secret}
+    if laid or own:
+        document["env"] = laid
+    return secret
 
 
 def draw_submission_id() -> str:

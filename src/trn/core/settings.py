@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     listen: ListenSettings = ListenSettings()
     inventory: InventorySettings = InventorySettings()
+    # Variables that a run always takes over from who submits it, where they are set there: names, or patterns (WANDB_*).
+    pass_env: list[str] = []
     event_bus: str = ""  # a URL, to which every event is published; it may hold a password
 
     heartbeat_timeout_s: Seconds = 60.0  # a worker that is silent for so long is ended

@@ -41,6 +41,7 @@ from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.own_sources import OwnSources
 from trn.daemon.readiness import DoctorReadiness
 from trn.daemon.removal import BUS, LOGS, Removal
+from trn.daemon.secret_values import SecretValues
 from trn.daemon.service import TrainerService, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo, Singleton
 from trn.daemon.startup_checks import check_start
@@ -126,6 +127,7 @@ class TrainerDaemon:
         # What the settings name is trusted; nobody is asked about it.
         detected = [device.kind for device in devices.inventory.devices if not device.is_declared]
         doctor = DoctorReports(home=home, expected=Counter(detected), environ=os.environ)
+        secrets = SecretValues(os.environ)
         dispatcher = TrainerDispatcher(
             registry=registry,
             executor=executor,
@@ -136,6 +138,7 @@ class TrainerDaemon:
             environ=os.environ,
             readiness=DoctorReadiness(doctor),
             doctor=doctor,
+            secrets=secrets,
         )
         doctor.on_news.append(lambda _report: dispatcher.wake())
         info = DaemonInfo(
@@ -156,6 +159,7 @@ class TrainerDaemon:
             dispatcher=dispatcher,
             executor=executor,
             trials=trials,
+            secrets=secrets,
             removal=removal,
             devices=devices,
             home=home,

@@ -10,6 +10,7 @@ from trn.core.settings import Settings
 from trn.daemon.devices import Inventory
 from trn.daemon.environment_report import EnvironmentReports
 from trn.daemon.event_file import Terminal
+from trn.daemon.secret_values import SecretValues
 from trn.executors.base import Executor
 from trn.registry.sqlite import RunRegistry
 
@@ -47,5 +48,6 @@ class Parts:
     doorbell: str
     python: str
     launcher_python: str
+    secrets: SecretValues
     clock: Callable[[], float] = time.monotonic  # the one that the ingest uses
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000

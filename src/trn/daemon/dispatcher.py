@@ -26,6 +26,7 @@ from trn.daemon.environment_report import EnvironmentReports
 from trn.daemon.left_reports import LeftReports
 from trn.daemon.placement import FreeResources, choose_starts
 from trn.daemon.readiness import Readiness
+from trn.daemon.secret_values import SecretValues
 from trn.daemon.submission import find_misfits
 from trn.daemon.supervisor import QUARANTINE, AttemptSupervisor
 from trn.daemon.worker_plan import WorkerFiles, build_plan
@@ -59,6 +60,7 @@ class TrainerDispatcher:
         free_bytes: Callable[[], int] | None = None,
         readiness: Readiness | None = None,
         doctor: DoctorReports | None = None,
+        secrets: SecretValues | None = None,
     ) -> None:
         """`readiness` is asked before a detected GPU is handed out; `doctor` is what runs keep of this machine."""
         self._parts = Parts(
@@ -72,6 +74,7 @@ class TrainerDispatcher:
             doorbell=socket_address(home.doorbell),
             python=python,
             launcher_python=python,
+            secrets=secrets or SecretValues(environ),
             clock=clock,
             now_ms=now_ms,
         )
@@ -102,6 +105,10 @@ class TrainerDispatcher:
             supervisor.cancel()
         self.wake()
 
+    def worker_environ(self) -> Mapping[str, str]:
+        """What every worker inherits."""
+        return self._parts.executor.worker_environ()
+
     def plan(self, new: NewRun) -> WorkerFiles:
         """What would be started for it on an idle machine. Queues nothing, writes nothing."""
         parts = self._parts
@@ -126,6 +133,7 @@ class TrainerDispatcher:
             submitted_ms=now_ms,
             updated_ms=now_ms,
             needs=new.needs,
+            secret_env=new.secret_env,
         )
         return build_plan(
             run,
@@ -137,6 +145,7 @@ class TrainerDispatcher:
             python=parts.python,
             launcher_python=parts.launcher_python,
             is_detected=parts.settings.inventory.devices is None,
+            inherited=parts.executor.worker_environ(),
         )
 
     async def run(self) -> None:

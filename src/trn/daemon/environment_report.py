@@ -16,9 +16,11 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.trainer.redaction import looks_secret, strip_url_secrets
 from trn.core.errors import TrnError
 from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
+from trn.core.training_variables import matters
 from trn.daemon.devices import Inventory
 from trn.daemon.doctor_reports import DoctorReport, DoctorReports
 
@@ -28,15 +30,7 @@ PATCH = "code.patch"
 TIMEOUT_S = 20.0
 MAX_WITHOUT_DOCTOR = 10_000  # runs that wait for a first word of the doctor
 ASK_AGAIN_S = 300.0  # an interpreter that did not answer
-# Variables that change what is computed, or how fast.
-PREFIXES = (
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "HSA_", "MIOPEN_", "PYTORCH_"),
-    *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "MALLOC_"),
-)
-NAMES = frozenset(
-    {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "CONDA_PREFIX"}
-)
-SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "_KEY")
+ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 # Runs in the interpreter that is asked about. Reads torch's own note of its build; importing torch takes seconds.
 QUESTION = """
@@ -208,9 +202,9 @@ def ask_interpreter(python: str) -> dict[str, Any]:
 def telling_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Those that matter for a training, without anything that looks like a secret."""
     return {
-        name: value
+        name: strip_url_secrets(value)
         for name, value in sorted(environ.items())
-        if (name.startswith(PREFIXES) or name in NAMES) and not any(word in name for word in SECRET_WORDS)
+        if (matters(name) or name in ENVIRONMENTS) and not looks_secret(name)
     }
 
 

@@ -178,6 +178,14 @@ def _rows() -> list[Failure]:
             "it would be missing the next time, too: submit it again",
         ),
         _row(
+            "secret-missing",
+            Category.STARTUP,
+            "trn",
+            "no",
+            "the values of its secret variables went with the daemon that held them",
+            "they are kept in memory only",
+        ),
+        _row(
             "trn-fault",
             Category.STARTUP,
             "trn",

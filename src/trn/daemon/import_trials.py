@@ -7,14 +7,18 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from gen_worker.trainer.redaction import Secret, SecretRedactor
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshots import materialise
+from trn.daemon.secret_values import reveal
 from trn.executors.base import Executor, LaunchPlan
 
 
@@ -29,7 +33,14 @@ class ImportTrials:
         """Remove what a killed daemon left. Blocks."""
         shutil.rmtree(self._home.trials, ignore_errors=True)
 
-    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any], *, snapshot: str) -> list[str]:
+    async def try_imports(
+        self,
+        plan: LaunchPlan,
+        config: dict[str, Any],
+        *,
+        snapshot: str,
+        secret_env: Mapping[str, Secret] = MappingProxyType({}),
+    ) -> list[str]:
         """InvalidRequestError where the code that the job names cannot be loaded; warnings where nobody can tell."""
         folder = await asyncio.to_thread(self._make_folder, snapshot)
         code = str(folder / "code") if snapshot else plan.code_dir
@@ -38,12 +49,13 @@ class ImportTrials:
             plan, code_dir=code, cwd=str(folder) if is_homeless else plan.cwd, is_writer_wanted=False
         )
         try:
-            tried = await self._executor.try_imports(trial, config)
+            tried = await self._executor.try_imports(trial, config, reveal(secret_env))
         finally:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)  # a few files; a thread would take longer
         if tried.faults:
-            faults = [_show(fault, code if snapshot else "") for fault in tried.faults]
+            redactor = SecretRedactor(secret_env.values())
+            faults = [redactor.redact(_show(fault, code if snapshot else "")) for fault in tried.faults]
             raise InvalidRequestError("the job is not valid", faults)
         return [f"whether its code can be imported is not known: {tried.problem}"] if tried.problem else []
 

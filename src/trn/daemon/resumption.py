@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.trainer.redaction import Secret
 from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
+from trn.daemon.secret_values import SecretValues, how_to_pass
 from trn.daemon.submission import Asked, read_config
 from trn.proto import trainer_pb2 as pb
 from trn.registry.reader import RegistryReader
@@ -30,8 +32,11 @@ class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
 class Resumption:
     """Reads what a resume asks for, in a daemon's home."""
 
-    def __init__(self, registry: RegistryReader, home: Home, *, max_config_bytes: int) -> None:
+    def __init__(
+        self, registry: RegistryReader, home: Home, *, secrets: SecretValues, max_config_bytes: int
+    ) -> None:
         self._registry = registry
+        self._secrets = secrets
         self._home = home
         self._max_config_bytes = max_config_bytes
 
@@ -69,6 +74,9 @@ class Resumption:
             submission_id=request.submission_id,
             family=self._family_of(checkpoint.run_id),
             start_step=checkpoint.step,
+            secret_env=_read_secrets(request),
+            caller_env=request.caller_env,
+            caller_salt=request.caller_salt,
         )
         return asked, [describe(checkpoint)]
 
@@ -102,9 +110,26 @@ class Resumption:
             family=parent.family,
             # Without a checkpoint of its own it begins where its parent did.
             start_step=parent.start_step if checkpoint is None else checkpoint.step,
+            secret_env=self._find_secrets(parent, plan.config, _read_secrets(request)),
+            caller_env=request.caller_env,
+            caller_salt=request.caller_salt,
         )
         passed_over = () if checkpoint is None else checkpoint.passed_over
         return asked, [*(f"passed over {words}" for words in passed_over), plan.note]
+
+    def _find_secrets(
+        self, parent: RunRecord, config: Mapping[str, Any], given: dict[str, Secret]
+    ) -> dict[str, Secret]:
+        """Those that are given, and those that its parent had. InvalidRequestError where a value is not known."""
+        env = config.get("env") or {}
+        wanted = [name for name in parent.secret_env if name not in given and name not in env]
+        found, missing = self._secrets.find(parent.submission_id, wanted)
+        if missing:
+            raise InvalidRequestError(
+                f"run {parent.run_id} had secret variables whose values this daemon does not have:"
+                f" {', '.join(missing)}. Pass them again: `trn resume {parent.run_id} {how_to_pass(missing)}`"
+            )
+        return {**found, **given}
 
     def _known(self, run_id: str) -> str:
         """That run, if it is one of ours: a checkpoint may come from another home."""
@@ -119,6 +144,10 @@ class Resumption:
 
     def _read_config(self, text: bytes) -> dict[str, Any]:
         return read_config(text, max_config_bytes=self._max_config_bytes)
+
+
+def _read_secrets(request: pb.ResumeRunRequest) -> dict[str, Secret]:
+    return {name: Secret(value) for name, value in request.secret_env.items()}
 
 
 def plan_resume(

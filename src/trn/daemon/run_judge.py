@@ -1,29 +1,33 @@
 """RunJudge: may a run be queued? Every fault at once, whoever asks: fields, machine, code, places for log lines."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from gen_worker.trainer.job_spec import name_runner
+from gen_worker.trainer.redaction import looks_secret
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.log_targets import find_file_fault, find_folder_fault
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.devices import Inventory
+from trn.daemon.environment_difference import find_differences
 from trn.daemon.import_trials import ImportTrials
 from trn.daemon.run_identity import RunIdentity
 from trn.daemon.submission import Asked, make_run_id, read_config, read_submission
 from trn.daemon.worker_plan import WorkerFiles
+from trn.proto import trainer_pb2 as pb
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import NewRun
 
 
 class Planner(Protocol):
     def plan(self, new: NewRun) -> WorkerFiles: ...
+    def worker_environ(self) -> Mapping[str, str]: ...
 
 
 class DeviceInventory(Protocol):
@@ -77,12 +81,12 @@ class RunJudge:
         notes: list[str] = []
         if is_tried and is_new(new.digest):
             try:
-                notes = await self._try_imports(new)
+                notes = await self._try_imports(new, asked)
             except InvalidRequestError as fault:
                 raise with_faults(fault, log_faults) from fault
         if log_faults:
             raise InvalidRequestError("the run's lines could not be written", log_faults)
-        return Judged(run=new, notes=tuple(notes), by_name=by_name)
+        return Judged(run=new, notes=(*notes, *_say_recorded(new)), by_name=by_name)
 
     async def _identify(self, new: NewRun, asked: Asked) -> tuple[NewRun, tuple[str, ...]]:
         """The run with its family and its digest, and what of its data was compared by its name."""
@@ -96,10 +100,20 @@ class RunJudge:
         )
         return msgspec.structs.replace(new, digest=found.digest), found.by_name
 
-    async def _try_imports(self, new: NewRun) -> list[str]:
+    def find_differences(self, new: NewRun, asked: Asked) -> list[pb.EnvDifference]:
+        """Variables that the worker will not have as the caller has them, where the caller told its own."""
+        if not asked.caller_salt:
+            return []
+        decided = {*self._dispatcher.plan(with_id(new, new.run_id)).plan.env, *asked.secret_env}
+        inherited = self._dispatcher.worker_environ()
+        return find_differences(asked.caller_env, asked.caller_salt, inherited, decided=decided)
+
+    async def _try_imports(self, new: NewRun, asked: Asked) -> list[str]:
         new = with_id(new, new.run_id)
         plan = self._dispatcher.plan(new).plan
-        return await self._trials.try_imports(plan, new.config, snapshot=new.snapshot)
+        return await self._trials.try_imports(
+            plan, new.config, snapshot=new.snapshot, secret_env=asked.secret_env
+        )
 
     async def _with_import_faults(self, refused: InvalidRequestError, asked: Asked) -> InvalidRequestError:
         """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
@@ -117,7 +131,7 @@ class RunJudge:
         except InvalidRequestError:
             return refused
         try:
-            await self._try_imports(new)
+            await self._try_imports(new, asked)
         except InvalidRequestError as further:
             return with_faults(refused, further.faults)
         return refused
@@ -148,6 +162,16 @@ class RunJudge:
 def with_id(new: NewRun, run_id: str) -> NewRun:
     """The run as it would be under that id."""
     return msgspec.structs.replace(new, run_id=run_id, config={**new.config, "run_id": run_id})
+
+
+def _say_recorded(new: NewRun) -> list[str]:
+    """The job's own `env` is part of what was asked for, and so of the record; that must not be a surprise."""
+    names = [name for name in new.config.get("env", {}) if looks_secret(name)]
+    return [
+        f"env.{name} of the job looks like a secret and is recorded with the run: take it out of the job, and pass it"
+        f" with --env {name}"
+        for name in names
+    ]
 
 
 def with_faults(refused: InvalidRequestError, further: list[str]) -> InvalidRequestError:

@@ -8,10 +8,14 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import Callable, Sequence
+import secrets as random_values
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
+from gen_worker.trainer.redaction import Secret
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, NotFoundError, TrnError
 from trn.core.home import Home
 from trn.core.runs import LineagePart, RunRecord
@@ -24,6 +28,7 @@ from trn.daemon.resumption import Resumption
 from trn.daemon.run_identity import say_not_trained
 from trn.daemon.run_judge import DeviceInventory, RunJudge, with_id
 from trn.daemon.run_streams import Broadcaster, RunStreams
+from trn.daemon.secret_values import SecretValues
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
 from trn.daemon.submission import Asked
@@ -48,6 +53,8 @@ class Dispatcher(Protocol):
 
     def plan(self, new: NewRun) -> WorkerFiles: ...
 
+    def worker_environ(self) -> Mapping[str, str]: ...
+
 
 class Launcher(Protocol):
     def state(self) -> str: ...
@@ -65,6 +72,7 @@ class TrainerService:
         dispatcher: Dispatcher,
         executor: Launcher,
         trials: ImportTrials,
+        secrets: SecretValues,
         removal: Removal,
         devices: DeviceInventory,
         home: Home,
@@ -75,7 +83,10 @@ class TrainerService:
         self._metrics = metrics
         self._dispatcher = dispatcher
         self._executor = executor
-        self._resumption = Resumption(registry, home, max_config_bytes=settings.max_config_bytes)
+        self._secrets = secrets
+        self._resumption = Resumption(
+            registry, home, secrets=secrets, max_config_bytes=settings.max_config_bytes
+        )
         self._judge = RunJudge(
             registry=registry,
             dispatcher=dispatcher,
@@ -124,7 +135,12 @@ class TrainerService:
             reason = str(fault).partition("\n")[0]
             code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
             return pb.CheckRunResponse(faults=fault.faults or [reason], code=code, reason=reason)
-        return pb.CheckRunResponse(run=found.run, plan_json=found.plan_json, notes=found.notes)
+        return pb.CheckRunResponse(
+            run=found.run,
+            plan_json=found.plan_json,
+            notes=found.notes,
+            env_differences=found.env_differences,
+        )
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
         made = self._registry.submission(request.submission_id)
@@ -309,30 +325,40 @@ class TrainerService:
         def is_new(digest: str) -> bool:
             return is_another or is_dry_run or self._registry.answer_to(digest) is None
 
+        if asked.secret_env and not asked.submission_id:
+            asked = msgspec.structs.replace(asked, submission_id=random_values.token_hex(16))
         judged = await self._judge.judge(asked, is_tried=is_tried, is_new=is_new)
         new, notes = judged.run, [*notes, *judged.notes]
+        differences = self._judge.find_differences(new, asked)
         if is_dry_run:
             new = with_id(new, self._registry.next_id(new.run_id))
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
             plan = encode_files(self._dispatcher.plan(new))
-            return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes)
+            return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes, env_differences=differences)
+        self._secrets.keep(new.submission_id, asked.secret_env)  # before anybody can start it
         record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
         if existed:
-            notes = [
-                await self._say_equal(record, judged.by_name)
-            ]  # of what would have been, nothing is told
+            # It may wait for a value that was forgotten. Of what would have been, nothing is told.
+            self._secrets.keep(record.submission_id, asked.secret_env)
+            notes = [await self._say_equal(record, judged.by_name)]
         else:
             self._dispatcher.submitted()
-        return self._answer(record, existed=existed, notes=notes)
+        return self._answer(record, existed=existed, notes=notes, differences=() if existed else differences)
 
     def _answer(
-        self, record: RunRecord, *, existed: bool = False, notes: Sequence[str] = ()
+        self,
+        record: RunRecord,
+        *,
+        existed: bool = False,
+        notes: Sequence[str] = (),
+        differences: Sequence[pb.EnvDifference] = (),
     ) -> pb.SubmitRunResponse:
         return pb.SubmitRunResponse(
             run=run_message(record),
             existed=existed,
             run_token=self.tokens.make_run_token(record.run_id),
             notes=notes,
+            env_differences=differences,
         )
 
     async def _say_equal(self, record: RunRecord, by_name: Sequence[str]) -> str:
@@ -354,6 +380,9 @@ def _read_asked(request: pb.SubmitRunRequest) -> Asked:
         log_dir=request.log_dir,
         event_log=request.event_log,
         submission_id=request.submission_id,
+        secret_env={name: Secret(value) for name, value in request.secret_env.items()},
+        caller_env=request.caller_env,
+        caller_salt=request.caller_salt,
     )
 
 

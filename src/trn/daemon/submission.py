@@ -8,6 +8,7 @@ A run that no machine of ours could ever hold is refused here, with the most tha
 import contextlib
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,9 +17,12 @@ from gen_worker.documents import MAX_DEPTH, parse_document
 from gen_worker.errors import SpecError
 from gen_worker.trainer.contracts import API_VERSION, TrainingJobSpec
 from gen_worker.trainer.job_spec import name_runner, parse_job_spec, rule_faults
+from gen_worker.trainer.redaction import Secret
+from trn.core import workers_variables
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
 from trn.core.runs import Needs
+from trn.core.training_variables import is_variable_name
 from trn.daemon.devices import Inventory
 from trn.daemon.placement import kind_of
 from trn.registry.sqlite import NewRun
@@ -26,6 +30,7 @@ from trn.registry.sqlite import NewRun
 MAX_PRIORITY = 1000
 MAX_TEXT = 4096  # of a path, a name, an identity
 MAX_SLUG = 40
+MAX_SECRET = 64 << 10
 CPU = "cpu"
 _SOURCE = "the job"
 _IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
@@ -47,13 +52,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     submission_id: str = ""
     family: str = ""  # of a run that is asked for without a run_id; empty: a name is drawn
     start_step: int = 0
+    secret_env: Mapping[str, Secret] = {}
+    caller_env: Mapping[str, str] = {}  # fingerprints, made with the salt
+    caller_salt: str = ""
 
 
 def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
     """The run to queue, but for its digest. InvalidRequestError with all faults; InfeasibleError where it could never
     start."""
     config = name_runner(read_config(asked.config_json, max_config_bytes=max_config_bytes))
-    faults = _request_faults(asked)
+    config = _without_secrets(config, asked.secret_env)
+    faults = [*_request_faults(asked), *_variable_faults(config)]
     if config.get("run_id") is None:
         config.pop("run_id", None)
         named = {**config, "run_id": asked.family or make_run_id(config)}
@@ -93,6 +102,7 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         event_log=asked.event_log,
         submission_id=asked.submission_id,
         start_step=asked.start_step,
+        secret_env=tuple(sorted(asked.secret_env)),
     )
 
 
@@ -224,6 +234,23 @@ def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: i
     return faults
 
 
+def _without_secrets(config: dict[str, Any], secret_env: Mapping[str, Secret]) -> dict[str, Any]:
+    """The config, without variables whose values are given as secrets: those win, and must not be recorded."""
+    env = config.get("env")
+    if not isinstance(env, dict) or not any(name in secret_env for name in env):
+        return config
+    return {**config, "env": {name: value for name, value in env.items() if name not in secret_env}}
+
+
+def _variable_faults(config: dict[str, Any]) -> list[str]:
+    env = config.get("env")
+    return [
+        f"env: {name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
+        for name, value in (env.items() if isinstance(env, dict) else ())
+        if isinstance(name, str) and isinstance(value, str) and ("=" in name or "\0" in name + value)
+    ]
+
+
 def _request_faults(asked: Asked) -> list[str]:
     faults = []
     if not -MAX_PRIORITY <= asked.priority <= MAX_PRIORITY:
@@ -234,6 +261,11 @@ def _request_faults(asked: Asked) -> list[str]:
         path: str = getattr(asked, name)
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
             faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")
+    for name, secret in asked.secret_env.items():
+        if not is_variable_name(name) or name.startswith(workers_variables.PREFIXES):
+            faults.append(f"secret_env: {name[:60]!r} is no name for a variable of a worker")
+        elif "\0" in secret.reveal() or len(secret.reveal()) > MAX_SECRET:
+            faults.append(f"secret_env.{name}: its value holds a NUL, or more than {MAX_SECRET} characters")
     for name in ("code_identity", "snapshot", "parent_run_id", "submission_id"):
         if len(getattr(asked, name)) > MAX_TEXT:
             faults.append(f"{name}: has {len(getattr(asked, name))} characters, expected at most {MAX_TEXT}")

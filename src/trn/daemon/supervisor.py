@@ -42,6 +42,7 @@ from trn.daemon.attempt_parts import Parts
 from trn.daemon.commits import committed
 from trn.daemon.endings import Wish, close_words, decide
 from trn.daemon.saved_checkpoints import find_next_start
+from trn.daemon.secret_values import how_to_pass, reveal
 from trn.daemon.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
 from trn.registry.sqlite import Ending
@@ -109,12 +110,18 @@ class AttemptSupervisor:
         """The attempt's process; None: there is none and never will be, and `_wish` may say why."""
         if self._is_adopted or self._is_cancel_asked:
             return await self._find()
+        run = self._run
+        secrets, missing = self._parts.secrets.find(run.submission_id, run.secret_env)
+        if missing:
+            how = f"`trn resume {run.run_id} {how_to_pass(missing)}` passes them again"
+            self._wish = Wish(cause="secret-missing", detail=f"{', '.join(missing)}; {how}")
+            return await self._find()
         try:
             files = self._build_files(self._devices_env())
             await asyncio.to_thread(self._prepare, files)
             failpoint("attempt.files_written")
             async with asyncio.timeout(self._parts.settings.start_timeout_s):
-                identity = await self._parts.executor.launch(files.plan)
+                identity = await self._parts.executor.launch(files.plan, reveal(secrets))
         except LaunchUnknownError as fault:
             logger.warning("%s: %s", self._key, fault)
         except (NotFoundError, InvalidRequestError) as fault:
@@ -159,6 +166,7 @@ class AttemptSupervisor:
             python=parts.python,
             launcher_python=parts.launcher_python,
             is_detected=parts.settings.inventory.devices is None,
+            inherited=parts.executor.worker_environ(),
         )
 
     async def _find(self) -> WorkerIdentity | None:

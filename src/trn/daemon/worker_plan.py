@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from gen_worker.installed_packages import is_same_python
 from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
 from trn.core.home import RunFolder
 from trn.core.runs import RunRecord
+from trn.core.training_variables import needs_fresh_start
 from trn.executors.base import LaunchPlan
 
 ENTRY = (
@@ -41,14 +43,18 @@ def build_plan(
     python: str,
     launcher_python: str,
     is_detected: bool = True,
+    inherited: Mapping[str, str] = MappingProxyType({}),
 ) -> WorkerFiles:
     """Attempt `number` of the run on those devices. `python` is for runs that name no interpreter.
 
-    Only a worker of the launcher's own interpreter can be warm. `is_detected` is False where the devices are the
+    Only a worker of the launcher's own interpreter can be warm, and only where its `env` holds nothing that loaded
+    libraries would not obey; `inherited` is what every worker has in its environment. `is_detected` is False where the devices are the
     settings' word: then the worker takes what it finds instead of being told.
     """
     interpreter = run.interpreter or python
+    given = _variables(run.config)
     env = {
+        **given,
         "WORKER_MODE": "trainer",
         "TRAINER_CONTRACT_PATH": str(folder.contract),
         "TRAINER_ATTEMPT": str(number),
@@ -57,8 +63,10 @@ def build_plan(
     }
     if run.base_dir:
         env["TRAINER_BASE_DIR"] = run.base_dir
+    if run.secret_env:
+        env["TRAINER_SECRET_ENV"] = ",".join(run.secret_env)  # whose values the worker masks in what it tells
     if _resources(run.config).get("cpus") is not None:
-        env["OMP_NUM_THREADS"] = str(run.needs.cpus)
+        env.setdefault("OMP_NUM_THREADS", str(run.needs.cpus))
     plan = LaunchPlan(
         run_id=run.run_id,
         number=number,
@@ -70,7 +78,7 @@ def build_plan(
         log_path=str(folder.log),
         attempt_dir=str(folder.attempts),
         contract_path=str(folder.contract),
-        is_warm=is_same_python(interpreter, launcher_python),
+        is_warm=is_same_python(interpreter, launcher_python) and not needs_fresh_start(given, inherited),
         # As the worker will decide it; to guess wrong costs it a moment, no more.
         is_writer_wanted=run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks")),
     )
@@ -131,6 +139,11 @@ def encode_files(files: WorkerFiles) -> bytes:
     """The whole of it as JSON, with the shell's view beside it: what a dry run answers."""
     shell = {"shell": render_plan(files.plan)}
     return msgspec.json.encode({**msgspec.to_builtins(files), **shell})
+
+
+def _variables(config: Mapping[str, Any]) -> dict[str, str]:
+    found = config.get("env")
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _resources(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,11 +5,15 @@ a key: the worker makes the attempt's record file before it does anything else, 
 the same file first, so that only one of the two can.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 
 from trn.core.errors import UnavailableError
+
+NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 
 
 class AttemptKey(msgspec.Struct, frozen=True):
@@ -74,14 +78,22 @@ class LaunchUnknownError(UnavailableError):
 class Executor(Protocol):
     """Starts and ends workers. All calls are safe to repeat, and to make after a restart of the daemon."""
 
-    async def launch(self, plan: LaunchPlan) -> WorkerIdentity:
+    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> WorkerIdentity:
         """Start it, or return the process that already stands for this attempt.
+
+        `secret_env` is no part of the plan, which is printed and compared: it reaches the worker's environment alone.
 
         UnavailableError where it certainly does not run and never will; LaunchUnknownError where nobody can say.
         """
         ...
 
-    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any]) -> ImportTrial:
+    def worker_environ(self) -> Mapping[str, str]:
+        """What every worker inherits, before its plan is laid over it."""
+        ...
+
+    async def try_imports(
+        self, plan: LaunchPlan, config: dict[str, Any], secret_env: Mapping[str, str] = NO_SECRETS
+    ) -> ImportTrial:
         """Load the code that the job names where the plan's worker would, and nothing more. Never raises."""
         ...
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import msgspec
 
 from gen_worker.trainer.subprocess_contract import read_subprocess_contract
 from trn.core.errors import UnavailableError
-from trn.executors.base import AttemptKey, ImportTrial, LaunchPlan, WorkerExit, WorkerIdentity
+from trn.executors.base import NO_SECRETS, AttemptKey, ImportTrial, LaunchPlan, WorkerExit, WorkerIdentity
 
 BOOT_ID = "fake-boot"
 WELL = WorkerExit(exit_code=0)
@@ -67,8 +67,14 @@ class FakeExecutor:
     processes: dict[AttemptKey, FakeProcess] = field(default_factory=dict)
     abandoned: set[AttemptKey] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
+    secrets: dict[AttemptKey, dict[str, str]] = field(default_factory=dict)
 
-    async def launch(self, plan: LaunchPlan) -> WorkerIdentity:
+    def worker_environ(self) -> Mapping[str, str]:
+        return self.environ
+
+    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> WorkerIdentity:
+        self.secrets[plan.key] = dict(secret_env)
         await self.at("launch.asked", plan.key)
         if plan.key in self.abandoned:
             raise UnavailableError(f"{plan.key} was given up")
@@ -77,7 +83,12 @@ class FakeExecutor:
         await self.at("launch.done", plan.key)
         return self.processes[plan.key].identity
 
-    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any]) -> ImportTrial:
+    async def try_imports(
+        self,
+        plan: LaunchPlan,
+        config: dict[str, Any],
+        secret_env: Mapping[str, str] = NO_SECRETS,  # noqa: ARG002
+    ) -> ImportTrial:
         await self.at("try_imports", plan.key)
         return self.try_(plan, config)
 

@@ -16,6 +16,11 @@ START_PATIENCE_S = 60.0
 LOG_NAME = "launcher.log"
 
 
+def inherited_environ() -> dict[str, str]:
+    """What a launcher that we start passes on to its workers."""
+    return without_workers_variables(os.environ)
+
+
 def find_launchers(folder: Path) -> list[LauncherInfo]:
     """Those that live, the oldest first. What the dead left is removed. Blocks."""
     living: list[LauncherInfo] = []
@@ -49,7 +54,7 @@ def start_launcher(folder: Path, *, idle_exit_s: float, is_bare: bool = False) -
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env=without_workers_variables(os.environ),
+                env=inherited_environ(),
                 start_new_session=True,
                 timeout=START_PATIENCE_S,
                 check=False,

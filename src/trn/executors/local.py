@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ import msgspec
 from gen_worker.launcher_protocol import (
     AnyReply,
     AnyRequest,
-    AttemptRecord,
     Close,
     Closed,
     Ended,
@@ -33,17 +32,15 @@ from gen_worker.launcher_protocol import (
     Welcome,
     WorkerPlan,
     boot_id,
-    claim,
     code_stamp,
     exit_path,
     read_exit,
     read_process,
-    read_record,
-    record_path,
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors.base import (
+    NO_SECRETS,
     AttemptKey,
     ImportTrial,
     LaunchPlan,
@@ -52,8 +49,8 @@ from trn.executors.base import (
     WorkerIdentity,
 )
 from trn.executors.launcher_link import HungError, LauncherLink
-from trn.executors.launcher_process import find_launchers, start_launcher
-from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal
+from trn.executors.launcher_process import find_launchers, inherited_environ, start_launcher
+from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal, take_or_find
 
 logger = logging.getLogger("trn.executor")
 
@@ -86,6 +83,7 @@ class LocalExecutor:
         self._folder = home.launcher
         self._idle_exit_s = idle_exit_s
         self._stamp = ""
+        self._environ: Mapping[str, str] = inherited_environ()
         self._link: LauncherLink | None = None
         self._connecting = asyncio.Lock()
         self._hung: set[_Name] = set()
@@ -219,7 +217,10 @@ class LocalExecutor:
             return False
         patience_s = ANSWER_PATIENCE_S if link.info.is_warm else WARM_PATIENCE_S
         welcome = await link.ask(lambda id_: Hello(id=id_), timeout_s=patience_s)
-        return isinstance(welcome, Welcome) and not welcome.is_retired
+        if not isinstance(welcome, Welcome) or welcome.is_retired:
+            return False
+        self._environ = welcome.environ
+        return True
 
     def _note_hung(self, info: LauncherInfo) -> None:
         """We never ask it again. Should it wake up, it finds that it is retired."""
@@ -253,7 +254,11 @@ class LocalExecutor:
 
     # Starting
 
-    async def launch(self, plan: LaunchPlan) -> WorkerIdentity:
+    def worker_environ(self) -> Mapping[str, str]:
+        """See `Executor.worker_environ`. Before a launcher has said it: what one would be started with."""
+        return self._environ
+
+    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> WorkerIdentity:
         """See `Executor.launch`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
         problem = "no launcher took it"
@@ -261,7 +266,9 @@ class LocalExecutor:
             try:
                 link = await self._have_link()
                 reply = await self._ask(
-                    link, lambda id_: Launch(id=id_, plan=wanted), timeout_s=LAUNCH_PATIENCE_S
+                    link,
+                    lambda id_: Launch(id=id_, plan=wanted, secret_env=dict(secret_env)),
+                    timeout_s=LAUNCH_PATIENCE_S,
                 )
             except UnavailableError as fault:
                 problem = str(fault)
@@ -281,12 +288,15 @@ class LocalExecutor:
             await self._drop(link)
         return await self._settle_launch(plan, problem)
 
-    async def try_imports(self, plan: LaunchPlan, config: dict[str, Any]) -> ImportTrial:
+    async def try_imports(
+        self, plan: LaunchPlan, config: dict[str, Any], secret_env: Mapping[str, str] = NO_SECRETS
+    ) -> ImportTrial:
         """See `Executor.try_imports`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
         try:
             reply = await self._ask_anyone(
-                lambda id_: TryImports(id=id_, plan=wanted, config=config), timeout_s=IMPORT_PATIENCE_S
+                lambda id_: TryImports(id=id_, plan=wanted, config=config, secret_env=dict(secret_env)),
+                timeout_s=IMPORT_PATIENCE_S,
             )
         except (UnavailableError, TimeoutError) as fault:
             return ImportTrial(problem=str(fault) or "the launcher did not answer in time")
@@ -311,7 +321,7 @@ class LocalExecutor:
     async def _settle_launch(self, plan: LaunchPlan, problem: str) -> WorkerIdentity:
         """After this it is certain: either the worker has the attempt, or nobody ever will."""
         try:
-            found = await asyncio.to_thread(_take_or_find, plan.attempt_dir, plan.number)
+            found = await asyncio.to_thread(take_or_find, plan.attempt_dir, plan.number)
         except OSError as fault:
             raise LaunchUnknownError(
                 f"whether {plan.key} started is not known: {problem}; {fault}"
@@ -323,7 +333,7 @@ class LocalExecutor:
     async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
         """See `Executor.find`. UnavailableError where the disk lets nobody decide."""
         try:
-            return await asyncio.to_thread(_take_or_find, attempt_dir, key.number)
+            return await asyncio.to_thread(take_or_find, attempt_dir, key.number)
         except OSError as fault:
             raise UnavailableError(f"whether {key} has a worker cannot be found out: {fault}") from fault
 
@@ -429,15 +439,3 @@ async def _read_stamp() -> str:
 
 def _name(info: LauncherInfo) -> _Name:
     return info.pid, info.start_ticks
-
-
-def _take_or_find(attempt_dir: str, number: int) -> WorkerIdentity | None:
-    """The process of the attempt; None once the attempt is given up, by us now or by someone before."""
-    path = record_path(attempt_dir, number)
-    record = read_record(path)
-    if record is None:
-        given_up = AttemptRecord(abandoned=True)
-        record = given_up if claim(path, given_up) else read_record(path)
-    if record is None or record.abandoned:
-        return None
-    return WorkerIdentity(boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)

@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from gen_worker.launcher_protocol import boot_id, has_mark, is_same_process, process_mark
+from gen_worker.launcher_protocol import (
+    AttemptRecord,
+    boot_id,
+    claim,
+    has_mark,
+    is_same_process,
+    process_mark,
+    read_record,
+    record_path,
+)
 from trn.executors.base import WorkerIdentity
 
 END_PATIENCE_S = 20.0
@@ -17,6 +26,18 @@ FIRST_POLL_S, MAX_POLL_S = 0.0005, 0.01
 
 def is_alive(identity: WorkerIdentity) -> bool:
     return is_same_process(identity.pid, identity.start_ticks, identity.boot_id)
+
+
+def take_or_find(attempt_dir: str, number: int) -> WorkerIdentity | None:
+    """The process of the attempt; None once the attempt is given up, by us now or by someone before."""
+    path = record_path(attempt_dir, number)
+    record = read_record(path)
+    if record is None:
+        given_up = AttemptRecord(abandoned=True)
+        record = given_up if claim(path, given_up) else read_record(path)
+    if record is None or record.abandoned:
+        return None
+    return WorkerIdentity(boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)
 
 
 def send_signal(identity: WorkerIdentity, number: int) -> bool:

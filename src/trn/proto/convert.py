@@ -9,6 +9,7 @@ from trn.proto import trainer_pb2 as pb
 from trn.proto.records import (
     Attempt,
     Device,
+    EnvDifference,
     Freed,
     Health,
     JobCheck,
@@ -178,6 +179,19 @@ def read_submission(message: pb.SubmitRunResponse) -> Submission:
         run_token=message.run_token,
         plan=msgspec.json.decode(message.plan_json) if message.plan_json else None,
         notes=tuple(message.notes),
+        env_differences=_read_differences(message.env_differences),
+    )
+
+
+def _read_differences(messages: Iterable[pb.EnvDifference]) -> tuple[EnvDifference, ...]:
+    return tuple(
+        EnvDifference(
+            name=message.name,
+            is_in_caller=message.is_in_caller,
+            is_in_worker=message.is_in_worker,
+            worker_value=message.worker_value,
+        )
+        for message in messages
     )
 
 
@@ -187,6 +201,7 @@ def read_check(message: pb.CheckRunResponse) -> JobCheck:
         code=message.code,
         reason=message.reason,
         notes=tuple(message.notes),
+        env_differences=_read_differences(message.env_differences),
         run=read_run(message.run) if message.HasField("run") else None,
         plan=msgspec.json.decode(message.plan_json) if message.plan_json else None,
     )

@@ -80,6 +80,15 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
+class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable that matters to a training and is not the same here and for the worker."""
+
+    name: str
+    is_in_caller: bool
+    is_in_worker: bool
+    worker_value: str = ""  # empty where its name looks like that of a secret
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a submit."""
 
@@ -90,6 +99,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[
         str, ...
     ] = ()  # worth knowing: where it goes on, what was passed over or could not be found out
+    env_differences: tuple[EnvDifference, ...] = ()
 
 
 class Freed(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +126,7 @@ class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     run: Run | None = None  # its id, digest, name and priority
     plan: dict[str, Any] | None = None
+    env_differences: tuple[EnvDifference, ...] = ()
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,7 +149,21 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitRunRequest(_message.Message):
-    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id")
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt")
+    class SecretEnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class CallerEnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +177,9 @@ class SubmitRunRequest(_message.Message):
     IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_ENV_FIELD_NUMBER: _ClassVar[int]
+    CALLER_ENV_FIELD_NUMBER: _ClassVar[int]
+    CALLER_SALT_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     code_identity: str
     snapshot: str
@@ -176,37 +193,56 @@ class SubmitRunRequest(_message.Message):
     is_import_tried: bool
     frozen_from: str
     submission_id: str
-    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ...) -> None: ...
+    secret_env: _containers.ScalarMap[str, str]
+    caller_env: _containers.ScalarMap[str, str]
+    caller_salt: str
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
+
+class EnvDifference(_message.Message):
+    __slots__ = ("name", "is_in_caller", "is_in_worker", "worker_value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IS_IN_CALLER_FIELD_NUMBER: _ClassVar[int]
+    IS_IN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    is_in_caller: bool
+    is_in_worker: bool
+    worker_value: str
+    def __init__(self, name: _Optional[str] = ..., is_in_caller: _Optional[bool] = ..., is_in_worker: _Optional[bool] = ..., worker_value: _Optional[str] = ...) -> None: ...
 
 class SubmitRunResponse(_message.Message):
-    __slots__ = ("run", "existed", "run_token", "plan_json", "notes")
+    __slots__ = ("run", "existed", "run_token", "plan_json", "notes", "env_differences")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXISTED_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    ENV_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     run: Run
     existed: bool
     run_token: str
     plan_json: bytes
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    env_differences: _containers.RepeatedCompositeFieldContainer[EnvDifference]
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., notes: _Optional[_Iterable[str]] = ..., env_differences: _Optional[_Iterable[_Union[EnvDifference, _Mapping]]] = ...) -> None: ...
 
 class CheckRunResponse(_message.Message):
-    __slots__ = ("faults", "code", "reason", "notes", "run", "plan_json")
+    __slots__ = ("faults", "code", "reason", "notes", "run", "plan_json", "env_differences")
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENV_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     faults: _containers.RepeatedScalarFieldContainer[str]
     code: str
     reason: str
     notes: _containers.RepeatedScalarFieldContainer[str]
     run: Run
     plan_json: bytes
-    def __init__(self, faults: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., plan_json: _Optional[bytes] = ...) -> None: ...
+    env_differences: _containers.RepeatedCompositeFieldContainer[EnvDifference]
+    def __init__(self, faults: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., plan_json: _Optional[bytes] = ..., env_differences: _Optional[_Iterable[_Union[EnvDifference, _Mapping]]] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id", "reason", "is_exact")
@@ -227,7 +263,21 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried", "frozen_from", "is_forced", "submission_id", "is_exact")
+    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried", "frozen_from", "is_forced", "submission_id", "is_exact", "secret_env", "caller_env", "caller_salt")
+    class SecretEnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class CallerEnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +295,9 @@ class ResumeRunRequest(_message.Message):
     IS_FORCED_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_ENV_FIELD_NUMBER: _ClassVar[int]
+    CALLER_ENV_FIELD_NUMBER: _ClassVar[int]
+    CALLER_SALT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     checkpoint_path: str
     overrides_json: bytes
@@ -262,7 +315,10 @@ class ResumeRunRequest(_message.Message):
     is_forced: bool
     submission_id: str
     is_exact: bool
-    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., is_forced: _Optional[bool] = ..., submission_id: _Optional[str] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+    secret_env: _containers.ScalarMap[str, str]
+    caller_env: _containers.ScalarMap[str, str]
+    caller_salt: str
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., is_forced: _Optional[bool] = ..., submission_id: _Optional[str] = ..., is_exact: _Optional[bool] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "is_exact")

@@ -1,6 +1,6 @@
 """Which code a run trains: what is frozen now, or what is there when it starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -74,10 +74,12 @@ class FrozenCode(NamedTuple):
             output.say(f"  and without {len(snapshot.skipped) - NUM_SKIPPED_SHOWN} more")
 
 
-def freeze(home: "Home", base_dir: Path, *, code_dir: Path | None) -> FrozenCode:
+def freeze(
+    home: "Home", base_dir: Path, *, code_dir: Path | None, env_files: Sequence[Path] = ()
+) -> FrozenCode:
     """Freeze `code_dir`, else the job's own folder. InvalidRequestError where that was asked for and cannot be. Blocks.
 
-    The job's folder is not asked for: where it is in no git work tree and holds much, or what cannot be read, it is left.
+    What is given as `--env-file` may hold secrets, and is no code. The job's folder is not asked for: where it is in no git work tree and holds much, or what cannot be read, it is left.
     """
     from trn.client.snapshot import take_snapshot
     from trn.core.settings import read_settings
@@ -88,12 +90,21 @@ def freeze(home: "Home", base_dir: Path, *, code_dir: Path | None) -> FrozenCode
         )
     folder = code_dir or base_dir
     max_bytes = read_settings(home.settings).max_snapshot_bytes
+    without = [
+        f"/{path.resolve().relative_to(folder.resolve()).as_posix()}"
+        for path in env_files
+        if path.resolve().is_relative_to(folder.resolve())
+    ]
     if code_dir is not None or _is_in_git(folder):
-        return FrozenCode(take_snapshot(folder, home, max_bytes=max_bytes))
+        return FrozenCode(take_snapshot(folder, home, max_bytes=max_bytes, extra_excludes=without))
     try:
         return FrozenCode(
             take_snapshot(
-                folder, home, max_bytes=min(max_bytes, MAX_UNASKED_BYTES), max_files=MAX_UNASKED_FILES
+                folder,
+                home,
+                max_bytes=min(max_bytes, MAX_UNASKED_BYTES),
+                max_files=MAX_UNASKED_FILES,
+                extra_excludes=without,
             )
         )
     except InvalidRequestError as fault:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from trn.client.cli.environment_options import environment_options, read_variables
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.frozen_code import FrozenCode, code_option, find_changed_files, freeze, listed
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
@@ -13,6 +14,7 @@ from trn.client.cli.registry_view import complete_run_id
 from trn.core.home import Home
 
 if TYPE_CHECKING:
+    from trn.client.caller_environment import GivenVariables
     from trn.client.client import AsyncClient
     from trn.core.runs import RunRecord
     from trn.proto.records import Submission
@@ -51,6 +53,7 @@ Examples:
 )
 @code_option("the run's own; with --config as `trn run`")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0).")
+@environment_options
 @log_options
 @click.option(
     "--force", "is_forced", is_flag=True, help="Take a checkpoint whose weights are NaN or infinite, too."
@@ -101,7 +104,7 @@ async def _resume(
     from trn.client.cli.submission_report import report_and_follow, submitted
     from trn.core.errors import InvalidRequestError
 
-    paths = read_log_paths(options)
+    paths, variables = read_log_paths(options), read_variables(options)
     if log_faults := paths.find_faults(home):
         raise InvalidRequestError("the run's lines could not be written", log_faults)
     checkpoint = None if given is None else find_checkpoint(given)
@@ -112,10 +115,10 @@ async def _resume(
         if parent is None:
             assert config is not None
             assert checkpoint is not None
-            request = _resume_config(home, output, client, checkpoint.path, config, paths, options)
+            request = _resume_config(home, output, client, checkpoint.path, config, paths, variables, options)
         else:
             path = None if checkpoint is None else checkpoint.path
-            request = _resume_run(home, output, client, run_id, parent, path, paths, options)
+            request = _resume_run(home, output, client, run_id, parent, path, paths, variables, options)
         submission = await submitted(output, request)
         paths.say_kept(output, submission)
         return await report_and_follow(
@@ -154,6 +157,7 @@ async def _resume_run(
     parent: "RunRecord",
     checkpoint: Path | None,
     paths: LogPaths,
+    variables: "GivenVariables",
     options: dict[str, Any],
 ) -> "Submission":
     import asyncio
@@ -163,7 +167,9 @@ async def _resume_run(
     overrides = read_assignments(options["assignments"])
     base_dir, code = Path(parent.base_dir or "/"), FrozenCode()
     if options["code_dir"] is not None:
-        code = await asyncio.to_thread(freeze, home, base_dir, code_dir=options["code_dir"])
+        code = await asyncio.to_thread(
+            freeze, home, base_dir, code_dir=options["code_dir"], env_files=options["env_files"]
+        )
         code.say(output)
     elif parent.snapshot:
         folder = Path(parent.frozen_from or base_dir)
@@ -184,6 +190,8 @@ async def _resume_run(
         is_another_wanted=options["is_another"],
         is_import_tried=True,
         is_forced=options["is_forced"],
+        env=variables.env,
+        secret_env=variables.secret_env,
         log_dir=paths.log_dir,
         event_log=paths.event_log,
         is_exact=not run_id,
@@ -197,6 +205,7 @@ async def _resume_config(
     checkpoint: Path,
     config: Path,
     paths: LogPaths,
+    variables: "GivenVariables",
     options: dict[str, Any],
 ) -> "Submission":
     import asyncio
@@ -210,7 +219,9 @@ async def _resume_config(
     job.require_sound()
     for warning in job.warnings:
         output.say(f"trn: {warning}")
-    code = await asyncio.to_thread(freeze, home, job.base_dir, code_dir=options["code_dir"])
+    code = await asyncio.to_thread(
+        freeze, home, job.base_dir, code_dir=options["code_dir"], env_files=options["env_files"]
+    )
     code.say(output)
     return await client.resume(
         checkpoint_path=checkpoint,
@@ -223,6 +234,8 @@ async def _resume_config(
         interpreter=sys.executable,
         is_import_tried=True,
         is_forced=options["is_forced"],
+        env=variables.env,
+        secret_env=variables.secret_env,
         log_dir=paths.log_dir,
         event_log=paths.event_log,
     )

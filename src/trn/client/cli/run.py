@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cli.completion import complete_profile
+from trn.client.cli.environment_options import environment_options, read_variables, say_differences
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.frozen_code import FrozenCode, code_option, freeze
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
@@ -13,6 +14,7 @@ from trn.client.cli.output import Output, json_option, plain
 from trn.core.home import Home
 
 if TYPE_CHECKING:
+    from trn.client.caller_environment import GivenVariables
     from trn.client.cli.job_file import Job
     from trn.client.wire_requests import SubmitOptions
     from trn.proto.records import JobCheck
@@ -66,6 +68,7 @@ detaches: the run goes on.
 @click.option(
     "--no-snapshot", "is_unfrozen", is_flag=True, help="Train the code that is there when the run starts."
 )
+@environment_options
 @log_options
 @click.option(
     "--another", "is_another", is_flag=True, help="Train anew, also where an equal run is alive or complete."
@@ -89,10 +92,10 @@ def command(home: Home, /, *, job: Path | None, config: Path | None, **options: 
     path = _one_of(job, config)
     output = Output(is_json=options["is_json"])
     try:
-        found, paths = _read(path, options, home), read_log_paths(options)
+        found, paths, variables = _read(path, options, home), read_log_paths(options), read_variables(options)
         for warning in found.warnings:
             output.say(f"trn: {warning}")
-        return asyncio.run(_run(home, output, found, paths, options))
+        return asyncio.run(_run(home, output, found, paths, variables, options))
     except (InvalidRequestError, ConflictError) as fault:
         return report_rejection(output, fault, str(path))
 
@@ -123,7 +126,14 @@ def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":
     return read_job(config, changes, home=home)
 
 
-async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options: dict[str, Any]) -> ExitCode:
+async def _run(
+    home: Home,
+    output: Output,
+    job: "Job",
+    paths: LogPaths,
+    variables: "GivenVariables",
+    options: dict[str, Any],
+) -> ExitCode:
     import asyncio
 
     from trn.client.cli.follow import connected
@@ -146,6 +156,8 @@ async def _run(home: Home, output: Output, job: "Job", paths: LogPaths, options:
                 "is_import_tried": True,
                 "log_dir": paths.log_dir,
                 "event_log": paths.event_log,
+                "env": variables.env,
+                "secret_env": variables.secret_env,
             }
             if options["is_dry_run"]:
                 return _show_check(output, await submitted(output, client.check(job.config, **asked)))
@@ -190,7 +202,9 @@ async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) 
 
 
 def _freeze(home: Home, base_dir: Path, options: dict[str, Any]) -> FrozenCode:
-    return FrozenCode() if options["is_unfrozen"] else freeze(home, base_dir, code_dir=options["code_dir"])
+    if options["is_unfrozen"]:
+        return FrozenCode()
+    return freeze(home, base_dir, code_dir=options["code_dir"], env_files=options["env_files"])
 
 
 def _show_check(output: Output, check: "JobCheck") -> ExitCode:
@@ -199,6 +213,7 @@ def _show_check(output: Output, check: "JobCheck") -> ExitCode:
     if check.faults:
         refusal = InfeasibleError if check.code == "infeasible" else InvalidRequestError
         raise refusal(check.reason, list(check.faults))
+    say_differences(output, check.env_differences)
     plan = check.plan or {}
     for note in check.notes:
         output.say(f"trn: {plain(note)}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from trn.client.cli.environment_options import describe_differences, say_differences
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.follow import Follower, describe
 from trn.client.cli.output import plain
@@ -50,11 +51,19 @@ async def report_and_follow(
     for note in submission.notes:
         said = plain(note)
         output.say(said if said.startswith(NOT_TRAINED) else f"trn: {said}")
+    say_differences(output, submission.env_differences)
     if is_detached and not is_json:
         click.echo(run.run_id)  # for `RUN=$(trn run --detach …)`
         return ExitCode.OK
-    notes = list(submission.notes)
-    output.record({"event": "job_submitted", "existed": submission.existed, "notes": notes, **describe(run)})
+    output.record(
+        {
+            "event": "job_submitted",
+            "existed": submission.existed,
+            "notes": list(submission.notes),
+            **describe(run),
+            "env_differences": describe_differences(submission.env_differences),
+        }
+    )
     if is_detached:
         return ExitCode.OK
     return await Follower(client, home, output, run, is_ours=True).follow()

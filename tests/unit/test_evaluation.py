@@ -196,3 +196,26 @@ def test_the_first_batches_again_and_again_have_a_position_of_their_own() -> Non
     assert source.position(state) == (5, 1)
     iterator = source.batches(epoch=5, batch=1)
     assert [next(iterator) for _ in range(4)] == [2, 1, 2, 1]
+
+
+def test_sums_over_many_batches_are_those_of_one_by_one_whatever_the_values_are() -> None:
+    from gen_worker.trainer.evaluation import NUM_UNREAD, RowSums
+
+    sums, expected = RowSums(), 0.0
+    for number in range(NUM_UNREAD + 5):
+        value = 1 / (number + 1)
+        kinds = (torch.tensor(value), value, np.float64(value), torch.tensor([value], dtype=torch.float64))
+        kind = kinds[0] if number < NUM_UNREAD else kinds[number % 4]
+        sums.add({"loss": kind, **({"rare": torch.tensor(2)} if number == 7 else {})}, rows=3)
+        expected += float(kind) * 3
+    assert sums.totals() == {"loss": expected, "rare": 6.0}
+    assert sums.num_rows == 3 * (NUM_UNREAD + 5)
+
+
+def test_a_value_that_is_part_of_a_large_tensor_does_not_keep_it() -> None:
+    from gen_worker.trainer.evaluation import RowSums
+
+    sums = RowSums()
+    sums.add({"loss": torch.ones(10_000)[0]}, rows=1)
+    assert sums._unread[0][0]["loss"].untyped_storage().nbytes() < 100
+    assert sums.totals() == {"loss": 1.0}

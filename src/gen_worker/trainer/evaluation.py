@@ -23,6 +23,8 @@ from gen_worker.trainer.state import MetricsRecord
 
 Kind = Literal["validation", "test"]
 HOOK_BY_KIND: dict[Kind, str] = {"validation": "validate_step", "test": "test_step"}
+NUM_UNREAD = 256  # batches whose values are read together
+SMALL_BYTES = 1024
 MAX_DEPTH = 6  # of holders within holders in which modules are looked for
 PREFIX_BY_KIND: dict[Kind, str] = {"validation": "val/", "test": "test/"}
 
@@ -87,7 +89,7 @@ class Evaluator:
         if close is not None:
             close()
 
-    def _pass(self, state: Any) -> tuple[dict[str, Any], int, Mapping[str, Any]] | None:
+    def _pass(self, state: Any) -> tuple[dict[str, float], int, Mapping[str, Any]] | None:
         trainer, ctx, stop = self.trainer, self.ctx, self.ctx.is_canceled
         hook: Callable[..., Any] = getattr(trainer, HOOK_BY_KIND[self.kind])
         begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
@@ -96,8 +98,7 @@ class Evaluator:
         # With others, a process meets them at the end of the pass. And where there is a hook for the end, it may have
         # to put training weights back, and cannot be expected to do with half a pass.
         may_leave = self.processes.world_size == 1 and end is None
-        sums: dict[str, Any] = {}
-        total_rows = 0
+        sums = RowSums()
         for raw_batch in self._batches():
             if may_leave and stop.reason is not None:
                 return None
@@ -111,11 +112,9 @@ class Evaluator:
             rows = count_rows(raw_batch)
             if rows == 0:
                 continue  # no share of the last batch; the hook was called, since the others may wait in it
-            for name, value in self._values(found).items():
-                sums[name] = sums.get(name, 0.0) + _number_or_tensor(value) * rows
-            total_rows += rows
+            sums.add(self._values(found), rows)
         extra = {} if end is None else end(self.kind, state, ctx) or {}
-        return sums, total_rows, extra
+        return sums.totals(), sums.num_rows, extra
 
     def _batches(self) -> Iterator[Any]:
         """The batches of one pass, from a reader that is kept."""
@@ -148,9 +147,9 @@ class Evaluator:
         return found
 
     def _reduce(
-        self, sums: Mapping[str, Any], rows: int, extra: Mapping[str, Any]
+        self, sums: dict[str, float], rows: int, extra: Mapping[str, Any]
     ) -> tuple[dict[str, float], int]:
-        shares = self.processes.gather(({name: _as_float(name, sums[name]) for name in sums}, rows))
+        shares = self.processes.gather((sums, rows))
         total_rows = sum(share_rows for _, share_rows in shares)
         totals: dict[str, float] = {}
         for share, _ in shares:
@@ -162,6 +161,39 @@ class Evaluator:
         whole_pass = self.processes.from_main({name: _as_float(name, extra[name]) for name in extra})
         metrics |= {prefix + name: value for name, value in whole_pass.items()}
         return metrics, total_rows
+
+
+class RowSums:
+    """Sums of values times rows, by name, in double precision.
+
+    A tensor is read together with those of many other batches: to read each would wait for its device each time, and
+    arithmetic on tensors of one number costs more than on numbers.
+    """
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._sums: dict[str, float] = {}
+        self._unread: list[tuple[Mapping[str, Any], int]] = []
+
+    def add(self, values: Mapping[str, Any], rows: int) -> None:
+        self.num_rows += rows
+        self._unread.append(({name: _own_memory(value) for name, value in values.items()}, rows))
+        if len(self._unread) == NUM_UNREAD:
+            self._read()
+
+    def totals(self) -> dict[str, float]:
+        self._read()
+        return self._sums
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for name in dict.fromkeys(name for values, _ in unread for name in values):
+            having = [(values[name], rows) for values, rows in unread if name in values]
+            numbers = _read_all(name, [value for value, _ in having])
+            total = self._sums.get(name, 0.0)
+            for number, (_, rows) in zip(numbers, having, strict=True):
+                total += number * rows
+            self._sums[name] = total
 
 
 def count_rows(raw_batch: Any) -> int:
@@ -230,12 +262,22 @@ def _slots(kind: type) -> Iterator[str]:
         yield from (slots,) if isinstance(slots, str) else slots
 
 
-def _number_or_tensor(value: Any) -> Any:
-    """A tensor stays on its device: reading it here would wait for every batch."""
-    if hasattr(value, "detach"):
-        value = value.detach()
-        return value.double() if value.device.type != "mps" else value.float()
+def _own_memory(value: Any) -> Any:
+    """A number that is a part of a large tensor must not keep all of that in memory until it is read."""
+    if hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() > SMALL_BYTES:
+        return value.detach().clone()
     return value
+
+
+def _read_all(name: str, values: list[Any]) -> list[float]:
+    torch = sys.modules.get("torch")
+    are_tensors = torch is not None and all(
+        isinstance(value, torch.Tensor) and value.ndim == 0 for value in values
+    )
+    if torch is not None and are_tensors and len({(value.device, value.dtype) for value in values}) == 1:
+        numbers: list[float] = torch.stack(values).detach().tolist()
+        return numbers
+    return [_as_float(name, value) for value in values]
 
 
 def _as_float(name: str, value: Any) -> float:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,27 +96,57 @@ def test_a_finished_run_without_a_length_is_finished(tmp_path: Path) -> None:
     assert max(run.losses()) == 39
 
 
-def test_a_kill_leaves_neither_the_lease_nor_worker_processes(tmp_path: Path) -> None:
-    """The workers of a DataLoader are forks of the worker, and have its files."""
-    (tmp_path / "own_hang.py").write_text(
-        "import time\n"
-        "from own_rows import OwnMlp\n"
-        "class Hang(OwnMlp):\n"
-        "    def train_step(self, batch, state, ctx):\n"
-        "        if ctx.step == 3:\n"
-        "            print('hanging', flush=True)\n"
-        "            time.sleep(600)\n"
-        "        return super().train_step(batch, state, ctx)\n"
-    )
+HANG = """
+import time
+from own_rows import OwnMlp
+
+class Hang(OwnMlp):
+    def train_step(self, batch, state, ctx):
+        result = super().train_step(batch, state, ctx)
+        if ctx.step == 3:
+            print("hanging", flush=True)
+            while not ctx.is_canceled:
+                time.sleep(0.05)
+        return result
+"""
+
+
+def start_hanging(folder: Path) -> tuple[Run, subprocess.Popen[str]]:
+    """A run in the middle of a step, with two DataLoader workers that would stay for the next epoch."""
+    (folder / "own_hang.py").write_text(HANG)
     data = {"source": "own_rows:make_loader", "args": {"num_workers": 2, "persistent_workers": True}}
-    run = Run(tmp_path / "run", **{**JOB, "trainer": "own_hang:Hang", "checkpoint_every": 2}, dataset=data)
+    run = Run(folder / "run", **{**JOB, "trainer": "own_hang:Hang", "checkpoint_every": 2}, dataset=data)
     _, environ = run.command()
-    worker = run.start(PYTHONPATH=f"{tmp_path}:{environ['PYTHONPATH']}")
+    worker = run.start(PYTHONPATH=f"{folder}:{environ['PYTHONPATH']}")
     assert worker.stdout is not None
     assert worker.stdout.readline() == "hanging\n"
+    return run, worker
+
+
+def loader_workers_of(worker: subprocess.Popen[str]) -> list[psutil.Process]:
     children = psutil.Process(worker.pid).children(recursive=True)
-    loader_workers = [child for child in children if "checkpoints.writer" not in " ".join(child.cmdline())]
-    assert len(loader_workers) == 2
+    found = [child for child in children if "checkpoints.writer" not in " ".join(child.cmdline())]
+    assert len(found) == 2
+    return found
+
+
+def test_ctrl_c_stops_after_the_step_and_ends_the_workers_of_a_loader(tmp_path: Path) -> None:
+    """A terminal sends it to all of them at once."""
+    run, worker = start_hanging(tmp_path)
+    loader_workers = loader_workers_of(worker)
+    for process in (*loader_workers, psutil.Process(worker.pid)):
+        process.send_signal(signal.SIGINT)
+    _, stderr = worker.communicate(timeout=DEADLINE_S)
+    assert worker.returncode == 75, stderr
+    (failed,) = run.events("failed")
+    assert (failed["category"], failed["step"]) == ("cancelled", 4)
+    assert psutil.wait_procs(loader_workers, timeout=DEADLINE_S)[1] == []
+
+
+def test_a_kill_leaves_neither_the_lease_nor_worker_processes(tmp_path: Path) -> None:
+    """The workers of a DataLoader are forks of the worker, and have its files."""
+    run, worker = start_hanging(tmp_path)
+    loader_workers = loader_workers_of(worker)
     for child in loader_workers:
         child.suspend()  # so that the lease is free while they are still there
     try:

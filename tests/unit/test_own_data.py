@@ -572,6 +572,10 @@ class Rows:
 def make(size):
     return Rows(size)
 
+def split(size):
+    import random, numpy, torch
+    return [random.random(), numpy.random.rand(), torch.rand(()).item()]
+
 rows = Rows(3)
 """
 
@@ -582,6 +586,8 @@ def test_a_source_is_named_by_module_and_symbol(tmp_path: Path, monkeypatch: pyt
     assert len(load_source("my_own_rows:Rows", {"size": 4})) == 4
     assert len(load_source("my_own_rows:make", {"size": 5})) == 5
     assert len(load_source("my_own_rows:rows", {})) == 3
+    drawn = [load_source("my_own_rows:split", {"size": 1}, seed=seed) for seed in (1, 2, 1)]
+    assert drawn[0] == drawn[2] != drawn[1]
     for ref, args, said in [
         ("my_own_rows:rows", {"size": 1}, "dataset.args: found size, but my_own_rows:rows is an object"),
         ("my_own_rows:Rows", {"sise": 1}, r"dataset.args: .*cannot be called with \(sise\)"),
@@ -621,3 +627,25 @@ def test_the_import_trial_loads_the_source_and_checks_its_arguments(
         {**job, "dataset": {"source": "my_trial_rows:rowz"}, "validation": {"dataset": bad}}
     )
     assert [fault.partition(":")[0] for fault in faults] == ["dataset.source", "validation.dataset.args"]
+
+
+def test_a_notebooks_run_ends_its_loaders_workers_and_can_go_on(tmp_path: Path) -> None:
+    import psutil
+    from test_trainer import Drift, make
+
+    class Sums(Drift):
+        def prepare_batch(self, raw_batch: Any, state: Any, ctx: Any) -> Any:
+            return raw_batch[:, 0].numpy()
+
+    loader = WORKER_KINDS["persistent workers"]()
+    before = set(psutil.Process().children(recursive=True))
+    data = {"plugin": Sums, "train_data": loader, "validation_data": loader, "checkpoint_every": 4}
+    straight = make(tmp_path / "straight", **data, max_steps=9)
+    straight.train()
+    assert set(psutil.Process().children(recursive=True)) <= before
+    make(tmp_path / "parts", **data, max_steps=3).train()
+    parts = make(tmp_path / "parts", **data, max_steps=9)
+    assert parts.train().step == 9
+    assert (parts.model_state["weight"] == straight.model_state["weight"]).all()
+    assert parts.validate().rows == NUM_ROWS
+    assert set(psutil.Process().children(recursive=True)) <= before

@@ -84,7 +84,7 @@ def _open_own(
         num_epochs=None if is_held_out else job.epochs,
         is_held_out=is_held_out,
     )
-    return open_own_data(load_source(ref, dataset.args), options)
+    return open_own_data(load_source(ref, dataset.args, seed=job.seed), options)
 
 
 def attach_own_data(

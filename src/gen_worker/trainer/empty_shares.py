@@ -163,8 +163,9 @@ def note_empty_share(cause: BaseException, raw_batch: Any, ctx: StepContext) -> 
 
 def _global_rows(raw_batch: Any, ctx: StepContext) -> int | None:
     from gen_worker.trainer.distributed import global_rows
+    from gen_worker.trainer.sources.base import rows_over_all
 
-    return global_rows(raw_batch, ctx) if hasattr(raw_batch, "schema") else None
+    return global_rows(raw_batch, ctx) if hasattr(raw_batch, "schema") else rows_over_all(raw_batch)
 
 
 def _rows(count: int) -> str:

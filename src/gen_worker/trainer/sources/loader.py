@@ -6,7 +6,8 @@ without reading their rows.
 """
 
 import copy
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -229,6 +230,18 @@ class IterableLoaderSource(ReplayedSource):
         end_workers(self._data, None)
 
 
+class WorkerStart:
+    """First of all in a worker process: Ctrl-C is for the run. It stops after its step, and then ends its workers."""
+
+    def __init__(self, init: Callable[[int], object] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._init is not None:
+            self._init(worker_id)
+
+
 def _copy_loader(loader: Any, streams: DataStreams, options: SourceOptions) -> tuple[Any, CountedSampler]:
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise InputError(
@@ -238,7 +251,8 @@ def _copy_loader(loader: Any, streams: DataStreams, options: SourceOptions) -> t
     sampler = CountedSampler(getattr(loader, name), streams, options, is_sent=loader.num_workers > 0)
     copied = copy.copy(loader)
     # A loader refuses to have these set; the copy is nobody else's.
-    copied.__dict__.update({name: sampler, "_iterator": None, "generator": None})
+    start = WorkerStart(loader.worker_init_fn)
+    copied.__dict__.update({name: sampler, "_iterator": None, "generator": None, "worker_init_fn": start})
     sampler.generator = loader.generator
     return copied, sampler
 

@@ -9,6 +9,7 @@ from gen_worker.errors import InputError, PluginError
 from gen_worker.trainer.contracts import DatasetSpec
 from gen_worker.trainer.plugin_import import import_symbol
 from gen_worker.trainer.sources.base import OwnSource, SourceOptions
+from gen_worker.trainer.sources.random_streams import DataStreams
 
 DEFAULT_BATCH_SIZE = DatasetSpec().batch_size
 EXPECTED = "a map-style or iterable Dataset, a DataLoader, or an object with `__len__` and `__getitem__`, or with `__iter__`"
@@ -79,10 +80,17 @@ def _is_iterable_dataset(data: object) -> bool:
     return torch is not None and isinstance(data, torch.utils.data.IterableDataset)
 
 
-def load_source(ref: str, args: Mapping[str, Any], *, field: str = "dataset") -> Any:
-    """The data that a job names: what a class or function gives when it is called with `args`, or an object."""
+def load_source(ref: str, args: Mapping[str, Any], *, seed: int = 0, field: str = "dataset") -> Any:
+    """The data that a job names: what a class or function gives when it is called with `args`, or an object.
+
+    What it draws (to split rows, say) follows from the seed: it is the same for training and validation, and after a
+    resume.
+    """
     maker = find_source(ref, args, field=field)
-    return maker(**args) if _is_maker(maker) else maker
+    streams = DataStreams(seed)
+    with streams.apart():
+        streams.seed("make")
+        return maker(**args) if _is_maker(maker) else maker
 
 
 def find_source(ref: str, args: Mapping[str, Any], *, field: str = "dataset") -> Any:

@@ -104,7 +104,7 @@ def find_generators(**roots: object) -> dict[str, object]:
                 pairs = item.items() if isinstance(item, dict) else enumerate(item)
                 for key, value in pairs:
                     look(value, f"{place}.{key}", depth - 1)
-        elif depth and not isinstance(item, type | ModuleType) and not hasattr(item, "shape"):
+        elif depth and not isinstance(item, type | ModuleType) and not hasattr(type(item), "shape"):
             for name, value in (getattr(item, "__dict__", None) or {}).items():
                 look(value, f"{place}.{name}" if place else name, depth - 1)
 

@@ -195,17 +195,30 @@ def as_list(batch: Any) -> Any:
     return batch.tolist() if hasattr(batch, "tolist") else batch
 
 
+def batches_of(source: OwnSource, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
+    """Without end, as a loop goes through them: where the length is not known, one pass after the other."""
+    while True:
+        iterator = source.batches(epoch=epoch, batch=batch)
+        try:
+            for item in iterator:
+                batch += 1
+                yield item
+        finally:
+            iterator.close()
+        epoch, batch = source.locate(epoch, batch)
+
+
 def go_through(source: OwnSource, num_batches: int) -> tuple[list[Any], list[dict[str, Any]]]:
     """What it gives, and its cursor before each batch and at the end, as a loop would save it."""
     place = (0, 0)
     batches, cursors = [], [source.state(epoch=0, batch=0)]
-    iterator = source.batches()
+    iterator = batches_of(source)
     for batch in islice(iterator, num_batches):
         place = source.locate(place[0], place[1] + 1)
         batches.append(as_list(batch))
         random.random(), np.random.rand(3), torch.rand(2)  # training draws, too
         cursors.append(source.state(epoch=place[0], batch=place[1]))
-    iterator.close()
+    iterator.close()  # type: ignore[attr-defined]
     source.close()
     return batches, cursors
 
@@ -215,9 +228,9 @@ def check_resumes(make: Callable[[], Any], options: dict[str, Any], num_batches:
     for at in range(0, num_batches, every):
         source = open_(make, **options)
         epoch, batch = source.position(cursors[at])
-        iterator = source.batches(epoch=epoch, batch=batch)
+        iterator = batches_of(source, epoch, batch)
         rest = [as_list(item) for item in islice(iterator, num_batches - at)]
-        iterator.close()
+        iterator.close()  # type: ignore[attr-defined]
         source.close()
         assert rest == whole[at:], f"resumed at batch {at}"
 
@@ -248,14 +261,14 @@ def test_a_batch_that_was_taken_and_not_trained_on_is_given_again(kind: str) -> 
     make, options = KINDS[kind]
     whole, _ = go_through(open_(make, **options), 12)
     source = open_(make, **options)
-    iterator = source.batches()
+    iterator = batches_of(source)
     taken = [as_list(next(iterator)) for _ in range(7)]
     place = source.locate(0, 6)
     cursor = source.state(epoch=place[0], batch=place[1])
-    iterator.close()
+    iterator.close()  # type: ignore[attr-defined]
     again = open_(make, **options)
     epoch, batch = again.position(cursor)
-    rest = [as_list(item) for item in islice(again.batches(epoch=epoch, batch=batch), 6)]
+    rest = [as_list(item) for item in islice(batches_of(again, epoch, batch), 6)]
     assert taken[:6] + rest == whole
 
 
@@ -388,7 +401,7 @@ def test_the_processes_share_each_batch_and_lose_no_row(kind: str) -> None:
     whole = open_(make, **options)
     parts = [open_(make, **options, rank=rank, world_size=2) for rank in range(2)]
     assert parts[0].signature() == parts[1].signature()
-    iterators = [source.batches() for source in (whole, *parts)]
+    iterators: list[Any] = [batches_of(source) for source in (whole, *parts)]
     for _ in range(8):
         all_rows, *shares = (next(iterator)[:, 0].tolist() for iterator in iterators)
         assert [row for share in shares for row in share] == all_rows
@@ -405,7 +418,7 @@ def test_a_process_without_a_share_of_the_last_batch_gets_one_without_rows() -> 
 
 def test_batches_of_an_iterable_are_dealt_to_the_processes_in_turn() -> None:
     given = [
-        [batch[0].item() for batch in islice(open_(Batches, rank=rank, world_size=2).batches(), 4)]
+        [batch[0].item() for batch in islice(batches_of(open_(Batches, rank=rank, world_size=2)), 4)]
         for rank in range(2)
     ]
     assert given == [[0, 2, 0, 2], [1, 3, 1, 3]]
@@ -455,11 +468,12 @@ def test_a_distributed_sampler_is_used_as_it_is_and_hears_of_each_epoch() -> Non
         open_own_data(make(0), SourceOptions())
 
 
-def test_without_a_length_epochs_end_where_the_data_does() -> None:
-    source = open_(Stream, batch_size=4, num_epochs=3)
+def test_without_a_length_an_epoch_ends_where_the_data_does() -> None:
+    source = open_(Stream, batch_size=4)
     assert source.batches_per_epoch is None
-    assert len(list(source.batches())) == 9
-    assert source.locate(0, 9) == (3, 0)
+    assert len(list(source.batches())) == 3
+    assert source.locate(0, 3) == (1, 0)
+    assert source.locate(0, 4) == (1, 1)
     assert len(list(source.batches(epoch=2, batch=1))) == 2
 
 
@@ -649,3 +663,57 @@ def test_a_notebooks_run_ends_its_loaders_workers_and_can_go_on(tmp_path: Path) 
     assert (parts.model_state["weight"] == straight.model_state["weight"]).all()
     assert parts.validate().rows == NUM_ROWS
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_epochs_of_data_without_a_length_are_closed_where_it_ends(tmp_path: Path) -> None:
+    """Callbacks, validation and `ctx.epoch` as if the length were known; the same after every resume."""
+    from test_trainer import BATCHES, Drift, events, make
+
+    from gen_worker.trainer import Callback, RunHandle
+
+    class Epochs(Callback):
+        """Saved and restored with the run, as any callback."""
+
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, int, int]] = []
+
+        def on_epoch_begin(self, run: RunHandle) -> None:
+            self.seen.append(("begin", run.state.epoch, run.state.step))
+
+        def on_epoch_end(self, run: RunHandle) -> None:
+            self.seen.append(("end", run.state.epoch, run.state.step))
+
+    class Sums(Drift):
+        def prepare_batch(self, raw_batch: Any, state: Any, ctx: Any) -> Any:
+            return np.asarray(raw_batch) + ctx.epoch  # what the epoch is takes part in the weights
+
+    data = {"plugin": Sums, "train_data": Batches(5), "validation_data": BATCHES, "validate_every": "epoch"}
+    for every in (1, 3, 5):
+        data |= {"metric_every": every, "checkpoint_every": every}
+        straight = make(tmp_path / f"straight-{every}", callbacks := Epochs(), **data, epochs=3)
+        assert straight.train().step == 15
+        assert callbacks.seen == [
+            *[("begin", 0, 0), ("end", 1, 5), ("begin", 1, 5)],
+            *[("end", 2, 10), ("begin", 2, 10), ("end", 3, 15)],
+        ]
+        assert [event["step"] for event in events(tmp_path / f"straight-{every}", "validation")] == [
+            5,
+            10,
+            15,
+        ]
+        parts = tmp_path / f"parts-{every}"
+        for max_steps in (2, 5, 6, 10, 15):  # 5, 10 and 15: stopped before the end of the pass was seen
+            trainer = make(parts, again := Epochs(), **data, epochs=3, max_steps=max_steps)
+            trainer.train()
+        trainer = make(parts, again := Epochs(), **data, epochs=3)
+        trainer.train()
+        assert (trainer.model_state["weight"] == straight.model_state["weight"]).all()
+        assert again.seen[-1] == ("end", 3, 15)
+        assert make(parts, **data, epochs=3).train().step == 15  # it is finished
+
+
+def test_more_batches_to_overfit_than_there_are_is_refused(tmp_path: Path) -> None:
+    from test_trainer import make
+
+    with pytest.raises(InputError, match="overfit_batches is 9, and a pass over the data has only 5 batches"):
+        make(tmp_path, train_data=Batches(5), overfit_batches=9, epochs=2).train()

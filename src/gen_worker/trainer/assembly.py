@@ -16,7 +16,7 @@ from gen_worker.errors import Category, InputError, StartupError
 from gen_worker.trainer.api import load_jobs_plugin, require_sound_job
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.batch_source import BatchSource, FirstBatches
+from gen_worker.trainer.batch_source import BatchSource, FirstBatches, knows_its_epochs
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.callbacks.loading import load_callbacks
@@ -278,7 +278,7 @@ class Assembly:
         attach_own_data(source, "training", self.processes, self.reporter, self.stop, self.stack)
         if source.batches_per_epoch == 0:
             raise InputError("the training data has no batches: there is nothing to train on")
-        if source.batches_per_epoch is None and self.job.validate_every == "epoch":
+        if self.job.validate_every == "epoch" and not knows_its_epochs(source):
             raise InputError(
                 'validate_every is "epoch", but this data has no known end of an epoch: give a number of steps'
             )

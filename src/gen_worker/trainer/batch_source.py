@@ -104,6 +104,11 @@ class StepNumbers(_PlainPosition):
         return count(batch)
 
 
+def knows_its_epochs(source: BatchSource) -> bool:
+    """By their length, or once one ends, since it tells where it is."""
+    return source.batches_per_epoch is not None or hasattr(source, "locate")
+
+
 class FirstBatches:
     """Only the first `num_batches` of a source, again and again: a model that cannot learn these has a fault."""
 
@@ -118,7 +123,13 @@ class FirstBatches:
         while True:
             iterator = self._source.batches(epoch=0, batch=batch)
             try:
-                yield from islice(iterator, self.batches_per_epoch - batch)
+                for item in islice(iterator, self.batches_per_epoch - batch):
+                    batch += 1
+                    yield item
+                if batch < self.batches_per_epoch:
+                    raise InputError(
+                        f"overfit_batches is {self.batches_per_epoch}, and a pass over the data has only {batch} batches"
+                    )
             finally:
                 close = getattr(iterator, "close", None)
                 if close is not None:

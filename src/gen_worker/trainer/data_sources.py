@@ -81,7 +81,6 @@ def _open_own(
         seed=job.seed,
         rank=rank,
         world_size=world_size,
-        num_epochs=None if is_held_out else job.epochs,
         is_held_out=is_held_out,
     )
     return open_own_data(load_source(ref, dataset.args, seed=job.seed), options)

@@ -30,6 +30,7 @@ from gen_worker.trainer.contracts import (
     TrainingJobSpec,
 )
 from gen_worker.trainer.empty_shares import EmptyShareWatch
+from gen_worker.trainer.epoch_ends import EpochEnds
 from gen_worker.trainer.evaluation import Evaluator, count_rows
 from gen_worker.trainer.job_lifecycle import pause, raise_stop
 from gen_worker.trainer.measurements import Measurements
@@ -82,8 +83,7 @@ class TrainingLoop:
     _last: StepResult = field(default_factory=StepResult, init=False)
     _last_batch: Any = field(default=None, init=False)
     _saved_step: int = field(default=-1, init=False)
-    _begun_epoch: int = field(default=-1, init=False)
-    _is_work_due: bool = field(default=False, init=False)
+    _epochs: EpochEnds = field(init=False)
     _has_ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +127,13 @@ class TrainingLoop:
             tell=lambda message, level: self.reporter.log(message, level=level),  # type: ignore[arg-type]
             any_of_all=self.processes.any_of,
         )
+        self._epochs = EpochEnds(
+            ctx=self.ctx,
+            schedule=self._schedule,
+            callbacks=self.callbacks,
+            handle=self._handle,
+            validate=self._validate,
+        )
 
     def run(self) -> int:
         """Train to the end and save; returns the step reached. Raises the root cause of an early end."""
@@ -157,8 +164,7 @@ class TrainingLoop:
         """What an interrupted attempt had not done yet of the step at which this one goes on."""
         start = self.start
         if start.is_work_due:
-            self._is_work_due = True
-            self._close_step(start.step)
+            self._epochs.close_step(start.step)
         if start.is_sample_due and not self.processes.from_main(self._sampler.has_sample(start.step)):
             self._sample(start.step)
 
@@ -168,10 +174,10 @@ class TrainingLoop:
             return  # stopped between its last step and its final checkpoint
         advance = self._advance_with_batch_hooks if self.callbacks.has_batch_hooks else self._advance
         batches = self.source.batches(epoch=self.start.epoch, batch=self.start.batch)
-        num_trained = 0
+        is_without_batches = True
         try:
             while (end is None or step < end) and self.trainer_state.stop_reason is None:
-                self._begin_epoch(step)
+                self._epochs.begin(step)
                 if self._handle.has_asked:
                     step, end = self._serve(step)
                     continue
@@ -179,9 +185,13 @@ class TrainingLoop:
                 is_watched = self._saver.is_saving or self.restorer.reads.is_open
                 until = step + 1 if is_watched else self._schedule.next_due(step, end)
                 reached = advance(step, until, batches.__next__)
-                if reached == step:
-                    break
-                num_trained += reached - step
+                if reached == step:  # no batch is left
+                    is_without_batches &= self._schedule.is_one_pass  # else it is the end of an epoch
+                    if self._handle.has_asked or not self._epochs.end_pass(step):
+                        break
+                    batches = self.source.batches(epoch=self.ctx.epoch)
+                    continue
+                is_without_batches = False
                 step = reached
                 if self.restorer.reads.is_open:
                     with self._in_authors_hands():  # where it is an error, one step is not worth a checkpoint
@@ -194,12 +204,11 @@ class TrainingLoop:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
-        if num_trained == 0 and self.trainer_state.stop_reason is None:
+        if is_without_batches and self.trainer_state.stop_reason is None:
             raise InputError(
                 f"the data gave no batch at epoch {self.start.epoch}, batch {self.start.batch}: there is nothing to train on"
             )
-        if self.source.batches_per_epoch is None and self._begun_epoch >= 0:
-            self.callbacks.call("on_epoch_end", self._handle)
+        self._epochs.end_run()
 
     def _advance(self, step: int, until: int, next_batch: Any) -> int:
         """The hot path: steps up to `until`, where something is due. No clock, no allocation, no call of ours."""
@@ -279,21 +288,15 @@ class TrainingLoop:
             self.stop_step = self.processes.stop_step(self.ctx.is_canceled, self.ctx.progress)
         return step >= self.stop_step
 
-    def _begin_epoch(self, step: int) -> None:
-        epoch, batch = self._schedule.position(step)
-        if batch == 0 and epoch != self._begun_epoch:
-            self._begun_epoch = epoch
-            self.callbacks.call("on_epoch_begin", self._handle)
-
     def _after(self, step: int) -> None:
         """What is due once `step` is committed, in the published order."""
         job = self.job
         if self._saver.is_saving:
             self._take_saved(self._saver.poll)
-        self._is_work_due = True
+        self._epochs.is_work_due = True
         if is_due(job.metric_every, step):
             self._emit_metrics()
-        self._close_step(step)
+        self._epochs.close_step(step)
         if self._handle.rollback is not None:
             return  # what would be saved is about to be taken back
         if self._handle.is_checkpoint_due or is_due(job.checkpoint_every, step):
@@ -301,15 +304,6 @@ class TrainingLoop:
             self._save(final=False)
         if is_due(job.sample_every, step):
             self._sample(step)
-
-    def _close_step(self, step: int) -> None:
-        """Validation and the end of an epoch. A checkpoint that is saved before they are done says so."""
-        self.ctx.progress.epoch, batch = self._schedule.position(step)
-        if self.validation is not None and self._schedule.is_validation_due(step):
-            self._evaluate(self.validation)
-        if batch == 0 and self._schedule.is_epoch_end(step):
-            self.callbacks.call("on_epoch_end", self._handle)
-        self._is_work_due = False
 
     def _serve(self, step: int) -> tuple[int, int | None]:
         """What callbacks asked for: (the step to go on from, the last step)."""
@@ -336,6 +330,10 @@ class TrainingLoop:
     def _emit(self, values: Mapping[str, float]) -> None:
         self._measurements.take(values)
         self.callbacks.call("on_metrics", self._handle, values)
+
+    def _validate(self) -> None:
+        if self.validation is not None:
+            self._evaluate(self.validation)
 
     def _evaluate(self, evaluator: Evaluator) -> None:
         handle, is_validation = self._handle, evaluator.kind == "validation"
@@ -404,7 +402,7 @@ class TrainingLoop:
                 loop={
                     "version": 1,
                     "is_sample_due": not final and is_due(self.job.sample_every, step),
-                    "is_work_due": not final and self._is_work_due,
+                    "is_work_due": not final and self._epochs.is_work_due,
                     "trainer_state": self.trainer_state.to_saved(),
                     "callbacks": self.callbacks.state_dict(),
                     **self.restorer.saved_facts(),

@@ -86,8 +86,13 @@ class Schedule:
             return self._locate(epoch, batch) if self._locate else (epoch, batch)
         return epoch + batch // per_epoch, batch % per_epoch
 
+    @property
+    def is_one_pass(self) -> bool:
+        """Data of unknown length that does not tell where its epochs end: its end is that of the run."""
+        return self._per_epoch is None and self._locate is None
+
     def is_epoch_end(self, step: int) -> bool:
-        return self._per_epoch is not None and self.position(step)[1] == 0
+        return not self.is_one_pass and self.position(step)[1] == 0
 
     def is_validation_due(self, step: int) -> bool:
         every = self.job.validate_every

@@ -32,7 +32,6 @@ class SourceOptions:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    num_epochs: int | None = None  # passes, where only the end of the data ends one
     is_held_out: bool = False
 
 
@@ -91,19 +90,20 @@ class OwnSource:
     # What the loop asks.
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Generator[Any, None, None]:
+        """Endless, where the length of an epoch is known; else one pass, so that its end is noticed."""
         if batch and batch == self.batches_per_epoch:
             epoch, batch = epoch + 1, 0
         return self._generate(epoch, batch)
 
     def _generate(self, epoch: int, batch: int) -> Generator[Any, None, None]:
-        self._at = None  # not a pass that follows the last one
-        num_epochs = 1 if self._options.is_held_out else self._options.num_epochs
-        while num_epochs is None or epoch < num_epochs:
-            yield from self._pass(epoch, batch)
-            epoch, batch = epoch + 1, 0
+        is_endless = self.batches_per_epoch is not None and not self._options.is_held_out
+        yield from self._pass(epoch, batch)
+        while is_endless:
+            epoch += 1
+            yield from self._pass(epoch, 0)
 
     def _pass(self, epoch: int, batch: int) -> Generator[Any, None, None]:
-        if self._at != (epoch, batch):
+        if self._at != (epoch, batch) or self._options.is_held_out:
             self._jump(epoch, batch)
         else:
             self._epoch_start = (epoch, self._streams.inside)
@@ -234,7 +234,7 @@ class OwnSource:
                 )
             )
         epoch, batch = int(state["epoch"]), int(state["batch"])
-        self._saved = dict(state)
+        self._saved, self._at = dict(state), None  # what comes next does not follow what came last
         place = self.locate(epoch, batch)
         self._marks.append((place, {**self._streams.initial, **state.get("generators", {})}))
         self._epoch_start = (epoch, {**self._streams.initial, **state.get("epoch_generators", {})})

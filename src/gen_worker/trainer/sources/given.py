@@ -34,7 +34,6 @@ class GivenData:
             shuffle=config.shuffle and not is_held_out,
             drop_last=config.drop_last and not is_held_out,
             seed=config.seed,
-            num_epochs=None if is_held_out else config.epochs,
             is_held_out=is_held_out,
         )
         try:

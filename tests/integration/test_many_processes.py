@@ -130,7 +130,12 @@ def test_a_launcher_that_is_killed_leaves_no_process_and_no_attempt_without_its_
 
 
 def test_processes_that_never_exchange_gradients_are_told_so(tmp_path: Path) -> None:
-    apart = {"trainer": "evaluating_mlp:EvaluatingMlp", "max_steps": 6, "validate_every": 0}
+    apart = {
+        "trainer": "evaluating_mlp:EvaluatingMlp",
+        "max_steps": 6,
+        "validate_every": 0,
+        "hyperparams": {},  # this class reads none
+    }
     run = parallel_run(tmp_path, 2, **apart)
     done = run.work()
     assert done.returncode == 0, done.stderr

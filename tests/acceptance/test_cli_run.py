@@ -524,6 +524,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is
     done = trn(home, *words, "--force")
     assert "at step 4, although it holds non-finite values in w" in done.stderr
     assert losses(read_lines(done)) == resumed
+    done = trn(home, "resume", f"{run_id}.1", "--set", "hyperparams.fail_at=0")
+    assert "passed over step-00000004.meta.json: not verified: non-finite values in w" in done.stderr
+    assert min(losses(read_lines(done))) == 3
 
 
 def test_code_in_a_git_work_tree_is_frozen_and_what_is_left_out_is_said(home: Path, folder: Path) -> None:

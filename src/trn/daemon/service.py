@@ -163,13 +163,13 @@ class TrainerService:
 
     async def _find_resumed(self, request: pb.ResumeRunRequest) -> pb.SubmitRunResponse | None:
         """The newest run of the family, if this very resume made it: it is alive, or has done all that was asked for."""
-        newest = self._registry.find(request.run_id, is_exact=request.is_exact) if request.run_id else None
-        if newest is None or not newest.parent_run_id:
-            return None
-        once_more = pb.ResumeRunRequest()
-        once_more.CopyFrom(request)
-        once_more.run_id, once_more.is_exact = newest.parent_run_id, True
-        with contextlib.suppress(TrnError):
+        with contextlib.suppress(TrnError):  # the refusal is told, not this
+            newest = self.find(request.run_id, is_exact=request.is_exact)
+            if not newest.parent_run_id:
+                return None
+            once_more = pb.ResumeRunRequest()
+            once_more.CopyFrom(request)
+            once_more.run_id, once_more.is_exact = newest.parent_run_id, True
             asked, _ = await self._resumption.read(once_more)
             judged = await self._judge.judge(asked, is_tried=False, is_new=lambda _digest: False)
             equal = self._registry.answer_to(judged.run.digest)

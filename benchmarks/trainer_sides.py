@@ -107,7 +107,7 @@ def drive_trainer(
     *,
     held_out: Any = None,
     validate_every: int = 0,
-    batch_size: int = HELD_OUT_BATCH_SIZE,
+    batch_size: int = 32,  # of held-out files; what is given as batches has its own
 ) -> Drive:
     """`Trainer` as a program uses it, with all that is on in a worker: events every 10 steps, heartbeat, signals, the
     checkpoint writer, the final checkpoint."""
@@ -295,7 +295,9 @@ def validation(options: Mapping[str, Any]) -> Round:
     state = trainer.configure(None)
     every, num_passes = options["validate_every"], options["passes"]
     files = training_data.held_out()
-    validated = drive_trainer(trainer, no_callbacks, held_out=files, validate_every=every)
+    validated = drive_trainer(
+        trainer, no_callbacks, held_out=files, validate_every=every, batch_size=HELD_OUT_BATCH_SIZE
+    )
     plain = drive_trainer(trainer, no_callbacks)
     openings, starts = CallTimes(ArrowFeed, "batches"), CallTimes(threading.Thread, "start")
     ready = list(_prepared(trainer, state, files))

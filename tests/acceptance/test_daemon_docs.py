@@ -61,7 +61,11 @@ def test_the_settings_in_the_operating_guide_are_all_that_there_are() -> None:
     def defaults(record: type[msgspec.Struct], prefix: str) -> dict[str, object]:
         fields = msgspec.structs.fields(record)
         return {
-            f"{prefix}{field.encode_name}": "needed" if field.required else field.default
+            f"{prefix}{field.encode_name}": "needed"
+            if field.required
+            else field.default
+            if field.default is not msgspec.NODEFAULT
+            else field.default_factory()
             for field in fields
             if not isinstance(field.default, msgspec.Struct)
         }
@@ -108,7 +112,8 @@ def test_every_call_and_message_of_the_proto_is_in_the_api_reference() -> None:
         names = method.request.DESCRIPTOR.name, method.response.DESCRIPTOR.name
         of_calls[method.name] = names
         # ResumeRun answers as SubmitRun does, whose table has it.
-        asked = names[:1] if method.name == "ResumeRun" else names
+        # CheckRun is asked as SubmitRun is.
+        asked = {"ResumeRun": names[:1], "CheckRun": names[1:]}.get(method.name, names)
         assert shown(method.name) == fields(*asked), method.name
     others = set(trainer_pb2.DESCRIPTOR.message_types_by_name) - {
         name for names in of_calls.values() for name in names
@@ -120,6 +125,7 @@ def test_every_call_and_message_of_the_proto_is_in_the_api_reference() -> None:
 
 def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
     from trn import AsyncClient, Client
+    from trn.client.wire_requests import SubmitOptions
 
     rows = table_rows(DOCS / "api.md", "The Python client")
     shown = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
@@ -127,7 +133,10 @@ def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
         assert shown == {name for name in vars(client) if not name.startswith("_")}
     for word in (word for row in rows for word in code_words(row[0]) if "(" in word):
         name, _, parameters = word.partition("(")
-        known = inspect.signature(getattr(Client, name)).parameters
+        known = dict(inspect.signature(getattr(Client, name)).parameters)
+        if "options" in known:
+            del known["options"]
+            known |= dict.fromkeys(SubmitOptions.__annotations__)
         named = set(re.findall(r"\w+", parameters))
         assert named <= known.keys(), word
         if ", …" not in word and name != "wait":  # cut short; and only one of the two has a limit

@@ -233,6 +233,8 @@ def test_the_environment_table_is_what_the_worker_reads() -> None:
         "trainer/runtime_env.py",
         "entrypoint.py",
         "failpoints.py",
+        "frozen_imports.py",
+        "trainer/subprocess_contract.py",
     )
     code = "".join((ROOT / "src" / "gen_worker" / name).read_text() for name in sources)
     pattern = r"\"((?:TRAINER|TRN|WORKER|AWS|GEN_WORKER|STORAGE)_[A-Z0-9_]+)\""
@@ -313,7 +315,15 @@ def test_the_example_events_have_the_fields_that_are_written(tmp_path: Path) -> 
     examples = [json.loads(line) for line in block.text.splitlines()]
     methods = {name for name in vars(TrainingReporter) if not name.startswith("_")}
     kinds = {example["event"] for example in examples}
-    assert kinds == methods - {"events_path", "terminal_event", "flush", "close"}
+    assert kinds == methods - {
+        "cancel_reason",
+        "close",
+        "ended_by",
+        "events_path",
+        "flush",
+        "is_canceled",
+        "terminal_event",
+    }
 
     path = tmp_path / "events.jsonl"
     reporter = TrainingReporter(path, run_id="r")

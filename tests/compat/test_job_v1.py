@@ -9,7 +9,7 @@ from gen_worker.trainer.job_spec import read_job_spec, spec_digest
 
 FOLDER = Path(__file__).parent / "job_v1"
 DIGESTS = {
-    "full.yaml": "sha256:ed2523e540fd67934dceb60649647020d0140e9cfb652bc11cd876dc15d328b1",
+    "full.yaml": "sha256:c8d04266f4524ee8fa4c819acfacfd5eea7559ca03884e604611fbb3a4184fac",  # its retry is the default now
     "mock.json": "sha256:7317caa18d45d5a9c0187a833f8ea11375c80226c8c1d8d2f5366d0615c82549",
     "refs.toml": "sha256:abc168c697ef8b80a074df8779ee3db31265e8cda67fe7830b97804193accdaf",
     "seed.json": "sha256:74da3085830d8dd06596f00e72c2c019fa8e12aef24da4b68fe650856490313c",

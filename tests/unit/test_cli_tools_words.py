@@ -130,7 +130,7 @@ def test_a_broken_index_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
-        ("rum", "no such command 'rum'", "did you mean `trn run`?"),
+        ("statsu", "no such command 'statsu'", "did you mean `trn status`?"),
         (
             "run -d",
             "no job is given: `trn run job.yaml`, or `trn run module:Symbol --set max_steps=100`",
@@ -185,7 +185,7 @@ def test_the_shell_is_told_what_fits(ended: Home, tmp_path: Path) -> None:
     assert [value for _, value in profiles] == ["large", "long"]
     assert completions(ended.root, "run", "--config", "nowhere.yaml", "--profile", "l") == []
     assert ("plain", "submitted") in completions(ended.root, "list", "--sort", "su")
-    assert completions(ended.root, "list", "--columns", "id,sta") == [("plain", "id,state")]
+    assert completions(ended.root, "list", "--columns", "id,stat") == [("plain", "id,state")]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -61,6 +61,9 @@ BLAMES: dict[str, Blame] = {
     "could not be launched": Blame("trn", _REPORT),
     "the daemon ended before": Blame("trn", _RESUME),
     "its code snapshot or its Python is missing": Blame("trn", "submit it again"),
+    "the values of its secret variables": Blame(
+        "trn", "pass them again: `trn resume {run_id} --env NAME` {resumes}"
+    ),
     "a fault of trn itself": Blame("trn", _REPORT),
 }
 

@@ -9,8 +9,10 @@ YAML scalars follow the core schema of YAML 1.2: `1e-4` is a number, `no` and `1
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from gen_worker.errors import SpecError
@@ -26,6 +28,7 @@ MAX_DEPTH = 64
 MAX_FAULTS_SHOWN = 50
 _MAX_SHOWN_CHARS = 60
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
+_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)", re.IGNORECASE)
 _FORMAT_BY_SUFFIX: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 
 
@@ -84,6 +87,38 @@ def require_plain(data: object, *, source: str) -> None:
         raise SpecError(source, shorten_faults(faults))
 
 
+def encode_document(data: object, *, source: str) -> bytes:
+    """`data` as JSON, or a SpecError with everything in it that JSON cannot hold.
+
+    The encoder alone would write NaN and infinity as null, bytes as base64 text, sets as lists and a key 1 as "1":
+    another document than the one that was given.
+    """
+    import msgspec
+
+    require_plain(data, source=source)
+    return msgspec.json.encode(data, enc_hook=_to_base_type)
+
+
+def parse_value(text: str, *, source: str) -> object:
+    """The value of a `key=value` on a command line: JSON, or the text itself where it is not JSON.
+
+    A SpecError where it is JSON that is no plain data, or spells a number that JSON does not have.
+    """
+    import json
+
+    if _NOT_FINITE.fullmatch(text.strip()):
+        shown = text.strip()
+        raise SpecError(
+            source, [f"found {shown}, expected a finite number: text is written in quotes, '\"{shown}\"'"]
+        )
+    try:
+        value = json.loads(text, object_pairs_hook=_object_of_pairs, parse_int=_read_int)
+    except (json.JSONDecodeError, RecursionError):
+        value = text
+    require_plain(value, source=source)
+    return value
+
+
 def shorten_faults(faults: list[str]) -> list[str]:
     """All of them, unless a person could not read them."""
     if len(faults) <= MAX_FAULTS_SHOWN:
@@ -128,8 +163,18 @@ def render_value(value: object) -> str:
             names = ", ".join(str(key) for key in list(value)[:4])
             more = ", …" if len(value) > 4 else ""
             return f"an object with {_cut(names)}{more}" if value else "an empty object"
+        case bytes() | bytearray() | set() | frozenset() | complex():
+            return f"{type(value).__name__} {_cut(reprlib.repr(value))}"
         case _:
             return f"a {type(value).__name__}"
+
+
+def _to_base_type(value: object) -> object:
+    """numpy.float64 is a float, and equal to one: so are all that `require_plain` lets pass."""
+    for base in (float, int, str):
+        if isinstance(value, base):
+            return base(value)
+    raise NotImplementedError(type(value).__name__)
 
 
 def _cut(text: str) -> str:
@@ -171,15 +216,16 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return marked
 
 
+def _read_int(digits: str) -> Any:
+    # Python refuses to read thousands of digits; the walk refuses what is left above 64 bits.
+    return int(digits) if len(digits) < 1000 else math.inf
+
+
 def _parse_json(text: str) -> object:
     import json
 
-    def too_long(digits: str) -> Any:
-        # Python refuses to read thousands of digits; the walk refuses what is left above 64 bits.
-        return int(digits) if len(digits) < 1000 else math.inf
-
     try:
-        return json.loads(text, object_pairs_hook=_object_of_pairs, parse_int=too_long)
+        return json.loads(text, object_pairs_hook=_object_of_pairs, parse_int=_read_int)
     except json.JSONDecodeError as error:
         found = text[error.pos : error.pos + 1]
         shown = render_value(found) if found else "the end of the document"
@@ -271,8 +317,23 @@ def _scalar_fault(value: object) -> str | None:
         return f"found text with {bad[1]}, which no field may hold" if bad else None
     if value is None:
         return None
-    hint = ": put it in quotes" if type(value).__module__ == "datetime" else ""
-    return f"found {render_value(value)}, expected a value that JSON can hold{hint}"
+    return f"found {render_value(value)}, expected a value that JSON can hold{_remedy(value)}"
+
+
+def _remedy(value: object) -> str:
+    if type(value).__module__ == "datetime":
+        return ": put it in quotes"
+    if isinstance(value, set | frozenset):
+        return ": use a list"
+    if isinstance(value, bytes | bytearray):
+        return ": use text, or name a file"
+    if isinstance(value, PurePath):
+        return ": use str(path)"
+    if isinstance(value, Mapping):
+        return ": use dict(…)"
+    if hasattr(type(value), "item"):  # of numpy, torch and their like
+        return ": use .item() or .tolist()"
+    return ": use .value" if isinstance(value, Enum) else ""
 
 
 def _key_faults(container: dict[Any, Any], steps: Steps) -> Iterator[tuple[str, str]]:

@@ -268,7 +268,7 @@ def test_a_job_is_taken_from_a_file_with_its_folder_as_the_base(tmp_path: Path) 
             for name in ("list.json", "broken.toml", "missing.json"):
                 with pytest.raises(errors.InvalidRequestError, match=name):
                     await client.submit(folder / name)
-            with pytest.raises(errors.InvalidRequestError, match="written as JSON"):
+            with pytest.raises(errors.InvalidRequestError, match="cannot be sent"):
                 await client.submit(job(tags={"x": object()}))
             with pytest.raises(errors.InvalidRequestError, match="32 bits"):
                 await client.submit(job(), priority=1 << 40)

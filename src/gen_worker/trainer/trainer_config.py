@@ -117,8 +117,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def _plain(value: Any) -> Any:
-    """Records as dicts; everything else as it is, to be judged by the schema."""
-    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
+    """Records as dicts; everything else as it is, to be judged by the schema. `to_builtins` would convert it first."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    return {name: _plain(item) for name, item in msgspec.structs.asdict(value).items()}
 
 
 _HYPERPARAMS = ("learning_rate", "gradient_accumulation", "gradient_clip_norm")

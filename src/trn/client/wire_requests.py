@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-import msgspec
-
 from trn.client.caller_environment import find_passed, set_apart, tell_environment
 from trn.core.errors import InvalidRequestError
 from trn.proto import trainer_pb2 as pb
@@ -103,6 +101,12 @@ def lay_variables(
     below = set_apart({name: value for name, value in passed.items() if name not in own})
     over = set_apart(env)
     secret = {**below.secret_env, **over.secret_env, **secret_env}
+    not_text = sorted(name for name, value in secret.items() if not isinstance(value, str))
+    if not_text:  # bytes would be taken as text, and no message may show what they are
+        raise InvalidRequestError(
+            "the variables for the worker are not valid",
+            [f"{name}: found a {type(secret[name]).__name__}, expected text" for name in not_text],
+        )
     laid = {**below.env, **own, **over.env}
     laid = {name: value for name, value in laid.items() if name not in secret}
     if laid or own:
@@ -127,10 +131,14 @@ def priority_of(priority: int) -> int:
 
 
 def encode(document: Mapping[str, Any], what: str) -> bytes:
+    """As JSON. InvalidRequestError with everything that JSON cannot hold: nothing else is sent in its place."""
+    from gen_worker.documents import encode_document
+    from gen_worker.errors import SpecError
+
     try:
-        return msgspec.json.encode(document)
-    except TypeError as fault:
-        raise InvalidRequestError(f"the {what} cannot be written as JSON: {fault}") from fault
+        return encode_document(document, source=f"the {what}")
+    except SpecError as fault:
+        raise InvalidRequestError(f"the {what} cannot be sent", fault.faults) from fault
 
 
 def read_config(config: Mapping[str, Any] | Path | str) -> tuple[dict[str, Any], Path]:

@@ -1,6 +1,7 @@
 """The digest of a run: equal where the same thing was asked for, with the same code, data and packages."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,8 @@ def run_digest(
     that it names, and what it runs with.
 
     `family` is the name that was asked for, if any: another name is another run. A resumed run is not the run that it
-    continues, though it asks for the same: so its parent is part of it.
+    continues, though it asks for the same: so its parent is part of it. ValueError or TypeError for a config that is no
+    plain data: two that differ only there would have one digest.
     """
     asked = {name: value for name, value in config.items() if name not in NOT_PART}
     whole = {
@@ -36,5 +38,6 @@ def run_digest(
         "data": data,
         "environment": environment,
     }
+    json.dumps(asked, allow_nan=False)  # refuses what the encoder would write as null, text or a list
     canonical = msgspec.json.encode(whole, order="deterministic")
     return f"sha256:{hashlib.sha256(canonical).hexdigest()}"

@@ -120,6 +120,9 @@ def read_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 def assign(document: dict[str, Any], text: str) -> str | None:
     """Set `a.b=value` in place; the value is JSON, else text. The fault where it cannot be."""
+    from gen_worker.documents import parse_value
+    from gen_worker.errors import SpecError
+
     key, sign, value = text.partition("=")
     names = key.strip().split(".")
     if not sign or not all(names):
@@ -132,17 +135,11 @@ def assign(document: dict[str, Any], text: str) -> str | None:
         place[name] = dict(below or {})  # what it was read from is not ours to change
         place = place[name]
     is_text = names[0] in TEXTS and len(names) > 1 and value != "null"
-    place[names[-1]] = value if is_text else _read_value(value)
-    return None
-
-
-def _read_value(text: str) -> Any:
-    import msgspec
-
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
+        place[names[-1]] = value if is_text else parse_value(value, source=key)
+    except SpecError as fault:
+        return f"--set {text}: {'; '.join(words.removeprefix('(document): ') for words in fault.faults)}"
+    return None
 
 
 def _apply(config: dict[str, Any], changes: Changes) -> Iterator[str]:

@@ -40,6 +40,7 @@ class _Scan(NamedTuple):
 
 _asked: dict[str, tuple[tuple[Mark, ...], _Interpreter]] = {}
 _scanned: dict[_Interpreter, _Scan] = {}
+_real_paths: dict[str, tuple[tuple[int, int], str]] = {}  # (device, inode), the path without links
 
 
 def packages_stamp(interpreter: str | Path = "") -> str:
@@ -79,11 +80,24 @@ def is_same_python(one: str, other: str) -> bool:
     if one == other:
         return True
     is_beside = os.path.dirname(one) == os.path.dirname(other)  # noqa: PTH120
-    return is_beside and os.path.realpath(one) == os.path.realpath(other)
+    return is_beside and real_python(one) == real_python(other)
+
+
+def real_python(python: str) -> str:
+    """Its path without links, looked up again only where another file is there: a lookup walks every folder above."""
+    try:
+        found = os.stat(python)  # noqa: PTH116  (hot)
+    except OSError:
+        return os.path.realpath(python)
+    file = found.st_dev, found.st_ino
+    known = _real_paths.get(python)
+    if known is None or known[0] != file:
+        known = _real_paths[python] = file, os.path.realpath(python)
+    return known[1]
 
 
 def _this() -> _Interpreter:
-    return _Interpreter(os.path.realpath(sys.executable), sys.version, tuple(site_folders()))
+    return _Interpreter(real_python(sys.executable), sys.version, tuple(site_folders()))
 
 
 def site_folders() -> list[str]:
@@ -102,7 +116,7 @@ def _ask(python: str) -> _Interpreter:
     import subprocess
 
     settings = Path(python).parent.parent / "pyvenv.cfg"
-    marks = (_mark(os.path.realpath(python)), _mark(str(settings)))
+    marks = (_mark(python), _mark(str(settings)))
     known = _asked.get(python)
     if known is not None and known[0] == marks:
         return known[1]

@@ -104,7 +104,10 @@ def test_unfrozen_code_is_read_once_while_it_does_not_change(
     assert code.known(str(tmp_path), ["mine:Trainer"]) == found
     (tmp_path / "other.py").write_text("x = 1\n")
     assert code.known(str(tmp_path), ["mine:Trainer"]) is None
-    assert code.known(str(tmp_path), ["numpy:Trainer"]) == "", "installed: not of this folder"
+    assert code.read(str(tmp_path), ["numpy:Trainer"]) == "", "installed: not of this folder"
+    assert code.known(str(tmp_path), ["numpy:Trainer"]) == ""
+    (tmp_path / "numpy").mkdir()
+    assert code.known(str(tmp_path), ["numpy:Trainer"]) is None, "a module of that name may be there now"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.installed_packages import is_same_python, packages_stamp
+from gen_worker.installed_packages import is_same_python, packages_stamp, real_python
 from gen_worker.trainer.datasets.job_content import ContentReader, JobContent, names_files
 from trn.core.digest import run_digest
 from trn.core.runs import NOT_TRAINED, RunRecord, RunState
@@ -51,7 +51,7 @@ class RunIdentity:
         self, new: NewRun, python: str, code: str | None, content: JobContent | None, family: str
     ) -> Identity:
         if code is None:
-            code = self._code.read(new.base_dir, _code_refs(new.config))
+            code = self._code.read(new.base_dir, list(_code_refs(new.config)))
         if content is None:
             content = self._contents.read(new.config, new.base_dir)
         return _identity(new, code, content, _environment(python), family)
@@ -72,7 +72,7 @@ def _identity(new: NewRun, code: str, content: JobContent, environment: str, fam
 
 def _environment(python: str) -> str:
     """The interpreter of an environment and all that is installed there. `python3` beside `python` is the same one."""
-    place = f"{os.path.dirname(python)} {os.path.realpath(python)}"  # noqa: PTH120
+    place = f"{os.path.dirname(python)} {real_python(python)}"  # noqa: PTH120
     try:
         return f"{place} {packages_stamp(python)}"
     except OSError:  # it cannot be asked; its worker will say what is wrong with it

@@ -91,9 +91,11 @@ class RunJudge:
     async def _identify(self, new: NewRun, asked: Asked) -> tuple[NewRun, tuple[str, ...]]:
         """The run with its family and its digest, and what of its data was compared by its name."""
         is_named, family = "run_id" in new.config, new.run_id
-        while not is_named and not asked.family and self._registry.family_of(family):
+        known = self._registry.family_of(family)
+        while known and not is_named and not asked.family:
             family = make_run_id(new.config)  # it was drawn, and is taken: another one is
-        family = self._registry.family_of(family) or family
+            known = self._registry.family_of(family)
+        family = known or family
         new = msgspec.structs.replace(new, run_id=family)
         found = await self._identity.find(
             new, code_identity=asked.code_identity, family=family if is_named else ""

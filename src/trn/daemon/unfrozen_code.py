@@ -8,12 +8,13 @@ import ast
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 MAX_FILES = 2000
 MAX_KNOWN = 20_000
+MAX_FOUND = 200
 SETTLE_NS = 2_000_000_000  # a file that changed later than this ago may change again within one clock tick
 
 Mark = tuple[int, int, int, int]  # inode, size, modification and change time
@@ -27,44 +28,68 @@ class _Source(NamedTuple):
     imports: tuple[str, ...]  # modules, as absolute names
 
 
+class _Found(NamedTuple):
+    """A digest, and what must not have changed for it to hold: its files, and the folders in which one could appear."""
+
+    watched: dict[str, Mark]
+    digest: str
+
+
 class UnfrozenCode:
     """Remembers files that have not changed. Any thread."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Source] = {}
+        self._found: dict[tuple[str, ...], _Found] = {}
 
-    def known(self, folder: str, refs: Iterable[str]) -> str | None:
-        """The digest, where every file of it is remembered and unchanged: a few looks at file times. None: `read` it."""
-        return self._digest(folder, refs, is_read=False)
+    def known(self, folder: str, refs: Sequence[str]) -> str | None:
+        """The digest, where it is remembered and still holds: a few looks at file times. None: `read` it."""
+        found = self._found.get((folder, *refs))
+        if found is None or any(_mark(path) != mark for path, mark in found.watched.items()):
+            return None
+        return found.digest
 
-    def read(self, folder: str, refs: Iterable[str]) -> str:
+    def read(self, folder: str, refs: Sequence[str]) -> str:
         """The digest; empty where no module of `refs` lies in that folder. Blocks."""
-        found = self._digest(folder, refs, is_read=True)
-        assert found is not None
-        return found
-
-    def _digest(self, folder: str, refs: Iterable[str], *, is_read: bool) -> str | None:
+        began_ns = time.time_ns()
         todo = [ref.partition(":")[0] for ref in refs]
         seen = set(todo)
         files: dict[str, str] = {}
+        watched: dict[str, Mark | None] = {}
         while todo and len(files) < MAX_FILES:
             for name, package in _places(todo.pop()):
                 path = f"{folder}/{name}"
-                if name in files or (mark := _mark(path)) is None:
+                if name in files:
+                    continue
+                mark = _mark(path)
+                if mark is None:
+                    place = _nearest(path)
+                    watched[place] = _mark(place)
                     continue
                 source = self._known.get(path)
                 if source is None or source.mark != mark:
-                    if not is_read:
-                        return None
                     source = self._read(path, mark, package)
+                watched[path] = mark
                 files[name] = source.hash
                 fresh = [module for module in source.imports if module not in seen]
                 seen.update(fresh)
                 todo += fresh
-        if not files:
-            return ""
         lines = "".join(f"{name} {content}\n" for name, content in sorted(files.items()))
-        return f"unfrozen:{hashlib.sha256(lines.encode(errors='surrogateescape')).hexdigest()}"
+        digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
+        found = f"unfrozen:{digest}" if files else ""
+        self._remember((folder, *refs), watched, found, began_ns)
+        return found
+
+    def _remember(
+        self, key: tuple[str, ...], watched: dict[str, Mark | None], digest: str, began_ns: int
+    ) -> None:
+        settled = {
+            path: mark for path, mark in watched.items() if mark and began_ns - max(mark[2:]) > SETTLE_NS
+        }
+        if len(settled) == len(watched):
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            self._found[key] = _Found(settled, digest)
 
     def _read(self, path: str, mark: Mark, package: str) -> _Source:
         try:
@@ -79,6 +104,13 @@ class UnfrozenCode:
                 self._known.clear()
             self._known[path] = source
         return source
+
+
+def _nearest(path: str) -> str:
+    """What is there of the way to a file that is not: it changes when the file, or a folder on the way, is made."""
+    while path and not os.path.lexists(path):
+        path = path.rpartition("/")[0]
+    return path or "/"
 
 
 def _places(module: str) -> Iterator[tuple[str, str]]:

@@ -78,6 +78,34 @@ def test_a_number_that_was_given_by_hand_is_a_family_of_its_own_unless_a_run_has
     assert registry.find("v2.1").run_id == "v2.1", "a run that has that very id"
 
 
+def remove(registry: RunRegistry, *run_ids: str) -> None:
+    for run_id in run_ids:
+        registry.want_cancel(run_id, "not needed").result()
+    registry.remove(run_ids).result()
+
+
+def test_the_id_of_a_removed_run_is_never_used_again(registry: RunRegistry) -> None:
+    """Its lines in the logs, on the event bus and in people's notes would be taken for those of another run."""
+    assert [submit(registry, "shapes") for _ in range(3)] == ["shapes", "shapes.2", "shapes.3"]
+    remove(registry, "shapes.3")
+    assert registry.find("shapes").run_id == "shapes.2"
+    assert registry.next_id("shapes") == "shapes.4"
+    assert registry.family_of("shapes.3") == "shapes", "asked for by that id, it is of that family"
+    assert submit(registry, "shapes") == "shapes.4"
+    remove(registry, "shapes", "shapes.2", "shapes.4")
+    with pytest.raises(NotFoundError):
+        registry.find("shapes")
+    assert submit(registry, "shapes") == "shapes.5"
+    assert registry.find("shapes").run_id == "shapes.5", "the name still means the newest"
+
+
+def test_an_id_that_was_removed_before_families_were_kept_is_not_used_again(registry: RunRegistry) -> None:
+    for name in ("old", "old.2", "new.2"):
+        submit(registry, name)
+    remove(registry, "old", "old.2", "new.2")
+    assert [submit(registry, "old"), submit(registry, "new"), submit(registry, "new")] == ["old.3", "new", "new.3"]
+
+
 def test_a_prefix_of_two_families_is_ambiguous_and_of_one_is_not(registry: RunRegistry) -> None:
     for name in ("ab", "ab", "ac", "b"):
         submit(registry, name)

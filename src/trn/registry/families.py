@@ -5,8 +5,9 @@ A `run_id` names a family. Its first run has that id; further ones, and resumes,
 - The name of a family means its newest run. `family.1` means the first one, unless a run has that very id.
 - A longer id means that run.
 - A prefix that only one family has means the newest run whose id begins so.
-- A new run that is asked for by the id of a run that exists is of that run's family; any other name is a family of its
-  own, also one that ends in a number.
+- A new run that is asked for by the id of a run that exists or existed is of that run's family; any other name is a
+  family of its own, also one that ends in a number.
+- An id is never used again, also after its run was removed.
 """
 
 import sqlite3
@@ -41,18 +42,27 @@ def find_submission(connection: sqlite3.Connection, submission_id: str) -> RunRe
 
 
 def family_of(connection: sqlite3.Connection, name: str) -> str:
-    """The family of the run with that id, which a new one of that name is of, too; empty where there is none."""
+    """The family of the run that has or had that id, which a new one of that name is of, too; empty where none did."""
     found = _get(connection, name)
-    return "" if found is None else found.family
+    if found is not None:
+        return found.family
+    removed = connection.execute(sql("removed_run"), {"run_id": name}).fetchone()
+    return "" if removed is None else str(removed["family"])
 
 
 def next_member(connection: sqlite3.Connection, family: str) -> int:
-    """The number of the next run of a family. An id that somebody gave by hand is passed over."""
+    """The number of the next run of a family. An id that somebody gave by hand, or that was removed, is passed over."""
     newest = _newest(connection, family)
-    member = 1 if newest is None else newest.member + 1
-    while _get(connection, member_id(family, member)) is not None:
+    removed = connection.execute(sql("newest_removed_of_family"), {"family": family}).fetchone()["member"]
+    member = max(0 if newest is None else newest.member, removed or 0) + 1
+    while _is_taken(connection, member_id(family, member)):
         member += 1
     return member
+
+
+def was_removed(connection: sqlite3.Connection, run_id: str) -> bool:
+    """Whether there was a run of that very id, which somebody removed."""
+    return connection.execute(sql("removed_run"), {"run_id": run_id}).fetchone() is not None
 
 
 def member_id(family: str, member: int) -> str:
@@ -80,6 +90,10 @@ def find_lineage(connection: sqlite3.Connection, run: RunRecord) -> list[Lineage
         if run.start_step < end_step:
             parts.insert(0, LineagePart(run_id=run.run_id, from_step=run.start_step, to_step=end_step))
     return parts
+
+
+def _is_taken(connection: sqlite3.Connection, run_id: str) -> bool:
+    return _get(connection, run_id) is not None or was_removed(connection, run_id)
 
 
 def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:

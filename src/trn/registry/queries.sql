@@ -13,7 +13,8 @@ WHERE :is_certain OR (
                 WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED'))
     AND (:submission_id = '' OR NOT EXISTS (
         SELECT 1 FROM runs WHERE submission_id = :submission_id AND submission_id != ''))
-    AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1))
+    AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1)
+    AND NOT EXISTS (SELECT 1 FROM removed_runs WHERE family = :family))
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: run_of_submission
@@ -259,8 +260,10 @@ DELETE FROM log_places WHERE run_id = :run_id
 DELETE FROM runs WHERE run_id = :run_id
 
 -- name: removed
-INSERT INTO removed_runs (run_id, removed_ms, change) VALUES (:run_id, :now_ms, :change)
-ON CONFLICT DO UPDATE SET removed_ms = excluded.removed_ms, change = excluded.change
+INSERT INTO removed_runs (run_id, removed_ms, change, family, member)
+VALUES (:run_id, :now_ms, :change, :family, :member)
+ON CONFLICT DO UPDATE SET removed_ms = excluded.removed_ms, change = excluded.change, family = excluded.family,
+                          member = excluded.member
 
 -- name: resume_paths
 SELECT DISTINCT json_extract(config, '$.resume_checkpoint_path') AS path FROM runs
@@ -269,5 +272,8 @@ WHERE json_extract(config, '$.resume_checkpoint_path') IS NOT NULL
 -- name: has_run
 SELECT 1 FROM runs WHERE run_id = :run_id
 
--- name: was_removed
-SELECT 1 FROM removed_runs WHERE run_id = :run_id
+-- name: removed_run
+SELECT * FROM removed_runs WHERE run_id = :run_id
+
+-- name: newest_removed_of_family
+SELECT max(member) AS member FROM removed_runs WHERE family = :family

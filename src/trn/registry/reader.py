@@ -16,6 +16,7 @@ from trn.registry.families import (
     find_submission,
     member_id,
     next_member,
+    was_removed,
 )
 from trn.registry.named_queries import sql
 from trn.registry.rows import read_attempt, read_queued, read_run
@@ -142,7 +143,7 @@ class RegistryReader:
 
     def was_removed(self, run_id: str) -> bool:
         """Whether there was a run of that very id, which somebody removed."""
-        return self._read.execute(sql("was_removed"), {"run_id": run_id}).fetchone() is not None
+        return was_removed(self._read, run_id)
 
     def resume_paths(self) -> list[str]:
         """The checkpoints that runs began from, as their jobs name them."""

@@ -333,20 +333,21 @@ class RunRegistry(RegistryReader):
         """Forget ended runs, all or none: ConflictError where one has not ended, or a run that stays began from it."""
 
         def change(connection: sqlite3.Connection) -> None:
-            for run_id in run_ids:
-                run = _get(connection, run_id)
+            runs = [_get(connection, run_id) for run_id in run_ids]
+            for run in runs:
                 if not run.state.is_terminal:
-                    raise ConflictError(f"run {run_id} is {run.state}: cancel it first")
+                    raise ConflictError(f"run {run.run_id} is {run.state}: cancel it first")
             wanted = {"run_ids": _encode(list(run_ids)).decode()}
             for row in connection.execute(sql("children"), wanted):
                 raise ConflictError(
                     f"run {row['run_id']} began from {row['parent_run_id']}: remove it as well"
                 )
-            for run_id in run_ids:
+            for run in runs:
                 for query in _REMOVALS:
-                    connection.execute(sql(query), {"run_id": run_id})
-                removed = {"run_id": run_id, "now_ms": self._clock_ms(), "change": next(self._changes)}
-                connection.execute(sql("removed"), removed)
+                    connection.execute(sql(query), {"run_id": run.run_id})
+                named = {"run_id": run.run_id, "family": run.family, "member": run.member}
+                when = {"now_ms": self._clock_ms(), "change": next(self._changes)}
+                connection.execute(sql("removed"), {**named, **when})
 
         return self.writer.submit(change)
 

@@ -159,6 +159,26 @@ def test_a_workers_events_are_in_the_registry_and_the_metric_store(stores: Store
     asyncio.run(main())
 
 
+def test_a_checkpoint_that_becomes_durable_later_does_not_take_the_step_back(stores: Stores) -> None:
+    """Else a run that is killed then is said to have been killed at the step of its last checkpoint."""
+
+    async def main() -> None:
+        stores.start_run("r")
+        append(stores.path("r"), metric(1, step=20) + line(2, "checkpoint", step=10, path="step-10.pt"))
+        async with stores.ingesting() as ingest:
+            ingest.follow("r", 1)
+            await ingest.drain("r")
+            assert stores.registry.get("r").step == stores.registry.attempts("r")[0].step == 20
+            append(stores.path("r"), line(3, "checkpoint", step=30, path="step-30.pt"))
+            await ingest.drain("r")
+            assert stores.registry.get("r").step == 30, "where nothing else tells it, a checkpoint does"
+            append(stores.path("r"), line(4, "log", 2, message="resumed at step 10", step=10))
+            await ingest.drain("r")
+            assert stores.registry.get("r").step == 10
+
+    asyncio.run(main())
+
+
 def test_half_a_line_waits_and_a_lost_ring_costs_only_the_sweep(stores: Stores) -> None:
     async def main() -> None:
         stores.start_run("r")

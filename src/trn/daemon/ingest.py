@@ -317,7 +317,7 @@ class Ingest:
         known, end_step, heartbeat_ms = tail.registry_seq, None, 0
         for event in events:
             if event.seq > known:
-                tail.step = tail.step if event.step is None else event.step
+                tail.step = _step_after(event, tail.step)
                 if event.attempt == tail.number:
                     heartbeat_ms = max(heartbeat_ms, event.timestamp_ms)
                 if event.end_step is not None or event.max_steps is not None:
@@ -407,6 +407,13 @@ class Ingest:
         # Last: with the registry's old place, all this would be done again.
         await committed(self._registry.rewind(tail.run_id, place.offset))
         tail.registry_seq, tail.is_returning = known_seq, False
+
+
+def _step_after(event: Event, step: int) -> int:
+    """The run's step after this event. A checkpoint is durable only later: it names a step that may lie behind."""
+    if event.step is None:
+        return step
+    return max(step, event.step) if event.event == "checkpoint" else event.step
 
 
 def _stands(path: Path, place: Place) -> bool:

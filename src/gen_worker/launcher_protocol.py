@@ -48,7 +48,9 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     code_dir: str
     log_path: str
     attempt_dir: str
-    contract_path: str
+    checkpoints_dir: str
+    events_path: str
+    trainer: str
     is_warm: bool
     is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
     frozen_from: str = ""  # the folder that `code_dir` is a frozen copy of; empty: it is none
@@ -70,7 +72,7 @@ class Launch(Request, frozen=True, kw_only=True):
 
 
 class Close(Request, frozen=True, kw_only=True):
-    """Write the attempt's terminal event if it wrote none itself."""
+    """Write the attempt's terminal event if it wrote none itself. Needs no file: after a power cut any may be lost."""
 
     plan: WorkerPlan
     category: str

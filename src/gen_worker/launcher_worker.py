@@ -17,6 +17,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -162,16 +163,18 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
         try:
             from gen_worker.errors import Category
             from gen_worker.trainer.child_attempt import close_attempt
-            from gen_worker.trainer.subprocess_contract import read_subprocess_contract
 
+            plan = request.plan
             close_attempt(
-                read_subprocess_contract(request.plan.contract_path),
-                run_id=request.plan.run_id,
-                attempt=request.plan.number,
+                run_id=plan.run_id,
+                attempt=plan.number,
+                checkpoints_dir=Path(plan.checkpoints_dir),
+                events_path=Path(plan.events_path),
+                trainer=plan.trainer or None,
                 category=Category(request.category),
                 error=request.error,
                 cause=request.cause,
-                doorbell=request.plan.env.get("TRAINER_DOORBELL") or None,
+                doorbell=plan.env.get("TRAINER_DOORBELL") or None,
             )
         except Exception as fault:  # whatever it is, the one who asked must hear of it
             return _tell(report_fd, StartReport(error=_words(fault)))

@@ -62,7 +62,9 @@ class LaunchedRun:
             "code_dir": str(code),
             "log_path": str(self.folder.log),
             "attempt_dir": str(self.folder.attempts),
-            "contract_path": str(self.folder.contract),
+            "checkpoints_dir": str(self.folder.checkpoints),
+            "events_path": str(self.folder.events),
+            "trainer": self.job["trainer"],
             "is_warm": True,
         }
         return LaunchPlan(**{**fields, **changes})

@@ -488,6 +488,19 @@ def test_an_attempt_that_never_came_to_be_gets_its_end_too(shared: Home) -> None
     work(shared, claims)
 
 
+def test_an_end_is_written_without_any_file_that_a_power_cut_may_take(shared: Home) -> None:
+    async def claims(executor: LocalExecutor) -> None:
+        run, identity = await launch_waiting(executor, shared, "cut")
+        await executor.end(identity)
+        for path in (run.folder.job, run.folder.contract):
+            path.write_bytes(b"")  # as a file that was not synced may be found
+        assert await executor.close_attempt(run.plan(), category="cancelled", error="the machine went down")
+        (failed,) = run.events("failed")
+        assert (failed["attempt"], failed["error"]) == (1, "the machine went down")
+
+    work(shared, claims)
+
+
 def test_a_launcher_of_other_code_is_retired_and_its_worker_goes_on(home: Home) -> None:
     found: list[tuple[LaunchedRun, WorkerIdentity]] = []
 

@@ -112,7 +112,9 @@ def test_the_plan_crosses_the_socket_whole() -> None:
         code_dir="",
         log_path="/l",
         attempt_dir="/a",
-        contract_path="/c",
+        checkpoints_dir="/c",
+        events_path="/e",
+        trainer="a:B",
         is_warm=False,
     )
     wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)

@@ -14,21 +14,18 @@ from gen_worker.trainer.event_log import EventLog
 from gen_worker.trainer.lease import RunLease
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import read_environment
-from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
-
-
-def contract(folder: Path) -> TrainerSubprocessContractV1:
-    return TrainerSubprocessContractV1(
-        trainer_plugin="a:B",
-        job_spec_path=str(folder / "job.json"),
-        checkpoints_dir=str(folder / "checkpoints"),
-        samples_dir=str(folder / "samples"),
-        events_path=str(folder / "events.jsonl"),
-    )
 
 
 def close(folder: Path, attempt: int, error: str = "it died") -> None:
-    close_attempt(contract(folder), run_id="r", attempt=attempt, category=Category.TRAIN_STEP, error=error)
+    close_attempt(
+        run_id="r",
+        attempt=attempt,
+        checkpoints_dir=folder / "checkpoints",
+        events_path=folder / "events.jsonl",
+        trainer="a:B",
+        category=Category.TRAIN_STEP,
+        error=error,
+    )
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from gen_worker.trainer.failure import describe_failure, find_cause
 from gen_worker.trainer.lease import RunLease
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.runtime_env import WorkerEnvironment
-from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
 
 Redact = Callable[[str], str]
 
@@ -51,10 +50,12 @@ def report_missing_end(
 
 
 def close_attempt(
-    contract: TrainerSubprocessContractV1,
     *,
     run_id: str,
     attempt: int,
+    checkpoints_dir: Path,
+    events_path: Path,
+    trainer: str | None = None,
     category: Category,
     error: str,
     cause: str = "",
@@ -63,12 +64,13 @@ def close_attempt(
     """For whoever started a worker that is gone: write its terminal event, unless there is one. Safe to repeat.
 
     An attempt that wrote nothing at all gets its `started` too. LeaseHeldError where somebody still works there.
+    Reads no file but the events: after a power cut the job and the contract may be empty.
     """
     _write_end(
         run_id,
-        checkpoints_dir=Path(contract.checkpoints_dir).absolute(),
-        events_path=Path(contract.events_path).absolute(),
-        trainer=contract.trainer_plugin or None,
+        checkpoints_dir=checkpoints_dir,
+        events_path=events_path,
+        trainer=trainer,
         attempt=attempt,
         doorbell=doorbell,
         category=category,

@@ -77,7 +77,9 @@ def build_plan(
         frozen_from=run.frozen_from if run.snapshot else "",
         log_path=str(folder.log),
         attempt_dir=str(folder.attempts),
-        contract_path=str(folder.contract),
+        checkpoints_dir=str(folder.checkpoints),
+        events_path=str(folder.events),
+        trainer=run.config.get("trainer") or "",
         is_warm=is_same_python(interpreter, launcher_python) and not needs_fresh_start(given, inherited),
         # As the worker will decide it; to guess wrong costs it a moment, no more.
         is_writer_wanted=run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks")),

@@ -37,7 +37,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     code_dir: str  # first on the worker's import path; empty: none
     log_path: str  # stdout and stderr, appended
     attempt_dir: str  # its record and its exit are made here
-    contract_path: str
+    checkpoints_dir: str
+    events_path: str
+    trainer: str  # module:symbol, for the events of one that could not say it
     is_warm: bool
     is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
     frozen_from: str = ""  # the folder that `code_dir` is a frozen copy of; empty: it is none

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.trainer.subprocess_contract import read_subprocess_contract
 from trn.core.errors import UnavailableError
 from trn.executors.base import NO_SECRETS, AttemptKey, ImportTrial, LaunchPlan, WorkerExit, WorkerIdentity
 
@@ -205,7 +204,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _events_path(plan: LaunchPlan) -> Path:
-    return Path(read_subprocess_contract(plan.contract_path).events_path)
+    return Path(plan.events_path)
 
 
 def _devices(plan: LaunchPlan) -> set[str]:

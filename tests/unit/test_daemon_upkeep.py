@@ -1,6 +1,7 @@
 """One daemon for a home, what it refuses to start with, and what it does now and then."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from trn.daemon.maintenance import BUSY_STREAK, Maintenance, WalKeeper
 from trn.daemon.own_sources import OwnSources
 from trn.daemon.singleton import DaemonInfo, Singleton, read_daemon_info
 from trn.daemon.startup_checks import check_start
+from trn.registry.reader import RegistryReader
+from trn.registry.sqlite import NewRun, RunRegistry
 
 GOOD = {"grpcio": "1.85.1", "protobuf": "7.36.2"}
 
@@ -240,6 +243,31 @@ def test_code_that_no_run_names_is_removed_and_the_rest_is_kept(home: Home) -> N
     assert store.manifest(digests[0]).files[0].path == "code.py"
     with pytest.raises(NotFoundError):
         store.manifest(digests[1])
+
+
+def test_of_a_registry_that_was_deleted_all_that_was_acknowledged_is_kept_in_a_copy(home: Home) -> None:
+    registry = RunRegistry(home.registry)
+    registry.submit(NewRun(run_id="one", digest="1", config={})).result()
+    maintenance = Maintenance(
+        home=home,
+        settings=Settings(),
+        files={"registry.db": registry},
+        snapshots_in_use=set,
+        is_busy=lambda: True,
+        leave=lambda _reason: None,
+    )
+    maintenance.look_at_files()
+    assert maintenance.warnings == []
+    home.registry.unlink()
+    for _ in range(2):
+        maintenance.look_at_files()
+    (copy,) = home.backups.glob("rescued-*/registry.db")
+    (warning,) = maintenance.warnings
+    assert "was deleted while the daemon had it open" in warning
+    assert str(copy) in warning
+    with contextlib.closing(RegistryReader(copy)) as saved:
+        assert saved.get("one").digest == "1"
+    registry.close()
 
 
 def test_a_daemon_whose_home_was_moved_away_leaves(home: Home) -> None:

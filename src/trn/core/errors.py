@@ -14,6 +14,7 @@ TrnError
 ├── UnauthenticatedError  no token, or one that is not valid
 ├── TooMuchError          more than one caller is given
 └── RegistryError         the registry is damaged, or of another version
+    └── RegistryGoneError     its file was deleted or replaced under the daemon
 """
 
 from typing import ClassVar
@@ -79,3 +80,7 @@ class TooMuchError(TrnError):
 
 class RegistryError(TrnError):
     code = "internal"
+
+
+class RegistryGoneError(RegistryError):
+    code = "failed-precondition"  # to ask again does not help

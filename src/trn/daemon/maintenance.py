@@ -1,5 +1,5 @@
 """What the daemon does now and then: bring the write-ahead logs back into their files, remove code snapshots that no run
-names, look at the disk, leave when idle.
+names, look at the disk and at the databases' files, leave when idle.
 
 A checkpoint that comes back busy means that some reader has held the log for long. Once is nothing; a streak means
 that a process is stuck and the log grows, so it is said.
@@ -10,6 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from gen_worker.sizes import show_bytes
@@ -27,6 +28,11 @@ LOOK_EVERY_S = 5.0
 
 class WalFile(Protocol):
     def checkpoint_wal(self) -> tuple[int, int, int]: ...
+
+
+class DatabaseFile(WalFile, Protocol):
+    def find_problem(self) -> str: ...
+    def rescue(self, target: Path) -> None: ...
 
 
 class WalKeeper:
@@ -68,7 +74,7 @@ class Maintenance:
         *,
         home: Home,
         settings: Settings,
-        files: dict[str, WalFile],
+        files: dict[str, DatabaseFile],
         snapshots_in_use: Callable[[], set[str]],
         is_busy: Callable[[], bool],
         leave: Callable[[str], None],
@@ -76,7 +82,9 @@ class Maintenance:
     ) -> None:
         self._home = home
         self._settings = settings
+        self._files = files
         self._keepers = [WalKeeper(name, file) for name, file in files.items()]
+        self._gone: dict[str, str] = {}  # of files that are not at their place: what an operator has to know
         self._snapshots_in_use = snapshots_in_use
         self._is_busy = is_busy
         self._leave = leave
@@ -84,7 +92,11 @@ class Maintenance:
         self._last_busy = clock()
         self._next_collection = clock() + COLLECT_EVERY_S
         self._place = self._find_place()
-        self.warnings: list[str] = []
+        self._disk_warnings: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        return [*self._gone.values(), *self._disk_warnings]
 
     async def run(self) -> None:
         settings = self._settings
@@ -95,6 +107,7 @@ class Maintenance:
             if not self._is_home_there():
                 self._leave(f"{self._home.root} is gone, or another folder is in its place")
                 return
+            await asyncio.to_thread(self.look_at_files)
             self.look_for_idleness()
             if self._clock() >= next_round:
                 next_round = self._clock() + settings.maintenance_s
@@ -113,6 +126,37 @@ class Maintenance:
             return self._find_place() == self._place
         except OSError:
             return False
+
+    def look_at_files(self) -> None:
+        """See that each database is still where it was opened; of one that is not, keep a copy. Blocks; any thread."""
+        for name, file in self._files.items():
+            try:
+                problem = file.find_problem()
+                if problem and name not in self._gone:
+                    self._gone[name] = self._say_gone(problem, self._rescue(name, file))
+                    logger.error("%s", self._gone[name])
+                elif not problem and self._gone.pop(name, ""):
+                    logger.warning("%s is in its place again", name)
+            except Exception:
+                logger.exception("%s could not be looked at; it is tried again", name)
+
+    def _rescue(self, name: str, file: DatabaseFile) -> str:
+        folder = self._home.backups / time.strftime("rescued-%Y%m%d-%H%M%S")
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file.rescue(folder / name)
+        except Exception:
+            logger.exception("what this daemon has of %s could not be saved", name)
+            return ""
+        return str(folder / name)
+
+    @staticmethod
+    def _say_gone(problem: str, copy: str) -> str:
+        saved = f" What it has is saved in {copy}." if copy else ""
+        return (
+            f"{problem}: nothing is recorded any more, submits are refused, workers go on.{saved} Stop the daemon, put a"
+            " copy in its place without the files -wal and -shm, and start the daemon again"
+        )
 
     def look_for_idleness(self) -> None:
         """Leave where nothing ran and nobody asked for `idle_exit_s`."""
@@ -148,6 +192,6 @@ class Maintenance:
         warnings = []
         if free < 4 * self._settings.min_free_bytes:
             warnings.append(f"{self._home.root} has only {show_bytes(free)} free")
-        for warning in set(warnings) - set(self.warnings):
+        for warning in set(warnings) - set(self._disk_warnings):
             logger.warning("%s", warning)
-        self.warnings = warnings
+        self._disk_warnings = warnings

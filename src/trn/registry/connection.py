@@ -5,8 +5,9 @@ import sqlite3
 from importlib.resources import files
 from pathlib import Path
 
-from trn.core.errors import RegistryError
+from trn.core.errors import RegistryError, RegistryGoneError
 from trn.core.home import Home
+from trn.registry.file_identity import OpenFile
 
 BUSY_TIMEOUT_MS = 30_000
 WRITER_BUSY_MS = (
@@ -48,6 +49,16 @@ def checkpoint(connection: sqlite3.Connection) -> tuple[int, int, int]:
     finally:
         connection.execute(f"PRAGMA busy_timeout = {WRITER_BUSY_MS}")
     return row[0], row[1], row[2]
+
+
+def checkpoint_file(connection: sqlite3.Connection, file: OpenFile) -> tuple[int, int, int]:
+    """`checkpoint`, of a file that is still at its path: into another one it would mix the two. RegistryGoneError."""
+    problem = file.find_problem()
+    if problem:
+        raise RegistryGoneError(problem)
+    done = checkpoint(connection)
+    file.note()
+    return done
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
@@ -98,6 +109,12 @@ def check_integrity(path: Path) -> list[str]:
 
 def back_up(path: Path, target: Path) -> None:
     """A consistent copy, for the owner alone, while everything goes on."""
+    with contextlib.closing(open_reader(path)) as source:
+        copy_to(source, target)
+
+
+def copy_to(source: sqlite3.Connection, target: Path) -> None:
+    """A consistent copy of what that connection reads, for the owner alone."""
     target.touch(mode=0o600)
-    with contextlib.closing(open_reader(path)) as source, contextlib.closing(sqlite3.connect(target)) as copy:
+    with contextlib.closing(sqlite3.connect(target)) as copy:
         source.backup(copy)

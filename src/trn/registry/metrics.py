@@ -23,7 +23,8 @@ import msgspec
 
 from trn.core.errors import NotFoundError, TooMuchError
 from trn.core.runs import LineagePart
-from trn.registry.connection import checkpoint, migrate, open_reader, open_writer
+from trn.registry.connection import checkpoint_file, copy_to, migrate, open_reader, open_writer
+from trn.registry.file_identity import OpenFile
 from trn.registry.named_queries import metrics_sql as sql
 from trn.registry.writer import RegistryWriter
 
@@ -218,7 +219,10 @@ class MetricStore(MetricReader):
             connection.close()
             raise
         self._connection = connection
-        self.writer = RegistryWriter(connection, name="metrics-writer", is_applied_by_caller=False)
+        self._file = OpenFile(path, is_changed_by_checkpoints_alone=False)
+        self.writer = RegistryWriter(
+            connection, name="metrics-writer", is_applied_by_caller=False, file=self._file
+        )
         super().__init__(path)
         self._places = open_reader(path)  # never behind a long query
 
@@ -277,7 +281,15 @@ class MetricStore(MetricReader):
     def checkpoint_wal(self) -> tuple[int, int, int]:
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 
-        return self.writer.between(lambda: checkpoint(self._connection)).result()
+        return self.writer.between(lambda: checkpoint_file(self._connection, self._file)).result()
+
+    def find_problem(self) -> str:
+        """Why nothing can be written any more; empty: all is well. Blocks for what is being written."""
+        return self.writer.between(self._file.find_problem).result()
+
+    def rescue(self, target: Path) -> None:
+        """A copy of what this process has, also where its file was deleted. Blocks."""
+        self.writer.between(lambda: copy_to(self._connection, target)).result()
 
 
 def find_behind(registry: Path, metrics: Path, *, limit: int = MAX_BEHIND) -> list[str]:

@@ -17,8 +17,9 @@ import msgspec
 from trn.core.errors import ConflictError, NotFoundError
 from trn.core.number_words import with_words
 from trn.core.runs import QUEUED, AttemptRecord, Needs, RunRecord, RunState, require_transition
-from trn.registry.connection import checkpoint, migrate, open_writer
+from trn.registry.connection import checkpoint_file, copy_to, migrate, open_writer
 from trn.registry.families import find_submission, member_id, next_member
+from trn.registry.file_identity import OpenFile
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader
 from trn.registry.rows import read_attempt, read_run
@@ -94,7 +95,8 @@ class RunRegistry(RegistryReader):
         self._path = path
         self._clock_ms = clock_ms
         self._connection = connection
-        self.writer = RegistryWriter(connection)
+        self._file = OpenFile(path, is_changed_by_checkpoints_alone=True)
+        self.writer = RegistryWriter(connection, file=self._file)
         super().__init__(path)
         self._changes = itertools.count(self.last_change() + 1)  # there is one writer: it may count by itself
 
@@ -354,7 +356,15 @@ class RunRegistry(RegistryReader):
     def checkpoint_wal(self) -> tuple[int, int, int]:
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 
-        return self.writer.between(lambda: checkpoint(self._connection)).result()
+        return self.writer.between(lambda: checkpoint_file(self._connection, self._file)).result()
+
+    def find_problem(self) -> str:
+        """Why nothing can be written any more; empty: all is well. Blocks for what is being written."""
+        return self.writer.between(self._file.find_problem).result()
+
+    def rescue(self, target: Path) -> None:
+        """A copy of what this process has, also where its file was deleted. Blocks."""
+        self.writer.between(lambda: copy_to(self._connection, target)).result()
 
     def _move(
         self,

@@ -6,6 +6,8 @@ interpreter, a statement costs more by waiting than by its work. Where changes a
 
 Invariant: a future is resolved only after the commit that holds its change. A change that raises is taken back alone;
 the others of its group are not touched. If the commit fails, every one of the group fails, and none of it happened.
+Where the file is not at its path any more, every one of the group fails, too, and so do all after it: what was
+committed is in a file that nobody will find (see `file_identity`).
 While a commit is under way, nobody but the thread touches the connection.
 """
 
@@ -20,7 +22,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from gen_worker.failpoints import failpoint
-from trn.core.errors import RegistryError, UnavailableError
+from trn.core.errors import RegistryError, RegistryGoneError, UnavailableError
+from trn.registry.file_identity import OpenFile
 
 logger = logging.getLogger("trn.registry")
 
@@ -53,8 +56,11 @@ class RegistryWriter:
         *,
         name: str = "registry-writer",
         is_applied_by_caller: bool = True,
+        file: OpenFile | None = None,
     ) -> None:
         self._connection = connection
+        self._file = file
+        self._gone = ""  # why nothing can be written any more
         self._is_applied_by_caller = is_applied_by_caller
         self._lock = threading.RLock()  # of all that follows
         self._waiting: deque[_Item] = deque()
@@ -108,7 +114,8 @@ class RegistryWriter:
             self._settle_in = None  # whoever closes may be the one that would have settled
         self._orders.put(None)
         self._thread.join()
-        self._connection.close()
+        if not self._gone:  # closing it would bring the log into a file that is not its own
+            self._connection.close()
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -151,8 +158,10 @@ class RegistryWriter:
     def _begin(self, item: _Item) -> bool:
         """Where that fails, all that waits fails, too: a stranger's lock would be waited for once for each of them."""
         try:
+            if self._gone:
+                self.require_file()
             self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as fault:
+        except (sqlite3.Error, RegistryGoneError) as fault:
             self._roll_back("ROLLBACK")  # one that could not be taken back before
             item.future.set_exception(_explain(fault))
             while self._waiting:
@@ -161,6 +170,15 @@ class RegistryWriter:
                     future.set_exception(_explain(fault))
             return False
         return True
+
+    def require_file(self) -> None:
+        """RegistryGoneError where the path does not name the open file. One that comes back is used again."""
+        self._gone = "" if self._file is None else self._file.find_problem()
+        if self._gone:
+            raise RegistryGoneError(
+                f"{self._gone}: nothing can be recorded. Stop the daemon (workers go on), put the file or a backup in its"
+                " place, and start the daemon again: see `Backup and check` in docs/daemon.md"
+            )
 
     def _take_back(self, item: _Item, fault: BaseException, *, is_first: bool) -> None:
         """One change raised: it alone did not happen, unless SQLite itself took back everything (a full disk, say)."""
@@ -225,6 +243,7 @@ class RegistryWriter:
             failpoint("registry.before_commit")
             self._connection.execute("COMMIT")
             failpoint("registry.committed")
+            self.require_file()
         except Exception as fault:  # whatever it is, this thread goes on and nobody waits in vain
             self._roll_back("ROLLBACK")
             return _explain(fault)

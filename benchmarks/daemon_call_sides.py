@@ -8,6 +8,7 @@ import itertools
 import random
 import sqlite3
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,8 +34,9 @@ Call = Callable[[], Awaitable[object]]
 class RawCalls:
     """Calls without our client around them: an empty one, and a submit."""
 
-    def __init__(self, session: Session) -> None:
-        socket = socket_address(session.daemon.home.socket)
+    def __init__(self, session: Session, socket: str = "") -> None:
+        """`socket` is of another server than the session's daemon."""
+        socket = socket or socket_address(session.daemon.home.socket)
         options = [("grpc.default_authority", "localhost")]
         self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=options)
         self._check = self.channel.unary_unary(
@@ -97,6 +99,20 @@ class DurableCommits:
         return num_done / (time.perf_counter() - started)
 
 
+def start_commit_server(folder: Path) -> str:
+    """Its socket. It ends with this process."""
+    socket = folder / "commits.sock"
+    process = subprocess.Popen(
+        [sys.executable, HERE / "daemon_commit_server.py", socket, folder / "commits.db"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != b"serving\n":
+        raise RuntimeError("the server that only commits did not start")
+    return str(socket)
+
+
 def submits(options: Mapping[str, Any]) -> Round:
     """Empty calls and submits, one and 32 in flight, in a new order each round."""
     session = _held_session(Path(options["home"]))
@@ -110,13 +126,26 @@ def submits(options: Mapping[str, Any]) -> Round:
 
     raw = session.run(make_raw())
     commits = DurableCommits(session.folder / "floor.db")
+    socket = start_commit_server(session.folder)
+
+    async def make_floor() -> RawCalls:
+        floor = RawCalls(session, socket)
+        await floor.submit()
+        return floor
+
+    floor = session.run(make_floor())
 
     async def submit() -> None:
         job = session.daemon.job("daemon_trainers:Trivial", mock_batches=[1])
         if (await session.client.submit(job, base_dir=HERE)).existed:
             raise RuntimeError("the submit made no new run")
 
-    calls: dict[str, Call] = {"empty": raw.empty, "submit": raw.submit, "client": submit}
+    calls: dict[str, Call] = {
+        "empty": raw.empty,
+        "submit": raw.submit,
+        "client": submit,
+        "floor": floor.submit,
+    }
 
     async def take() -> Sample:
         sample: Sample = {}

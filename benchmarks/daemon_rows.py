@@ -23,6 +23,7 @@ POINTS = "ours, metric points"
 EMPTY = "empty call"
 CLIENT = "ours, through AsyncClient"
 COMMIT = "SQLite, a synced commit each"
+FLOOR = "limit: the same call that only commits a row"
 LAUNCHER = "its launcher"
 SHORT = "ours, 100 pending"
 BEFORE = "ours, before"
@@ -51,7 +52,7 @@ def _split_samples(measured: Measurements) -> None:
             {new: sample[old] for old, new in keys.items()} for sample in measured.samples.get(side, ())
         ]
 
-    for name, prefix in ((EMPTY, "empty"), (CLIENT, "client")):
+    for name, prefix in ((EMPTY, "empty"), (CLIENT, "client"), (FLOOR, "floor")):
         split(CALLS, name, {f"{prefix}_{number}_per_s": f"submit_{number}_per_s" for number in (1, 32)})
     split(CALLS, COMMIT, {"commit_per_s": "submit_1_per_s"})
     split(QUEUE, SHORT, {f"{what}_short_ms": f"{what}_long_ms" for what in ("submit", "page", "decide")})
@@ -140,7 +141,7 @@ def _submit_rows(measured: Measurements) -> list[Row]:
             unit="/s",
             key=f"submit_{number}_per_s",
             ours=CALLS,
-            beside=(EMPTY, CLIENT, COMMIT) if number == 1 else (EMPTY, CLIENT),
+            beside=(EMPTY, FLOOR, CLIENT, *([COMMIT] if number == 1 else [])),
             bar=Bar(limit=0.6, at_least=True, against=(EMPTY,)),
             note=(
                 "SubmitRun and grpc.health Check, the cheapest unary call of the same server, by bare stubs from one other"

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench soak proto clean redis-server
+.PHONY: demo test check bench soak soak-long proto clean redis-server
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
@@ -32,6 +32,10 @@ bench:
 # Hundreds of real runs while everything that can fail is made to fail; prints what it checked and what struck.
 soak: $(VENV)/.test-ready
 	@$(BIN)/python tests/integration/fault_harness.py
+
+# The same for about an hour, with at least 500 kills of daemons and of workers; its report is part of the docs.
+soak-long: $(VENV)/.test-ready
+	@$(BIN)/python tests/integration/fault_harness.py --long --report docs/soak-report.md
 
 # No stubs are generated: both sides build their calls from the descriptor (trn.proto.methods).
 proto: $(VENV)/.test-ready

@@ -8,6 +8,7 @@ that is the point. What the faults are: `fault_strikes`. What must be true after
 import argparse
 import asyncio
 import contextlib
+import datetime
 import random
 import shutil
 import sys
@@ -53,6 +54,7 @@ MAX_IN_FLIGHT = 12  # while faults strike
 MIN_IN_FLIGHT = 4  # so that there is always something to strike
 NUM_DEAF_WATCHERS = 5
 LOOK_EVERY_S = 0.05
+LONG_RUNS, LONG_KILLS = 1500, 500
 # Counted by what clients and daemons do, not dealt.
 OTHER_KINDS = (
     "reply lost after the commit",
@@ -69,7 +71,9 @@ class FaultHarness:
     At least `num_runs`, spread over all faults; more where these have not all struck by then.
     """
 
-    def __init__(self, folder: Path, *, num_runs: int, num_faults: int, seed: int) -> None:
+    def __init__(
+        self, folder: Path, *, num_runs: int, num_faults: int, seed: int, min_kills: int = 0
+    ) -> None:
         self.folder = folder
         self.disk = SmallDisk(folder / "disk", size_bytes=DISK_BYTES + num_runs * DISK_BYTES_PER_RUN)
         self.home = Home(folder / "disk" / "home")
@@ -77,6 +81,7 @@ class FaultHarness:
         self.witness.mkdir(parents=True)
         self.num_runs = num_runs
         self.num_faults = num_faults
+        self.min_kills = min_kills
         self.seed = seed
         self.history = History()
         self.struck: Counter[str] = Counter()
@@ -125,7 +130,7 @@ class FaultHarness:
                 tasks.create_task(self._look_at_states()),
                 tasks.create_task(self._never_read()),
             ]
-            chaos = tasks.create_task(self.strikes.strike(self.num_faults))
+            chaos = tasks.create_task(self.strikes.strike(self.num_faults, min_kills=self.min_kills))
             async with asyncio.TaskGroup() as clients:
                 number = 0
                 while number < self.num_runs or not chaos.done():
@@ -274,18 +279,45 @@ class FaultHarness:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--runs", type=int, help="at least that many runs (default 300)")
+    parser.add_argument("--faults", type=int, help="at least that many faults (default 300)")
+    parser.add_argument(
+        "--long", action="store_true", help=f"at least {LONG_KILLS} kills of daemons and of workers"
+    )
+    parser.add_argument(
+        "--report", type=Path, help="also write what was done and found to this file, as Markdown"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
-    print(f"{options.runs} runs, {options.faults} faults, seed {options.seed}", flush=True)
+    usual = LONG_RUNS if options.long else 300
+    num_runs, num_faults = options.runs or usual, options.faults or usual
+    print(f"{num_runs} runs, {num_faults} faults, seed {options.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="trn-soak-"))
     began = time.monotonic()
-    harness = FaultHarness(folder, num_runs=options.runs, num_faults=options.faults, seed=options.seed)
+    harness = FaultHarness(
+        folder,
+        num_runs=num_runs,
+        num_faults=num_faults,
+        seed=options.seed,
+        min_kills=LONG_KILLS if options.long else 0,
+    )
     report = asyncio.run(harness.run())
+    took_s = time.monotonic() - began
     print(report)
-    print(f"{time.monotonic() - began:.0f} s; everything is in {folder}")
+    print(f"{took_s:.0f} s; everything is in {folder}")
+    if options.report:
+        options.report.write_text(_as_page(report, seed=options.seed, took_s=took_s), encoding="utf-8")
     return 1 if report.faults else 0
+
+
+def _as_page(report: Report, *, seed: int, took_s: float) -> str:
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    return (
+        "# Soak report\n\n"
+        f"Written by `make soak-long` on {date}: seed {seed}, {took_s / 60:.0f} minutes. Real runs on a real daemon; each"
+        " fault below struck while they ran. [Promises](promises.md) says what was checked.\n\n"
+        f"```text\n{report}\n```\n"
+    )
 
 
 if __name__ == "__main__":

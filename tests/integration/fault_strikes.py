@@ -100,8 +100,8 @@ class FaultStrikes:
             del shares["disk filled"]
         self._deck = Deck([name for name, share in shares.items() for _ in range(share)], dice)
 
-    async def strike(self, num_faults: int) -> None:
-        """That many faults, one after the other."""
+    async def strike(self, num_faults: int, *, min_kills: int = 0) -> None:
+        """That many faults, one after the other; more until daemons and workers were killed `min_kills` times each."""
         acts: dict[str, Callable[[], Awaitable[bool]]] = {
             "daemon killed": self._kill_daemon,
             "daemon stopped and continued": self._pause_daemon,
@@ -115,7 +115,7 @@ class FaultStrikes:
             "pid reused": self._reuse_pid,
         }
         began = time.monotonic()
-        while self.num_struck < num_faults:
+        while self.num_struck < num_faults or min(self._num_kills()) < min_kills:
             await asyncio.sleep(self._dice.random() * LONGEST_PAUSE_S)
             name = self._deck.deal()
             while True:
@@ -126,6 +126,11 @@ class FaultStrikes:
             self.num_struck += 1
             with self._diary.open("a") as diary:
                 print(f"{time.monotonic() - began:8.2f} s  {name}", file=diary)
+
+    def _num_kills(self) -> tuple[int, int]:
+        """Of daemons, at random moments and at failpoints, and of workers."""
+        daemons = sum(number for name, number in self._struck.items() if name.startswith("daemon killed"))
+        return daemons, self._struck["worker killed"]
 
     def end(self) -> None:
         self._disk.make_room()

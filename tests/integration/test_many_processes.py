@@ -266,16 +266,19 @@ def test_what_fsdp_saves_is_whole_and_one_process_goes_on_with_it(tmp_path: Path
 
 
 def test_the_first_save_names_what_a_plain_load_state_dict_cannot_load(tmp_path: Path) -> None:
-    run = parallel_run(tmp_path, 2, trainer="parallel_mlp:PlainFsdp", max_steps=6, checkpoint_every=3)
-    done = run.work()
+    run = parallel_run(tmp_path, 2, trainer="counted_shards:CountedFsdp", max_steps=6, checkpoint_every=3)
+    done = run.work(COUNTS=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    # Weights and momentum of two layers with a bias each, three times; and the most that lived at once.
+    assert (tmp_path / "rank-0").read_text() == "24 8"
+    assert (tmp_path / "rank-1").read_text() == "24 1"
     (warning,) = (event for event in run.events("log") if event["level"] == "warning")
     assert "sharded over 2 processes: model.0.weight, model.0.bias, model.3.weight" in warning["message"]
     assert "set_model_state_dict" in warning["message"]
     assert warning["seq"] < run.events("checkpoint")[0]["seq"]
     # What it says is true: several processes cannot resume, one can.
     run.job |= {"max_steps": 9}
-    failed = run.work()
+    failed = run.work(COUNTS=str(tmp_path))
     assert failed.returncode == 13
     assert "set_model_state_dict" in run.events("failed")[-1]["error"]
     run.job |= {"resources": {"processes": 1}}

@@ -1,7 +1,7 @@
-"""States by parameter names, whole, whatever the number of processes: what 4 processes save, 1 or 2 can load.
+"""States by parameter names, whatever the number of processes: what 4 processes save, 1 or 2 can load.
 
-A sharded tensor is put together on the way out and cut on the way in; both are collective. Everything else is a
-renaming: torch numbers the parameters of an optimizer, and numbers change with the groups.
+A sharded tensor goes out as it is: the loop puts it together, one tensor at a time. It is cut on the way in. Everything
+else is a renaming: torch numbers the parameters of an optimizer, and numbers change with the groups.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,6 @@ import torch
 from gen_worker.errors import CheckpointError
 
 _MAX_LISTED = 8
-
-
-def whole(value: Any) -> Any:
-    """The full tensor of a sharded one, on the CPU; anything else as it is."""
-    full = getattr(value, "full_tensor", None)
-    return value if full is None else full().cpu()
 
 
 def cut_like(value: Any, like: Any) -> Any:
@@ -34,7 +28,7 @@ def cut_like(value: Any, like: Any) -> Any:
 
 
 def module_state(module: torch.nn.Module) -> dict[str, Any]:
-    return {name: whole(value) for name, value in module.state_dict().items()}
+    return dict(module.state_dict())
 
 
 def load_module_state(module: torch.nn.Module, payload: Mapping[str, Any], *, what: str) -> None:
@@ -61,10 +55,7 @@ def optimizer_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     names = _names(module, optimizer)
     raw = optimizer.state_dict()
     return {
-        "state": {
-            names[number]: {key: whole(value) for key, value in entry.items()}
-            for number, entry in raw["state"].items()
-        },
+        "state": {names[number]: dict(entry) for number, entry in raw["state"].items()},
         "param_groups": [
             {**group, "params": [names[number] for number in group["params"]]}
             for group in raw["param_groups"]

@@ -29,6 +29,7 @@ class PyTorchTrainer:
     """Trains what a job file says. `docs/pytorch-runner.md` is its guide."""
 
     config: RunnerConfig
+    shards_when_loading = True  # `cut_like`
     handles_empty_shares = True  # a sum over the global batch, and a forward pass of a stand-in
 
     def check_job(self, job: TrainingJobSpec) -> list[str]:

@@ -174,7 +174,9 @@ class ArtifactWriter:
             )
         )
         self._in_flight = _InFlight(
-            content=content, started_s=started_s, blocked_s=time.monotonic() - started_s
+            content=replace(content, state={}),  # it was copied: a state gathered from shards is let go
+            started_s=started_s,
+            blocked_s=time.monotonic() - started_s,
         )
 
     def begin_checkpoint(

@@ -115,18 +115,24 @@ class TorchProcesses:
         return items[0]  # type: ignore[no-any-return]
 
     def whole(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One tensor after the other: elsewhere than in the main process's memory there is at most one whole tensor."""
+        import torch
         from torch.distributed.tensor import DTensor
+
+        is_main = self.rank == 0
 
         def join(value: Any) -> Any:
             if isinstance(value, DTensor):
-                return value.full_tensor()
+                full = _full_tensor(value)
+                return full.cpu() if is_main else None
             if isinstance(value, Mapping):
                 return {key: join(item) for key, item in value.items()}
             if type(value) in (list, tuple):
                 return type(value)(join(item) for item in value)
             return value
 
-        return {key: join(item) for key, item in payload.items()}
+        with torch.no_grad():
+            return {key: join(item) for key, item in payload.items()}
 
     def watch(self, stop: StopSignal, progress: Progress) -> None:
         if self._is_posted or self._is_closed:
@@ -181,6 +187,13 @@ class TorchProcesses:
         self._is_closed = True
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _full_tensor(value: Any) -> "torch.Tensor":
+    """Of a sharded tensor; collective. A share that was moved to the CPU goes back to where the processes exchange."""
+    device = value.device_mesh.device_type
+    full: torch.Tensor = (value if value.device.type == device else value.to(device)).full_tensor()
+    return full
 
 
 def _lost(message: str) -> TrainStepError:
@@ -305,16 +318,19 @@ def device_of_process(devices: Sequence[str] | None, local_rank: int) -> str:
 
 
 def digest_tensors(payload: Mapping[str, Any]) -> dict[str, str]:
-    """A hash of each tensor of floats in a state, by its place there."""
+    """A hash of each tensor of floats in a state, by its place there. Not of shares: those differ by nature."""
     import hashlib
 
     import torch
+    from torch.distributed.tensor import DTensor
 
     found: dict[str, str] = {}
 
     def look(value: Any, place: str) -> None:
         if place.rpartition(".")[2].startswith("running_"):
             return  # statistics of batch norms are each process's own
+        if isinstance(value, DTensor):
+            return
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             octets = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             found[place] = hashlib.blake2b(octets.numpy().data, digest_size=16).hexdigest()

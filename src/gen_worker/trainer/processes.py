@@ -30,7 +30,7 @@ class Processes(Protocol):
         """What the main process gave, in every process."""
 
     def whole(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same state with sharded tensors put together."""
+        """The same state with sharded tensors put together, on the CPU of the main process; None in the others."""
 
     def stop_step(self, stop: StopSignal, progress: Progress) -> int:
         """The step at which all stop, once one of them was asked to. Waits until all have said how far they are."""

@@ -82,12 +82,11 @@ class StateSaver:
         payload: Mapping[str, Any] = self.trainer.state_dict(model_state)
         if not isinstance(payload, Mapping):
             raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
-        is_first = self.processes.world_size > 1 and not self._is_compared
-        if is_first and self.processes.rank == 0 and not self.processes.has_loaded:
-            self._warn_of_shards(payload)
-        payload = self.processes.whole(payload)
-        if is_first:
+        if self.processes.world_size > 1 and not self._is_compared:
+            if self.processes.rank == 0 and not self.processes.has_loaded:
+                self._warn_of_shards(payload)
             self._compare(payload)
+        payload = self.processes.whole(payload)
         all_rng = self.processes.gather(rng)
         cursor = _cursor_of_all(self.processes.gather(cursor))
         if self.artifacts is None:
@@ -111,9 +110,11 @@ class StateSaver:
         restore_rng(rng)
 
     def _warn_of_shards(self, payload: Mapping[str, Any]) -> None:
-        """Once a run: who saves shards as they are has, as a rule, a `load_state_dict` that takes only shards."""
+        """Once a run: who saves shards as they are may have a `load_state_dict` that takes only shards."""
         from gen_worker.trainer.distributed import sharded_places
 
+        if getattr(self.trainer, "shards_when_loading", False):
+            return
         places = sharded_places(payload)
         if places:
             more = f" and {len(places) - 5} more" if len(places) > 5 else ""
@@ -121,8 +122,8 @@ class StateSaver:
                 f"state_dict returned tensors that are sharded over {self.processes.world_size} processes:"
                 f" {', '.join(places[:5])}{more}. They are saved whole. A plain load_state_dict of a module or an"
                 " optimizer cannot shard them again: a resume in several processes will fail, in one process it works."
-                " Use get_model_state_dict, set_model_state_dict, get_optimizer_state_dict and set_optimizer_state_dict"
-                " of torch.distributed.checkpoint.state_dict, as docs/distributed.md shows",
+                " Use set_model_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict, as"
+                " docs/distributed.md shows, and set `shards_when_loading = True` in the class",
                 level="warning",
             )
 
@@ -132,7 +133,10 @@ class StateSaver:
 
         self._is_compared = True
         first, *others = self.processes.gather(digest_tensors(payload))
-        differing = [name for name in first if any(other.get(name) != first[name] for other in others)]
+        # What a process does not have at all was left to the main one: torch's own functions can do that.
+        differing = [
+            name for name in first if any(name in other and other[name] != first[name] for other in others)
+        ]
         if differing:
             more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
             self.reporter.log(

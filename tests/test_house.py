@@ -42,6 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "gen_worker.failpoints",
         "gen_worker.installed_packages",
         "gen_worker.launcher_protocol",
+        "gen_worker.process_family",
         f"{TRAINER}.subprocess_contract",
     ),
     "trn.daemon": (

@@ -30,13 +30,21 @@ from gen_worker.launcher_protocol import (
     Tried,
     TryImports,
     WorkerPlan,
+    boot_id,
     claim,
     exit_path,
+    read_process,
     read_record,
     record_path,
     write_exit,
 )
 from gen_worker.launcher_worker import StartReport
+from gen_worker.process_family import end_family
+
+REPORT_BYTES = 4096
+MAX_REPORT_READS = 16  # before the others have their turn
+MAX_REPORT_BYTES = 1 << 20  # further ones are passed over
+IMPORTED_PATIENCE_S = 1.0  # everyone waits meanwhile
 
 Reply = Callable[[Channel, msgspec.Struct], None]
 
@@ -66,6 +74,25 @@ class Child:
     @property
     def key(self) -> tuple[str, int]:
         return self.plan.run_id, self.plan.number
+
+    def read_reports(self) -> bool:
+        """Take what it wrote; True once it has closed the pipe. An author's module may write there, too, and for ever."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(MAX_REPORT_READS):
+                data = os.read(self.report_fd, REPORT_BYTES)
+                if not data:
+                    return True
+                if len(self.reported) < MAX_REPORT_BYTES:
+                    self.reported += data
+        return False
+
+    def reports(self) -> list[StartReport]:
+        """Those that it made; what else came through the pipe is passed over."""
+        found = []
+        for line in self.reported.splitlines():
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                found.append(msgspec.json.decode(line, type=StartReport))
+        return found
 
 
 class Children:
@@ -130,10 +157,7 @@ class Children:
 
     def _hear(self, pid: int, child: Child) -> None:
         """What a child says of its start; it has said all when it closes the pipe (or its exec does)."""
-        try:
-            while data := os.read(child.report_fd, 4096):
-                child.reported += data
-        except BlockingIOError:
+        if not child.read_reports():
             return
         if isinstance(child.request, TryImports):
             self._selector.unregister(child.report_fd)  # how it ends is part of the answer
@@ -145,7 +169,7 @@ class Children:
             self._selector.unregister(child.report_fd)
         os.close(child.report_fd)
         child.is_settled = True
-        reports = [msgspec.json.decode(line, type=StartReport) for line in child.reported.splitlines()]
+        reports = child.reports()
         child.error = " ".join(report.error for report in reports if report.error)
         is_done = any(report.is_done for report in reports)
         waiting, child.waiting = child.waiting, []
@@ -199,10 +223,10 @@ class Children:
 
     def _note_end(self, pid: int, child: Child, exit_code: int) -> None:
         if not child.is_settled:
-            with contextlib.suppress(BlockingIOError):
-                while data := os.read(child.report_fd, 4096):
-                    child.reported += data
+            child.read_reports()
             self._settle(pid, child, exit_code)
+        if isinstance(child.request, TryImports):
+            _end_what_was_imported(pid)
         if not child.is_claimed:
             return
         is_out_of_memory = exit_code == -signal.SIGKILL and self._look_for_oom_kills()
@@ -246,6 +270,16 @@ def as_reply(id_: int, record: AttemptRecord, error: str = "") -> Launched | Ref
     if error or record.abandoned:
         return Refused(id=id_, message=error or "the attempt was given up before its worker came to be")
     return Launched(id=id_, boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)
+
+
+def _end_what_was_imported(pid: int) -> None:
+    """What an author's module started when it was tried goes with the trial. Before the process is reaped."""
+    try:
+        state = read_process(pid)
+        if state is not None:
+            end_family(pid, state.start_ticks, boot_id(), patience_s=IMPORTED_PATIENCE_S)
+    except OSError as fault:
+        say(f"what the trial with pid {pid} started may be left: {fault}")
 
 
 def _describe(exit_code: int, *, is_out_of_memory: bool) -> str:

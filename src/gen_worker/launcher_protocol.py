@@ -23,10 +23,6 @@ from gen_worker.installed_packages import packages_stamp, source_stamp
 
 VERSION = 2
 MAX_LINE_BYTES = 4 << 20
-# Whose a process is, as `pid:start` of the worker. All that a worker executes has it in its environment; the forks of a
-# warm one, which is never executed itself, have it in the name of this descriptor.
-PROCESS_MARK = "GEN_WORKER_PROCESS"
-MARK_FD = 199  # one number, so that to look at it is one call; beyond those that programs use by number
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,26 +270,33 @@ def boot_id() -> str:
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     """What the system says of one process."""
 
-    letter: str  # Z: it has ended and waits to be reaped
+    letter: str  # Z: its first thread has ended
     parent: int
     start_ticks: int
+    num_threads: int = 1
 
     @property
     def is_ended(self) -> bool:
-        return self.letter in ("Z", "X")
+        """It only waits to be reaped. While other threads of it run, it still holds all that it held."""
+        return self.letter in ("Z", "X") and self.num_threads <= 1
 
 
 def read_process(pid: int) -> ProcessState | None:
-    """None where there is none. Linux only."""
+    """None where there is none. OSError where that cannot be found out now: it is no answer. Linux only."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
-    return ProcessState(letter=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
+    return ProcessState(
+        letter=fields[0],
+        parent=int(fields[1]),
+        start_ticks=int(fields[19]),
+        num_threads=int(fields[17]),
+    )
 
 
 def is_same_process(pid: int, start_ticks: int | None, boot: str) -> bool:
-    """Whether that very process still runs; one that has ended and was not reaped does not."""
+    """Whether that very process still runs; one that has ended and was not reaped does not. OSError: nobody knows."""
     if boot != boot_id() or pid <= 0:
         return False
     found = read_process(pid)
@@ -307,33 +310,6 @@ def is_same_process(pid: int, start_ticks: int | None, boot: str) -> bool:
                 return False
         return True
     return not found.is_ended and start_ticks in (None, found.start_ticks)
-
-
-def process_mark(pid: int, start_ticks: int | None) -> str:
-    return f"{pid}:{'' if start_ticks is None else start_ticks}"
-
-
-def hold_mark(mark: str) -> None:
-    """Give this process and all its forks, wherever they go, the mark; what they execute does not get it from here."""
-    with contextlib.suppress(OSError, AttributeError):  # without it, those who slip away are not found
-        fd = os.memfd_create(f"{PROCESS_MARK}={mark}")
-        try:
-            os.dup2(fd, MARK_FD, inheritable=False)
-        finally:
-            os.close(fd)
-
-
-def has_mark(pid: int, mark: str) -> bool:
-    try:
-        held = os.readlink(f"/proc/{pid}/fd/{MARK_FD}")  # noqa: PTH115  (hot)
-        if held == f"/memfd:{PROCESS_MARK}={mark} (deleted)":
-            return True
-    except OSError:  # it has no such descriptor, is not ours to look at, or gone
-        pass
-    try:
-        return f"{PROCESS_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 def code_stamp() -> str:

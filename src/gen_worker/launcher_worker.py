@@ -25,7 +25,6 @@ import msgspec
 from gen_worker import entrypoint
 from gen_worker.frozen_imports import frozen_variables
 from gen_worker.launcher_protocol import (
-    PROCESS_MARK,
     AttemptRecord,
     Close,
     TryImports,
@@ -33,11 +32,10 @@ from gen_worker.launcher_protocol import (
     boot_id,
     claim,
     encode,
-    hold_mark,
-    process_mark,
     read_process,
     record_path,
 )
+from gen_worker.process_family import PROCESS_MARK, hold_mark, process_mark
 
 NO_EXEC = 127  # as shells say it
 PR_SET_PDEATHSIG = 1
@@ -87,10 +85,10 @@ def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
             return _tell(report_fd, StartReport(is_taken=True))
         _tell(report_fd, StartReport(is_claimed=True))
         environ_of_worker[PROCESS_MARK] = process_mark(pid, ticks)
+        hold_mark(environ_of_worker[PROCESS_MARK])
         if not plan.is_warm:
             _exec(plan, environ_of_worker, report_fd)
         os.close(report_fd)
-        hold_mark(environ_of_worker[PROCESS_MARK])
         _prepare_interpreter(plan, ground.import_path, environ_of_worker)
         return entrypoint.main()
 
@@ -109,6 +107,9 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
         os.setsid()
         _shed_launcher(keep_fd=report_fd)
         environ = _lay_over(ground.environ, plan)
+        state = read_process(os.getpid())
+        environ[PROCESS_MARK] = process_mark(os.getpid(), None if state is None else state.start_ticks)
+        hold_mark(environ[PROCESS_MARK])
         try:
             _open_log(os.devnull)
             _enter(plan, environ)

@@ -102,18 +102,38 @@ print("said at import", flush=True)
 sys.stderr.write("and this\\n")
 assert os.environ["OF_THE_JOB"] == "yes"
 threading.Thread(target=time.sleep, args=(600,)).start()
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep)
+leaver = subprocess.Popen(sleep, start_new_session=True, env={{}}, cwd="/")
+open({str(tmp_path / "pids")!r}, "w").write(f"{{child.pid}} {{leaver.pid}}")
 {TRAINER}"""
     tried = try_(shared, tmp_path, noisy, plan={"is_warm": is_warm}, env={"OF_THE_JOB": "yes"})
     assert tried == ImportTrial()
-    pid = int((tmp_path / "pid").read_text())
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
     def is_gone() -> bool:
-        state = read_process(pid)
-        return state is None or state.is_ended
+        states = [read_process(pid) for pid in pids]
+        return all(state is None or state.is_ended for state in states)
 
     asyncio.run(until(is_gone, "the end of what the module started"))
+
+
+def test_a_module_that_writes_into_the_launchers_pipe_does_not_end_the_launcher(
+    shared: Home, tmp_path: Path
+) -> None:
+    source = f"""
+import os, stat
+for fd in range(3, 256):
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.write(fd, b"[not a report]\\n" + b"\\xff" * 5000 + b"\\n")
+    except OSError:
+        pass
+{TRAINER}"""
+    assert try_(shared, tmp_path, TRAINER) == ImportTrial()
+    before = [info.pid for info in living(shared)]
+    assert try_(shared, tmp_path, source) == ImportTrial()
+    assert [info.pid for info in living(shared)] == before
 
 
 @pytest.mark.parametrize("is_warm", [True, False])

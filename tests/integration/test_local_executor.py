@@ -370,6 +370,23 @@ class Family(Counting):
             os._exit(0)
         os.waitpid(middle, 0)
         pids.append(int(os.read(told, 100)))
+        # What a program does that wants to leave for good: nothing of the worker's is left to it.
+        middle = os.fork()
+        if middle == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.chdir("/")
+                null = os.open(os.devnull, os.O_RDWR)
+                for number in (0, 1, 2):
+                    os.dup2(null, number)
+                os.write(tell, str(os.getpid()).encode())
+                os.closerange(3, 4096)
+                os.execve(sys.executable, SLEEP, {})
+            os._exit(0)
+        os.waitpid(middle, 0)
+        pids.append(int(os.read(told, 100)))
+        lone = subprocess.Popen(SLEEP, env={}, start_new_session=True, cwd="/", close_fds=True)
+        pids.append(lone.pid)
         Path(ctx.job.hyperparams["pids"]).write_text(" ".join(map(str, [*pids, pid])))
 """
 
@@ -393,7 +410,7 @@ def test_ending_a_worker_takes_all_that_it_started_and_nothing_else(
         await until(lambda: run.events("log") or not is_running(identity), "its training")
         pids = [identity.pid, *map(int, pids_path.read_text().split())]
         states = [read_process(pid) for pid in pids]
-        assert len(pids) == 6
+        assert len(pids) == 8
         assert all(state is not None and not state.is_ended for state in states), run.log()
         if not has_launcher:
             (info,) = living(home)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_worker.launcher_protocol import PROCESS_MARK
+from gen_worker.process_family import PROCESS_MARK
 from trn.client.cli import exit_codes
 from trn.client.cli.durations import parse_since, say_ago, say_duration
 from trn.client.cli.explanation import Surroundings, explain

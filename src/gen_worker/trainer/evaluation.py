@@ -54,8 +54,10 @@ class Evaluator:
     def __post_init__(self) -> None:
         require_hook(self.trainer, self.kind)
 
-    def run(self, state: Any) -> MetricsRecord | None:
+    def run(self, state: Any, *, may_leave: bool = True) -> MetricsRecord | None:
         """One pass; None where a stop request ended it: in a single process, without a hook for the end.
+
+        Without `may_leave` no stop request ends it.
 
         Raises what the author's hook raises.
         """
@@ -63,7 +65,7 @@ class Evaluator:
         rng = capture_rng()
         try:
             with evaluation_mode(self.trainer, state):
-                found = self._pass(state)
+                found = self._pass(state, may_leave=may_leave)
         except BaseException:
             self.close()  # its position is of no use to the next pass
             raise
@@ -89,7 +91,7 @@ class Evaluator:
         if close is not None:
             close()
 
-    def _pass(self, state: Any) -> tuple[dict[str, float], int, Mapping[str, Any]] | None:
+    def _pass(self, state: Any, *, may_leave: bool) -> tuple[dict[str, float], int, Mapping[str, Any]] | None:
         trainer, ctx, stop = self.trainer, self.ctx, self.ctx.is_canceled
         hook: Callable[..., Any] = getattr(trainer, HOOK_BY_KIND[self.kind])
         begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
@@ -97,7 +99,7 @@ class Evaluator:
             begin(self.kind, state, ctx)
         # With others, a process meets them at the end of the pass. And where there is a hook for the end, it may have
         # to put training weights back, and cannot be expected to do with half a pass.
-        may_leave = self.processes.world_size == 1 and end is None
+        may_leave = may_leave and self.processes.world_size == 1 and end is None
         sums = RowSums()
         for raw_batch in self._batches():
             if may_leave and stop.reason is not None:

@@ -1,5 +1,6 @@
 """An exception in the words of a `failed` event: its category, its cause, and one text a person can read."""
 
+import contextlib
 import errno
 import re
 import socket
@@ -53,6 +54,20 @@ _CONNECTION_TYPES = frozenset(
 _MEMORY_TYPES = frozenset({"builtins.MemoryError", "torch.OutOfMemoryError"})
 # gloo has no exception type of its own for this. A collective that is called wrongly says "enforce fail" there.
 _GLOO_LOST = re.compile(r"\[(?!enforce fail)[^\]]*gloo/transport/")
+
+
+def say(fault: BaseException) -> str:
+    """What an exception says of itself. Never raises, whatever the author's class does."""
+    for words in (str, repr):
+        with contextlib.suppress(BaseException):
+            return str.__str__(words(fault))
+    return "its text cannot be made: its __str__ and __repr__ raise"
+
+
+def add_note(fault: BaseException, note: str) -> None:
+    """`fault.add_note`, whatever the author's class makes of it."""
+    with contextlib.suppress(BaseException):
+        BaseException.add_note(fault, note)
 
 
 def find_cause(fault: BaseException) -> str:

@@ -1,22 +1,20 @@
 """The loop: drives a trainer class from one step to the last. It receives its parts and does no I/O of its own.
 
 Each step: cancel check, `prepare_batch`, `train_step`, step committed; only then has the data cursor moved. Then what
-is due: metrics, validation, early stopping and the end of an epoch, checkpoint, sample. At the end a test and the final
-checkpoint. Whatever ends the loop early, the last committed step is saved if the state is sound.
+is due: metrics, validation, early stopping and the end of an epoch (`step_work`), checkpoint, sample. At the end a test
+and the final checkpoint. Whatever ends the loop early, the last committed step is saved if the state is sound, with how
+far the work after it was.
 
 The next step at which anything is due is known beforehand, so between two such steps there is nothing but the
 cancel check and the author's two calls (`_advance`). Callbacks that look at every batch have a second such loop.
 """
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.errors import InputError, TrainingCanceled, TrainingTimeout, TrainStepError
-from gen_worker.trainer.artifacts import SavedCheckpoint
+from gen_worker.errors import InputError, TrainStepError
 from gen_worker.trainer.author_state import fill_state
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.callbacks.base import RunHandle
@@ -30,8 +28,8 @@ from gen_worker.trainer.contracts import (
     TrainingJobSpec,
 )
 from gen_worker.trainer.empty_shares import EmptyShareWatch
-from gen_worker.trainer.epoch_ends import EpochEnds
-from gen_worker.trainer.evaluation import Evaluator, count_rows
+from gen_worker.trainer.evaluation import Evaluator
+from gen_worker.trainer.failure import add_note, say
 from gen_worker.trainer.job_lifecycle import pause, raise_stop
 from gen_worker.trainer.measurements import Measurements
 from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
@@ -41,9 +39,10 @@ from gen_worker.trainer.saving import StateSaver
 from gen_worker.trainer.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
 from gen_worker.trainer.state import TrainerState
 from gen_worker.trainer.state_restorer import StateRestorer
-from gen_worker.trainer.step_metrics import not_a_result, read_metrics
-
-logger = logging.getLogger("gen_worker.loop")
+from gen_worker.trainer.step_metrics import not_a_result
+from gen_worker.trainer.step_saves import StepSaves
+from gen_worker.trainer.step_work import StepWork
+from gen_worker.trainer.work_journal import Part
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -71,19 +70,15 @@ class TrainingLoop:
     how_to_go_on: str = "run the job again to go on"
     load_checkpoint: Callable[[], Checkpoint | None] = lambda: None
 
-    final_checkpoint: Path | None = field(default=None, init=False)
     attempted_step: int = field(default=0, init=False)  # the one that failed, where one did
     stop_step: int | None = field(default=None, init=False)  # at which all processes stop, once settled
     _handle: RunHandle = field(init=False)
-    _saver: StateSaver = field(init=False)
     _schedule: Schedule = field(init=False)
     _sampler: Sampler = field(init=False)
-    _measurements: Measurements = field(init=False)
-    _is_sound: bool = field(default=True, init=False)
+    _saves: StepSaves = field(init=False)
     _last: StepResult = field(default_factory=StepResult, init=False)
     _last_batch: Any = field(default=None, init=False)
-    _saved_step: int = field(default=-1, init=False)
-    _epochs: EpochEnds = field(init=False)
+    _work: StepWork = field(init=False)
     _has_ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +87,7 @@ class TrainingLoop:
         )
         state = self.trainer_state
         state.attach(self.ctx, rows_at=self._schedule.rows_at, callbacks=self.callbacks.state_dict)
-        self._saver = StateSaver(
+        saver = StateSaver(
             ctx=self.ctx,
             trainer=self.trainer,
             reporter=self.reporter,
@@ -101,7 +96,7 @@ class TrainingLoop:
             identity=self.restorer.identity,
             uploader=self.uploader,
         )
-        self._measurements = Measurements(
+        measurements = Measurements(
             ctx=self.ctx,
             state=state,
             reporter=self.reporter,
@@ -123,21 +118,48 @@ class TrainingLoop:
             model_state=None,
             folder=self.folder,
             steps_per_epoch=self.source.batches_per_epoch,
-            emit=self._emit,
             tell=lambda message, level: self.reporter.log(message, level=level),  # type: ignore[arg-type]
             any_of_all=self.processes.any_of,
         )
-        self._epochs = EpochEnds(
+        self._saves = StepSaves(
+            saver=saver,
+            schedule=self._schedule,
+            source=self.source,
+            callbacks=self.callbacks,
+            handle=self._handle,
+            measurements=measurements,
+            processes=self.processes,
+            restorer=self.restorer,
+            how_to_go_on=self.how_to_go_on,
+        )
+        self._work = StepWork(
             ctx=self.ctx,
             schedule=self._schedule,
             callbacks=self.callbacks,
             handle=self._handle,
-            validate=self._validate,
+            measurements=measurements,
+            reporter=self.reporter,
+            processes=self.processes,
+            restorer=self.restorer,
+            validation=self.validation,
+            in_authors_hands=self._saves.in_authors_hands,
         )
+        self._saves.journal = self._work.journal
+        self._handle.emit = self._work.emit
+
+    @property
+    def final_checkpoint(self) -> Path | None:
+        """Once it is durable; or that of an earlier attempt, where there is nothing left to do."""
+        return self._saves.final_checkpoint
+
+    @final_checkpoint.setter
+    def final_checkpoint(self, path: Path | None) -> None:
+        self._saves.final_checkpoint = path
 
     def run(self) -> int:
         """Train to the end and save; returns the step reached. Raises the root cause of an early end."""
-        progress, self._saved_step = self.ctx.progress, self.start.step
+        progress = self.ctx.progress
+        self._restore_work()
         progress.step, progress.epoch = self.start.step, self.start.epoch
         self._handle.model_state, self._handle.end_step = self.state, self.end_step()
         try:
@@ -146,8 +168,8 @@ class TrainingLoop:
             self._train()
             if self.test is not None:
                 self._test(self.test)
-            self._save(final=True)
-            self._take_saved(self._saver.wait)
+            self._saves.save(final=True)
+            self._saves.wait()
             self._has_ended = True
             self.callbacks.call("on_train_end", self._handle)
             self.processes.gather(True)  # an end that one process did not reach is not reported as one
@@ -160,11 +182,19 @@ class TrainingLoop:
         """The step at which the run is done; None where only the end of the data can tell."""
         return self._schedule.end_step()
 
+    def _restore_work(self) -> None:
+        start, journal = self.start, self._work.journal
+        if start.work is not None:
+            journal.restore(start.step, start.work)
+        elif start.is_work_due:  # as older releases told it
+            journal.open(start.step, Part.VALIDATION)
+        self._saves.begin(start.step)
+
     def _finish_step_of_start(self) -> None:
         """What an interrupted attempt had not done yet of the step at which this one goes on."""
         start = self.start
         if start.is_work_due:
-            self._epochs.close_step(start.step)
+            self._work.finish(start.step)
         if start.is_sample_due and not self.processes.from_main(self._sampler.has_sample(start.step)):
             self._sample(start.step)
 
@@ -177,24 +207,26 @@ class TrainingLoop:
         is_without_batches = True
         try:
             while (end is None or step < end) and self.trainer_state.stop_reason is None:
-                self._epochs.begin(step)
+                self._work.begin_epoch(step)
                 if self._handle.has_asked:
                     step, end = self._serve(step)
                     continue
                 # While a save is in flight, its failure is to reach the loop at the next step.
-                is_watched = self._saver.is_saving or self.restorer.reads.is_open
+                is_watched = self._saves.saver.is_saving or self.restorer.reads.is_open
                 until = step + 1 if is_watched else self._schedule.next_due(step, end)
                 reached = advance(step, until, batches.__next__)
                 if reached == step:  # no batch is left
                     is_without_batches &= self._schedule.is_one_pass  # else it is the end of an epoch
-                    if self._handle.has_asked or not self._epochs.end_pass(step):
+                    if self._handle.has_asked or not self._work.end_pass(step):
                         break
                     batches = self.source.batches(epoch=self.ctx.epoch)
                     continue
                 is_without_batches = False
                 step = reached
                 if self.restorer.reads.is_open:
-                    with self._in_authors_hands():  # where it is an error, one step is not worth a checkpoint
+                    with (
+                        self._saves.in_authors_hands()
+                    ):  # where it is an error, one step is not worth a checkpoint
                         self.restorer.tell_unread(self.reporter, self.processes)
                 if self._handle.rollback is None:
                     self._after(step)
@@ -208,7 +240,7 @@ class TrainingLoop:
             raise InputError(
                 f"the data gave no batch at epoch {self.start.epoch}, batch {self.start.batch}: there is nothing to train on"
             )
-        self._epochs.end_run()
+        self._work.end_run()
 
     def _advance(self, step: int, until: int, next_batch: Any) -> int:
         """The hot path: steps up to `until`, where something is due. No clock, no allocation, no call of ours."""
@@ -229,7 +261,7 @@ class TrainingLoop:
                 step += 1
                 progress.step = step
             except BaseException:
-                self._is_sound, self.attempted_step = False, progress.step + 1
+                self._saves.is_sound, self.attempted_step = False, progress.step + 1
                 raise
             try:
                 control = result.control
@@ -241,7 +273,11 @@ class TrainingLoop:
         return step
 
     def _advance_with_batch_hooks(self, step: int, until: int, next_batch: Any) -> int:
-        """`_advance`, for callbacks that look at every batch; ends early where one of them asks for something."""
+        """`_advance`, for callbacks that look at every batch; ends early where one of them asks for something.
+
+        Their hooks belong to the step: a resume has no batch to call them with, so a step in which one raises is made
+        again.
+        """
         state, ctx, handle = self.state, self.ctx, self._handle
         stop, progress = ctx.is_canceled, ctx.progress
         hooks = self.step_hooks or self.trainer
@@ -255,20 +291,20 @@ class TrainingLoop:
                 raw_batch = next_batch()
             except StopIteration:
                 break
-            begin(handle, raw_batch)
             try:
+                begin(handle, raw_batch)
                 result = train_step(prepare_batch(raw_batch, state, ctx), state, ctx)
                 step += 1
                 progress.step = step
+                self._last, self._last_batch = result, raw_batch
+                try:
+                    control = result.control
+                except AttributeError:
+                    control = self._control_of(result)
+                end(handle, raw_batch, result)
             except BaseException:
-                self._is_sound, self.attempted_step = False, progress.step + 1
+                self._saves.is_sound, self.attempted_step = False, max(progress.step, step + 1)
                 raise
-            self._last, self._last_batch = result, raw_batch
-            try:
-                control = result.control
-            except AttributeError:
-                control = self._control_of(result)
-            end(handle, raw_batch, result)
             if control is not None:
                 pause(ctx.is_canceled, control.backoff_seconds or 0.0)
             if handle.has_asked:
@@ -277,8 +313,8 @@ class TrainingLoop:
 
     def _control_of(self, result: Any) -> StepControlHints | None:
         """Of a result that has no `control`: anything with `metrics` will do."""
-        self._is_sound = hasattr(result, "metrics")
-        if not self._is_sound:
+        self._saves.is_sound = hasattr(result, "metrics")
+        if not self._saves.is_sound:
             raise not_a_result(result)
         return None
 
@@ -291,17 +327,13 @@ class TrainingLoop:
     def _after(self, step: int) -> None:
         """What is due once `step` is committed, in the published order."""
         job = self.job
-        if self._saver.is_saving:
-            self._take_saved(self._saver.poll)
-        self._epochs.is_work_due = True
-        if is_due(job.metric_every, step):
-            self._emit_metrics()
-        self._epochs.close_step(step)
+        self._work.do(step, self._last, self._last_batch)
         if self._handle.rollback is not None:
             return  # what would be saved is about to be taken back
+        self._saves.poll()  # after all this: the failure of an earlier save is not to cost this step anything
         if self._handle.is_checkpoint_due or is_due(job.checkpoint_every, step):
             self._handle.is_checkpoint_due = False
-            self._save(final=False)
+            self._saves.save(final=False)
         if is_due(job.sample_every, step):
             self._sample(step)
 
@@ -313,52 +345,21 @@ class TrainingLoop:
             handle.end_step = self.end_step()
         if handle.is_checkpoint_due:
             handle.is_checkpoint_due = False
-            if step > self._saved_step:
-                self._save(final=False)
+            if step > self._saves.saved_step:
+                self._saves.save(final=False)
         return step, handle.end_step
-
-    def _emit_metrics(self) -> None:
-        result = self._last
-        is_quiet = getattr(getattr(result, "control", None), "skip_cadence_emit", False)
-        values = {} if is_quiet else read_metrics(result, self.ctx.optimizer, self.state)
-        if self.processes.world_size > 1:
-            values = self.processes.mean(values, weight=count_rows(self._last_batch))
-        if values:
-            self._emit(values)
-        self.restorer.watch_rate(values, self._handle.end_step, self.reporter)
-
-    def _emit(self, values: Mapping[str, float]) -> None:
-        self._measurements.take(values)
-        self.callbacks.call("on_metrics", self._handle, values)
-
-    def _validate(self) -> None:
-        if self.validation is not None:
-            self._evaluate(self.validation)
-
-    def _evaluate(self, evaluator: Evaluator) -> None:
-        handle, is_validation = self._handle, evaluator.kind == "validation"
-        if is_validation:
-            self.callbacks.call("on_validation_begin", handle)
-        with self._in_authors_hands():
-            record = evaluator.run(self.state)
-        if record is None:
-            raise_stop(self.ctx.is_canceled)
-        self._measurements.take_evaluation(record)
-        if is_validation:
-            self.callbacks.call("on_validation_end", handle, record)
-        self.callbacks.call("on_metrics", handle, record.metrics)
 
     def _test(self, evaluator: Evaluator) -> None:
         """After a save: what was trained is not lost with a test that fails."""
-        if self.ctx.step > self._saved_step:
-            self._save(final=False)
-        self._evaluate(evaluator)
+        if self.ctx.step > self._saves.saved_step:
+            self._saves.save(final=False)
+        self._work.test(evaluator)
 
     def _roll_back(self) -> int:
         """Take back what a callback found to be bad: an earlier state, at the data's present place."""
-        asked, self._handle.rollback = self._handle.rollback, None
+        asked = self._handle.rollback
         assert asked is not None
-        self._take_saved(self._saver.wait)
+        self._saves.wait()
         payload, step = asked
         checkpoint = None if payload is not None else self.load_checkpoint()
         if payload is None and checkpoint is None:
@@ -367,7 +368,7 @@ class TrainingLoop:
                 " set checkpoint_every, or use a guard that skips or stops"
             )
         epoch, batch = self._schedule.position(self.ctx.step)
-        with self._in_authors_hands():
+        with self._saves.in_authors_hands():
             if checkpoint is None:
                 fill_state(self.trainer, self.state, self.ctx, payload=payload)
             else:
@@ -377,72 +378,18 @@ class TrainingLoop:
         self.reporter.log(f"rolled back from step {self.ctx.step} to step {step}", level="warning", **place)
         self._schedule.origin = Start(step=step, epoch=epoch, batch=batch)
         self.ctx.progress.step, self.ctx.progress.epoch = step, epoch
-        self._saved_step = min(self._saved_step, step)
+        self._saves.saved_step = min(self._saves.saved_step, step)
+        self._handle.rollback = None
         if batch == 0 and self.source.batches_per_epoch is not None:
-            self.callbacks.call("on_epoch_end", self._handle)
+            self._work.end_epoch(step)
         return step
 
-    @contextlib.contextmanager
-    def _in_authors_hands(self) -> Iterator[None]:
-        """A hook may swap weights in, fail, and leave them there: what it leaves behind must not be saved."""
-        sound, self._is_sound = self._is_sound, False
-        yield
-        self._is_sound = sound
-
-    def _save(self, *, final: bool) -> None:
-        step = self.ctx.step
-        epoch, batch = self._schedule.position(step)
-        with self._in_authors_hands():
-            self._saver.save(
-                self.state,
-                step=step,
-                epoch=epoch,
-                final=final,
-                cursor=self.source.state(epoch=epoch, batch=batch),
-                loop={
-                    "version": 1,
-                    "is_sample_due": not final and is_due(self.job.sample_every, step),
-                    "is_work_due": not final and self._epochs.is_work_due,
-                    "trainer_state": self.trainer_state.to_saved(),
-                    "callbacks": self.callbacks.state_dict(),
-                    **self.restorer.saved_facts(),
-                },
-                metric=self._measurements.metric_of(step),
-            )
-        self._saved_step = step
-        self._take_saved(self._saver.poll)  # a writer that does not save in the background is done already
-
-    def _take_saved(self, ask: Callable[[], list[SavedCheckpoint]]) -> None:
-        for checkpoint in ask():
-            if checkpoint.final:
-                self.final_checkpoint = checkpoint.path
-            self.trainer_state.checkpoint = checkpoint.summary()
-            has_asked = self._handle.has_asked
-            self.callbacks.call("on_checkpoint", self._handle, checkpoint)
-            if self.processes.world_size > 1 and self._handle.has_asked and not has_asked:
-                raise TrainStepError(
-                    "a callback asked for something in on_checkpoint, which is called in one process only: ask in a hook"
-                    " that all processes call"
-                )
-
     def _sample(self, step: int) -> None:
-        with self._in_authors_hands():
+        with self._saves.in_authors_hands():
             self._sampler.sample(self.state, step)
 
     def _rescue(self, cause: BaseException) -> None:
-        """Save the last committed step if the state is sound; never let a second fault hide the first."""
-        is_stop = isinstance(cause, TrainingCanceled | TrainingTimeout)
-        try:
-            # A save needs all processes; where one failed, the others are not there to take part.
-            is_possible = self.processes.world_size == 1 or (is_stop and self.stop_step is not None)
-            if self._is_sound and is_possible and self.ctx.step > self._saved_step:
-                self._save(final=False)
-            self._take_saved(self._saver.wait)
-            if is_stop and self._saved_step > 0:
-                cause.add_note(f"saved at step {self._saved_step}: {self.how_to_go_on} from there")
-        except Exception as second:  # the cause is on its way up and must arrive
-            logger.exception("no checkpoint could be saved on the way out")
-            cause.add_note(f"and no checkpoint could be saved on the way out: {second}")
+        self._saves.rescue(cause, have_all_stopped=self.stop_step is not None)
         faults = [] if self._has_ended else self.callbacks.call_all("on_exception", self._handle, cause)
         for fault in faults:
-            cause.add_note(f"and a callback failed on the way out: {fault}")
+            add_note(cause, f"and a callback failed on the way out: {say(fault)}")

@@ -1,7 +1,9 @@
 """Where an attempt begins: at the run's newest verified checkpoint, at a given one, or at step 0."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -69,4 +71,9 @@ def start_of(checkpoint: Checkpoint | None, source: BatchSource, processes: Proc
         batch=batch,
         is_sample_due=bool(checkpoint.loop.get("is_sample_due", False)),
         is_work_due=bool(checkpoint.loop.get("is_work_due", False)),
+        work=_mapping_or_none(checkpoint.loop.get("work")),
     )
+
+
+def _mapping_or_none(value: object) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None

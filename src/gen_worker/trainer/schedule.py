@@ -1,7 +1,8 @@
 """When what is due, and where in the data a step is: arithmetic on (step, epoch, batch), without a clock or I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.contracts import TrainingJobSpec
@@ -13,8 +14,8 @@ LOOK_EVERY_STEPS = 1024  # where nothing is ever due
 class Start:
     """Where a run begins or goes on.
 
-    The checkpoint was saved before its step's sample was made (`is_sample_due`), or before its validation and the end
-    of its epoch (`is_work_due`): an interrupted attempt left that to this one.
+    The checkpoint was saved before its step's sample was made (`is_sample_due`), or before all that follows the step
+    was done (`is_work_due`, and how far it was in `work`): an interrupted attempt left that to this one.
     """
 
     step: int = 0
@@ -22,6 +23,7 @@ class Start:
     batch: int = 0
     is_sample_due: bool = False
     is_work_due: bool = False
+    work: Mapping[str, Any] | None = None
 
 
 FROM_THE_BEGINNING = Start()

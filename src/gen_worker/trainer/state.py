@@ -40,6 +40,11 @@ class MetricsRecord:
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
 
+    def to_saved(self) -> dict[str, Any]:
+        """Of a validation or a test, plain values for a checkpoint."""
+        names = ("kind", "step", "epoch", "rows", "duration_s")
+        return {**{name: getattr(self, name) for name in names}, "metrics": dict(self.metrics)}
+
     def __repr__(self) -> str:
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         return screen_repr(self, {name: value for name, value in shown.items() if value is not None})
@@ -165,6 +170,7 @@ class TrainerState:
             "train_loss": [list(point) for point in self.train_loss],
             "validation_loss": [list(point) for point in self.validation_loss],
             "metrics": dict(self.metrics),
+            "measured_at": dict(self.measured_at),
             "best": None
             if best is None
             else {"name": best.name, "value": best.value, "step": best.step, "mode": best.mode},
@@ -183,6 +189,7 @@ class TrainerState:
             history.clear()
             history.extend((int(step), float(value)) for step, value in saved[name])
         self.metrics = dict(saved["metrics"])
+        self.measured_at = dict(saved.get("measured_at", {}))  # older releases did not keep it
         self.best = None if saved["best"] is None else BestMetric(**saved["best"])
         self.checkpoint = saved["checkpoint"]
         self.stop_reason = saved["stop_reason"]

@@ -130,6 +130,7 @@ class Callback:
 
     _initial_settings: dict[str, Any]
     _initial_objects: dict[str, Any]
+    _only_watches = False  # its `on_validation_begin` changes nothing that a checkpoint holds
 
     def on_train_begin(self, run: RunHandle) -> None:
         """The state is ready, restored if the run resumes (`run.state.step` is then above 0)."""

@@ -38,14 +38,29 @@ class CallbackList:
     def has_batch_hooks(self) -> bool:
         return bool(self.hooks["on_batch_begin"] or self.hooks["on_batch_end"])
 
-    def call(self, hook: str, *args: Any) -> None:
+    @property
+    def wraps_validation(self) -> bool:
+        """True where one may change the state before a validation and put it back after it."""
+        watchers = {
+            name
+            for name, callback in zip(self._names, self._callbacks, strict=True)
+            if callback._only_watches
+        }
+        return any(name not in watchers for name, _ in self.hooks["on_validation_begin"])
+
+    def call(self, hook: str, *args: Any, done: list[str] | None = None) -> None:
+        """That hook of each, in order; not of those in `done`, which takes the names of those that have returned."""
         for name, function in self.hooks[hook]:
+            if done and name in done:
+                continue
             try:
                 function(*args)
             except WorkerError:
                 raise  # it says itself what is wrong
             except Exception as error:
                 raise _named(error, name, hook) from error
+            if done is not None:
+                done.append(name)
 
     def function(self, hook: str) -> Hook:
         """`call` of one hook as a function without detours, for every batch."""

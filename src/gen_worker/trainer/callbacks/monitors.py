@@ -67,6 +67,8 @@ class ThroughputMonitor(Callback):
         "_waited_s",
     )
 
+    _only_watches = True
+
     def __init__(self, report_s: float = 1.0) -> None:
         self._report_s = report_s
         self._times_s = [0.0] * WINDOW_STEPS

@@ -42,6 +42,8 @@ class ProgressBar(Callback):
     is a pipe or a file, and there only when something changed. The first and the last state are always shown.
     """
 
+    _only_watches = True
+
     def __init__(self, refresh_s: float = 0.25, stream: TextIO | None = None) -> None:
         """`stream` is for tests and for those who want it elsewhere than on stderr."""
         self.refresh_s = refresh_s

@@ -1,9 +1,12 @@
 """What every test process starts with."""
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The same examples in every run: a landing must not hang on a draw. To search for new ones, run with
@@ -17,3 +20,17 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(__file__).parent.parent / ".pyt
 
 # A shell's background job ignores SIGINT, and so would every process that a test starts and then interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Sockets with short names, torch's launcher and wandb leave files in the temporary folder. Theirs is removed at the end;
+# what tests make by `tmp_path` stays where pytest keeps it. A worker of pytest-xdist inherits the folder.
+_MADE_HERE = "TRN_TESTS_TMP" not in os.environ
+if _MADE_HERE:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TRN_TESTS_TMP"] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="trn-tests-")
+    tempfile.tempdir = None  # it is looked up again
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    del config
+    if _MADE_HERE:
+        shutil.rmtree(os.environ["TRN_TESTS_TMP"], ignore_errors=True)

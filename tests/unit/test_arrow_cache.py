@@ -204,10 +204,14 @@ def test_closing_the_feed_stops_a_build_and_leaves_no_part_behind(dataset, tmp_p
     read = feed._source.read
 
     class Slow:
+        checksums = feed._source.checksums
+
         def read(self, group: int) -> pa.RecordBatch:
             if next(reads) == 2:
                 cached._stop.set()
             return read(group)
+
+        def check(self, group: int) -> None: ...
 
         def close(self) -> None:
             feed.close()

@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.cache import CachedGroups, write_groups
+from gen_worker.trainer.feed.content import CONTENT
+from gen_worker.trainer.feed.content_check import Note, compare_content
 from gen_worker.trainer.feed.groups import GroupSource, IpcGroups, ParquetGroups
 from gen_worker.trainer.feed.manifest import Manifest, read_manifest
 from gen_worker.trainer.feed.order import ORDER_VERSION, Cursor, DataOrder, cursor_differences
@@ -76,6 +78,7 @@ class ArrowFeed:
         self._streams: weakref.WeakSet[BatchStream] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[Generator[pa.RecordBatch, None, None]] = weakref.WeakSet()
         self._is_closed = False
+        self.notes: list[Note] = []  # of a resume: what is worth a word about the data
         self.manifest = manifest
         self.manifest_digest = manifest.digest
         self.schema = manifest.schema
@@ -192,18 +195,21 @@ class ArrowFeed:
         with contextlib.closing(stream):
             yield from stream.batches(epoch, batch)
 
-    def state(self, *, epoch: int, batch: int) -> dict[str, int | str | bool]:
-        """The cursor of a loop that has committed `batch` batches of `epoch`, as JSON."""
-        state: dict[str, int | str | bool] = msgspec.to_builtins(self._cursor(epoch, batch))
-        return state
+    def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
+        """The cursor of a loop that has committed `batch` batches of `epoch`, and checksums of what was read, as JSON."""
+        state: dict[str, Any] = msgspec.to_builtins(self._cursor(epoch, batch))
+        return {**state, CONTENT: self._source.checksums.state()}
 
     def position(
         self, state: Mapping[str, Any], *, manifest: Manifest | Mapping[str, Any] | bytes | str | None = None
     ) -> tuple[int, int]:
         """(epoch, batch) of a saved cursor, if it means the same here; else InputError says what changed.
 
-        Give the saved `manifest` (as it is, as JSON text or as a JSON object) to have the changed files named.
+        Give the saved `manifest` (as it is, as JSON text or as a JSON object) to have the changed files named. Row
+        groups of files with new stamps are compared with what was read before; `notes` says which. Blocks.
         """
+        state = dict(state)
+        content = state.pop(CONTENT, None)
         version = state.get("version")
         if version != ORDER_VERSION:
             raise InputError(
@@ -211,17 +217,23 @@ class ArrowFeed:
                 "resume with the release that wrote it"
             )
         try:
-            saved = msgspec.convert(dict(state), Cursor)
+            saved = msgspec.convert(state, Cursor)
         except msgspec.ValidationError as error:
             raise InputError(f"the data cursor is not valid: {error}") from error
         changes = cursor_differences(saved, self._cursor(0, 0))
+        if manifest is not None and not isinstance(manifest, Manifest):
+            manifest = Manifest.from_json(manifest)
         if saved.manifest_digest != self.manifest_digest:
-            if manifest is not None and not isinstance(manifest, Manifest):
-                manifest = Manifest.from_json(manifest)
             changes += (manifest and self.manifest.changes_since(manifest)) or [
                 f"the dataset was {saved.manifest_digest} ({saved.num_rows} rows), "
                 f"is now {self.manifest_digest} ({self.num_rows} rows)"
             ]
+        elif content is not None:
+            compared = compare_content(
+                self._source, self.manifest, content, manifest, rank=self._rank, world_size=self._world_size
+            )
+            changes += compared.changes
+            self.notes = compared.notes
         if changes:
             raise InputError(
                 "\n".join(

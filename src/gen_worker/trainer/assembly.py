@@ -89,6 +89,8 @@ class Assembly:
         source = self._open_data(inputs)
         checkpoint = self._choose_checkpoint(inputs)
         start = start_of(checkpoint, source, self.processes)
+        for level, note in getattr(source, "notes", ()):
+            reporter.log(note, level=level)
         identity = describe_identity(job, trainer, source)
         artifacts = None if self.lease is None else self._open_artifacts(self.lease, trainer)
 

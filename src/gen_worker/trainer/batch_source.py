@@ -136,6 +136,10 @@ class FirstBatches:
                     close()
             batch = 0
 
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        return getattr(self._source, "notes", [])
+
     def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
         return {**self._source.state(epoch=0, batch=batch), "overfit_epoch": epoch}
 

@@ -11,6 +11,7 @@ from gen_worker.trainer.contracts import TrainerPlugin, TrainingJobSpec
 from gen_worker.trainer.job_spec import spec_digest
 
 MAX_TOLD = 5
+DATA_READ = "dataset_content"  # checksums of what was read by then: unlike the rest, it grows
 # A resume is a run of its own that begins elsewhere: these differ by nature and are no news.
 _OF_EACH_RUN = (
     "run_id",

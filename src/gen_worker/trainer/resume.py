@@ -12,6 +12,8 @@ from gen_worker.trainer.batch_source import BatchSource, FirstBatches
 from gen_worker.trainer.checkpoints.choice import PassedOver, find_committed
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.feed.content import CONTENT
+from gen_worker.trainer.identity import DATA_READ
 from gen_worker.trainer.processes import Processes
 from gen_worker.trainer.saving import own_cursor
 from gen_worker.trainer.schedule import Start
@@ -61,8 +63,9 @@ def start_of(checkpoint: Checkpoint | None, source: BatchSource, processes: Proc
     if checkpoint.cursor is None:
         return Start(step=checkpoint.step, epoch=checkpoint.epoch)
     manifest = checkpoint.identity.get("dataset_manifest")
+    cursor, content = own_cursor(checkpoint.cursor, processes), checkpoint.identity.get(DATA_READ)
     epoch, batch = source.position(
-        own_cursor(checkpoint.cursor, processes),
+        cursor if content is None else {**cursor, CONTENT: content},
         manifest=None if manifest is None else msgspec.json.encode(manifest),
     )
     return Start(

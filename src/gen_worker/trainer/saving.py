@@ -12,9 +12,19 @@ from typing import Any
 from gen_worker.errors import CheckpointError, InputError, TrainStepError
 from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.feed.content import CONTENT, merge_content
+from gen_worker.trainer.identity import DATA_READ
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
 from gen_worker.trainer.processes import Processes
+
+
+def _split_content(
+    cursors: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], dict[str, str] | None]:
+    """(the places, checksums of the data that any process has read)."""
+    places = [{name: cursor[name] for name in cursor if name != CONTENT} for cursor in cursors]
+    return list(places), merge_content([cursor[CONTENT] for cursor in cursors if CONTENT in cursor])
 
 
 def _cursor_of_all(cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -88,7 +98,8 @@ class StateSaver:
             self._compare(payload)
         payload = self.processes.whole(payload)
         all_rng = self.processes.gather(rng)
-        cursor = _cursor_of_all(self.processes.gather(cursor))
+        cursors, content_read = _split_content(self.processes.gather(cursor))
+        cursor = _cursor_of_all(cursors)
         if self.artifacts is None:
             restore_rng(rng)
             return
@@ -100,7 +111,7 @@ class StateSaver:
             loop=loop,
             cursor=cursor,
             rng=rng if len(all_rng) == 1 else {**rng, "ranks": list(all_rng)},
-            identity=self.identity,
+            identity=self.identity if content_read is None else {**self.identity, DATA_READ: content_read},
             metric=metric,
         )
         try:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gen_worker.errors import InputError
 from gen_worker.failpoints import failpoint
-from gen_worker.trainer.feed.groups import MANIFEST_KEY, GroupSource, IpcGroups
+from gen_worker.trainer.feed.groups import CHECKSUM_KEY, MANIFEST_KEY, GroupSource, IpcGroups
 from gen_worker.trainer.feed.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,11 @@ def write_groups(
     try:
         with temporary.open("wb", buffering=0) as file:
             with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema, options=options) as writer:
-                for batch in _unify_dictionaries(_read_all(manifest, source, is_stopped)):
+                batches = _unify_dictionaries(_read_all(manifest, source, is_stopped))
+                for group, batch in enumerate(batches):
                     failpoint("feed_cache.write")
-                    writer.write_batch(batch)
+                    known = source.checksums.known(group)
+                    writer.write_batch(batch, None if known is None else {CHECKSUM_KEY: str(known)})
             os.fsync(file.fileno())
         temporary.rename(path)
         _sync_folder(path.parent)
@@ -108,7 +110,9 @@ class CachedGroups:
     def __init__(self, source: GroupSource, manifest: Manifest, folder: Path) -> None:
         self._source = source
         self._manifest = manifest
-        self.path = folder / f"{manifest.digest.rpartition(':')[2]}.arrow"
+        self.checksums = source.checksums
+        # By the very files: another content may have the same manifest, and must not be served from here.
+        self.path = folder / f"{manifest.stamp_digest}.arrow"
         self._cached: IpcGroups | None = None
         self._stop = threading.Event()
         self._is_settled = threading.Event()  # in use, or given up
@@ -123,6 +127,9 @@ class CachedGroups:
     def read(self, group: int) -> pa.RecordBatch:
         cached = self._cached
         return cached.read(group) if cached is not None else self._source.read(group)
+
+    def check(self, group: int) -> None:
+        self._source.check(group)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         self._is_settled.wait(timeout_s)
@@ -142,7 +149,7 @@ class CachedGroups:
         if not self.path.exists():
             return False
         try:
-            self._cached = IpcGroups(self.path, self._manifest)
+            self._cached = IpcGroups(self.path, self._manifest, checksums=self.checksums)
         except InputError as error:
             if is_told:
                 logger.warning("the feed cache is ignored and made anew: %s", error)

@@ -1,8 +1,12 @@
 """Where row groups come from: parquet files, decoded; or an Arrow IPC file, memory-mapped."""
 
+import contextlib
 import hashlib
+import os
 import threading
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -10,42 +14,64 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.feed.manifest import FileRecord, Manifest
+from gen_worker.trainer.feed.content import GroupChecksums
+from gen_worker.trainer.feed.manifest import FileRecord, FileStamp, Manifest, read_footer
 
 MANIFEST_KEY = b"gen_worker.manifest"
 MAX_IDLE_FILES = 8  # open parquet files kept between reads
 FINGERPRINT_PAGES = 64
+CHECKSUM_KEY = b"gen_worker.checksum"  # of a record batch that was made of a row group: that of the row group
+CHECKSUM_BYTES = 1 << 20  # read at once: it fits the cache of a core
+
+Span = tuple[int, int]  # bytes [start, stop) of a file
 
 
 class GroupSource(Protocol):
-    """Row groups by their number in the manifest. `read` may be called from several threads."""
+    """Row groups by their number in the manifest. `read` and `check` may be called from several threads.
+
+    Whatever is read is checksummed once, and an InputError where `checksums` knows it to be something else.
+    """
+
+    checksums: GroupChecksums
 
     def read(self, group: int) -> pa.RecordBatch: ...
 
+    def check(self, group: int) -> None:
+        """Compare a row group with its checksum, without decoding it."""
+
     def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: str
+    source: pa.OSFile
+    reader: pq.ParquetFile
+    stamp: FileStamp | None = None  # None: not compared with the manifest yet
+
+    def close(self) -> None:
+        self.reader.close()
+        self.source.close()
 
 
 class ParquetGroups:
     """Decodes in the calling thread; the number of threads is the caller's choice."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
         self._schema = manifest.schema
         self._places = [(file, index) for file in manifest.files for index in range(len(file.group_rows))]
         self._lock = threading.Lock()
-        self._idle: list[tuple[str, pq.ParquetFile]] = []
+        self._idle: list[_OpenFile] = []
+        self._checked: dict[int, FileStamp | None] = {}  # row group -> its file as it was then
+        self.checksums = GroupChecksums(len(self._places), parquet_kind(self._schema.names))
 
     def read(self, group: int) -> pa.RecordBatch:
         record, index = self._places[group]
-        try:
-            file = self._acquire(record)
+        with self._opened(group) as file:
             # Not the dataset scanner: it keeps what it has read ahead (arrow#39808). No pre-buffering, as it
             # doubles the bytes held and gains nothing on files that the page cache serves.
-            table = file.read_row_group(index, columns=self._schema.names, use_threads=False)
-            self._release(record, file)
+            table = file.reader.read_row_group(index, columns=self._schema.names, use_threads=False)
             batch = _single_batch(table, self._schema)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise InputError(f"{record.path}: row group {index} cannot be decoded: {error}") from error
         if batch.num_rows != record.group_rows[index]:
             raise InputError(
                 f"{record.path}: row group {index} has {batch.num_rows} rows, its footer promised "
@@ -53,16 +79,48 @@ class ParquetGroups:
             )
         return batch
 
+    def check(self, group: int) -> None:
+        self._checked.pop(group, None)
+        with self._opened(group):
+            pass
+
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for _, file in idle:
+        for file in idle:
             file.close()
 
-    def _acquire(self, record: FileRecord) -> pq.ParquetFile:
+    @contextlib.contextmanager
+    def _opened(self, group: int) -> Iterator[_OpenFile]:
+        """The file of a row group, once that was compared with its checksum."""
+        record, index = self._places[group]
+        try:
+            file = self._acquire(record)
+            self._compare(group, file)
+            yield file
+            self._release(file)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise InputError(f"{record.path}: row group {index} cannot be decoded: {error}") from error
+
+    def _compare(self, group: int, file: _OpenFile) -> None:
+        """Once, and again where the file was written since. One call of the system where there is nothing to do."""
+        record, index = self._places[group]
+        stamp = FileStamp.of(os.fstat(file.source.fileno()))
+        if stamp != file.stamp:
+            if stamp != record.stamp:
+                _require_same_footer(record)
+            file.stamp = stamp
+        if group in self._checked and self._checked[group] == stamp:
+            return
+        columns = file.reader.metadata.row_group(index)
+        checksum = _checksum_spans(file.source, _spans(columns, self._schema.names))
+        self.checksums.note(group, checksum, f"{record.path}: row group {index}")
+        self._checked[group] = stamp
+
+    def _acquire(self, record: FileRecord) -> _OpenFile:
         with self._lock:
-            for at, (path, file) in enumerate(self._idle):
-                if path == record.path:
+            for at, file in enumerate(self._idle):
+                if file.path == record.path:
                     del self._idle[at]
                     return file
         size_bytes = Path(record.path).stat().st_size
@@ -71,14 +129,15 @@ class ParquetGroups:
                 f"{record.path}: changed since the feed was opened (was {record.size_bytes} bytes, "
                 f"is {size_bytes}): put the file back and resume"
             )
-        return pq.ParquetFile(record.path, pre_buffer=False)
+        source = pa.OSFile(record.path)
+        return _OpenFile(record.path, source, pq.ParquetFile(source, pre_buffer=False))
 
-    def _release(self, record: FileRecord, file: pq.ParquetFile) -> None:
+    def _release(self, file: _OpenFile) -> None:
         evicted = None
         with self._lock:
-            self._idle.append((record.path, file))
+            self._idle.append(file)
             if len(self._idle) > MAX_IDLE_FILES:
-                _, evicted = self._idle.pop(0)
+                evicted = self._idle.pop(0)
         if evicted is not None:
             evicted.close()
 
@@ -87,10 +146,18 @@ class IpcGroups:
     """The record batches of an Arrow IPC file as row groups: views of the mapped file, nothing is copied."""
 
     def __init__(
-        self, path: Path, manifest: Manifest | None = None, columns: Sequence[str] | None = None
+        self,
+        path: Path,
+        manifest: Manifest | None = None,
+        columns: Sequence[str] | None = None,
+        checksums: GroupChecksums | None = None,
     ) -> None:
-        """With `manifest`, the file must have been written for it. Raises InputError for an unsound file."""
+        """With `manifest`, the file must have been written for it. Raises InputError for an unsound file.
+
+        A file of `write_groups` has the checksums of the row groups that it was made of: they are taken for its own.
+        """
         self.path = path
+        self._checked: set[int] = set()
         self._lock = threading.Lock()
         try:
             self._file = pa.memory_map(str(path))
@@ -115,6 +182,10 @@ class IpcGroups:
         if tuple(found) != self.manifest.group_rows:
             self._file.close()
             raise InputError(f"{path}: its record batches do not match the manifest written in it")
+        self._is_of_parquet = MANIFEST_KEY in (self._reader.schema.metadata or {})
+        names = self.manifest.schema.names if columns is None or self._is_of_parquet else columns
+        kind = parquet_kind(names) if self._is_of_parquet else _kind("arrow", names)
+        self.checksums = checksums or GroupChecksums(len(found), kind)
         if columns is not None:
             try:
                 self.manifest = self.manifest.select(columns, str(path))
@@ -126,11 +197,28 @@ class IpcGroups:
     def read(self, group: int) -> pa.RecordBatch:
         try:
             with self._lock:  # the reader is not promised to be thread-safe
-                batch = self._reader.get_batch(group)
+                batch, metadata = self._reader.get_batch_with_custom_metadata(group)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise InputError(f"{self.path}: record batch {group} cannot be read: {error}") from error
         names = self._schema.names
-        return pa.RecordBatch.from_arrays([batch.column(name) for name in names], schema=self._schema)
+        columns = [batch.column(name) for name in names]
+        if group not in self._checked:
+            self._compare(group, columns, metadata)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def check(self, group: int) -> None:
+        self._checked.discard(group)
+        self.read(group)
+
+    def _compare(self, group: int, columns: list[pa.Array], metadata: pa.KeyValueMetadata | None) -> None:
+        if not self._is_of_parquet:
+            checksum = 0
+            for column in columns:
+                checksum = _checksum_array(column, checksum)
+            self.checksums.note(group, checksum, f"{self.path}: record batch {group}")
+        elif metadata is not None and CHECKSUM_KEY in metadata:
+            self.checksums.note(group, int(metadata[CHECKSUM_KEY]), f"{self.path}: record batch {group}")
+        self._checked.add(group)
 
     def close(self) -> None:
         with self._lock:
@@ -151,6 +239,7 @@ class IpcGroups:
             size_bytes=self._file.size(),
             footer_digest=_fingerprint(self._file),
             group_rows=rows,
+            stamp=FileStamp.of(self.path.stat()),
         )
         row_bytes = {
             name: max(sum(batch.column(i).nbytes for batch in batches) // sum(rows), 1)
@@ -179,3 +268,58 @@ def _fingerprint(file: pa.MemoryMappedFile) -> str:
     for page in range(FINGERPRINT_PAGES + 1):
         digest.update(file.read_at(min(4096, size), max(size - 4096, 0) * page // FINGERPRINT_PAGES))
     return digest.hexdigest()
+
+
+def parquet_kind(names: Sequence[str]) -> str:
+    """Of checksums over these columns of parquet files, as they are encoded."""
+    return _kind("parquet", names)
+
+
+def _kind(what: str, names: Sequence[str]) -> str:
+    columns = hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()
+    return f"crc32:{what}:{columns}"
+
+
+def _require_same_footer(record: FileRecord) -> None:
+    """Of a file that was written since the manifest was made."""
+    found = read_footer(record.path)
+    if isinstance(found, str):
+        raise InputError(found)
+    if found.record.identity != record.identity:
+        raise InputError(f"{record.path}: changed since the feed was opened: put the file back and resume")
+
+
+def _spans(group: pq.RowGroupMetaData, names: Iterable[str]) -> list[Span]:
+    """Where the column chunks of these columns are, in order; those that touch are one."""
+    wanted = frozenset(names)
+    spans: list[Span] = []
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        path = chunk.path_in_schema
+        if path in wanted or any(path.startswith(f"{name}.") for name in wanted if "." in path):
+            start = (chunk.has_dictionary_page and chunk.dictionary_page_offset) or chunk.data_page_offset
+            spans.append((start, start + chunk.total_compressed_size))
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _checksum_spans(file: pa.OSFile, spans: Iterable[Span]) -> int:
+    checksum = 0
+    for start, stop in spans:
+        for at in range(start, stop, CHECKSUM_BYTES):
+            checksum = zlib.crc32(file.read_at(min(CHECKSUM_BYTES, stop - at), at), checksum)
+    return checksum
+
+
+def _checksum_array(array: pa.Array, checksum: int) -> int:
+    for buffer in array.buffers():
+        if buffer is not None:
+            checksum = zlib.crc32(buffer, checksum)
+    if pa.types.is_dictionary(array.type):
+        checksum = _checksum_array(array.dictionary, checksum)
+    return checksum

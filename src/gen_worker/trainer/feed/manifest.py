@@ -3,12 +3,13 @@
 import base64
 import difflib
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -22,13 +23,26 @@ PARQUET_MAGIC = b"PAR1"
 FOOTER_THREADS = 8  # footers are small reads; on network disks they are all latency
 
 
+class FileStamp(NamedTuple):
+    """What a write to a file, or another file in its place, cannot leave as it was. A copy has another one, too."""
+
+    mtime_ns: int
+    ctime_ns: int  # moves also when a tool sets mtime back
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileStamp":
+        return cls(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One file as it was when the manifest was made."""
 
     path: str
     size_bytes: int
-    footer_digest: str  # the footer holds offsets, sizes and statistics, so a rewrite shows here
+    footer_digest: str  # the footer holds offsets, sizes and statistics, so most rewrites show here
     group_rows: tuple[int, ...]
+    stamp: FileStamp | None = None  # None: of an older release
 
     @property
     def name(self) -> str:
@@ -40,7 +54,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[str, int, str, tuple[int, ...]]:
-        """What must not change. The folder is left out: a dataset may be moved."""
+        """What must not change. Folder and stamp are left out: a dataset may be moved and copied."""
         return self.name, self.size_bytes, self.footer_digest, self.group_rows
 
 
@@ -110,6 +124,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         schema = pa.schema([self.schema.field(name) for name in columns])
         return Manifest.build(self.files, schema, {name: self.row_bytes[name] for name in columns})
 
+    @cached_property
+    def stamp_digest(self) -> str:
+        """Of these very files as they are now: another one once a file was written, copied or replaced."""
+        facts = msgspec.json.encode([self.digest, [file.stamp for file in self.files]])
+        return hashlib.blake2b(facts, digest_size=32).hexdigest()
+
+    def rewritten_since(self, saved: "Manifest | None") -> list[int]:
+        """Which files may not be those of `saved`, by their stamps; all of them where it says nothing. As numbers."""
+        if saved is None or len(saved.files) != len(self.files):
+            return list(range(len(self.files)))
+        pairs = enumerate(zip(self.files, saved.files, strict=True))
+        return [number for number, (is_, was) in pairs if was.stamp is None or is_.stamp != was.stamp]
+
     def changes_since(self, saved: "Manifest") -> list[str]:
         """What differs from `saved`, one line each, the files by name."""
         lines = []
@@ -138,7 +165,7 @@ def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) ->
     faults: list[str] = []
     files = expand_parquet_paths(paths, faults)
     with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
-        outcomes = list(pool.map(_read_footer, files))
+        outcomes = list(pool.map(read_footer, files))
     faults.extend(outcome for outcome in outcomes if isinstance(outcome, str))
     footers = [outcome for outcome in outcomes if isinstance(outcome, _Footer)]
     if not footers:
@@ -221,10 +248,11 @@ def _fixed_bytes(data_type: pa.DataType) -> int:
         return 0
 
 
-def _read_footer(path: str) -> _Footer | str:
+def read_footer(path: str) -> _Footer | str:
     """The footer, or the fault that keeps it from being read."""
     try:
         with Path(path).open("rb") as file:
+            stamp = FileStamp.of(os.fstat(file.fileno()))
             size_bytes = file.seek(0, 2)
             file.seek(max(size_bytes - 8, 0))
             tail = file.read(8)
@@ -248,6 +276,7 @@ def _read_footer(path: str) -> _Footer | str:
             size_bytes=size_bytes,
             footer_digest=hashlib.blake2b(footer, digest_size=16).hexdigest(),
             group_rows=tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)),
+            stamp=stamp,
         )
     except (OSError, pa.ArrowException) as error:
         return f"{path}: cannot be read as parquet: {error}"

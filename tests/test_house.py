@@ -52,6 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.executors",
         "trn.daemon",
         "gen_worker.frozen_imports",  # what tells a worker where its frozen code came from
+        f"{TRAINER}.code_identity",  # whether code outside a snapshot is what it was
         f"{TRAINER}.datasets.job_content",  # what a run trains on is part of its digest
         *JOB_DOCUMENTS,
     ),

@@ -465,8 +465,8 @@ def test_a_name_that_is_taken_names_the_next_of_its_family(home: Path, folder: P
         done = trn(home, "run", "-c", write_job(folder, num_steps, run_id="taken", **more))
         lines = read_lines(done)
         assert (lines[0]["run_id"], lines[0]["family"]) == (run_id, "taken")
-        is_said = re.search("^not trained again: taken.2 has the same config", done.stderr, re.MULTILINE)
-        assert bool(is_said) == lines[0]["existed"]
+        is_said = done.stderr.startswith("not trained again: taken.2 has the same config")
+        assert is_said == lines[0]["existed"], "before all else"
     assert lines[0]["existed"]
     assert lines[0]["notes"][0] in done.stderr
     for name, meant in (

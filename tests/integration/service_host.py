@@ -190,8 +190,15 @@ class Host:
             file.write(b"".join(event_line(run_id, seq, pad=pad) for seq in range(first, last + 1)))
         self.ingest.ring(run_id)
 
-    async def end(self, run_id: str, state: RunState = RunState.COMPLETED) -> RunRecord:
+    async def end(
+        self, run_id: str, state: RunState = RunState.COMPLETED, *, is_saved: bool = True
+    ) -> RunRecord:
+        """`is_saved`: a completed run leaves the marker of its final checkpoint, which nobody can read."""
         await self.ingest.drain(run_id)
+        if is_saved and state is RunState.COMPLETED:
+            final = self.home.run(run_id).checkpoints / "final.meta.json"
+            final.parent.mkdir(parents=True, exist_ok=True)
+            final.touch()
         attempt = self.registry.get(run_id).attempt
         record = await self.commit(
             self.registry.end(run_id, attempt, Ending(state=state, reason="it ended", cause="exit 0"))

@@ -366,7 +366,7 @@ def test_the_blocking_client_does_all_that_the_other_does(tmp_path: Path) -> Non
         (tmp_path / "runs" / "a" / "worker.log").write_bytes(b"hello\n")
         with pytest.raises(TimeoutError):
             client.wait("a", timeout_s=0.1)
-        daemon.do(daemon.host.end("a"))
+        daemon.do(daemon.host.end("a", is_saved=False))
         assert client.wait("a").state == "COMPLETED"
         assert list(events) == []
         assert b"".join(chunk.data for chunk in client.logs("a", is_followed=True)) == b"hello\n"

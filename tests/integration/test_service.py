@@ -233,8 +233,10 @@ def test_secrets_are_kept_in_memory_and_only_their_names_are_recorded(tmp_path: 
             record = host.registry.get("one")
             assert list(answer.run.secret_env) == ["HF_TOKEN", "MINE"]
             assert (record.secret_env, record.config["env"]) == (("HF_TOKEN", "MINE"), {"A": "1"})
-            plain = submit_request(run_id="one", env={"A": "1"})
-            assert (await submit(plain)).run.digest == record.digest, "no part of what was asked for"
+            request.secret_env["MINE"] = "hunter2-other"
+            assert (await submit(request)).run.digest == record.digest, "the values are in no digest"
+            request.secret_env["MINE"] = "hunter2-mine"
+            assert (await submit(request)).run.run_id == "one"
             plan = await method(channel, "CheckRun")(request)
             assert b"hunter2" not in plan.SerializeToString()
 

@@ -68,13 +68,39 @@ def test_a_run_that_failed_or_was_cancelled_never_answers_and_never_blocks(
     again, existed = registry.submit(new("one")).result()
     assert (again.run_id, existed) == ("one", True), "it is alive"
     registry.end("one", 1, ended(state)).result()
-    assert registry.answer_to(first.digest) is None
+    assert registry.answers_to(first.digest) == []
     second, existed = registry.submit(new("one")).result()
     assert (second.run_id, existed) == ("one.2", False)
     registry.claim("one.2", []).result()
     registry.end("one.2", 1, ended(RunState.COMPLETED)).result()
     third, existed = registry.submit(new("one")).result()
     assert (third.run_id, existed) == ("one.2", True)
+
+
+def test_a_run_that_is_being_cancelled_does_not_answer_and_one_that_completed_before_its_cancel_does(
+    registry: RunRegistry,
+) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    registry.want_cancel("one", "enough").result()
+    second, existed = registry.submit(new("one")).result()
+    assert (second.run_id, existed) == ("one.2", False)
+    registry.claim("one.2", []).result()
+    registry.want_cancel("one.2", "too late").result()
+    registry.end("one.2", 1, ended(RunState.COMPLETED)).result()
+    third, existed = registry.submit(new("one")).result()
+    assert (third.run_id, existed) == ("one.2", True)
+
+
+def test_a_stale_run_does_not_answer_and_an_older_one_whose_result_stands_does(registry: RunRegistry) -> None:
+    for name in ("one", "one.2"):
+        registry.submit(new("one"), is_another_wanted=True).result()
+        registry.claim(name, []).result()
+        registry.end(name, 1, ended(RunState.COMPLETED)).result()
+    found, existed = registry.submit(new("one"), stale={"one.2"}).result()
+    assert (found.run_id, existed) == ("one", True)
+    found, existed = registry.submit(new("one"), stale={"one", "one.2"}).result()
+    assert (found.run_id, existed) == ("one.3", False)
 
 
 def test_a_repeat_of_a_submission_returns_the_run_that_it_made_also_when_that_has_failed(

@@ -88,6 +88,21 @@ def find_outside_code(imports: Mapping[str, str]) -> dict[str, OutsideModule]:
     return found
 
 
+def find_changed_modules(folder: Path) -> list[str]:
+    """Of the modules that a run imported from outside its frozen code: those whose source is another one now, or gone.
+    Blocks."""
+    changed = []
+    for name, module in _read_kept(folder / OUTSIDE_NAME).modules.items():
+        try:
+            data = Path(module.file).read_bytes()
+        except OSError:
+            changed.append(f"{name} ({module.file})")
+        else:
+            if _source_digest(data) != module.digest:
+                changed.append(f"{name} ({module.file})")
+    return changed
+
+
 class OutsideCodeWatch:
     """Keeps the author's modules that no snapshot holds in the run's folder and in its identity. One thread at a time.
 

@@ -66,6 +66,7 @@ def _identity(new: NewRun, code: str, content: JobContent, environment: str, fam
         parent_run_id=new.parent_run_id,
         data=content.digest,
         environment=environment,
+        secret_env=new.secret_env,
     )
     return Identity(digest=digest, by_name=content.by_name)
 
@@ -107,7 +108,23 @@ def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:
     if by_name:
         more = f" and {len(by_name) - MAX_NAMED} more" if len(by_name) > MAX_NAMED else ""
         words += f". Compared by name, not by content: {', '.join(by_name[:MAX_NAMED])}{more}"
+    if run.secret_env:
+        words += f". The values of secret variables are not compared: {', '.join(run.secret_env)}"
     return words
+
+
+def say_kept(run: RunRecord, new: NewRun) -> list[str]:
+    """What was asked for with a submit and an equal run does not take over: it has no part in what is trained."""
+    kept = []
+    if run.state is RunState.PENDING and new.priority != run.priority:
+        kept.append(f"priority {run.priority}, not {new.priority}")
+    if new.tags != run.tags and new.tags:
+        kept.append(f"tags {_say_tags(run.tags)}, not {_say_tags(new.tags)}")
+    return [f"{run.run_id} keeps what it was submitted with: {'; '.join(kept)}"] if kept else []
+
+
+def _say_tags(tags: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(tags.items())) or "none"
 
 
 def _say_time(at_ms: int) -> str:

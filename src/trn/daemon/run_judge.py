@@ -1,7 +1,7 @@
 """RunJudge: may a run be queued? Every fault at once, whoever asks: fields, machine, code, places for log lines."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,10 +64,12 @@ class RunJudge:
         self._home = home
         self._settings = settings
 
-    async def judge(self, asked: Asked, *, is_tried: bool, is_new: Callable[[str], bool]) -> Judged:
+    async def judge(
+        self, asked: Asked, *, is_tried: bool, is_new: Callable[[str], Awaitable[bool]]
+    ) -> Judged:
         """The run to queue, and what is worth knowing of it. InvalidRequestError with every fault.
 
-        With `is_tried` its code is loaded, unless its digest is that of a run that there is: `is_new` says so.
+        With `is_tried` its code is loaded, unless its digest is that of a run that answers: `is_new` says so.
         """
         log_faults = await self._find_log_faults(asked)
         try:
@@ -79,7 +81,7 @@ class RunJudge:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
         new, by_name = await self._identify(new, asked)
         notes: list[str] = []
-        if is_tried and is_new(new.digest):
+        if await is_new(new.digest) and is_tried:
             try:
                 notes = await self._try_imports(new, asked)
             except InvalidRequestError as fault:

@@ -25,12 +25,13 @@ from trn.daemon.commits import committed
 from trn.daemon.import_trials import ImportTrials
 from trn.daemon.removal import Freed, PruneRule, Removal
 from trn.daemon.resumption import Resumption
-from trn.daemon.run_identity import say_not_trained
+from trn.daemon.run_identity import say_kept, say_not_trained
 from trn.daemon.run_judge import DeviceInventory, RunJudge, with_id
 from trn.daemon.run_streams import Broadcaster, RunStreams
 from trn.daemon.secret_values import SecretValues
 from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
+from trn.daemon.standing_results import find_stale, say_trained_anew
 from trn.daemon.submission import Asked
 from trn.daemon.worker_plan import WorkerFiles, encode_files
 from trn.proto import trainer_pb2 as pb
@@ -171,9 +172,11 @@ class TrainerService:
             once_more.CopyFrom(request)
             once_more.run_id, once_more.is_exact = newest.parent_run_id, True
             asked, _ = await self._resumption.read(once_more)
-            judged = await self._judge.judge(asked, is_tried=False, is_new=lambda _digest: False)
-            equal = self._registry.answer_to(judged.run.digest)
-            if equal is not None:
+            judged = await self._judge.judge(asked, is_tried=False, is_new=_is_never_new)
+            equals = self._registry.answers_to(judged.run.digest)
+            stale = await asyncio.to_thread(find_stale, equals, self._home)
+            if len(stale) < len(equals):
+                equal = equals[len(stale)]
                 return self._answer(equal, existed=True, notes=[await self._say_equal(equal, judged.by_name)])
         return None
 
@@ -322,8 +325,15 @@ class TrainerService:
         is_tried: bool,
         notes: Sequence[str] = (),
     ) -> pb.SubmitRunResponse:
-        def is_new(digest: str) -> bool:
-            return is_another or is_dry_run or self._registry.answer_to(digest) is None
+        stale: dict[str, str] = {}
+
+        async def is_new(digest: str) -> bool:
+            if is_another or is_dry_run:
+                return True
+            equals = self._registry.answers_to(digest)
+            if equals:
+                stale.update(await asyncio.to_thread(find_stale, equals, self._home))
+            return len(stale) == len(equals)
 
         if asked.secret_env and not asked.submission_id:
             asked = msgspec.structs.replace(asked, submission_id=random_values.token_hex(16))
@@ -336,12 +346,14 @@ class TrainerService:
             plan = encode_files(self._dispatcher.plan(new))
             return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes, env_differences=differences)
         self._secrets.keep(new.submission_id, asked.secret_env)  # before anybody can start it
-        record, existed = await committed(self._registry.submit(new, is_another_wanted=is_another))
+        submitting = self._registry.submit(new, is_another_wanted=is_another, stale=stale)
+        record, existed = await committed(submitting)
         if existed:
             # It may wait for a value that was forgotten. Of what would have been, nothing is told.
             self._secrets.keep(record.submission_id, asked.secret_env)
-            notes = [await self._say_equal(record, judged.by_name)]
+            notes = [await self._say_equal(record, judged.by_name), *say_kept(record, new)]
         else:
+            notes = [*say_trained_anew(stale), *notes]
             self._dispatcher.submitted()
         return self._answer(record, existed=existed, notes=notes, differences=() if existed else differences)
 
@@ -366,6 +378,10 @@ class TrainerService:
             find_changed_hyperparams, record.config, record.base_dir, record.submitted_ms
         )
         return say_not_trained(record, [*by_name, *(f"{text} of the hyperparams" for text in changed)])
+
+
+async def _is_never_new(_digest: str) -> bool:
+    return False
 
 
 def _read_asked(request: pb.SubmitRunRequest) -> Asked:

@@ -10,7 +10,8 @@ SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run
        :frozen_from, :secret_env, :family, :member, :submission_id, :start_step
 WHERE :is_certain OR (
     NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
-                WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED'))
+                WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')
+                  AND (state = 'COMPLETED' OR NOT is_cancel_wanted))
     AND (:submission_id = '' OR NOT EXISTS (
         SELECT 1 FROM runs WHERE submission_id = :submission_id AND submission_id != ''))
     AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1)
@@ -20,10 +21,11 @@ ON CONFLICT (run_id) DO NOTHING
 -- name: run_of_submission
 SELECT * FROM runs WHERE submission_id = :submission_id AND submission_id != ''
 
--- name: answer_to_digest
+-- name: answers_to_digest
 SELECT * FROM runs INDEXED BY runs_by_digest
 WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')
-ORDER BY submitted_ms DESC, rowid DESC LIMIT 1
+  AND (state = 'COMPLETED' OR NOT is_cancel_wanted)
+ORDER BY submitted_ms DESC, rowid DESC LIMIT 100
 
 -- name: newest_of_family
 SELECT * FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1 ORDER BY member DESC LIMIT 1

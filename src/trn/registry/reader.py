@@ -59,10 +59,10 @@ class RegistryReader:
         """The run that this submission made."""
         return find_submission(self._read, submission_id)
 
-    def answer_to(self, digest: str) -> RunRecord | None:
-        """The newest run that asks for the same, and is alive or complete."""
-        row = self._read.execute(sql("answer_to_digest"), {"digest": digest}).fetchone()
-        return None if row is None else read_run(row)
+    def answers_to(self, digest: str) -> list[RunRecord]:
+        """Runs that ask for the same and are alive or complete, the newest first. One that is to be cancelled is not
+        among them."""
+        return [read_run(row) for row in self._read.execute(sql("answers_to_digest"), {"digest": digest})]
 
     def lineage(self, run: RunRecord) -> list[LineagePart]:
         """Its line of descent, the oldest first, as one curve."""

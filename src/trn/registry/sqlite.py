@@ -7,7 +7,7 @@ transaction as the state that says so.
 import itertools
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,12 @@ class RunRegistry(RegistryReader):
         super().close()
         self.writer.close()  # the last one out brings the log back into the file
 
-    def submit(self, new: NewRun, *, is_another_wanted: bool = False) -> "Future[tuple[RunRecord, bool]]":
+    def submit(
+        self, new: NewRun, *, is_another_wanted: bool = False, stale: Collection[str] = ()
+    ) -> "Future[tuple[RunRecord, bool]]":
         """(the run, whether an equal one answers that was there before).
 
-        Only a run that is alive or complete answers. Safe to repeat with its `submission_id`: that returns the run
+        Only a run that is alive or complete answers, and none of `stale`, whose results do not stand any more. Safe to repeat with its `submission_id`: that returns the run
         which the first one made, whatever became of it.
         """
 
@@ -120,9 +122,9 @@ class RunRegistry(RegistryReader):
                 _require_same(new, made)
                 return made, False
             if not is_another_wanted:
-                row = connection.execute(sql("answer_to_digest"), {"digest": new.digest}).fetchone()
-                if row is not None:
-                    return read_run(row), True
+                for row in connection.execute(sql("answers_to_digest"), {"digest": new.digest}):
+                    if row["run_id"] not in stale:
+                        return read_run(row), True
             member = next_member(connection, new.run_id)
             added = self._add(connection, new, member=member, is_certain=True)
             assert added is not None, "there is one writer"

@@ -62,12 +62,16 @@ def names_files(config: Mapping[str, Any]) -> bool:
     )
 
 
-def find_changed_hyperparams(config: Mapping[str, Any], base_dir: str, since_ms: int) -> list[str]:
-    """Paths in the hyperparams of a job whose files changed since then. Blocks."""
+def find_changed_hyperparams(
+    config: Mapping[str, Any], base_dir: str, since_ms: int, *, is_file_meant: bool = False
+) -> list[str]:
+    """Paths in the hyperparams of a job that changed since then: files and folders, or files alone. Blocks."""
     changed = []
     for text in _texts(config.get("hyperparams")):
         status = _stat(path) if (path := _absolute(text, base_dir)) else None
-        if status is not None and status.st_mtime_ns > since_ms * 1_000_000:
+        if status is None or (is_file_meant and not stat.S_ISREG(status.st_mode)):
+            continue
+        if max(status.st_mtime_ns, status.st_ctime_ns) > since_ms * 1_000_000:
             changed.append(text)
     return changed
 

@@ -7,7 +7,7 @@ object a line, and nothing else there. Words for people about what happens go to
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -34,6 +34,7 @@ class Output:
     def __init__(self, *, is_json: bool | None = None) -> None:
         self.is_json = not sys.stdout.isatty() if is_json is None else is_json
         self.has_colour = _may_colour() and sys.stdout.isatty() and not self.is_json
+        self._held: list[str] | None = None
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One object on a line of stdout, where programs read; nothing at a terminal."""
@@ -58,7 +59,25 @@ class Output:
 
     def say(self, text: str) -> None:
         """A line for people on stderr, always."""
+        if self._held is None:
+            say(text)
+        else:
+            self._held.append(text)
+
+    def say_first(self, text: str) -> None:
+        """`say`, before the lines that are held."""
         say(text)
+
+    @contextlib.contextmanager
+    def holding_lines(self) -> Iterator[None]:
+        """What is said within is shown at its end: a line that must come first can still be said."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for text in held:
+                say(text)
 
     def paint(self, text: str, colour: str = "", *, is_bold: bool = False, is_dim: bool = False) -> str:
         if not self.has_colour:

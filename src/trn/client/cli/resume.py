@@ -101,7 +101,7 @@ async def _resume(
     options: dict[str, Any],
 ) -> ExitCode:
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import report_and_follow, submitted
+    from trn.client.cli.submission_report import answered, report_and_follow, say_answer
     from trn.core.errors import InvalidRequestError
 
     paths, variables = read_log_paths(options), read_variables(options)
@@ -119,7 +119,9 @@ async def _resume(
         else:
             path = None if checkpoint is None else checkpoint.path
             request = _resume_run(home, output, client, run_id, parent, path, paths, variables, options)
-        submission = await submitted(output, request)
+        with output.holding_lines():
+            submission = await answered(output, request)
+            say_answer(output, submission)
         paths.say_kept(output, submission)
         return await report_and_follow(
             client,

@@ -137,7 +137,7 @@ async def _run(
     import asyncio
 
     from trn.client.cli.follow import connected
-    from trn.client.cli.submission_report import report_and_follow, submitted
+    from trn.client.cli.submission_report import answered, report_and_follow, say_answer
 
     log_faults = paths.find_faults(home)
     if job.faults or log_faults:
@@ -147,7 +147,6 @@ async def _run(
     try:
         async with connected(home) as client:
             code = await freezing  # meanwhile a daemon may have started
-            code.say(output)
             asked: SubmitOptions = {
                 "base_dir": job.base_dir,
                 "snapshot": code.digest,
@@ -160,9 +159,13 @@ async def _run(
                 "secret_env": variables.secret_env,
             }
             if options["is_dry_run"]:
-                return _show_check(output, await submitted(output, client.check(job.config, **asked)))
+                code.say(output)
+                return _show_check(output, await answered(output, client.check(job.config, **asked)))
             asked["is_another_wanted"] = options["is_another"]
-            submission = await submitted(output, client.submit(job.config, **asked))
+            with output.holding_lines():
+                code.say(output)
+                submission = await answered(output, client.submit(job.config, **asked))
+                say_answer(output, submission)
             paths.say_kept(output, submission)
             return await report_and_follow(
                 client,

@@ -24,17 +24,24 @@ SILENCE_S = 1.0
 T = TypeVar("T")
 
 
-async def submitted(output: "Output", submission: "Awaitable[T]") -> T:
+async def answered(output: "Output", submission: "Awaitable[T]") -> T:
     """That submit, or check. A word is said where it takes a while: a daemon that has just started has to load torch for it."""
     waiting = asyncio.ensure_future(submission)
     try:
         if not (await asyncio.wait([waiting], timeout=SILENCE_S))[0]:
-            output.say(
+            output.say_first(
                 "trn: the code is being imported; the first time after a start that takes some seconds"
             )
         return await waiting
     finally:
         waiting.cancel()
+
+
+def say_answer(output: "Output", submission: "Submission") -> None:
+    """Before all else: that nothing is trained again, where an equal run answers."""
+    for note in map(plain, submission.notes):
+        if note.startswith(NOT_TRAINED):
+            output.say_first(note)
 
 
 async def report_and_follow(
@@ -48,9 +55,9 @@ async def report_and_follow(
 ) -> ExitCode:
     """Say which run it is, and follow it to its end. Detached: its id alone, unless JSON was asked for by name."""
     run = submission.run
-    for note in submission.notes:
-        said = plain(note)
-        output.say(said if said.startswith(NOT_TRAINED) else f"trn: {said}")
+    for note in map(plain, submission.notes):
+        if not note.startswith(NOT_TRAINED):  # that was said first
+            output.say(f"trn: {note}")
     say_differences(output, submission.env_differences)
     if is_detached and not is_json:
         click.echo(run.run_id)  # for `RUN=$(trn run --detach …)`

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import random
 import shutil
 import signal
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +19,7 @@ from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
 from gen_worker.trainer.redaction import Secret
 from trn.core.errors import UnavailableError
 from trn.core.runs import Needs, RunState
+from trn.daemon import own_trouble
 from trn.daemon.dispatcher import TrainerDispatcher
 from trn.daemon.secret_values import SecretValues
 from trn.daemon.supervisor import QUARANTINE
@@ -564,6 +567,89 @@ def test_a_fault_of_ours_does_not_leave_a_run_behind(tmp_path: Path) -> None:
         assert {"launch.asked", "find.asked", "wait.asked", "end.asked"} <= seen
         assert {world.registry.get(run_id).state for run_id in ("one", "two")} == {RunState.COMPLETED}
         world.check_nothing_is_held()
+
+    in_world(tmp_path, story)
+
+
+def test_trouble_of_the_daemon_ends_no_worker_however_long_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_trouble, "MAX_PAUSE_S", own_trouble.FIRST_PAUSE_S)
+
+    async def story(world: World) -> None:
+        num_faults = 0
+
+        async def at(point: str, _key: AttemptKey) -> None:
+            nonlocal num_faults
+            if point == "wait.asked" and num_faults < 100:
+                num_faults += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+
+        async with world.daemon():
+            world.submit("one", retry={"max_attempts": 1})
+            await world.until_state("one", RunState.RUNNING)
+            world.executor.at = at
+            await world.until(lambda: num_faults == 100)
+            points = note_points(world)
+            await world.until(lambda: points.count("wait.asked") >= 3)  # it is watched as before
+            (process,) = world.executor.live()
+            assert (process.signals, process.num_ends) == ([], 0)
+            world.executor.finish("one")
+            [run] = await world.until_ended("one")
+        assert (run.state, run.attempt) == (RunState.COMPLETED, 1)
+        world.check_nothing_is_held()
+
+    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: LASTING))
+
+
+def test_the_end_of_a_worker_is_seen_though_the_rest_of_its_watch_fails(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.daemon():
+            world.submit("one")
+            await world.until_state("one", RunState.RUNNING)
+            assert world.ingest is not None
+            grown, world.ingest.last_growth = world.ingest.last_growth, broken  # type: ignore[method-assign]
+            points = note_points(world)
+            await world.until(lambda: points.count("wait.asked") >= 3)
+            world.executor.finish("one")
+            await world.until(lambda: "end.asked" in points)
+            world.ingest.last_growth = grown  # type: ignore[method-assign]
+            [run] = await world.until_ended("one")
+        assert run.state == RunState.COMPLETED
+
+    def broken(_run_id: str) -> float:
+        raise RuntimeError("a bug")
+
+    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: LASTING))
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.EMFILE, "Too many open files"), sqlite3.OperationalError("disk I/O error")]
+)
+def test_trouble_of_the_daemon_fails_no_run_that_has_just_ended(
+    tmp_path: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_trouble, "MAX_PAUSE_S", own_trouble.FIRST_PAUSE_S)
+
+    async def story(world: World) -> None:
+        async with world.daemon():
+            ingest = world.ingest
+            assert ingest is not None
+            read, num_reads = ingest.terminal, 0
+
+            def terminal(run_id: str, number: int) -> Any:
+                nonlocal num_reads
+                num_reads += 1
+                if num_reads < 10:
+                    raise fault
+                return read(run_id, number)
+
+            ingest.terminal = terminal  # type: ignore[method-assign]
+            world.submit("one", retry={"max_attempts": 1})
+            [run] = await world.until_ended("one")
+            assert num_reads >= 10
+        assert (run.state, run.attempt) == (RunState.COMPLETED, 1)
+        assert terminals(world, "one") == [(1, "completed")]
 
     in_world(tmp_path, story)
 

@@ -20,11 +20,9 @@ import asyncio
 import logging
 import re
 import signal
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -33,14 +31,14 @@ from trn.core.errors import (
     ConflictError,
     InvalidRequestError,
     NotFoundError,
-    RegistryError,
     UnavailableError,
 )
 from trn.core.runs import RunRecord, RunState
 from trn.core.snapshots import materialise
 from trn.daemon.attempt_parts import Parts
-from trn.daemon.commits import committed
 from trn.daemon.endings import Wish, close_words, decide
+from trn.daemon.event_file import Terminal
+from trn.daemon.own_trouble import STEP_TIMEOUT_S, Pause, insist, is_own_trouble, record, try_step
 from trn.daemon.saved_checkpoints import find_next_start
 from trn.daemon.secret_values import how_to_pass, reveal
 from trn.daemon.worker_plan import WorkerFiles, build_plan, write_attempt_files
@@ -49,14 +47,7 @@ from trn.registry.sqlite import Ending
 
 logger = logging.getLogger("trn.daemon.supervisor")
 
-T = TypeVar("T")
-
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 10.0
-MAX_TRIES = 4  # of a step that may be left out
 MAX_CLOSE_TRIES = 10  # over 20 s: the disk may be full just then, or a new launcher slow
-STEP_TIMEOUT_S = 120.0
-MAX_WATCH_FAULTS = 20
 QUARANTINE = "still in use: "  # how our own reasons begin; the dispatcher lifts only those
 _TAIL_BYTES = 64 << 10
 
@@ -84,6 +75,7 @@ class AttemptSupervisor:
         self._is_cancel_asked = run.is_cancel_wanted
         self._nap: asyncio.Timeout | None = None
         self._has_spoken = False
+        self._num_looks = 0
         self._quiet_since = 0.0  # silence is counted from here at the earliest
 
     def cancel(self) -> None:
@@ -170,43 +162,49 @@ class AttemptSupervisor:
         )
 
     async def _find(self) -> WorkerIdentity | None:
-        pause_s = FIRST_PAUSE_S
+        pause = Pause()
         while True:
             try:
                 return await self._parts.executor.find(self._key, self._attempt_dir)
             except Exception:
                 logger.exception("whether %s has a process could not be found out; trying again", self._key)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            await pause.rest()
 
     async def _watch_to_end(self, identity: WorkerIdentity) -> WorkerExit:
-        """How the worker ended. A fault of ours while it runs is no reason to end it; only if it does not stop."""
-        pause_s, num_faults = FIRST_PAUSE_S, 0
+        """How the worker ended. A fault of ours never ends it: it is watched again, for as long as it runs."""
+        pause = Pause()
         while True:
+            num_looks = self._num_looks
             try:
                 return await self._watch(identity)
-            except Exception as fault:
+            except Exception:
                 logger.exception("%s: watching it failed; beginning again", self._key)
-                num_faults += 1
-                if num_faults == MAX_WATCH_FAULTS:
-                    detail = f"it could not be watched any more: {type(fault).__name__}: {fault}"
-                    self._wish = Wish(cause="trn-fault", detail=detail)
-                    return WorkerExit(detail=detail)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            if self._num_looks > num_looks:
+                pause.reset()
+            # Whatever is wrong with the rest of the watch, its end is not missed.
+            pause_s = pause.lengthen()
+            try:
+                worker_exit = await self._wait(identity, pause_s)
+            except Exception:
+                logger.exception("%s: waiting for its end failed, too", self._key)
+                await asyncio.sleep(pause_s)
+            else:
+                if worker_exit is not None:
+                    return worker_exit
 
     async def _watch(self, identity: WorkerIdentity) -> WorkerExit:
         parts = self._parts
         parts.ingest.follow(*self._named)
         begun = self._quiet_since = parts.clock()
         try:
-            await self._record(
+            await record(
+                self._key,
                 lambda: parts.registry.launched(
                     *self._named,
                     boot_id=identity.boot_id,
                     pid=identity.pid,
                     start_ticks=identity.start_ticks,
-                )
+                ),
             )
         except ConflictError as fault:  # the registry knows it as ended: it must not go on
             return await self._stop(identity, Wish(cause="trn-fault", detail=str(fault)))
@@ -227,6 +225,7 @@ class AttemptSupervisor:
             if wish is not None:
                 return await self._stop(identity, wish)
             due = parts.clock() + look_s
+            self._num_looks += 1
 
     async def _wait(
         self, identity: WorkerIdentity, timeout_s: float, *, is_nap: bool = False
@@ -302,7 +301,7 @@ class AttemptSupervisor:
                 logger.error("%s: what it started cannot be ended: %s", self._key, fault)  # noqa: TRY400
                 for device_id in self._run.devices:
                     reason = f"{QUARANTINE}what {self._key} started cannot be ended: {fault}"
-                    await self._record(partial(self._parts.registry.quarantine, device_id, reason))
+                    await record(self._key, partial(self._parts.registry.quarantine, device_id, reason))
             await asyncio.sleep(self._parts.settings.sweep_s)
 
     async def _check_devices(self) -> None:
@@ -316,7 +315,7 @@ class AttemptSupervisor:
             if pids:
                 who = ", ".join(map(str, sorted(pids)))
                 reason = f"{QUARANTINE}after {self._key} ended, process {who} still used it; end it to free the device"
-                await self._record(partial(self._parts.registry.quarantine, device_id, reason))
+                await record(self._key, partial(self._parts.registry.quarantine, device_id, reason))
 
     async def _close(self, worker_exit: WorkerExit) -> None:
         """See that the events have a terminal one, and that all of them are taken in; the run ends without it too."""
@@ -327,80 +326,66 @@ class AttemptSupervisor:
 
     async def _close_events(self, worker_exit: WorkerExit) -> None:
         parts, run_id = self._parts, self._key.run_id
-        await self._try("take in its events", lambda: parts.ingest.drain(run_id))
+        await try_step(self._key, "take in its events", lambda: parts.ingest.drain(run_id))
         failpoint("attempt.drained")
-        if parts.ingest.terminal(*self._named) is None:
+        if await insist(self._key, "read its last event", self._read_terminal) is None:
             run = parts.registry.get(run_id)
             category, error, cause = close_words(run, worker_exit, self._wish)
             plan = self._build_files({}).plan  # its devices may be gone from the machine by now
-            await self._try(
+            await try_step(
+                self._key,
                 "write its terminal event",
                 lambda: parts.executor.close_attempt(plan, category=category, error=error, cause=cause),
                 num_tries=MAX_CLOSE_TRIES,
             )
             failpoint("attempt.closed")
-            await self._try("take in its events", lambda: parts.ingest.drain(run_id))
+            await try_step(self._key, "take in its events", lambda: parts.ingest.drain(run_id))
 
     async def _conclude(self, worker_exit: WorkerExit | None) -> None:
         parts, run_id = self._parts, self._key.run_id
         try:
-            ending = decide(
-                parts.registry.get(run_id),
-                [item for item in parts.registry.attempts(run_id) if item.number < self._key.number],
-                worker_exit,
-                None if worker_exit is None else parts.ingest.terminal(*self._named),
-                self._wish,
-                saved_step=await self._find_next_start(),
-                now_ms=parts.now_ms(),
-            )
+            ending = await insist(self._key, "decide how it ended", lambda: self._decide(worker_exit))
         except Exception as fault:
             logger.exception("%s: how it ended could not be decided", self._key)
             reason = f"a fault of trn itself, please report it: {type(fault).__name__}: {fault}"
             ending = Ending(state=RunState.FAILED, reason=reason, cause=reason, category="startup")
         if worker_exit is not None:
-            await self._try("let go of its events", lambda: parts.ingest.unfollow(run_id))
-        await self._record(lambda: parts.registry.end(*self._named, ending))
+            await try_step(self._key, "let go of its events", lambda: parts.ingest.unfollow(run_id))
+        await record(self._key, lambda: parts.registry.end(*self._named, ending))
         failpoint("attempt.ended")
         logger.info("%s: %s: %s", self._key, ending.state, ending.reason)
+
+    async def _decide(self, worker_exit: WorkerExit | None) -> Ending:
+        parts, run_id = self._parts, self._key.run_id
+        terminal = None
+        if worker_exit is not None:
+            terminal = await self._read_terminal()
+        saved_step = await self._find_next_start()
+        return decide(
+            parts.registry.get(run_id),
+            [item for item in parts.registry.attempts(run_id) if item.number < self._key.number],
+            worker_exit,
+            terminal,
+            self._wish,
+            saved_step=saved_step,
+            now_ms=parts.now_ms(),
+        )
+
+    async def _read_terminal(self) -> Terminal | None:
+        return await asyncio.to_thread(self._parts.ingest.terminal, *self._named)
 
     async def _find_next_start(self) -> int:
         try:
             return await asyncio.to_thread(find_next_start, self._folder.checkpoints)
-        except Exception:
+        except Exception as fault:
+            if is_own_trouble(fault):
+                raise
             logger.exception("%s: what it saved cannot be found out, so it counts as no progress", self._key)
             return 0
 
     @property
     def _named(self) -> tuple[str, int]:
         return self._key.run_id, self._key.number
-
-    async def _try(
-        self, what: str, action: Callable[[], Awaitable[T]], *, num_tries: int = MAX_TRIES
-    ) -> T | None:
-        """A step that the run's end must not hang on: until it does not say False, a few times, then without it."""
-        pause_s = FIRST_PAUSE_S
-        for _ in range(num_tries):
-            try:
-                async with asyncio.timeout(STEP_TIMEOUT_S):
-                    result = await action()
-                if result is not False:
-                    return result
-            except Exception:
-                logger.exception("%s: could not %s", self._key, what)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
-        return None
-
-    async def _record(self, change: Callable[[], "Future[T]"]) -> T:
-        """A change of the registry. Where it cannot be written there is nothing to do but to try again."""
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return await committed(change())
-            except (UnavailableError, RegistryError) as fault:
-                logger.error("%s: not recorded, trying again: %s", self._key, fault)  # noqa: TRY400
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
 
 def _read_limits(run: RunRecord) -> _Limits:

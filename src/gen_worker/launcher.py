@@ -83,8 +83,9 @@ WARM_MODULES = (
 class Launcher:
     """`listen`, `warm_up`, `run`: in this order, in the thread that also forks. The current folder is its folder."""
 
-    def __init__(self, folder: Path, *, idle_exit_s: float) -> None:
+    def __init__(self, folder: Path, *, idle_exit_s: float, worker_open_files: int | None = None) -> None:
         self.folder = folder
+        self._worker_open_files = worker_open_files
         self._idle_exit_s = idle_exit_s
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._inode = folder.stat().st_ino
@@ -264,7 +265,11 @@ class Launcher:
     def _ground(self, request: Launch | TryImports) -> Ground:
         """What a fresh interpreter would start from."""
         environ = dict(os.environ) if request.plan.is_warm else self._environ
-        return Ground(import_path=self._import_path, environ={**environ, **request.secret_env})
+        return Ground(
+            import_path=self._import_path,
+            environ={**environ, **request.secret_env},
+            open_files=self._worker_open_files,
+        )
 
     def _launch(self, channel: Channel, request: Launch) -> None:
         plan = request.plan
@@ -351,6 +356,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--bare", action="store_true", help="import nothing ahead: slower starts, less memory"
     )
+    parser.add_argument(
+        "--worker-open-files", type=int, help="how many files a worker may have open (default: as many as we)"
+    )
     options = parser.parse_args(arguments)
     ready_fd, tell_fd = os.pipe()
     if os.fork() > 0:
@@ -365,7 +373,9 @@ def main(arguments: Sequence[str]) -> int:
         folder = options.folder.absolute()
         os.chdir(folder)
         _adopt_orphans()
-        launcher = Launcher(folder, idle_exit_s=options.idle_exit_s)
+        launcher = Launcher(
+            folder, idle_exit_s=options.idle_exit_s, worker_open_files=options.worker_open_files
+        )
         launcher.listen()
         os.write(tell_fd, b"1")
         os.close(tell_fd)

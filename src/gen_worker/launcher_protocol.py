@@ -274,6 +274,7 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     start_ticks: int
     num_threads: int = 1
+    cpu_ticks: int = 0  # that it has used
 
     @property
     def is_ended(self) -> bool:
@@ -292,6 +293,7 @@ def read_process(pid: int) -> ProcessState | None:
         parent=int(fields[1]),
         start_ticks=int(fields[19]),
         num_threads=int(fields[17]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
     )
 
 

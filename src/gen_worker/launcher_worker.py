@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,7 @@ class Ground(NamedTuple):
 
     import_path: Sequence[str]
     environ: dict[str, str]
+    open_files: int | None = None  # the limit it would have; None: as the launcher
 
 
 def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
@@ -65,7 +67,7 @@ def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
 
     def work() -> int:
         os.setsid()
-        _shed_launcher(keep_fd=report_fd)
+        _shed_launcher(keep_fd=report_fd, open_files=ground.open_files)
         environ_of_worker = _lay_over(ground.environ, plan)
         try:
             _open_log(plan.log_path)
@@ -105,7 +107,7 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
     def work() -> int:
         _die_with_parent()
         os.setsid()
-        _shed_launcher(keep_fd=report_fd)
+        _shed_launcher(keep_fd=report_fd, open_files=ground.open_files)
         environ = _lay_over(ground.environ, plan)
         state = read_process(os.getpid())
         environ[PROCESS_MARK] = process_mark(os.getpid(), None if state is None else state.start_ticks)
@@ -186,7 +188,7 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
     _run_to_exit(work)
 
 
-def _shed_launcher(*, keep_fd: int) -> None:
+def _shed_launcher(*, keep_fd: int, open_files: int | None = None) -> None:
     """No signal handler, descriptor or random stream of the launcher's is left. Signals were blocked before the fork."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -199,6 +201,11 @@ def _shed_launcher(*, keep_fd: int) -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, _max_fd())
+    if open_files is not None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            )
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

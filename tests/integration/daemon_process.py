@@ -20,11 +20,17 @@ MOVED_CLOCK = Path(__file__).with_name("moved_clock.py")
 class DaemonProcess:
     """One daemon of a home. Leaves nothing behind: `end_everything` also ends launcher and workers.
 
-    `clock` is the file of a `MovedClock` that it goes by.
+    `clock` is the file of a `MovedClock` that it goes by; `max_open_files` is the most that it can have.
     """
 
     def __init__(
-        self, home: Path, *, failpoints: str = "", settings: str | None = None, clock: Path | None = None
+        self,
+        home: Path,
+        *,
+        failpoints: str = "",
+        settings: str | None = None,
+        clock: Path | None = None,
+        max_open_files: int | None = None,
     ) -> None:
         self.home = Home(home)
         self.failpoints = failpoints
@@ -34,9 +40,12 @@ class DaemonProcess:
         self.log = home / "daemon-output.txt"
         environ = {**os.environ, "GEN_WORKER_FAILPOINTS": failpoints}
         program = ["-m", "trn.daemon"] if clock is None else ["-P", str(MOVED_CLOCK), str(clock)]
+        python = [sys.executable]
+        if max_open_files is not None:
+            python = ["prlimit", f"--nofile={max_open_files}:{max_open_files}", *python]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "--home", str(home), "serve"],
+                [*python, *program, "--home", str(home), "serve"],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

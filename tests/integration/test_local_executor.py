@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from launched_run import TRAINERS, LaunchedRun, is_running, living, runs, stop_launchers, until, wait_until
 from worker_process import write_rows
 
-from gen_worker.launcher_protocol import AttemptRecord, boot_id, claim, read_process
+from gen_worker.launcher_protocol import AttemptRecord, LauncherInfo, boot_id, claim, read_process
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors import local
@@ -611,6 +613,49 @@ def test_a_launcher_that_hangs_keeps_no_other_from_being_had(
         await until(lambda: not runs(old), "its leave")
 
     work(home, claims)
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_launcher_that_hangs_is_given_up_within_the_start_timeout(home: Home, is_warm: bool) -> None:
+    start_timeout_s = 12.0  # less than the patience with a launcher that may take as long as it wants
+    start_launcher(home.launcher, idle_exit_s=600.0, is_bare=True)
+    wait_until(lambda: living(home)[0].is_warm, "its word that it is warm")
+    (old,) = living(home)
+    os.kill(old.pid, signal.SIGSTOP)
+    (path,) = home.launcher.glob("*.json")
+    info = msgspec.json.decode(path.read_bytes(), type=LauncherInfo)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, is_warm=is_warm)))
+
+    async def claims(executor: LocalExecutor) -> None:
+        run = LaunchedRun(home, "started")
+        for number in range(
+            1, 6
+        ):  # each as long as a supervisor would wait; a slow machine may need a second one
+            try:
+                async with asyncio.timeout(start_timeout_s):
+                    identity = await executor.launch(run.plan(number))
+                break
+            except TimeoutError:
+                assert await executor.find(run.key(number), str(run.folder.attempts)) is None
+        ended = await executor.wait(run.key(number), str(run.folder.attempts), identity)
+        assert ended.exit_code == 0
+        assert runs(old)
+        os.kill(old.pid, signal.SIGCONT)
+        await until(lambda: not runs(old), "its leave")
+        assert [event["attempt"] for event in run.events("started")] == [number], "a late start"
+
+    work(home, claims, start_timeout_s=start_timeout_s)
+
+
+def test_workers_keep_the_limit_of_open_files_that_the_daemon_was_started_with(home: Home) -> None:
+    run = LaunchedRun(home, "limited", **WAITING)
+
+    async def claims(executor: LocalExecutor) -> None:
+        identity = await executor.launch(run.plan())
+        assert resource.prlimit(identity.pid, resource.RLIMIT_NOFILE)[0] == 777
+        await executor.end(identity)
+
+    work(home, claims, worker_open_files=777)
 
 
 def test_a_full_disk_ends_no_launcher(home: Home) -> None:

@@ -23,6 +23,7 @@ from gen_worker.trainer.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
+from trn.core.open_files import raise_open_files
 from trn.core.settings import Settings
 from trn.core.version import SOURCES
 from trn.daemon.broadcaster import RunEventBroadcaster
@@ -45,6 +46,7 @@ from trn.daemon.secret_values import SecretValues
 from trn.daemon.service import TrainerService, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo, Singleton
 from trn.daemon.startup_checks import check_start
+from trn.daemon.tcp_guard import TcpGuard
 from trn.executors.local import LocalExecutor
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
@@ -101,6 +103,7 @@ class TrainerDaemon:
     ) -> None:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
+        open_files_before, max_open_files = raise_open_files()
         url = read_bus_url(settings.event_bus) if settings.event_bus else None
         bus = None if url is None else open_bus(url, reader=f"{socket.gethostname()}:{home.root}")
         registry = RunRegistry(home.registry)
@@ -118,7 +121,9 @@ class TrainerDaemon:
         await removal.complete()
         devices = Devices(settings.inventory, environ=os.environ)
         await committed(registry.set_slots([device.device_id for device in devices.inventory.devices]))
-        executor = LocalExecutor(home)
+        executor = LocalExecutor(
+            home, worker_open_files=open_files_before, start_timeout_s=settings.start_timeout_s
+        )
         stack.push_async_callback(executor.aclose)
         await executor.start()
         broadcaster = RunEventBroadcaster(registry)
@@ -191,9 +196,20 @@ class TrainerDaemon:
             *maintenance.warnings,
             *(warning for outlet in outlets for warning in outlet.warnings),
         ]
-        server = build_server(service, settings=settings, home=home)
-        info = msgspec.structs.replace(info, addresses=tuple(add_ports(server, settings, home)))
+        guard: TcpGuard | None = None
+        server = build_server(
+            service,
+            settings=settings,
+            home=home,
+            max_open_files=max_open_files,
+            admitted=lambda peer: None if guard is None else guard.admit(peer),
+        )
+        addresses = add_ports(server, settings, home)
+        info = msgspec.structs.replace(info, addresses=tuple(addresses))
         service.info = info
+        for address in addresses[1:]:  # the first is the socket
+            guard = TcpGuard(int(address.rpartition(":")[2]))
+            listeners.append(guard)
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         async with asyncio.TaskGroup() as tasks:

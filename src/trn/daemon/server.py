@@ -19,6 +19,7 @@ from trn.core.home import Home, socket_address
 from trn.core.settings import ListenSettings, Settings
 from trn.daemon.api_tokens import ApiTokens, require_allowed
 from trn.daemon.service_errors import status_of
+from trn.daemon.tcp_guard import AUTHENTICATE_S, max_connections
 from trn.proto.addresses import is_loopback
 from trn.proto.methods import ERROR_KEY, METHODS, SERVICE
 
@@ -35,6 +36,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 60_000),  # a watcher whose machine vanished is found out
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", int(AUTHENTICATE_S * 1000)),
 ]
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,13 +49,24 @@ class Calls(Protocol):
     num_calls: int
 
 
-def build_server(service: Calls, *, settings: Settings, home: Home) -> grpc.aio.Server:
-    """A server with all calls, health and reflection; not started, and without ports."""
+def build_server(
+    service: Calls,
+    *,
+    settings: Settings,
+    home: Home,
+    max_open_files: int = 1024,
+    admitted: Callable[[str], None] = lambda _peer: None,
+) -> grpc.aio.Server:
+    """A server with all calls, health and reflection; not started, and without ports.
+
+    `admitted` is told the peer of each call that showed a valid token.
+    """
     del settings, home
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+    limit = ("grpc.max_allowed_incoming_connections", max_connections(max_open_files))
+    server = grpc.aio.server(options=[*OPTIONS, limit], maximum_concurrent_rpcs=MAX_CALLS)
     for name, handlers in _all_handlers(service).items():
         guarded = {
-            method: _guard(handler, method, f"{name}/{method}", service)
+            method: _guard(handler, method, f"{name}/{method}", service, admitted)
             for method, handler in handlers.items()
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, guarded),))
@@ -164,12 +177,15 @@ def _all_handlers(service: Calls) -> dict[str, dict[str, Any]]:
     return {SERVICE.full_name: own, **found.handlers}
 
 
-def _guard(handler: Any, name: str, path: str, service: Calls) -> Any:
+def _guard(handler: Any, name: str, path: str, service: Calls, admitted: Callable[[str], None]) -> Any:
     """The same handler behind the gate: who calls, then what, then the call, and its errors by the table."""
     parse = handler.request_deserializer
 
     def admit(context: Context, raw: Any) -> Any:
-        caller = None if context.peer().startswith("unix:") else _caller(context, service.tokens)
+        peer, caller = context.peer(), None
+        if not peer.startswith("unix:"):
+            caller = _caller(context, service.tokens)
+            admitted(peer)
         service.num_calls += 1
         if handler.request_streaming:
             request = raw

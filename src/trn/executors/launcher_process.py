@@ -40,11 +40,18 @@ def find_launchers(folder: Path) -> list[LauncherInfo]:
     return sorted(living, key=lambda info: (info.start_ticks or 0, info.pid))
 
 
-def start_launcher(folder: Path, *, idle_exit_s: float, is_bare: bool = False) -> None:
-    """Returns when a new one listens; it is warm some seconds later. Blocks."""
+def start_launcher(
+    folder: Path, *, idle_exit_s: float, is_bare: bool = False, worker_open_files: int | None = None
+) -> None:
+    """Returns when a new one listens; it is warm some seconds later. Blocks.
+
+    `worker_open_files` is the limit that workers get, where ours is higher than what we were started with.
+    """
     # -P: a file in the current folder must not stand in for a library.
     command = [sys.executable, "-P", "-m", "gen_worker.launcher", "--folder", str(folder)]
     command += ["--idle-exit-s", str(idle_exit_s), *(["--bare"] if is_bare else [])]
+    if worker_open_files is not None and worker_open_files > 0:
+        command += ["--worker-open-files", str(worker_open_files)]
     log_path = folder / LOG_NAME
     try:
         with log_path.open("ab") as log:

@@ -65,6 +65,7 @@ EXIT_PATIENCE_S = 10.0  # from a worker's end to its exit file, where a launcher
 NUM_TRIES = 3
 MAX_KEPT_EXITS = 4096
 SWEEP_S = 30.0  # of a worker that lives; the alarm should have come
+STALL_POLL_S = 1.0
 BLIND_POLL_S = 0.5  # where the system has no alarm
 REAP_POLL_S = 0.02  # from its end to its exit file, at first
 
@@ -78,8 +79,19 @@ class LocalExecutor:
     A launcher that is `bare` has nothing imported ahead: slower starts, less memory.
     """
 
-    def __init__(self, home: Home, *, idle_exit_s: float = 600.0, is_bare: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        *,
+        idle_exit_s: float = 600.0,
+        is_bare: bool = False,
+        worker_open_files: int | None = None,
+        start_timeout_s: float = 600.0,
+    ) -> None:
+        """A launcher that hangs is given up early enough for another one to start a worker in `start_timeout_s`."""
         self._is_bare = is_bare
+        self._worker_open_files = worker_open_files
+        self._start_timeout_s = start_timeout_s
         self._folder = home.launcher
         self._idle_exit_s = idle_exit_s
         self._stamp = ""
@@ -166,7 +178,11 @@ class LocalExecutor:
         if link is None:
             before = {_name(info) for info in await asyncio.to_thread(find_launchers, self._folder)}
             await asyncio.to_thread(
-                start_launcher, self._folder, idle_exit_s=self._idle_exit_s, is_bare=self._is_bare
+                start_launcher,
+                self._folder,
+                idle_exit_s=self._idle_exit_s,
+                is_bare=self._is_bare,
+                worker_open_files=self._worker_open_files,
             )
             link = await self._connect_to_living(known=before)
         if link is None:
@@ -188,7 +204,7 @@ class LocalExecutor:
                 if _name(info) in self._hung:
                     continue
                 try:
-                    async with asyncio.timeout(ANSWER_PATIENCE_S):
+                    async with asyncio.timeout(self._at_most(ANSWER_PATIENCE_S)):
                         links.append(await LauncherLink.connect(self._folder, info, self._note_end))
                 except OSError as fault:
                     logger.warning("the launcher with pid %d does not listen: %s", info.pid, fault)
@@ -215,12 +231,34 @@ class LocalExecutor:
     async def _is_usable(self, link: LauncherLink, *, is_new: bool) -> bool:
         if link.info.stamp != self._stamp and not is_new:
             return False
-        patience_s = ANSWER_PATIENCE_S if link.info.is_warm else WARM_PATIENCE_S
-        welcome = await link.ask(lambda id_: Hello(id=id_), timeout_s=patience_s)
+        welcome = await (self._greet(link) if link.info.is_warm else self._greet_while_it_imports(link))
         if not isinstance(welcome, Welcome) or welcome.is_retired:
             return False
         self._environ = welcome.environ
         return True
+
+    def _at_most(self, patience_s: float) -> float:
+        """With a launcher: so that another one can still start a worker in time, if it has none left."""
+        return min(patience_s, self._start_timeout_s / 4)
+
+    async def _greet(self, link: LauncherLink) -> AnyReply:
+        return await link.ask(lambda id_: Hello(id=id_), timeout_s=self._at_most(ANSWER_PATIENCE_S))
+
+    async def _greet_while_it_imports(self, link: LauncherLink) -> AnyReply:
+        """It answers when it is warm. TimeoutError where it takes too long, or uses no CPU meanwhile: it hangs."""
+        reply = asyncio.create_task(link.ask(lambda id_: Hello(id=id_), timeout_s=WARM_PATIENCE_S))
+        cpu_ticks, since, stall_s = -1, time.monotonic(), self._at_most(WARM_PATIENCE_S)
+        try:
+            while not (await asyncio.wait([reply], timeout=min(STALL_POLL_S, stall_s / 4)))[0]:
+                state = await asyncio.to_thread(read_process, link.info.pid)
+                if state is not None and state.cpu_ticks != cpu_ticks:
+                    cpu_ticks, since = state.cpu_ticks, time.monotonic()
+                elif time.monotonic() - since > stall_s:
+                    raise TimeoutError("the launcher imports, and makes no progress")
+            return await reply
+        finally:
+            reply.cancel()
+            await asyncio.wait([reply])
 
     def _note_hung(self, info: LauncherInfo) -> None:
         """We never ask it again. Should it wake up, it finds that it is retired."""
@@ -228,7 +266,7 @@ class LocalExecutor:
             "the launcher with pid %d does not answer and is given up; its workers go on", info.pid
         )
         self._hung.add(_name(info))
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             process = WorkerIdentity(boot_id=info.boot_id, pid=info.pid, start_ticks=info.start_ticks)
             send_signal(process, signal.SIGTERM)
 
@@ -237,7 +275,7 @@ class LocalExecutor:
     ) -> AnyReply:
         """As `LauncherLink.ask`. A launcher that hangs is dead to us from then on."""
         try:
-            return await link.ask(make, timeout_s=timeout_s, silence_s=SILENCE_S)
+            return await link.ask(make, timeout_s=timeout_s, silence_s=self._at_most(SILENCE_S))
         except HungError:
             if _name(link.info) not in self._hung:  # of many requests one is the first to find out
                 self._note_hung(link.info)

@@ -107,11 +107,11 @@ def test_a_launcher_that_was_just_started_is_taken_whatever_its_stamp_is(
     """An upgraded launcher may make its stamp in another way than a daemon of before."""
     import asyncio
 
-    from trn.executors import local
+    from trn.executors import launcher_keeper, local
 
     home = Home(tmp_path / "home")
     home.make()
-    monkeypatch.setattr(local, "code_stamp", lambda: "of another release")
+    monkeypatch.setattr(launcher_keeper, "code_stamp", lambda: "of another release")
 
     async def main() -> None:
         executor = local.LocalExecutor(home, is_bare=True)

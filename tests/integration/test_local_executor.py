@@ -23,7 +23,7 @@ from worker_process import write_rows
 from gen_worker.launcher_protocol import AttemptRecord, LauncherInfo, boot_id, claim, read_process
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.executors import local
+from trn.executors import launcher_keeper, local
 from trn.executors.base import Executor, ImportTrial, WorkerExit, WorkerIdentity
 from trn.executors.launcher_process import start_launcher
 from trn.executors.local import LocalExecutor
@@ -573,7 +573,7 @@ def test_a_launcher_that_hangs_holds_no_run_and_takes_no_other(
         assert ended.exit_code is None
         assert "hangs" in ended.detail
         with monkeypatch.context() as patch:
-            patch.setattr(local, "SILENCE_S", 1.0)
+            patch.setattr(launcher_keeper, "SILENCE_S", 1.0)
             closing = executor.close_attempt(run.plan(), category="train-step", error="it died")
             other = LaunchedRun(home, "other")
             is_closed, other_identity = await asyncio.gather(closing, executor.launch(other.plan()))
@@ -601,11 +601,11 @@ def test_a_launcher_that_hangs_keeps_no_other_from_being_had(
     os.kill(old.pid, signal.SIGSTOP)
     (path,) = home.launcher.glob("*.json")
     path.write_text(path.read_text().replace(old.stamp, stamp or old.stamp))
-    monkeypatch.setattr(local, "RETIRE_PATIENCE_S", 0.1)
-    monkeypatch.setattr(local, "ANSWER_PATIENCE_S", 2.0)
+    monkeypatch.setattr(launcher_keeper, "RETIRE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(launcher_keeper, "ANSWER_PATIENCE_S", 2.0)
 
     async def claims(executor: LocalExecutor) -> None:
-        async with asyncio.timeout(local.WARM_PATIENCE_S / 2):
+        async with asyncio.timeout(launcher_keeper.WARM_PATIENCE_S / 2):
             await executor.wait_ready()
         assert runs(old)
         assert f"pid {old.pid}" not in executor.state()

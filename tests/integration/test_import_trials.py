@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from launched_run import LaunchedRun, is_running, living, stop_launchers, until
 
@@ -202,6 +205,52 @@ def test_a_config_of_the_runner_is_checked_as_the_runner_does_with_every_fault(
         with pytest.raises(SpecError) as refused:
             read_runner_config(config["hyperparams"], source="the job")
         assert list(tried.faults) == refused.value.faults
+
+    work(shared, claims)
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_config_of_the_runner_is_checked_against_its_data_as_the_runner_does(
+    shared: Home, tmp_path: Path, is_warm: bool
+) -> None:
+    x = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(12, "float32")), 4)
+    for name in ("train", "val"):
+        pq.write_table(pa.table({"x": x, "kind": pa.array([0, 1, 2])}), tmp_path / f"{name}.parquet")
+    run = LaunchedRun(shared, f"runner-{is_warm}", trainer=RUNNER)
+    config = {
+        **run.job,
+        "mock_batches": None,
+        "max_steps": 1,
+        "dataset": {"parquet_paths": ["train.parquet"]},
+        "validation": {"dataset": {"parquet_paths": ["val.parquet"]}},
+        "trainer": RUNNER,
+        "hyperparams": {
+            "model": {"type": "mlp", "args": {"out_features": 3, "hidden": [4]}},
+            "columns": {"inputs": {"x": {}}, "target": "kind"},
+            "loss": "cross_entropy",
+        },
+    }
+
+    def changed(**hyperparams: Any) -> dict[str, Any]:
+        return {**config, "hyperparams": {**config["hyperparams"], **hyperparams}}
+
+    async def claims(executor: LocalExecutor) -> None:
+        async def faults(config: dict[str, Any]) -> tuple[str, ...]:
+            plan = run.plan(code=tmp_path, cwd=str(tmp_path), is_warm=is_warm)
+            tried = await executor.try_imports(plan, config)
+            assert not tried.problem
+            return tried.faults
+
+        assert await faults(config) == ()
+        by_epochs = changed(scheduler={"name": "warmup_cosine", "args": {"warmup_steps": 10}})
+        by_epochs = {**by_epochs, "max_steps": None, "epochs": 1, "precision": "fp16"}
+        assert await faults(by_epochs) == (), "its length is known once the data is open, its device later"
+        (fault,) = await faults(changed(columns={"inputs": {"x": {}}, "target": "kinds"}))
+        assert fault == "hyperparams.columns.target: the data has no column `kinds`: did you mean `kind`?"
+        (fault,) = await faults(changed(loss="mse"))
+        assert fault.startswith("the loss cannot take float32 [2, 3] from the model and int64 [2] as target")
+        huge = {"type": "mlp", "args": {"out_features": 3, "hidden": [1_000_000, 1_000_000]}}
+        assert await faults(changed(model=huge)) == (), "not built: it would take 4 TB"
 
     work(shared, claims)
 

@@ -25,6 +25,7 @@ from gen_worker.trainer.hyperparams import RunLength, ScheduleLength
 from gen_worker.trainer.weights import load_weights
 
 Forward = Callable[[Any], Any]
+Select = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,13 +43,32 @@ class RunnerState:
     evaluate: Forward
     autocast: AbstractContextManager[Any]
     metrics: dict[str, Any]
-    select: Callable[[Any, Any], tuple[Any, Any]] | None
+    select: Select | None
     classes: list[str] | None = None  # names of the target's numbers, where the data has them
     evaluation: Evaluation | None = None
 
     @property
     def evaluated_module(self) -> torch.nn.Module:
         return self.module if self.average is None else self.average.module
+
+
+def build_preparation(config: RunnerConfig, ctx: StepContext) -> Preparation:
+    """InputError where the data does not have the columns."""
+    is_next_token = config.loss_spec.name == NEXT_TOKEN
+    return Preparation(config.columns, ctx, is_next_token=is_next_token, channels_last=config.channels_last)
+
+
+def build_tried_parts(
+    config: RunnerConfig, ctx: StepContext, prepare: Preparation, autocast: AbstractContextManager[Any]
+) -> tuple[torch.nn.Module, Loss, dict[str, Any], Select | None]:
+    """(model, loss, metrics, what they look at): rows of zeros went through all of them."""
+    module = build_model(config.model, seed=ctx.job.seed, row_shape=prepare.row_shape, device=str(ctx.device))
+    loss = build_loss(config.loss_spec, device=torch.device(ctx.device), pad_id=prepare.pad_id)
+    metrics = build_metrics(config.metric_specs, device=str(ctx.device))
+    select = _select_tokens(prepare.pad_id) if config.loss_spec.name == NEXT_TOKEN else None
+    forward = _forward(module, is_single=len(config.columns.inputs) == 1)
+    _try(config, module, forward, loss, metrics, select, prepare, autocast)
+    return module, loss, metrics, select
 
 
 def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
@@ -64,18 +84,10 @@ def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
             ],
         )
     device = torch.device(ctx.device)
-    is_next_token = config.loss_spec.name == NEXT_TOKEN
-    prepare = Preparation(
-        config.columns, ctx, is_next_token=is_next_token, channels_last=config.channels_last
-    )
-    module = build_model(config.model, seed=ctx.job.seed, row_shape=prepare.row_shape, device=str(ctx.device))
-    pad_id = prepare.pad_id
-    loss = build_loss(config.loss_spec, device=device, pad_id=pad_id)
-    metrics = build_metrics(config.metric_specs, device=str(ctx.device))
-    select = _select_tokens(pad_id) if is_next_token else None
+    prepare = build_preparation(config, ctx)
     autocast = _autocast(ctx, device)
+    module, loss, metrics, select = build_tried_parts(config, ctx, prepare, autocast)
     is_single = len(config.columns.inputs) == 1
-    _try(config, module, _forward(module, is_single=is_single), loss, metrics, select, prepare, autocast)
 
     if config.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -152,7 +164,7 @@ def _try(
     forward: Forward,
     loss: Loss,
     metrics: dict[str, Any],
-    select: Callable[[Any, Any], tuple[Any, Any]] | None,
+    select: Select | None,
     prepare: Preparation,
     autocast: AbstractContextManager[Any],
 ) -> None:
@@ -173,7 +185,7 @@ def _try(
         metric.reset()
 
 
-def _select_tokens(pad_id: int | None) -> Callable[[Any, Any], tuple[Any, Any]]:
+def _select_tokens(pad_id: int | None) -> Select:
     def select(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits, target = logits.flatten(0, 1), target.flatten()
         if pad_id is None:

@@ -1,6 +1,7 @@
 """A trainer class whose every choice is in the job's `hyperparams`. The runtime treats it as any other."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ class PyTorchTrainer:
             return _sampling_faults(_read_config(job), job, num_processes)
         except SpecError as error:
             return error.faults
+
+    def find_start_faults(self, job: TrainingJobSpec, base_dir: Path) -> list[str]:
+        """What `configure` would refuse for such data; asked before the run is queued, of a config without faults."""
+        from gen_worker.pytorch.start_check import find_start_faults
+
+        return find_start_faults(_read_config(job), job, base_dir)
 
     def setup(self, ctx: StepContext) -> None:
         self.config = _read_config(ctx.job)

@@ -6,6 +6,7 @@ interpreter that no launcher has warm.
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from gen_worker.errors import WorkerError
 from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
 from gen_worker.trainer.callbacks.loading import load_callbacks
+from gen_worker.trainer.contracts import TrainerPlugin
 from gen_worker.trainer.evaluation import require_hook
 from gen_worker.trainer.job_spec import parse_job_spec
 from gen_worker.trainer.sources.opening import find_source
@@ -20,7 +22,7 @@ from gen_worker.trainer.sources.opening import find_source
 
 def find_import_faults(config: dict[str, Any]) -> list[str]:
     """Load trainer class, callbacks and data sources as a worker would, with the job's `env`, and let the class check
-    the job; what it would say of each, with the field that it is about.
+    the job, the runner also its data; what they would say of each, with the field that it is about.
 
     Changes this process's environment and runs the author's modules.
     """
@@ -28,6 +30,7 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
     os.environ.update(job.env)
 
     faults: list[str] = []
+    trainer: TrainerPlugin | None = None
     try:
         trainer = load_trainer_plugin(job.trainer or "")
         faults += find_job_faults(trainer, job)
@@ -41,6 +44,8 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
         load_callbacks(job)
     except WorkerError as fault:
         faults.append(str(fault))
+    if trainer is not None and not faults and (find := getattr(trainer, "find_start_faults", None)):
+        faults += find(job, Path(os.environ.get("TRAINER_BASE_DIR") or Path.cwd()))
     datasets = {
         "dataset": job.dataset,
         "validation.dataset": job.validation and job.validation.dataset,

@@ -1,0 +1,96 @@
+"""What `configure` would refuse, found before a run is queued: columns, then shapes through model, loss and metrics.
+
+Reads the footer of one parquet file of each dataset, and builds small models on the CPU. The author's own models, which
+may load or fetch anything, and large ones are left to the worker and to `--check`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from gen_worker.errors import SpecError, WorkerError
+from gen_worker.pytorch.config import SHIPPED_MODELS, RunnerConfig
+from gen_worker.pytorch.model_build import build_model
+from gen_worker.pytorch.preparation import Preparation
+from gen_worker.pytorch.runner_state import build_preparation, build_tried_parts
+from gen_worker.trainer.contracts import DatasetSpec, ResourcesSpec, StepContext, TrainingJobSpec
+from gen_worker.trainer.datasets.index import resolve_dataset_paths
+from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
+
+MAX_PARAMETERS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOnly:
+    """Stands for data of which only the columns are known."""
+
+    schema: pa.Schema
+
+
+def find_start_faults(config: RunnerConfig, job: TrainingJobSpec, base_dir: Path) -> list[str]:
+    """One text for each fault. What cannot be told from here is no fault. Blocks."""
+    try:
+        schemas = dict(_schemas(job, base_dir))
+    except (OSError, pa.ArrowException, WorkerError):
+        return []  # whether the data can be read is judged elsewhere, in words about files
+    training = schemas.pop("dataset", None)
+    if training is None and not job.mock_batches:
+        return []
+    ctx = StepContext(
+        job=msgspec.structs.replace(job, resources=ResourcesSpec(devices=["cpu"]), precision="fp32"),
+        dataset=None if training is None else SchemaOnly(training),
+        device="cpu",
+    )
+    try:
+        prepare = build_preparation(config, ctx)
+        for schema in schemas.values():
+            prepare.require(schema)
+        if _is_small(config, prepare):
+            build_tried_parts(config, ctx, prepare, nullcontext())
+    except WorkerError as error:
+        return _faults(error)
+    return []
+
+
+def _schemas(job: TrainingJobSpec, base_dir: Path) -> Iterator[tuple[str, pa.Schema]]:
+    named: Mapping[str, DatasetSpec | None] = {
+        "dataset": job.dataset,
+        "validation.dataset": None if job.validation is None else job.validation.dataset,
+        "test.dataset": None if job.test is None else job.test.dataset,
+    }
+    for field, dataset in named.items():
+        if dataset is None or not dataset.parquet_paths:
+            continue
+        resolved = resolve_dataset_paths([str(base_dir / path) for path in dataset.parquet_paths])
+        files = expand_parquet_paths(resolved.parquet_paths, [])
+        if not files:
+            continue
+        schema = pq.read_schema(files[0])
+        if dataset.columns is not None:
+            schema = pa.schema([schema.field(name) for name in dataset.columns if name in schema.names])
+        yield field, schema
+
+
+def _is_small(config: RunnerConfig, prepare: Preparation) -> bool:
+    if config.model.type not in SHIPPED_MODELS:
+        return False
+    try:
+        with torch.device("meta"):  # shapes without memory
+            module = build_model(config.model, seed=0, row_shape=prepare.row_shape, device="meta")
+    except (RuntimeError, NotImplementedError):
+        return False
+    return sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS
+
+
+def _faults(error: WorkerError) -> list[str]:
+    if isinstance(error, SpecError):
+        return list(error.faults)
+    found: Any = [line.strip().removeprefix("- ") for line in str(error).splitlines()[1:] if line.strip()]
+    return found or [str(error)]

@@ -154,6 +154,7 @@ class TestSubprocessContract:
         [
             {"contract_version": "v2"},
             {"trainer_plugin": ""},
+            {"trainer_plugin": "  "},
             {"job_spec_path": ""},
             {"events_path": None},
             {"checkpoints_dir": ""},
@@ -281,6 +282,15 @@ class TestLoop:
         writer.final_path = None
         run(reporter=reporter, artifact_writer=writer, max_steps=1)
         assert reporter.calls[-1] == ("completed", 1, None)
+
+    def test_a_writer_that_makes_no_samples_may_return_nothing(self) -> None:
+        class Silent(FakeWriter):
+            def write_samples(self, *, step: int, state: Any, ctx: Any) -> Any:
+                return None
+
+        reporter = FakeReporter()
+        assert run(reporter=reporter, artifact_writer=Silent(), sample_every=2) == 5
+        assert "sample" not in [name for name, *_ in reporter.calls]
 
     @pytest.mark.parametrize(("reason", "words"), [(None, "canceled"), ("asked by Ann", "asked by Ann")])
     def test_a_cancelled_loop_raises_and_reports_failed_once(self, reason: str | None, words: str) -> None:

@@ -158,7 +158,7 @@ class _Writer:
         return False
 
     def write_samples(self, *, step: int, state: Any, ctx: StepContext) -> Sequence[Path | str]:
-        return self._given.write_samples(step=step, state=state, ctx=ctx)
+        return self._given.write_samples(step=step, state=state, ctx=ctx) or ()  # a fake may return nothing
 
 
 def _saved(path: Path | str, content: CheckpointContent) -> SavedCheckpoint:

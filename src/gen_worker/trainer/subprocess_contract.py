@@ -44,7 +44,7 @@ class TrainerSubprocessContractV1(msgspec.Struct, frozen=True, kw_only=True, for
                 f"contract_version is {self.contract_version!r}, expected {CONTRACT_VERSION!r}: there is no other yet"
             )
         for name in _NEEDED:
-            if not getattr(self, name):
+            if not (getattr(self, name) or "").strip():
                 raise ContractError(f"{name} is {getattr(self, name)!r}, expected a text that is not empty")
 
 

@@ -120,6 +120,34 @@ class BeginsAnew(Stateful):
         return {"place": 0 if self.is_over else self.place}
 
 
+class BufferShuffledExamplesIterable:
+    """Named as in `datasets` of Hugging Face, which is how it is known."""
+
+    ex_iterable = object()
+
+
+class MappedExamplesIterable:
+    ex_iterable = BufferShuffledExamplesIterable()
+
+
+class ShuffledInBuffer(Stream):
+    """As a shuffled IterableDataset of Hugging Face: its state has no buffer."""
+
+    _ex_iterable = MappedExamplesIterable()
+    num_skipped = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        first, self.num_skipped = self.num_skipped, 0
+        rest = Stream(self.num_rows - first)
+        return (row + torch.tensor([first, 0]) for row in rest)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_read": 4}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_skipped = state["num_read"]
+
+
 class StatefulLoader(DataLoader[torch.Tensor]):
     """As torchdata has it: a DataLoader with a state."""
 
@@ -158,6 +186,11 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "iterable rows without the last": (Stream, {"batch_size": 4, "drop_last": True}),
     "stateful rows": (Stateful, {"batch_size": 4}),
     "stateful rows that begin anew": (BeginsAnew, {"batch_size": 4}),
+    "stateful rows without their buffer": (ShuffledInBuffer, {"batch_size": 4}),
+    "stateful loader of rows without their buffer": (
+        lambda: StatefulLoader(ShuffledInBuffer(), batch_size=4),
+        {},
+    ),
     "batches": (Batches, {}),
     "loader": (lambda: DataLoader(Rows(), batch_size=5), {}),
     "loader shuffled": (lambda: DataLoader(Rows(), batch_size=5, shuffle=True), {}),

@@ -1,7 +1,7 @@
 """Data that can only be iterated: an IterableDataset gives rows, anything else gives batches as they are.
 
-A place inside a pass is reached with the data's own `state_dict`, where it has one. Otherwise the batches before it are
-read once more and dropped one by one.
+A place inside a pass is reached with the data's own `state_dict`, where it has one that holds all of its place.
+Otherwise the batches before it are read once more and dropped one by one.
 """
 
 import copy
@@ -73,6 +73,8 @@ class ReplayedSource(OwnSource):
         if self._anchor is not None and self._at == self._saved_place:
             (_, first), state = self._anchor
             data.load_state_dict(copy.deepcopy(state))
+            if first:
+                self._tell(f"the data resumes at batch {first} of epoch {epoch} with its own load_state_dict")
             is_between_epochs = batch == 0
         iterator = iter(data)
         if is_between_epochs:
@@ -111,7 +113,7 @@ class ReplayedSource(OwnSource):
         return now if self._anchor is not None else start
 
     def _more_state(self, place: Place) -> dict[str, Any]:
-        if not _has_state(self._data):
+        if not has_state(self._data):
             return {}
         if self._at == place and not self._is_fetching:
             with self._streams.apart():
@@ -127,7 +129,7 @@ class ReplayedSource(OwnSource):
 
     def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> Place:
         place = super().position(state, manifest=manifest)
-        source = state.get("source") if _has_state(self._data) else None
+        source = state.get("source") if has_state(self._data) else None
         self._anchor = None if source is None else ((source["epoch"], source["batch"]), source["state"])
         return place
 
@@ -204,8 +206,28 @@ def _find_shard(data: Any, options: SourceOptions) -> Any:
     )
 
 
-def _has_state(data: object) -> bool:
-    return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+def has_state(data: Any) -> bool:
+    """Whether its `state_dict` can bring it back to its place."""
+    has_both = callable(getattr(data, "state_dict", None)) and callable(
+        getattr(data, "load_state_dict", None)
+    )
+    return (
+        has_both and not _has_shuffle_buffer(data) and not _has_shuffle_buffer(getattr(data, "dataset", None))
+    )
+
+
+def _has_shuffle_buffer(data: Any) -> bool:
+    """Whether it is an IterableDataset of Hugging Face that was shuffled: its `state_dict` leaves out the buffer, so a
+    resume would give other rows in another order.
+    """
+    parts = [getattr(data, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
+        if type(part).__name__.startswith("BufferShuffled"):
+            return True
+        parts += [inner for inner in [getattr(part, "ex_iterable", None)] if inner is not None]
+        parts += getattr(part, "ex_iterables", None) or []
+    return False
 
 
 def _length_of(data: Any) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.sources.base import END, OwnSource, SourceOptions, find_fingerprint, share_of
-from gen_worker.trainer.sources.iterables import ReplayedSource, call_set_epoch
+from gen_worker.trainer.sources.iterables import ReplayedSource, call_set_epoch, has_state
 from gen_worker.trainer.sources.random_streams import (
     DataStreams,
     States,
@@ -198,7 +198,7 @@ class IterableLoaderSource(ReplayedSource):
         super().__init__(loader, options)
         self.fingerprint = find_fingerprint(loader) or find_fingerprint(loader.dataset)
         self._sampler: CountedSampler | None = None
-        if not callable(getattr(loader, "state_dict", None)):  # else its sampler is part of its state
+        if not has_state(loader):  # else its sampler is part of its state
             self._data, self._sampler = _copy_loader(loader, self._streams, options)
 
     @property

@@ -99,6 +99,8 @@ MEANINGS = {
     "uploads.terminal_url": "For the end of the attempt.",
     "resume_from_latest": "Go on from the run's newest verified checkpoint. `false` refuses a folder that has one.",
     "resume_non_finite": "Resume from checkpoints whose state holds NaN or infinity, too. `trn resume --force` sets it.",
+    "resume_older": "Where `resume_checkpoint_path` does not verify, take the newest older checkpoint beside it that does, and say so. "
+    "`trn resume RUN` sets it.",
     "resume_checkpoint_path": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
     "`max_steps` counts from its step 0.",
     "weights": 'Weights to begin with: a checkpoint, `.pt` or `.safetensors`. The class reads `ctx.model_handles["weights"]`; where it does '

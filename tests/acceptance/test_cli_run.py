@@ -497,22 +497,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is
     data = checkpoints / "step-00000006.pt"
     data.write_bytes(data.read_bytes()[::-1])  # as long as it was
 
-    done = trn(home, "resume", "--checkpoint", checkpoints / "step-00000006.meta.json")
-    (line,) = read_lines(done)
-    assert (done.returncode, line["event"], "hash mismatch" in line["faults"][0]) == (
-        3,
-        "job_rejected",
-        True,
-    )
-
     done = trn(home, "resume", run_id, "--set", "hyperparams.fail_at=0")
-    assert "passed over step-00000006.meta.json: hash mismatch: step-00000006.pt is " in done.stderr
-    assert f"goes on from step-00000004.meta.json of run {run_id} at step 4" in done.stderr
+    assert "passed over step-00000006.meta.json: hash mismatch: step-00000006.pt is " in done.stdout
     resumed = losses(read_lines(done))
     assert (min(resumed), resumed[8]) == (5, straight[8])
 
+    done = trn(home, "resume", "--checkpoint", checkpoints / "step-00000006.meta.json")
+    *_, failed, last = read_lines(done)
+    assert (done.returncode, last["state"], failed["category"]) == (1, "FAILED", "input"), (
+        "and no other is taken"
+    )
+    assert "step-00000006.meta.json cannot be resumed: hash mismatch: step-00000006.pt is " in failed["error"]
+
+    # As a release before the digest would have written it.
     meta = checkpoints / "step-00000004.meta.json"
     document = json.loads(meta.read_text()) | {"verified": False, "reason": "non-finite values in w"}
+    del document["digest"]
     meta.write_text(json.dumps(document))
     words = ["resume", "--checkpoint", meta, "--set", "hyperparams.fail_at=0"]
     done = trn(home, *words)
@@ -524,8 +524,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is
     done = trn(home, *words, "--force")
     assert "at step 4, although it holds non-finite values in w" in done.stderr
     assert losses(read_lines(done)) == resumed
-    done = trn(home, "resume", f"{run_id}.1", "--set", "hyperparams.fail_at=0")
-    assert "passed over step-00000004.meta.json: not verified: non-finite values in w" in done.stderr
+    done = trn(home, "resume", f"{run_id}.1", "--set", "hyperparams.fail_at=0", "--another")
+    assert "passed over step-00000004.meta.json: not verified: non-finite values in w" in done.stdout
     assert min(losses(read_lines(done))) == 3
 
 

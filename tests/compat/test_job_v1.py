@@ -55,6 +55,7 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "mock_batches",
         "resume_checkpoint_path",
         "resume_non_finite",
+        "resume_older",
         "fast_dev_run",
         "group",
         "grace_s",

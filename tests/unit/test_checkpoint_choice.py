@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from sealed_meta import edit_meta
 
 from gen_worker.errors import CheckpointError, InputError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
@@ -56,11 +58,6 @@ def folder(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "checkpoints"))
 
 
-def edit_meta(folder: Path, stem: str, **fields: object) -> None:
-    path = folder / f"{stem}.meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 def flip(folder: Path, stem: str) -> None:
     path = folder / f"{stem}.pt"
     data = bytearray(path.read_bytes())
@@ -88,6 +85,10 @@ DAMAGES: dict[str, Callable[[Path, str], object]] = {
         folder, stem, storages=[{"offset": 0, "size_bytes": 80}, {"offset": 40, "size_bytes": 80}]
     ),
     "a state document": lambda folder, stem: (folder / f"{stem}.meta.json").write_text('{"state": {"w": 1}}'),
+    "edited meta": lambda folder, stem: (folder / f"{stem}.meta.json").write_text(
+        (folder / f"{stem}.meta.json").read_text().replace('"epoch":0', '"epoch":1')
+    ),
+    "another run's": lambda folder, stem: edit_meta(folder, stem, run_id="another"),
     "another's file": lambda folder, stem: (folder / "other.meta.json").write_text("{}"),
 }
 
@@ -95,23 +96,27 @@ DAMAGES: dict[str, Callable[[Path, str], object]] = {
 @pytest.mark.parametrize("is_forced", [False, True])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("stem", ["final", "step-00000006"])
-def test_the_daemon_and_the_worker_choose_the_same_and_give_the_same_reasons(
-    folder: Path, stem: str, damage: str, is_forced: bool
+def test_a_resume_begins_where_a_retry_does_and_gives_the_same_reasons(
+    folder: Path, tmp_path: Path, stem: str, damage: str, is_forced: bool
 ) -> None:
+    """The daemon checks what is quick; the worker of the new run reads the bytes, and takes an older one if they differ."""
     DAMAGES[damage](folder, stem)
-    by_daemon = newest_checkpoint(folder, is_forced=is_forced)
-    by_worker = choose_resume_point(FORCED if is_forced else JOB, folder, None)
+    by_daemon = newest_checkpoint(folder, "run", is_forced=is_forced)
+    by_retry = choose_resume_point(FORCED if is_forced else JOB, folder, None)
     assert by_daemon is not None
+    config = with_checkpoint({"run_id": "run.2", "max_steps": 9}, by_daemon)
+    next_run = msgspec.convert(config, TrainingJobSpec)
+    by_worker = choose_resume_point(next_run, tmp_path / "own", by_daemon.path)
+    assert by_retry.checkpoint is not None
     assert by_worker.checkpoint is not None
-    assert by_worker.checkpoint.meta is not None
-    assert (by_daemon.step, by_daemon.path.name.removesuffix(".meta.json")) == (
-        by_worker.checkpoint.step,
-        by_worker.checkpoint.path.stem,
-    )
-    assert by_daemon.passed_over == tuple(map(str, by_worker.passed_over))
+    assert by_worker.checkpoint.path == by_retry.checkpoint.path
+    reasons = {*by_daemon.passed_over, *map(str, by_worker.passed_over)}
+    assert reasons == set(map(str, by_retry.passed_over))
+    if damage != "damaged":  # only the bytes can tell that
+        assert by_daemon.path.name.removesuffix(".meta.json") == by_retry.checkpoint.path.stem
 
 
-@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"nothing", "another's file"}))
+@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"nothing", "another's file", "damaged"}))
 def test_where_no_checkpoint_can_be_resumed_both_refuse_with_every_reason(
     tmp_path: Path, damage: str
 ) -> None:
@@ -119,11 +124,11 @@ def test_where_no_checkpoint_can_be_resumed_both_refuse_with_every_reason(
     for stem in ("step-00000002", "step-00000004"):
         DAMAGES[damage](tmp_path, stem)
     if damage == "never committed":
-        assert newest_checkpoint(tmp_path) is None
+        assert newest_checkpoint(tmp_path, "run") is None
         assert choose_resume_point(JOB, tmp_path, None).checkpoint is None
         return
     with pytest.raises(InvalidRequestError, match="can be resumed") as of_daemon:
-        newest_checkpoint(tmp_path)
+        newest_checkpoint(tmp_path, "run")
     with pytest.raises(InputError, match="can be resumed") as of_worker:
         choose_resume_point(JOB, tmp_path, None)
     assert of_daemon.value.faults
@@ -131,17 +136,17 @@ def test_where_no_checkpoint_can_be_resumed_both_refuse_with_every_reason(
 
 
 def test_a_checkpoint_with_nan_is_passed_over_and_force_takes_it(folder: Path) -> None:
-    found = newest_checkpoint(folder)
+    found = newest_checkpoint(folder, "run")
     assert found is not None
     assert found.step == 6
     assert found.passed_over == ("final.meta.json: not verified: non-finite values in w",)
-    forced = newest_checkpoint(folder, is_forced=True)
+    forced = newest_checkpoint(folder, "run", is_forced=True)
     assert forced is not None
     assert (forced.step, forced.non_finite) == (8, "non-finite values in w")
     assert "although it holds non-finite values in w" in describe(forced)
     assert with_checkpoint({}, forced)["resume_non_finite"] is True, "its worker takes it, too"
     assert "resume_non_finite" not in with_checkpoint({}, found)
-    looked_at = find_checkpoint(folder)
+    looked_at = find_checkpoint(folder, "run")
     assert looked_at is not None
     assert looked_at.step == 6, "what `trn why` names is what a resume takes"
 
@@ -164,10 +169,46 @@ def test_a_named_checkpoint_with_nan_is_refused_unless_forced(folder: Path, tmp_
 def test_a_named_checkpoint_that_is_damaged_is_never_taken(folder: Path, tmp_path: Path, damage: str) -> None:
     DAMAGES[damage](folder, "step-00000006")
     meta = folder / "step-00000006.meta.json"
-    with pytest.raises(InvalidRequestError):
-        read_checkpoint(meta, is_forced=True)
+    if damage != "damaged":  # whose bytes the worker finds
+        with pytest.raises(InvalidRequestError):
+            read_checkpoint(meta, is_forced=True)
     with pytest.raises(CheckpointError):
         choose_resume_point(FORCED, tmp_path / "none", meta)
+
+
+def test_where_bytes_are_damaged_and_nothing_is_older_the_worker_refuses_with_the_reason(
+    folder: Path, tmp_path: Path
+) -> None:
+    for stem in ("step-00000002", "step-00000004"):
+        flip(folder, stem)
+    job = TrainingJobSpec(run_id="run.2", max_steps=9, resume_older=True)
+    with pytest.raises(InputError, match="hash mismatch") as refused:
+        choose_resume_point(job, tmp_path / "own", folder / "step-00000004.meta.json")
+    assert "step-00000002" in str(refused.value)
+    assert "step-00000006" not in str(refused.value), "newer than what was asked for"
+
+
+def test_a_checkpoint_of_a_terabyte_is_accepted_without_reading_it(folder: Path) -> None:
+    size = 1 << 40
+    meta = json.loads((folder / "step-00000006.meta.json").read_text())
+    edit_meta(folder, "step-00000006", files=[meta["files"][0] | {"size_bytes": size}])
+    with (folder / "step-00000006.pt").open("r+b") as file:
+        file.truncate(size)
+    found = newest_checkpoint(folder, "run")
+    assert found is not None
+    assert found.step == 6
+    assert read_checkpoint(folder / "step-00000006.meta.json").step == 6
+
+
+def test_a_meta_without_a_digest_is_read_and_said_to_be_unverifiable(folder: Path) -> None:
+    path = folder / "step-00000006.meta.json"
+    document = json.loads(path.read_text())
+    del document["digest"]
+    path.write_text(json.dumps(document))
+    found = newest_checkpoint(folder, "run")
+    assert found is not None
+    assert found.step == 6
+    assert "its meta has no digest" in describe(found)
 
 
 def test_a_plain_state_document_is_taken_by_both(tmp_path: Path) -> None:
@@ -195,7 +236,7 @@ def test_to_choose_takes_neither_torch_nor_numpy() -> None:
 
 
 def test_progress_is_measured_where_the_next_attempt_would_begin(folder: Path) -> None:
-    assert find_next_start(folder) == 6  # the final one is NaN, which no resume takes by itself
+    assert find_next_start(folder, "run") == 6  # the final one is NaN, which no resume takes by itself
     (folder / "step-00000006.meta.json").unlink()
-    assert find_next_start(folder) == 4
-    assert find_next_start(folder / "nowhere") == 0
+    assert find_next_start(folder, "run") == 4
+    assert find_next_start(folder / "nowhere", "run") == 0

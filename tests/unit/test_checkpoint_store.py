@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sealed_meta import edit_meta, sealed
 
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
@@ -94,11 +95,6 @@ def flip(folder, stem):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
-
-
-def edit_meta(folder, stem, **fields):
-    path = folder / f"{stem}.meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 DAMAGES = {
@@ -231,7 +227,7 @@ def test_no_meta_however_mangled_gives_anything_but_a_checkpoint_or_a_checkpoint
                 place[key] = data.draw(junk | st.integers(-5, 2**40))
                 break
             place = place[key]
-    (tmp_path / "step-00000001.meta.json").write_text(json.dumps(document))
+    (tmp_path / "step-00000001.meta.json").write_bytes(sealed(document))
     (tmp_path / "step-00000001.pt").write_bytes((template / "step-00000001.pt").read_bytes())
     store = CheckpointStore(tmp_path)
     store.list()

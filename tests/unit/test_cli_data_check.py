@@ -157,7 +157,9 @@ def write_checkpoint(folder: Path, size_bytes: int, step: int = 500) -> Path:
     with (folder / f"step-{step:08}.pt").open("wb") as file:
         file.truncate(size_bytes)
     meta = folder / f"step-{step:08}.meta.json"
-    meta.write_text(json.dumps({"run_id": "old", "step": step}))
+    files = [{"name": f"step-{step:08}.pt", "size_bytes": size_bytes, "hash": "sha256:0"}]
+    fields = {"run_id": "old", "attempt": 1, "step": step, "epoch": 0, "final": False, "files": files}
+    meta.write_text(json.dumps({"schema_version": "trainer_checkpoint.v1", **fields}))
     return meta
 
 

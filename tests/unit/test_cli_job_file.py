@@ -138,14 +138,17 @@ def test_overrides_of_a_resume_name_every_fault() -> None:
 
 def test_a_checkpoint_is_found_by_its_meta_or_its_data(tmp_path: Path) -> None:
     meta = tmp_path / "final.meta.json"
-    meta.write_text(json.dumps({"run_id": "r", "files": [{"name": "final.pt", "size_bytes": 3}]}))
+    fields = {"run_id": "r", "attempt": 1, "step": 2, "epoch": 0, "final": True}
+    files = [{"name": "final.pt", "size_bytes": 3, "hash": "sha256:0"}]
+    meta.write_text(json.dumps({"schema_version": "trainer_checkpoint.v1", **fields, "files": files}))
     (tmp_path / "final.pt").write_bytes(b"abc")
     assert find_checkpoint(meta) == find_checkpoint(tmp_path / "final.pt") == (meta, "r")
     (tmp_path / "plain.json").write_text('{"state": {"a": 1}}')
     assert find_checkpoint(tmp_path / "plain.json") == (tmp_path / "plain.json", "")
     with pytest.raises(NotFoundError):
         find_checkpoint(tmp_path / "other.meta.json")
-    for content in ("{", "[]", "{}", '{"run_id": 1}'):
+    nested = '{"state":' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}"
+    for content in ("{", "[]", "{}", '{"run_id": 1}', nested):
         meta.write_text(content)
         with pytest.raises(InvalidRequestError, match="is no checkpoint"):
             find_checkpoint(meta)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sealed_meta import sealed
 
 from gen_worker.errors import InputError
 from gen_worker.trainer import StepContext, StepResult, Trainer, TrainerConfig, build_default_adamw_bundle
@@ -197,12 +198,10 @@ def test_a_checkpoint_without_the_kept_options_is_judged_by_the_changed_value(
 
 def forget_options(folder: Path) -> None:
     """As a release before this one wrote it."""
-    from gen_worker.trainer.checkpoints import meta as meta_module
-
     path = folder / "checkpoints" / "final.meta.json"
     document = json.loads(path.read_text())
     assert document["loop"].pop(KEPT_OPTIONS)
-    path.write_bytes(meta_module.encode_meta(document))
+    path.write_bytes(sealed(document))
 
 
 def test_a_metric_driven_schedule_keeps_how_far_it_had_come(tmp_path: Path) -> None:

@@ -139,6 +139,12 @@ class Assembly:
                 f"resumed at step {start.step}, epoch {start.epoch}, batch {start.batch} from {checkpoint.path.name}",
                 step=start.step,
             )
+            if checkpoint.meta is not None and not checkpoint.meta.digest:
+                reporter.log(
+                    f"the meta of {checkpoint.path.name} has no digest, since an older release saved it: the bytes of"
+                    " its tensors are verified, the numbers in its meta cannot be",
+                    level="warning",
+                )
         end = loop.end_step()
         reporter.log(
             f"training from step {start.step} to {'the end of the data' if end is None else end}",
@@ -313,7 +319,9 @@ class Assembly:
         chosen, every = None, self.job.checkpoint_every or 1
         store = CheckpointStore(self.environment.checkpoints_dir)
         if self.processes.rank == 0:
-            chosen = store.choose(is_candidate=lambda info: info.step % every == 0).taken
+            chosen = store.choose(
+                is_candidate=lambda info: info.step % every == 0, of_run=self.job.run_id
+            ).taken
         return self._load_as_main(chosen)
 
     def _open_artifacts(self, lease: RunLease, trainer: TrainerPlugin) -> ArtifactWriter:

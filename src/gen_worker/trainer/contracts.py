@@ -148,6 +148,7 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     resume_from_latest: bool = True
     resume_checkpoint_path: Name | None = None
     resume_non_finite: bool = False
+    resume_older: bool = False
     weights: Name | None = None
     checkpoints: CheckpointsSpec = CheckpointsSpec()
     sample_prompts: list[str | dict[str, Any]] = []

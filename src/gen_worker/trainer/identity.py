@@ -18,6 +18,7 @@ _OF_EACH_RUN = (
     "resume_checkpoint_path",
     "resume_from_latest",
     "resume_non_finite",
+    "resume_older",
     "inputs.resume_checkpoint_ref",
 )
 
@@ -79,6 +80,7 @@ def _digest_of_any_run(job: TrainingJobSpec) -> str:
             resume_checkpoint_path=None,
             resume_from_latest=True,
             resume_non_finite=False,
+            resume_older=False,
             inputs=inputs,
         )
     )

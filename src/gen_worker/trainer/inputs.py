@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import NoReturn
 
 from gen_worker.errors import AuthError, Cause, InputError
 from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.checkpoints.choice import META_SUFFIX
+from gen_worker.trainer.checkpoints.meta import parse_meta
 from gen_worker.trainer.resolve import RefKind, ResolvedRef, resolve
 from gen_worker.trainer.transfer.download import Outcome, Source, open_source
 from gen_worker.trainer.transfer.input_cache import IndexEntry, InputCache, PartialDownload, hash_file, key_of
@@ -22,7 +23,6 @@ OnProgress = Callable[[str, int, int | None], None]
 
 # A connection that is cut again and again still gets there, as long as each attempt brings this much.
 PROGRESS_BYTES = 1 << 20
-_META_SUFFIX = ".meta.json"
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
@@ -270,16 +270,16 @@ def _bring_checkpoint(
     ref: ResolvedRef, bring: Callable[[ResolvedRef], LocalInput], cache: InputCache
 ) -> Path:
     """The named file, with its meta file and all that this lists beside it when it is remote."""
-    if ref.is_local or not ref.name.endswith((_META_SUFFIX, ".pt", ".safetensors")):
+    if ref.is_local or not ref.name.endswith((META_SUFFIX, ".pt", ".safetensors")):
         return bring(ref).path
     meta_ref = ref
-    if not ref.name.endswith(_META_SUFFIX):
-        meta_ref = ref.sibling(ref.name.rpartition(".")[0] + _META_SUFFIX, None)
+    if not ref.name.endswith(META_SUFFIX):
+        meta_ref = ref.sibling(ref.name.rpartition(".")[0] + META_SUFFIX, None)
     meta = bring(meta_ref)
     files = {meta_ref.name: _digest_of(meta)}
     for name, size_bytes, digest in _listed_files(meta.path, meta_ref):
         is_named = name == ref.name
-        if is_named and ref.digest and digest and ref.digest != digest:
+        if is_named and ref.digest and ref.digest != digest:
             raise InputError(
                 f"the checkpoint {ref.display} is asked for as {ref.digest}, but its meta file says {digest}; "
                 "one of them is wrong"
@@ -298,28 +298,11 @@ def _bring_checkpoint(
         return cache.place(files) / ref.name
 
 
-def _listed_files(path: Path, ref: ResolvedRef) -> Iterator[tuple[str, int, str | None]]:
-    try:
-        meta = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise InputError(
-            f"the checkpoint's meta file {ref.display} is not JSON; the upload was cut short"
-        ) from None
-    listed = meta.get("files", []) if isinstance(meta, dict) else None
-    if not isinstance(listed, list):
-        raise InputError(
-            f"the checkpoint's meta file {ref.display} has no list of files; it is not a meta file"
-        )
-    for item in listed:
-        match item:
-            case {"name": str(name), "size_bytes": int(size_bytes)}:
-                known = _SHA256.fullmatch(str(item.get("hash", "")))
-                # A hash of another kind is the checkpoint reader's to check; here the size is.
-                yield _checked_name(name, ref), size_bytes, f"sha256:{known[1]}" if known else None
-            case _:
-                raise InputError(
-                    f"the checkpoint's meta file {ref.display} lists {item!r}, expected name, size_bytes, hash"
-                )
+def _listed_files(path: Path, ref: ResolvedRef) -> Iterator[tuple[str, int, str]]:
+    """CheckpointError where its meta cannot be read, or is not what was saved."""
+    meta = parse_meta(path.read_bytes(), f"the checkpoint's meta file {ref.display}")
+    for entry in meta.files:
+        yield _checked_name(entry.name, ref), entry.size_bytes, entry.hash
 
 
 def _checked_name(name: str, ref: ResolvedRef) -> str:

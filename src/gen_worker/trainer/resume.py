@@ -37,7 +37,7 @@ def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path
             f"{checkpoints_dir} already holds checkpoints of this run ({', '.join(existing[-3:])}), and"
             " resume_from_latest is false: set it to true to go on, or use another folder to start anew"
         )
-    choice = store.choose(is_non_finite_taken=job.resume_non_finite)
+    choice = store.choose(is_non_finite_taken=job.resume_non_finite, of_run=job.run_id)
     if choice.taken is not None:
         return ResumePoint(checkpoint=choice.taken, passed_over=choice.passed_over)
     if existing:
@@ -46,6 +46,12 @@ def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path
             f"none of the {len(existing)} checkpoints in {checkpoints_dir} can be resumed:\n{reasons}\n"
             "nothing was deleted; move them away to start anew, or resume from a copy with resume_checkpoint_path"
         )
+    if given is not None and job.resume_older:
+        older = store.choose_named_or_older(given, is_non_finite_taken=job.resume_non_finite)
+        if older.taken is None:
+            reasons = "\n".join(f"  - {item}" for item in older.passed_over)
+            raise InputError(f"neither {given} nor an older checkpoint beside it can be resumed:\n{reasons}")
+        return ResumePoint(checkpoint=older.taken, passed_over=(*choice.passed_over, *older.passed_over))
     if given is not None:
         named = store.choose_named(given, is_non_finite_taken=job.resume_non_finite)
         return ResumePoint(checkpoint=named, passed_over=choice.passed_over)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen_worker.errors import CheckpointError
+from gen_worker.trainer.checkpoints.foreign import load_pickle
 
 if TYPE_CHECKING:
     import torch
@@ -258,14 +259,8 @@ def _verified_bytes(path: Path, digests: Mapping[str, str]) -> bytes:
 
 def _load_safely(path: Path, content: bytes) -> Any:
     import io
-    import pickle
 
-    import torch
-
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+    return load_pickle(io.BytesIO(content), path)
 
 
 def _trainable_parameters(module: "torch.nn.Module") -> dict[str, "torch.Tensor"]:

@@ -1,7 +1,6 @@
 """Warm starts: the weights of another run, or of anyone's file, into a model. Nothing else of that run is taken."""
 
 import logging
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ import torch
 
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.choice import META_SUFFIX
+from gen_worker.trainer.checkpoints.foreign import load_pickle
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 logger = logging.getLogger("gen_worker.pytorch")
@@ -181,10 +181,10 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
 
 def _read_pickle(path: Path) -> Mapping[str, Any]:
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path} cannot be read as weights: {reason}") from error
+        with path.open("rb") as file:
+            loaded = load_pickle(file, path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read as weights: {error}") from error
     for _ in range(2):
         holder = next((name for name in _HOLDERS if isinstance(loaded, Mapping) and name in loaded), None)
         if holder is not None and isinstance(loaded[holder], Mapping):

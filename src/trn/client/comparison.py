@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gen_worker.trainer.checkpoints.choice import scan
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
@@ -173,10 +174,12 @@ def _read_code(home: Home, snapshot: str) -> dict[str, str] | None:
 
 def _read_data(checkpoints: Path) -> dict[str, str] | None:
     """Of the manifest that a checkpoint carries."""
-    for path in sorted(checkpoints.glob("*.meta.json"), reverse=True):
-        manifest = (_read_json(path).get("identity") or {}).get("dataset_manifest")
-        if isinstance(manifest, dict):
-            return dict(_data_files(manifest))
+    with contextlib.suppress(OSError):
+        for info in scan(checkpoints)[0]:
+            identity = msgspec.json.decode(info.meta.identity)
+            manifest = identity.get("dataset_manifest") if isinstance(identity, dict) else None
+            if isinstance(manifest, dict):
+                return dict(_data_files(manifest))
     return None
 
 

@@ -19,7 +19,7 @@ from trn.proto import trainer_pb2 as pb
 from trn.registry.reader import RegistryReader
 
 # A run of its own; the profile was laid over before; what was forced once is not forced again.
-_NOT_INHERITED = ("run_id", "profiles", "resume_non_finite")
+_NOT_INHERITED = ("run_id", "profiles", "resume_non_finite", "resume_older")
 
 
 class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Resumption:
         self._max_config_bytes = max_config_bytes
 
     async def read(self, request: pb.ResumeRunRequest) -> tuple[Asked, list[str]]:
-        """(the submit that it comes to, what is worth knowing of it). The checkpoint's files are read whole."""
+        """(the submit that it comes to, what is worth knowing of it). Of the checkpoint, only the meta is read."""
         overrides = self._read_config(request.overrides_json) if request.overrides_json else {}
         checkpoint = None
         if request.checkpoint_path:
@@ -92,7 +92,10 @@ class Resumption:
         parent = self._registry.find(request.run_id, is_exact=request.is_exact)
         if checkpoint is None:
             checkpoint = await asyncio.to_thread(
-                newest_checkpoint, self._home.run(parent.run_id).checkpoints, is_forced=request.is_forced
+                newest_checkpoint,
+                self._home.run(parent.run_id).checkpoints,
+                parent.run_id,
+                is_forced=request.is_forced,
             )
         plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
         asked = Asked(
@@ -174,7 +177,8 @@ def plan_resume(
 def describe(checkpoint: SavedCheckpoint) -> str:
     of = f" of run {checkpoint.run_id}" if checkpoint.run_id else ""
     forced = f", although it holds {checkpoint.non_finite}" if checkpoint.non_finite else ""
-    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}{forced}"
+    unverifiable = "" if checkpoint.is_verifiable else "; its meta has no digest, so it cannot be verified"
+    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}{forced}{unverifiable}"
 
 
 def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> dict[str, Any]:
@@ -182,6 +186,9 @@ def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> d
     resumed = {**config, "resume_checkpoint_path": str(checkpoint.path)}
     if checkpoint.non_finite:
         resumed["resume_non_finite"] = True
+    resumed.pop("resume_older", None)
+    if checkpoint.is_chosen:
+        resumed["resume_older"] = True
     inputs = resumed.get("inputs")
     if isinstance(inputs, dict):
         resumed["inputs"] = {name: ref for name, ref in inputs.items() if name != "resume_checkpoint_ref"}

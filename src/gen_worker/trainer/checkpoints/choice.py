@@ -15,7 +15,7 @@ import msgspec
 
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.file_check import check_file, check_size
-from gen_worker.trainer.checkpoints.meta import CheckpointMeta, parse_meta
+from gen_worker.trainer.checkpoints.meta import CheckpointMeta, has_digest, parse_meta
 
 META_SUFFIX = ".meta.json"
 # `step-00000010`, `final`, and `….previous`: what a save of the same name sets aside while it replaces it.
@@ -76,13 +76,18 @@ def choose_newest(
     *,
     is_non_finite_taken: bool = False,
     is_candidate: Callable[[CheckpointInfo], bool] = lambda _info: True,
+    of_run: str | None = None,
 ) -> Choice[T]:
-    """The newest checkpoint that a resume may begin at. `take` reads its bytes, or raises CheckpointError."""
+    """The newest checkpoint that a resume may begin at. `take` reads its bytes, or raises CheckpointError.
+
+    With `of_run`, one that another run saved is passed over: somebody put it there.
+    """
     infos, unreadable = scan(folder)
     passed_over: list[PassedOver] = []
     taken, reached = None, 0
     for info in filter(is_candidate, infos):
         try:
+            require_run(info, of_run)
             require_finite(info, is_non_finite_taken=is_non_finite_taken)
             taken, reached = take(info), info.step
         except CheckpointError as error:
@@ -100,6 +105,11 @@ def find_committed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(f"*{META_SUFFIX}"))
 
 
+def require_run(info: CheckpointInfo, run_id: str | None) -> None:
+    if run_id is not None and info.meta.run_id != run_id:
+        raise CheckpointError(f"it is of run {info.meta.run_id!r}, not of {run_id!r}")
+
+
 def require_finite(info: CheckpointInfo, *, is_non_finite_taken: bool = False) -> None:
     """CheckpointError for a state with NaN or infinity, unless those are taken."""
     if not info.verified and not is_non_finite_taken:
@@ -114,8 +124,9 @@ def verify_files(info: CheckpointInfo) -> CheckpointInfo:
     return info
 
 
-def check_sizes(info: CheckpointInfo) -> CheckpointInfo:
-    """The same one, once its files have their sizes: cheap, for who only wants to tell of it."""
+def check_quickly(info: CheckpointInfo) -> CheckpointInfo:
+    """The same one, once its files have their sizes. For who only tells of it: the worker verifies the bytes."""
+    check_layout(info.meta, info.meta_path.name)
     for entry in info.meta.files:
         check_size(info.meta_path.parent / entry.name, entry)
     return info
@@ -157,14 +168,20 @@ def choose_named(
         raise CheckpointError(
             f"{named.meta_path} is {error}. Resume from an earlier checkpoint, or {how_to_force}"
         ) from error
-    return take(named)
+    try:
+        return take(named)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{named.meta_path} cannot be resumed: {error}. Name another checkpoint; older ones may be beside it"
+        ) from error
 
 
 def read_named(path: Path) -> CheckpointInfo | dict[str, object]:
     """A checkpoint by its meta or its data file; or the `state` of a plain `{"state": {...}}` document."""
     path = meta_path_of(path)
     content = _read(path)
-    plain = _parse_plain_state(content)
+    is_meta = STEM.fullmatch(path.name.removesuffix(META_SUFFIX)) is not None or has_digest(content)
+    plain = None if is_meta else _parse_plain_state(content)
     return make_info(path, parse_meta(content, path.name)) if plain is None else plain
 
 

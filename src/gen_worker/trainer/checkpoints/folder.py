@@ -75,7 +75,7 @@ class CheckpointFolder:
         meta_path = self.path / (stem + META_SUFFIX)
         temporary = meta_path.with_name(f"{meta_path.name}.tmp-0")
         with temporary.open("wb") as file:
-            file.write(encode_meta(meta))
+            file.write(encode_meta(meta, with_digest=bool(old.meta.digest)))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(meta_path)

@@ -1,8 +1,14 @@
 """The records of `.meta.json`, the commit marker of a checkpoint: schema `trainer_checkpoint.v1`.
 
 Fields may be added with a default; a field never changes its meaning. Needs neither torch nor numpy.
+
+The document ends with `digest`, the SHA-256 of all bytes before that field. Whoever reads a meta reads it here, and takes
+none whose bytes do not match. Older releases wrote none: such a document is read if it has no field that they did not
+write, for a damaged name of the field must not make a new document an old one. What it says cannot be verified.
 """
 
+import hashlib
+import re
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -78,6 +84,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...] = ()  # the first one is the data file
     storages: tuple[StorageEntry, ...] = ()
     tensors: tuple[TensorEntry, ...] = ()
+    digest: str = ""  # "sha256:<hex>" of the document; the last field. Empty: saved by an older release
 
     @property
     def data(self) -> FileEntry:
@@ -88,12 +95,29 @@ class _Version(msgspec.Struct):
     schema_version: str = ""
 
 
+class _OldMeta(CheckpointMeta, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a release whose metas had no digest."""
+
+
 _version_decoder = msgspec.json.Decoder(_Version)
 _meta_decoder = msgspec.json.Decoder(CheckpointMeta)
+_old_meta_decoder = msgspec.json.Decoder(_OldMeta)
+_DIGEST = b',"digest":"'
+_END = b'"}\n'
+_DIGEST_AND_END = re.compile(rb'sha256:[0-9a-f]{64}"}\n')
+
+
+def has_digest(content: bytes) -> bool:
+    """True for a document that ends as a meta with a digest does; whether it matches is another question."""
+    _, mark, end = content[-256:].rpartition(_DIGEST)
+    return bool(mark) and _DIGEST_AND_END.fullmatch(end) is not None
 
 
 def parse_meta(content: bytes, source: str) -> CheckpointMeta:
     """Read strictly; CheckpointError says what is wrong and, for another version, which one it is."""
+    is_digested = has_digest(content)
+    if is_digested:
+        _compare_digest(content, source)
     try:
         version = _version_decoder.decode(content).schema_version
         if not version:
@@ -105,17 +129,37 @@ def parse_meta(content: bytes, source: str) -> CheckpointMeta:
                 f"{source} has schema_version {version!r}; this program reads {SCHEMA_VERSION!r}. "
                 "Resume with the version that wrote it"
             )
-        meta = _meta_decoder.decode(content)
+        meta = (_meta_decoder if is_digested else _old_meta_decoder).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{source} cannot be read as a checkpoint's meta: {error}") from error
     fault = _find_fault(meta)
+    if not fault and meta.digest and not is_digested:
+        fault = "its digest is not the last thing in it"
     if fault:
         raise CheckpointError(f"{source} is not sound: {fault}")
     return meta
 
 
-def encode_meta(meta: CheckpointMeta) -> bytes:
-    return msgspec.json.encode(meta) + b"\n"
+def _compare_digest(content: bytes, source: str) -> None:
+    covered, _, end = content.rpartition(_DIGEST)
+    found, said = _digest_of(covered), end.removesuffix(_END)
+    if found != said:
+        raise CheckpointError(
+            f"{source} is damaged or was edited: its bytes have the digest {found.decode()}, it says {said.decode()}"
+        )
+
+
+def _digest_of(covered: bytes) -> bytes:
+    return b"sha256:" + hashlib.sha256(covered).hexdigest().encode()
+
+
+def encode_meta(meta: CheckpointMeta, *, with_digest: bool = True) -> bytes:
+    """Without a digest: for the copy of a meta that had none, of which nobody can say that it is as it was saved."""
+    text = msgspec.json.encode(msgspec.structs.replace(meta, digest=""))
+    empty = _DIGEST + _END[:-1]
+    assert text.endswith(empty), "the digest is the last field"
+    covered = text.removesuffix(empty)
+    return covered + (_DIGEST + _digest_of(covered) + _END if with_digest else b"}\n")
 
 
 def _find_fault(meta: CheckpointMeta) -> str:

@@ -1,5 +1,6 @@
 """The checkpoints of a run's folder, loaded."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gen_worker.trainer.checkpoints.choice import (
     check_layout,
     choose_named,
     choose_newest,
+    meta_path_of,
     read_info,
     read_named,
     scan,
@@ -76,10 +78,15 @@ class CheckpointStore:
         *,
         is_non_finite_taken: bool = False,
         is_candidate: Callable[[CheckpointInfo], bool] = lambda _info: True,
+        of_run: str | None = None,
     ) -> Choice[Checkpoint]:
         """The newest that a resume may begin at, loaded: as `choose_newest` says."""
         return choose_newest(
-            self._dir, self._load, is_non_finite_taken=is_non_finite_taken, is_candidate=is_candidate
+            self._dir,
+            self._load,
+            is_non_finite_taken=is_non_finite_taken,
+            is_candidate=is_candidate,
+            of_run=of_run,
         )
 
     def newest_verified(self) -> tuple[Checkpoint | None, _PassedOver]:
@@ -102,6 +109,19 @@ class CheckpointStore:
             how_to_force="set resume_non_finite to true to take it",
         )
         return _plain_checkpoint(path, chosen) if isinstance(chosen, dict) else chosen
+
+    def choose_named_or_older(self, path: Path, *, is_non_finite_taken: bool) -> Choice[Checkpoint]:
+        """That one, or of those that its run saved before it the newest that a resume may begin at."""
+        named = None
+        with contextlib.suppress(CheckpointError):  # where its meta cannot be read, that is among the reasons
+            named = read_info(path.parent, meta_path_of(path).name.removesuffix(META_SUFFIX))
+        return choose_newest(
+            path.parent,
+            self._load,
+            is_non_finite_taken=is_non_finite_taken,
+            is_candidate=lambda info: named is None or info.order <= named.order,
+            of_run=None if named is None else named.meta.run_id,
+        )
 
     def verify(self, meta_path: Path) -> CheckpointMeta:
         """Compare every file of a checkpoint with its hash, without building tensors; CheckpointError if one differs."""

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gen_worker.errors import CheckpointError
 from gen_worker.sizes import show_bytes
+from gen_worker.trainer.checkpoints.choice import read_named
 from trn.core.home import Home, RunFolder
 
 META = ".meta.json"
@@ -178,8 +180,7 @@ def _size(path: Path) -> int:
 
 
 def _read_step(path: Path) -> int:
-    """Of a meta, which may be large: near its beginning."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        found = re.search(rb'"step":\s*(\d{1,18})', file.read(4096))
-        return int(found[1]) if found else 0
+    with contextlib.suppress(CheckpointError):
+        found = read_named(path)
+        return 0 if isinstance(found, dict) else found.step
     return 0

@@ -251,27 +251,22 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(given: Path) -> FoundCheckpoint:
-    """By its meta, its data file, or a plain `{"state": …}` document. The daemon verifies its files."""
-    import json
-
+    """By its meta, its data file, or a plain `{"state": …}` document. The worker verifies the bytes of its data."""
+    from gen_worker.errors import CheckpointError
+    from gen_worker.trainer.checkpoints.choice import read_named
     from trn.core.errors import InvalidRequestError, NotFoundError
 
     path = given.absolute()
     meta = path.with_name(f"{path.stem}{META_SUFFIX}")
     if not path.name.endswith(META_SUFFIX) and meta.is_file():
         path = meta
+    if not path.is_file():
+        raise NotFoundError(f"there is no checkpoint {path}")
     try:
-        document = json.loads(path.read_bytes())
-    except OSError as fault:
-        raise NotFoundError(f"there is no checkpoint {path}: {fault.strerror}") from fault
-    except ValueError as fault:
-        raise InvalidRequestError(f"{path} is no checkpoint: {fault}") from fault
-    if isinstance(document, dict):
-        saved_by = document.get("run_id")
-        if path.name.endswith(META_SUFFIX) and isinstance(saved_by, str) and saved_by:
-            return FoundCheckpoint(path, saved_by)
-        if not path.name.endswith(META_SUFFIX) and isinstance(document.get("state"), dict):
-            return FoundCheckpoint(path, "")
-    raise InvalidRequestError(
-        f"{path} is no checkpoint: expected the {META_SUFFIX} of one, or a document with a `state`"
-    )
+        found = read_named(path)
+    except CheckpointError as fault:
+        raise InvalidRequestError(
+            f"{path} is no checkpoint: expected the {META_SUFFIX} of one, or a document with a `state`",
+            [str(fault)],
+        ) from fault
+    return FoundCheckpoint(path, "") if isinstance(found, dict) else FoundCheckpoint(path, found.meta.run_id)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gen_worker.launcher_protocol import boot_id, is_same_process
-from gen_worker.trainer.checkpoints.choice import check_sizes, choose_newest
+from gen_worker.trainer.checkpoints.choice import check_quickly, choose_newest
 from trn.client.cli.explanation import Checkpoint, Surroundings
 from trn.client.cli.registry_view import open_read_only, unreadable
 from trn.core.errors import NotFoundError
@@ -126,9 +126,9 @@ def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
                 cpus={row["run_id"]: row["cpus"] for row in holdings},
                 memory_mb={row["run_id"]: row["memory_mb"] for row in holdings},
                 num_ahead=reader.num_ahead(run, at_ms),
-                checkpoint=find_checkpoint(home.run(run.run_id).checkpoints),
+                checkpoint=find_checkpoint(home.run(run.run_id).checkpoints, run.run_id),
             )
-    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints)
+    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id)
     newest = found.attempts[-1] if found.attempts else None
     if newest is None or newest.ended_ms is not None or not newest.pid:
         return Surroundings(checkpoint=checkpoint)
@@ -143,10 +143,10 @@ def _say_gone(attempt: AttemptRecord) -> str:
     return f"its process {attempt.pid} has ended"
 
 
-def find_checkpoint(folder: Path) -> Checkpoint | None:
-    """What a resume takes, if its bytes are what their sizes promise: it reads them whole, and may pass it over."""
+def find_checkpoint(folder: Path, run_id: str) -> Checkpoint | None:
+    """What a resume takes, if its bytes are what their sizes promise: the worker reads them, and may pass it over."""
     with contextlib.suppress(OSError):
-        newest = choose_newest(folder, check_sizes).taken
+        newest = choose_newest(folder, check_quickly, of_run=run_id).taken
         return None if newest is None else Checkpoint(path=str(newest.meta_path), step=newest.step)
     return None
 

@@ -12,7 +12,12 @@ IGNORE_FILE = ".trnignore"
 SECRETS = (
     ".env",
     ".env.*",
+    ".env[-_]*",
     "*.env",
+    "*.env.local",
+    "*.env.prod*",
+    "*.env.dev*",
+    "*.env.stag*",
     "!.env.example",
     "!.env.sample",
     "!.env.template",
@@ -23,13 +28,24 @@ SECRETS = (
     "*.pfx",
     "*.jks",
     "*.kdbx",
+    "*.ppk",
+    "*.keystore",
     "id_rsa*",
     "id_dsa*",
     "id_ecdsa*",
     "id_ed25519*",
+    "*.credentials",
     "*credentials*.json",
-    "client_secret*.json",
-    "*service_account*.json",
+    "*secret*.json",
+    "*service?account*.json",
+    "*serviceaccount*.json",
+    "kaggle.json",
+    "token.json",
+    "*.token",
+    ".*-token",
+    ".*_token",
+    "*.tfvars",
+    "*.tfstate",
     ".netrc",
     "_netrc",
     ".npmrc",
@@ -42,6 +58,12 @@ SECRETS = (
     ".gnupg/",
     ".kube/",
     ".docker/",
+    ".azure/",
+    ".kaggle/",
+    ".boto",
+    ".s3cfg",
+    ".databrickscfg",
+    ".dockercfg",
     "secrets.*",
 )
 
@@ -92,7 +114,7 @@ DATA = (
 
 
 class Kind(Enum):
-    SECRET = "it looks like a secret"  # noqa: S105 (a reason in words)
+    SECRET = "it looks like a secret"  # noqa: S105 (a reason in words)  # by its name; by content: `secret_content`
     DATA = "weights or data, not code"
     UNWANTED = "unwanted"  # somebody said so: not worth a word
 
@@ -102,13 +124,17 @@ class Excludes:
 
     def __init__(self, rules: Iterable[tuple[str, Kind]]) -> None:
         self._rules: list[tuple[re.Pattern[str], Kind | None]] = []
+        self._asked_for: list[re.Pattern[str]] = []
         texts = []
         for pattern, kind in rules:
             is_back = pattern.startswith("!")
             text = _regex(pattern.removeprefix("!"))
             text = f"(?i:{text})" if kind is Kind.SECRET else text
-            self._rules.append((re.compile(text, re.DOTALL), None if is_back else kind))
+            regex = re.compile(text, re.DOTALL)
+            self._rules.append((regex, None if is_back else kind))
             texts.append(text)
+            if is_back and kind is Kind.UNWANTED:
+                self._asked_for.append(regex)
         # One match tells of most paths that no rule knows them.
         self._any = re.compile("|".join(texts) or r"(?!)", re.DOTALL)
 
@@ -117,6 +143,10 @@ class Excludes:
         if not self._any.match(path):
             return None
         return next(kind for regex, kind in reversed(self._rules) if regex.match(path))
+
+    def is_asked_for(self, path: str) -> bool:
+        """Whether `.trnignore` takes it with a `!`, whatever it holds."""
+        return any(regex.match(path) for regex in self._asked_for) and self.kind(path) is None
 
 
 def read_excludes(folder: Path, extra: Iterable[str], *, is_in_git: bool) -> Excludes:

@@ -17,6 +17,7 @@ import msgspec
 
 from trn.client.code_excludes import IGNORE_FILE, JUNK, Excludes, Kind, read_excludes
 from trn.client.git_tree import GitTree, read_diff, read_git
+from trn.client.secret_content import HoldsSecretError, SecretFinder, find_secret
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshot_manifest import FileEntry, GitState, LinkEntry, Manifest, is_plain, stays_inside
@@ -55,7 +56,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatCache(msgspec.Struct, frozen=True, kw_only=True):
-    version: int = 1
+    version: int = 2  # 1: files were not looked through for secrets
     folder: str = ""
     taken_ns: int = 0
     files: dict[str, Known] = {}
@@ -76,9 +77,17 @@ class Code:
     links: dict[str, str] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     data: Counter[str] = field(default_factory=Counter)
+    secrets: set[str] = field(default_factory=set)  # found by their content
 
     def skip(self, path: str, reason: str) -> None:
         self.skipped.append(Skipped(path=path.encode(errors="backslashreplace").decode(), reason=reason))
+
+    def leave_out(self, path: str, fault: HoldsSecretError) -> None:
+        """A file that holds a secret: code may be missing because of it, so it is named before all others."""
+        del self.files[path]
+        self.secrets.add(path)
+        reason = f"it seems to hold {fault}; `!/{path}` in {IGNORE_FILE} takes it all the same"
+        self.skipped.insert(0, Skipped(path=path, reason=reason))
 
 
 def take_snapshot(
@@ -105,7 +114,7 @@ def take_snapshot(
     _check_size(code, folder, max_bytes)
     store = SnapshotStore(home.snapshots)
     with store.adding():
-        files = _store_files(store, folder, code, taken_ns)
+        files = _store_files(store, folder, code, excludes, taken_ns)
         manifest = Manifest(
             files=files,
             symlinks=tuple(LinkEntry(path=path, target=code.links[path]) for path in sorted(code.links)),
@@ -227,8 +236,10 @@ def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 100_000 else f"{size_bytes} bytes"
 
 
-def _store_files(store: SnapshotStore, folder: Path, code: Code, taken_ns: int) -> tuple[FileEntry, ...]:
-    """Put what is not in the store yet; only files that may have changed are read."""
+def _store_files(
+    store: SnapshotStore, folder: Path, code: Code, excludes: Excludes, taken_ns: int
+) -> tuple[FileEntry, ...]:
+    """Put what is not in the store yet; only files that may have changed are read. One that holds a secret is left out."""
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
     cache = _read_cache(store.stat_cache / name, folder)
     known: dict[str, Known] = {}
@@ -242,9 +253,13 @@ def _store_files(store: SnapshotStore, folder: Path, code: Code, taken_ns: int) 
     faults = []
     with ThreadPoolExecutor(NUM_WRITERS) if len(unread) > 1 else contextlib.nullcontext() as pool:
         read = [(path, folder / path) for path in unread]
-        puts = (pool.map if pool else map)(lambda item: _put(store, item[1]), read)
+        puts = (pool.map if pool else map)(
+            lambda item: _put(store, item[1], is_wanted=excludes.is_asked_for(item[0])), read
+        )
         for path, stored in zip(unread, puts, strict=True):
-            if isinstance(stored, OSError):
+            if isinstance(stored, HoldsSecretError):
+                code.leave_out(path, stored)
+            elif isinstance(stored, OSError):
                 if stored.errno != errno.ENOENT:
                     faults.append(f"{path}: {stored.strerror}")
             else:
@@ -252,8 +267,10 @@ def _store_files(store: SnapshotStore, folder: Path, code: Code, taken_ns: int) 
                 known[path] = _known(stored.found, stored.sha256, stored.size_bytes)
     if faults:
         raise _unreadable(faults)
-    if unread or known.keys() != cache.files.keys():
-        new = StatCache(folder=str(folder), taken_ns=taken_ns, files=known)
+    # Nobody looked through what `.trnignore` asks for, and it may not ask for it the next time.
+    looked_through = {path: file for path, file in known.items() if not excludes.is_asked_for(path)}
+    if unread or looked_through.keys() != cache.files.keys():
+        new = StatCache(folder=str(folder), taken_ns=taken_ns, files=looked_through)
         with contextlib.suppress(OSError):
             _write_cache(store.stat_cache / name, new)
     return tuple(
@@ -268,10 +285,10 @@ def _store_files(store: SnapshotStore, folder: Path, code: Code, taken_ns: int) 
     )
 
 
-def _put(store: SnapshotStore, path: Path) -> StoredFile | OSError:
+def _put(store: SnapshotStore, path: Path, *, is_wanted: bool) -> StoredFile | OSError | HoldsSecretError:
     try:
-        return store.put_file(path)
-    except OSError as fault:
+        return store.put_file(path) if is_wanted else store.put_file(path, inspect=SecretFinder())
+    except (OSError, HoldsSecretError) as fault:
         return fault
 
 
@@ -296,7 +313,8 @@ def _read_cache(path: Path, folder: Path) -> StatCache:
         cache = msgspec.msgpack.decode(path.read_bytes(), type=StatCache)
     except (OSError, msgspec.MsgspecError):
         return StatCache()
-    return cache if cache.folder == str(folder) and cache.version == 1 else StatCache()
+    is_ours = cache.folder == str(folder) and cache.version == StatCache().version
+    return cache if is_ours else StatCache()
 
 
 def _write_cache(path: Path, cache: StatCache) -> None:
@@ -308,8 +326,12 @@ def _write_cache(path: Path, cache: StatCache) -> None:
 def _store_git(store: SnapshotStore, tree: GitTree | None, excludes: Excludes, code: Code) -> GitState | None:
     if tree is None:
         return None
-    wanted = [path for path in tree.changed if excludes.kind(path) is None and is_plain(path)]
-    diff, is_cut = read_diff(tree, wanted) if tree.commit and wanted else (b"", False)
+    wanted = [
+        path
+        for path in tree.changed
+        if excludes.kind(path) is None and path not in code.secrets and is_plain(path)
+    ]
+    diff, is_cut = _read_clean_diff(tree, wanted, excludes) if tree.commit and wanted else (b"", False)
     return GitState(
         commit=tree.commit,
         branch=tree.branch,
@@ -319,3 +341,14 @@ def _store_git(store: SnapshotStore, tree: GitTree | None, excludes: Excludes, c
         diff=store.put_bytes(diff).sha256 if diff else "",
         is_diff_cut=is_cut,
     )
+
+
+def _read_clean_diff(tree: GitTree, paths: list[str], excludes: Excludes) -> tuple[bytes, bool]:
+    """Without files whose patch holds a secret: one that was just removed is still in the lines that went."""
+    diff, is_cut = read_diff(tree, paths)
+    if not find_secret(diff):
+        return diff, is_cut
+    clean = [
+        path for path in paths if excludes.is_asked_for(path) or not find_secret(read_diff(tree, [path])[0])
+    ]
+    return read_diff(tree, clean) if clean else (b"", is_cut)

@@ -20,7 +20,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -96,10 +96,11 @@ class SnapshotStore:
                     self._place(file, self.object_path(sha256))
         return StoredFile(sha256=sha256, size_bytes=len(data))
 
-    def put_file(self, path: Path) -> StoredFile:
+    def put_file(self, path: Path, *, inspect: Callable[[bytes], None] = lambda _piece: None) -> StoredFile:
         """Store what is read from it, and say what that was: it may change meanwhile.
 
-        Raises OSError of the file itself; UnavailableError where the store cannot be written.
+        Raises OSError of the file itself; UnavailableError where the store cannot be written. `inspect` gets what is
+        stored, piece by piece; where it raises, nothing is.
         """
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", buffering=0) as source:
@@ -108,16 +109,18 @@ class SnapshotStore:
                 raise OSError(errno.EINVAL, "not a regular file any more", str(path))
             if found.st_size <= SMALL_BYTES:
                 data = source.readall()
+                inspect(data)
                 stored = self.put_bytes(data)
             else:
-                stored = self._put_stream(source, path)
+                stored = self._put_stream(source, path, inspect)
         return StoredFile(sha256=stored.sha256, size_bytes=stored.size_bytes, found=found)
 
-    def _put_stream(self, source: IO[bytes], path: Path) -> StoredFile:
+    def _put_stream(self, source: IO[bytes], path: Path, inspect: Callable[[bytes], None]) -> StoredFile:
         hashed = hashlib.sha256()
         size_bytes = 0
         with self._writing(), self._staged() as file:
             while piece := _read(source, path):
+                inspect(piece)
                 hashed.update(piece)
                 file.write(piece)
                 size_bytes += len(piece)

@@ -11,10 +11,10 @@ from trn.client.cli import exit_codes
 from trn.client.cli.durations import parse_since, say_ago, say_duration
 from trn.client.cli.explanation import Surroundings, explain
 from trn.client.cli.faults import BLAMES, find_blame
-from trn.client.cli.output import plain
 from trn.client.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
 from trn.core.runs import AttemptRecord, RunRecord, RunState
+from trn.core.terminal_text import plain
 from trn.core.workers_variables import NAMES, without_workers_variables
 
 AT_MS = 10_000_000

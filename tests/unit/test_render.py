@@ -13,7 +13,8 @@ from trn.client.cli.logs import find_tail
 from trn.client.figures import show_duration, show_number, show_rate
 from trn.client.render import HELD_S, MAX_WAITING_LINES, Screen
 from trn.client.run_view import RunView, conclude
-from trn.client.worker_log import Line, WholeLines, WorkerLog, clean
+from trn.client.worker_log import Line, WholeLines, WorkerLog
+from trn.core.terminal_text import clean
 from trn.proto.records import Run
 
 BEGIN_MS = 1_000_000

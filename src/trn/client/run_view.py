@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trn.client.figures import show_duration, show_number, show_rate
-from trn.client.worker_log import Line, clean
+from trn.client.worker_log import Line
+from trn.core.terminal_text import clean
 
 if TYPE_CHECKING:
     from trn.proto.records import Run

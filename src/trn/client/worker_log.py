@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-SHORT_LINE = 2000
+from trn.core.terminal_text import SHORT_LINE, clean
+
 MAX_ERROR_LINES = 100
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LOG_LINE = re.compile(
     r"(\d{4})-(\d\d)-(\d\d) ((\d\d):(\d\d):(\d\d)),(\d{3}) ([A-Z]+) ([\w.]+): (.*)", re.ASCII
 )
@@ -36,12 +35,6 @@ class Line:
     text: Text
     at_ms: int = 0
     is_event: bool = False
-
-
-def clean(text: str) -> str:
-    """Text without what could move the cursor or recolour the terminal. The last of what a line overwrote itself with."""
-    text = _ESCAPES.sub("", text[:SHORT_LINE]).rstrip("\r")
-    return _CONTROLS.sub("", text.rpartition("\r")[2].expandtabs(8))
 
 
 class WorkerLog:

@@ -13,6 +13,7 @@ from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
 from trn.core.settings import read_settings
+from trn.core.terminal_text import keep_lines
 
 LOG_BYTES = 10 << 20
 EXIT_REFUSED = 1
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.do(home, options))
     except TrnError as fault:
-        print(f"trn: {fault}", file=sys.stderr)  # noqa: T201
+        print(keep_lines(f"trn: {fault}"), file=sys.stderr)  # noqa: T201
         return EXIT_REFUSED
     except OSError as fault:
         if fault.errno not in DISK_FAULTS:
@@ -107,9 +108,16 @@ def _set_up_logging(home: Home, *, is_quiet: bool) -> None:
     ]
     if not is_quiet:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers
-    )
+    for handler in handlers:
+        handler.setFormatter(_HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=handlers)
+
+
+class _HarmlessFormatter(logging.Formatter):
+    """Messages may quote what workers and clients wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return keep_lines(super().format(record))
 
 
 def _check(home: Home, _options: argparse.Namespace) -> int:

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cells import cell_width, pad, shorten, wrap
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import complete_run_id
 from trn.client.figures import show_number
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from trn.client.comparison import Comparison, Divergence

@@ -7,7 +7,8 @@ import click
 
 from trn.client.cli.completion import complete_folder
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
+from trn.core.terminal_text import plain
 
 GROUP_EPILOG = """\b
 Examples:

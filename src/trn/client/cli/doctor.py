@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from trn.core.home import Home

@@ -15,6 +15,7 @@ from trn.client.cli.interruption import Interruption, Wish
 from trn.client.cli.output import say
 from trn.client.cli.presence import Absence, Presence, say_absence, start_daemon
 from trn.core.errors import UnavailableError
+from trn.core.terminal_text import shield_json
 
 if TYPE_CHECKING:
     from trn.client.cli.output import Output
@@ -143,7 +144,9 @@ class Follower:
         ) as batches:
             async for lines in batches:
                 if self._screen is None:
-                    sys.stdout.buffer.write(lines if lines.endswith(b"\n") else lines + b"\n")
+                    # A pipe gets the very bytes.
+                    shown = shield_json(lines.decode()).encode() if sys.stdout.isatty() else lines
+                    sys.stdout.buffer.write(shown if shown.endswith(b"\n") else shown + b"\n")
                     sys.stdout.buffer.flush()
                 else:
                     self._screen.add(self._screen.view.take_events(lines))

@@ -11,9 +11,10 @@ from trn.client.cells import cell_width, pad, shorten
 from trn.client.cli.completion import complete_names
 from trn.client.cli.durations import now_ms, parse_since, say_ago, say_duration
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import STATES, RegistryView, RunFilter, RunRow
 from trn.core.home import Home
+from trn.core.terminal_text import plain, shield
 
 REDRAW_S = 1.0
 DEFAULT_LIMIT = 50
@@ -257,7 +258,7 @@ class _Table:
                 lines = self._lines(runs) if runs else [self._nothing()]
                 if len(lines) > num_lines - 1:
                     lines = [*lines[: num_lines - 2], f"… and {len(lines) - num_lines + 2} more"]
-                sys.stdout.write(CLEAR + "\n".join(lines))
+                sys.stdout.write(CLEAR + shield("\n".join(lines)))
                 sys.stdout.flush()
                 time.sleep(REDRAW_S)
         finally:

@@ -12,6 +12,7 @@ from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import json_option
 from trn.client.cli.registry_view import run_id_argument
 from trn.core.home import Home
+from trn.core.terminal_text import LogShield, shield_json
 
 if TYPE_CHECKING:
     from trn.proto.records import LogChunk
@@ -37,7 +38,8 @@ def command(
 ) -> ExitCode:
     """Print the log of a run's worker as it is: its stdout and stderr, of all attempts.
 
-    A pipe gets the same bytes, unless JSON is asked for: then an object for each line, with its offset.
+    A terminal gets it without control sequences. A pipe gets the same bytes, unless JSON is asked for: then an object
+    for each line, with its offset.
     Needs no daemon, except to follow a run that has not ended.
     """
     from trn.client.cli.follow import resolve
@@ -45,14 +47,14 @@ def command(
     run = resolve(home, run_id)
     path = home.run(run.run_id).log
     begin = 0 if num_lines is None else find_tail(path, num_lines)
-    sink: Sink = LineSink(begin) if is_json else _print
+    sink: Sink = LineSink(begin) if is_json else LogShield(_print) if sys.stdout.isatty() else _print
     try:
         at = _print_from(path, begin, sink)
         if is_followed and not run.state.is_terminal:
             import asyncio
 
             asyncio.run(_follow(home, run.run_id, at, sink))
-        if isinstance(sink, LineSink):
+        if isinstance(sink, LineSink | LogShield):
             sink.end()
     except BrokenPipeError:  # `trn logs RUN | head`: whoever read us has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -104,7 +106,7 @@ class LineSink:
 
         record = {"event": "log", "offset": self._at, "line": line.decode(errors="replace")}
         self._at += len(line) + 1
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        return shield_json(json.dumps(record, ensure_ascii=False)).encode() + b"\n"
 
 
 def _print(data: bytes) -> None:

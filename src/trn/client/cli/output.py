@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
+from trn.core.terminal_text import shield, shield_json
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 STATE_COLOURS = {
@@ -24,8 +26,6 @@ STATE_COLOURS = {
 }
 DEFAULT_WIDTH = 100
 TABLE, JSON = "table", "json"
-# Control characters would let a run's name or error move the cursor or recolour the terminal of whoever looks.
-_CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "�") | {9: " ", 10: " ", 13: " "}
 
 
 class Output:
@@ -48,7 +48,7 @@ class Output:
     def show(self, text: str = "") -> None:
         """A line for people on stdout; nothing where programs read."""
         if not self.is_json:
-            _print(text)
+            _print(shield(text))
 
     def show_wrapped(self, text: str, *, indent: int = 0) -> None:
         """`show`, cut between words where the terminal ends; `indent`: where the lines after the first begin."""
@@ -106,11 +106,12 @@ def _as_json(record: Mapping[str, Any]) -> str:
     import json
 
     try:
-        return json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
+        text = json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:  # a loss is NaN, say
         from trn.core.number_words import with_words
 
-        return json.dumps(with_words(dict(record)), ensure_ascii=False, default=str)
+        text = json.dumps(with_words(dict(record)), ensure_ascii=False, default=str)
+    return shield_json(text)
 
 
 def _print(text: str) -> None:
@@ -124,12 +125,7 @@ def _print(text: str) -> None:
 def say(text: str) -> None:
     """A line for people on stderr. Never fails: there may be nobody left to hear it."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def plain(text: str) -> str:
-    """Text of a job or a worker, on one line and without what a terminal would obey."""
-    return text.translate(_CONTROLS)
+        print(shield(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def json_option(command: F) -> F:

@@ -7,7 +7,8 @@ import click
 
 from trn.client.cli.durations import now_ms, parse_since
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from trn.core.home import Home

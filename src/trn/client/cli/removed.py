@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gen_worker.sizes import show_bytes
-from trn.client.cli.output import Output, plain
+from trn.client.cli.output import Output
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from trn.proto.records import Freed

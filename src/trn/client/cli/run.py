@@ -10,8 +10,9 @@ from trn.client.cli.environment_options import environment_options, read_variabl
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.frozen_code import FrozenCode, code_option, freeze
 from trn.client.cli.log_options import LogPaths, log_options, read_log_paths
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from trn.client.caller_environment import GivenVariables

@@ -7,10 +7,11 @@ import click
 
 from trn.client.cells import cell_width, pad, shorten, wrap
 from trn.client.cli.durations import now_ms, say_ago, say_duration
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import run_id_argument
 from trn.client.figures import show_number
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

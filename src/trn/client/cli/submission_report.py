@@ -8,8 +8,8 @@ import click
 from trn.client.cli.environment_options import describe_differences, say_differences
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.follow import Follower, describe
-from trn.client.cli.output import plain
 from trn.core.runs import NOT_TRAINED
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

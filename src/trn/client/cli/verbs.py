@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trn.client.cli.exit_codes import ExitCode, code_of, exit_code_of
-from trn.client.cli.output import Output, asks_for_json, plain, say
+from trn.client.cli.output import Output, asks_for_json, say
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -177,7 +178,7 @@ def _say_fault(fault: Exception) -> None:
 def _confess(is_json: bool | None, fault: Exception) -> ExitCode:
     import traceback
 
-    traceback.print_exc()
+    say(traceback.format_exc().rstrip())
     say("trn: a fault of trn itself, please report it with the lines above")
     _tell(is_json, "internal", f"{type(fault).__name__}: {fault}")
     return ExitCode.INTERNAL

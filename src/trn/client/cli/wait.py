@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import click
 
 from trn.client.cli.exit_codes import ExitCode, exit_code_of_state
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import run_id_argument
 from trn.client.cli.seconds import Seconds
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from trn.core.runs import RunRecord

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from trn.client.cli.exit_codes import ExitCode
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import complete_run_id
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -2,9 +2,10 @@
 
 import click
 
-from trn.client.cli.output import Output, json_option, plain
+from trn.client.cli.output import Output, json_option
 from trn.client.cli.registry_view import run_id_argument
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 EPILOG = """\b
 Examples:

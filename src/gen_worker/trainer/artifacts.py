@@ -27,6 +27,7 @@ from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample
 from gen_worker.trainer.checkpoints.state_tree import encode
 from gen_worker.trainer.checkpoints.tensors import TensorTable
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.infinite_parts import is_infinite_part
 from gen_worker.trainer.model_runtime import capture_rng
 
 _log = logging.getLogger(__name__)
@@ -121,6 +122,9 @@ class ArtifactWriter:
             inherit_fds=inherit_fds,
             is_in_process=is_writer_in_process,
         )
+        self.infinite_parts: frozenset[str] = (
+            frozenset()
+        )  # names of the state's tensors that may hold infinities
         self._layout: FileLayout | None = None
         self._layout_key: object = None
         self._staged_layout: FileLayout | None = None  # whose constant bytes the staging buffer has
@@ -344,7 +348,14 @@ class ArtifactWriter:
         """The layout of these tensors; a state of the same structure as the last one has it already."""
         key = table.finish()
         if self._layout is None or key != self._layout_key:
-            self._layout = build_layout(self._format, *key)
+            layout = build_layout(self._format, *key)
+            floats = tuple(
+                msgspec.structs.replace(item, may_be_infinite=True)
+                if is_infinite_part(item.name, self.infinite_parts)
+                else item
+                for item in layout.floats
+            )
+            self._layout = replace(layout, floats=floats)
             self._layout_key = key
         return self._layout
 

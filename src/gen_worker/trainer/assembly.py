@@ -128,6 +128,8 @@ class Assembly:
                 self._tell_finished(loop, checkpoint)
                 return loop
         loop.state = restorer.make(checkpoint)
+        if artifacts is not None:
+            artifacts.infinite_parts = restorer.infinite_parts
         self.processes.has_loaded = checkpoint is not None
         self._look_for_empty_shares(loop)
         for level, note in restorer.notes:

@@ -10,6 +10,7 @@ from gen_worker.trainer.author_state import fill_from_checkpoint, prepare_state
 from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.identity import changes_since, words_of_change
+from gen_worker.trainer.infinite_parts import find_infinite_parts
 from gen_worker.trainer.model_runtime import restore_rng
 from gen_worker.trainer.optimizer_options import (
     ConfiguredOptions,
@@ -37,6 +38,7 @@ class StateRestorer:
     ctx: StepContext
     identity: Mapping[str, Any] = field(default_factory=dict)
     options: ConfiguredOptions = field(default_factory=ConfiguredOptions, init=False)
+    infinite_parts: frozenset[str] = field(default=frozenset(), init=False)
     reads: ReadTracker = field(init=False)
     rate_watch: RateWatch = field(default_factory=RateWatch, init=False)
     notes: list[tuple[Level, str]] = field(
@@ -67,6 +69,7 @@ class StateRestorer:
         """A fresh state, with the options of its optimizers noted."""
         trainer, ctx = self.trainer, self.ctx
         state = prepare_state(trainer, ctx)
+        self.infinite_parts = find_infinite_parts(state, trainer)
         self.options = ConfiguredOptions.of(
             state=state, optimizer=ctx.optimizer, scheduler=ctx.scheduler, trainer=trainer
         )

@@ -19,13 +19,17 @@ SUFFIXES: dict[Format, str] = {"pt": ".pt", "safetensors": ".safetensors"}
 
 
 class FloatRange(msgspec.Struct, frozen=True, array_like=True):
-    """A float tensor of the state in the image, for the non-finite gate. Offset and strides in bytes."""
+    """A float tensor of the state in the image, for the non-finite gate. Offset and strides in bytes.
+
+    `may_be_infinite`: it was so when `configure` made it, a mask for example; then only NaN is a fault.
+    """
 
     name: str
     dtype: str
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    may_be_infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from gen_worker.launcher_log import say
 from gen_worker.launcher_protocol import (
     AnyRequest,
     Close,
+    ForeignRecordError,
     Hello,
     Launch,
     LauncherInfo,
@@ -277,7 +278,11 @@ class Launcher:
         if starting is not None:
             starting.waiting.append((channel, request.id))
             return
-        record = read_record(record_path(plan.attempt_dir, plan.number))
+        try:
+            record = read_record(record_path(plan.attempt_dir, plan.number), plan.nonce)
+        except ForeignRecordError as fault:
+            self._reply(channel, Refused(id=request.id, message=str(fault)))
+            return
         if record is not None:
             self._reply(channel, as_reply(request.id, record))
         elif self._children.is_hopeless(plan):

@@ -24,6 +24,7 @@ from gen_worker.launcher_protocol import (
     Closed,
     Ended,
     ExitRecord,
+    ForeignRecordError,
     Launch,
     Launched,
     Refused,
@@ -47,6 +48,7 @@ MAX_REPORT_BYTES = 1 << 20  # further ones are passed over
 IMPORTED_PATIENCE_S = 1.0  # everyone waits meanwhile
 
 Reply = Callable[[Channel, msgspec.Struct], None]
+_Key = tuple[str, int, str]  # run, attempt, nonce
 
 
 @dataclass(slots=True)
@@ -72,8 +74,8 @@ class Child:
         return isinstance(self.request, Launch)
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.plan.run_id, self.plan.number
+    def key(self) -> _Key:
+        return _key(self.plan)
 
     def read_reports(self) -> bool:
         """Take what it wrote; True once it has closed the pipe. An author's module may write there, too, and for ever."""
@@ -105,9 +107,7 @@ class Children:
         self._reply = reply
         self._announce = announce
         self._by_pid: dict[int, Child] = {}
-        self._never: set[tuple[str, int]] = (
-            set()
-        )  # attempts that failed to start and could not be recorded so
+        self._never: set[_Key] = set()  # attempts that failed to start and could not be recorded so
         self._unwritten: list[tuple[Path, ExitRecord]] = []
         self._oom_kills = _count_oom_kills()
 
@@ -123,12 +123,12 @@ class Children:
         return {pid: child for pid, child in self._by_pid.items() if child.is_worker}
 
     def find_starting(self, plan: WorkerPlan) -> Child | None:
-        key = plan.run_id, plan.number
+        key = _key(plan)
         found = (child for child in self.workers().values() if not child.is_settled and child.key == key)
         return next(found, None)
 
     def is_hopeless(self, plan: WorkerPlan) -> bool:
-        return (plan.run_id, plan.number) in self._never
+        return _key(plan) in self._never
 
     def fork(self, request: Launch | Close | TryImports, become: Callable[[int], NoReturn]) -> Child:
         read_fd, write_fd = os.pipe()  # both close on exec
@@ -191,8 +191,11 @@ class Children:
             for channel, id_ in waiting:
                 self._reply(channel, Tried(id=id_, faults=faults, problem=problem))
             return
-        record = read_record(record_path(child.plan.attempt_dir, child.plan.number))
-        child.is_claimed = record is not None and not record.abandoned and record.pid == pid
+        try:
+            record = read_record(record_path(child.plan.attempt_dir, child.plan.number), child.plan.nonce)
+            child.is_claimed = record is not None and not record.abandoned and record.pid == pid
+        except ForeignRecordError as fault:
+            record, child.error = AttemptRecord(abandoned=True), child.error or str(fault)
         if record is None:  # it died, or the disk refuses: nobody may start it later
             record = self.give_up(child.plan)
         for channel, id_ in waiting:
@@ -200,11 +203,13 @@ class Children:
 
     def give_up(self, plan: WorkerPlan) -> AttemptRecord:
         path = record_path(plan.attempt_dir, plan.number)
-        given_up = AttemptRecord(abandoned=True)
+        given_up = AttemptRecord(nonce=plan.nonce, abandoned=True)
         try:
-            return given_up if claim(path, given_up) else read_record(path) or given_up
+            return given_up if claim(path, given_up) else read_record(path, plan.nonce) or given_up
+        except ForeignRecordError:
+            return given_up
         except OSError:
-            self._never.add((plan.run_id, plan.number))
+            self._never.add(_key(plan))
             return given_up
 
     def reap(self) -> None:
@@ -234,6 +239,7 @@ class Children:
             exit_code=exit_code,
             is_out_of_memory=is_out_of_memory,
             detail=child.error or _describe(exit_code, is_out_of_memory=is_out_of_memory),
+            nonce=child.plan.nonce,
         )
         self._unwritten.append((exit_path(child.plan.attempt_dir, child.plan.number), record))
         self._write_exits()
@@ -264,6 +270,10 @@ class Children:
                 child.deadline, child.is_late = None, True
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)  # each has a session of its own
+
+
+def _key(plan: WorkerPlan) -> _Key:
+    return plan.run_id, plan.number, plan.nonce
 
 
 def as_reply(id_: int, record: AttemptRecord, error: str = "") -> Launched | Refused:

@@ -21,7 +21,7 @@ import msgspec
 
 from gen_worker.installed_packages import packages_stamp, source_stamp
 
-VERSION = 2
+VERSION = 3
 MAX_LINE_BYTES = 4 << 20
 
 
@@ -31,6 +31,7 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
     is_out_of_memory: bool = False
     detail: str = ""
+    nonce: str = ""
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,10 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_warm: bool
     is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
     frozen_from: str = ""  # the folder that `code_dir` is a frozen copy of; empty: it is none
+    nonce: str = ""
+    devices: tuple[str, ...] = ()
+    cpus: int = 1
+    memory_mb: int = 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
@@ -152,7 +157,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="en
     run_id: str
     number: int
     pid: int
-    exit: ExitRecord
+    exit: ExitRecord  # with the nonce
 
 
 AnyReply = Welcome | Launched | Closed | Tried | Workers | Retired | Refused | Ended
@@ -187,13 +192,21 @@ class LauncherInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`<n>.json`: the one process of an attempt, or that there is none and will never be."""
+    """`<n>.json`: the one process of an attempt, or that there is none and will never be.
 
+    `nonce` is the submission's: a record with another is not this run's. Empty: of a run from before there were any.
+    """
+
+    nonce: str = ""
     boot_id: str = ""
     pid: int = 0
     start_ticks: int | None = None
     log_offset: int | None = None  # of the run's log, where the output of this attempt begins
     abandoned: bool = False
+    # What the attempt holds, for a daemon whose registry does not know it.
+    devices: tuple[str, ...] = ()
+    cpus: int = 1
+    memory_mb: int = 0
 
 
 def record_path(attempt_dir: str, number: int) -> Path:
@@ -218,25 +231,37 @@ def claim(path: Path, record: AttemptRecord) -> bool:
     return True
 
 
-def read_record(path: Path) -> AttemptRecord | None:
-    """None where nobody made it. One that a power cut emptied names a process of another boot."""
+class ForeignRecordError(Exception):
+    """The record in the attempt's place is of another submission."""
+
+    def __init__(self, path: Path, record: AttemptRecord) -> None:
+        super().__init__(f"{path} is of another submission (process {record.pid})")
+
+
+def read_record(path: Path, nonce: str) -> AttemptRecord | None:
+    """None where nobody made it. One that a power cut emptied names a process of another boot. ForeignRecordError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
+        record = msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError:
-        return AttemptRecord()
+        return AttemptRecord(nonce=nonce)
+    if record.nonce != nonce:
+        raise ForeignRecordError(path, record)
+    return record
 
 
 def write_exit(path: Path, record: ExitRecord) -> None:
     write_atomically(path, encode(record))
 
 
-def read_exit(path: Path) -> ExitRecord | None:
+def read_exit(path: Path, nonce: str) -> ExitRecord | None:
+    """None where there is none, or only that of another submission."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ExitRecord)
+        record = msgspec.json.decode(path.read_bytes(), type=ExitRecord)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
+    return record if record.nonce == nonce else None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

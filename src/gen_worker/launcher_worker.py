@@ -78,7 +78,16 @@ def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
         state = read_process(pid)
         ticks = None if state is None else state.start_ticks
         log_offset = os.fstat(1).st_size
-        record = AttemptRecord(boot_id=boot_id(), pid=pid, start_ticks=ticks, log_offset=log_offset)
+        record = AttemptRecord(
+            nonce=plan.nonce,
+            boot_id=boot_id(),
+            pid=pid,
+            start_ticks=ticks,
+            log_offset=log_offset,
+            devices=plan.devices,
+            cpus=plan.cpus,
+            memory_mb=plan.memory_mb,
+        )
         try:
             is_ours = claim(record_path(plan.attempt_dir, plan.number), record)
         except OSError as fault:
@@ -171,6 +180,7 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
             close_attempt(
                 run_id=plan.run_id,
                 attempt=plan.number,
+                nonce=plan.nonce,
                 checkpoints_dir=Path(plan.checkpoints_dir),
                 events_path=Path(plan.events_path),
                 trainer=plan.trainer or None,

@@ -22,6 +22,7 @@ from trn.daemon.ingest import Ingest
 from trn.daemon.readiness import FakeReadiness
 from trn.daemon.secret_values import SecretValues
 from trn.daemon.submission import Asked, read_submission
+from trn.executors.base import AttemptKey
 from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
@@ -112,6 +113,9 @@ class World:
         if self.dispatcher is not None:
             self.dispatcher.wake()
         return record
+
+    def key(self, run_id: str, number: int) -> AttemptKey:
+        return AttemptKey(run_id, number, self.registry.get(run_id).nonce)
 
     def cancel(self, run_id: str) -> None:
         self.registry.want_cancel(run_id, "asked by a test").result()

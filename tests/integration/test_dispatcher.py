@@ -64,7 +64,7 @@ def test_a_submitted_run_is_placed_launched_followed_and_completed(tmp_path: Pat
         assert (run.state, run.reason, run.step) == (RunState.COMPLETED, "completed at step 1", 1)
         [attempt] = world.registry.attempts("one")
         assert (attempt.devices, attempt.exit_code) == (("cuda:0", "cuda:1"), 0)
-        assert world.executor.processes[AttemptKey("one", 1)].plan.env["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert world.executor.processes[world.key("one", 1)].plan.env["CUDA_VISIBLE_DEVICES"] == "0,1"
         assert world.ingest is not None
         with pytest.raises(KeyError):  # its events are let go of
             world.ingest.last_growth("one")
@@ -80,7 +80,7 @@ def test_secrets_reach_every_attempt_and_a_daemon_that_lost_them_says_how_to_go_
             world.submit("one", secret_env=values, retry=RETRIES)
             [run] = await world.until_ended("one")
             assert run.state is RunState.FAILED
-        assert [world.executor.secrets[AttemptKey("one", number)] for number in (1, 2)] == [
+        assert [world.executor.secrets[world.key("one", number)] for number in (1, 2)] == [
             {"HF_TOKEN": "hunter2"}
         ] * 2
 
@@ -93,13 +93,13 @@ def test_secrets_reach_every_attempt_and_a_daemon_that_lost_them_says_how_to_go_
         assert run.state is RunState.FAILED
         assert "went with the daemon that held them: HF_TOKEN" in run.reason
         assert "`trn resume two --env HF_TOKEN`" in run.reason
-        assert AttemptKey("two", 1) not in world.executor.processes, "it is not started without them"
+        assert world.key("two", 1) not in world.executor.processes, "it is not started without them"
 
         world.submit("three", secret_env=values, retry={"max_attempts": 1})
         world.secrets = SecretValues({"HF_TOKEN": "of the daemon"})
         async with world.daemon():
             await world.until_ended("three")
-        assert world.executor.secrets[AttemptKey("three", 1)] == {"HF_TOKEN": "of the daemon"}
+        assert world.executor.secrets[world.key("three", 1)] == {"HF_TOKEN": "of the daemon"}
         world.check_nothing_is_held()
 
     in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: killed(signal.SIGKILL)))
@@ -143,7 +143,7 @@ def test_every_way_out_frees_the_slots_and_leaves_one_terminal_event(way: str, t
         assert words in run.reason
         assert terminals(world, "one") == [(1, "completed" if state is RunState.COMPLETED else "failed")]
         assert run.last_seq == len(read_events(world.home.run("one").events))  # all of it was taken in
-        assert world.executor.processes[AttemptKey("one", 1)].num_ends >= 1  # whatever it left was ended
+        assert world.executor.processes[world.key("one", 1)].num_ends >= 1  # whatever it left was ended
         world.check_nothing_is_held()
 
     in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: script))
@@ -222,7 +222,7 @@ def test_a_running_run_is_asked_to_stop_and_killed_if_it_does_not(is_deaf: bool,
             await world.until_state("one", RunState.RUNNING)
             world.cancel("one")
             [run] = await world.until_ended("one")
-        process = world.executor.processes[AttemptKey("one", 1)]
+        process = world.executor.processes[world.key("one", 1)]
         assert process.signals == [signal.SIGTERM]
         assert run.state is RunState.CANCELLED
         assert ("was killed" in run.reason) == is_deaf
@@ -238,7 +238,7 @@ def test_a_second_cancel_does_not_shorten_the_grace(tmp_path: Path) -> None:
         async with world.daemon():
             world.submit("one", grace_s=600)
             await world.until_state("one", RunState.RUNNING)
-            process = world.executor.processes[AttemptKey("one", 1)]
+            process = world.executor.processes[world.key("one", 1)]
             world.cancel("one")
             await world.until(lambda: process.signals == [signal.SIGTERM])
             for _ in range(3):
@@ -452,7 +452,7 @@ def test_a_launch_that_fails_is_tried_again_and_one_that_is_unknown_is_looked_fo
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt, run.num_interruptions) == (RunState.COMPLETED, 2, 1)
         assert "could not be launched: no launcher" in world.registry.attempts("one")[0].cause
-        assert list(world.executor.processes) == [AttemptKey("one", 2)]
+        assert list(world.executor.processes) == [world.key("one", 2)]
         world.check_nothing_is_held()
 
     in_world(tmp_path, story)
@@ -503,8 +503,8 @@ def test_slots_stay_held_as_long_as_what_holds_them_cannot_be_ended(tmp_path: Pa
         async with world.daemon():
             world.submit("one", resources={"gpus": 2})
             process_of = world.executor.processes
-            await world.until(lambda: AttemptKey("one", 1) in process_of)
-            process = process_of[AttemptKey("one", 1)]
+            await world.until(lambda: world.key("one", 1) in process_of)
+            process = process_of[world.key("one", 1)]
             await world.until(lambda: process.num_ends >= 2)
             assert world.registry.get("one").state is RunState.RUNNING
             assert {slot["run_id"] for slot in world.registry.slots()} == {"one"}
@@ -718,8 +718,9 @@ def test_a_run_is_not_taken_again_before_its_last_supervisor_is_gone(tmp_path: P
             assert len(world.registry.attempts("again")) == 2
         world.check_nothing_is_held()
 
-    fates = {AttemptKey("again", 1): killed(signal.SIGKILL)}
-    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda plan: fates.get(plan.key, Script())))
+    fates = {("again", 1): killed(signal.SIGKILL)}
+    behave = lambda plan: fates.get((plan.run_id, plan.number), Script())  # noqa: E731
+    in_world(tmp_path, story, executor=FakeExecutor(behave=behave))
 
 
 @pytest.mark.parametrize("seed", range(12))

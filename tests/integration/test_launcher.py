@@ -157,7 +157,7 @@ def test_the_exit_file_is_there_when_the_end_is_told(
     assert launched["type"] == "launched", launched
     ended = client.wait_ended("told")
     assert ended["pid"] == launched["pid"]
-    found = read_exit(run.folder.attempts / "1.exit.json")
+    found = read_exit(run.folder.attempts / "1.exit.json", "")
     assert found is not None, run.log()
     assert (found.exit_code, ended["exit"]["exit_code"]) == (0, 0), run.log()
     assert [event["event"] for event in run.events()][-1] == "completed"
@@ -203,7 +203,7 @@ def test_what_cannot_start_is_refused_in_words_and_can_never_start_later(
     reply = launch(client, run, **changes)
     assert reply["type"] == "refused"
     assert nowhere in reply["message"]
-    record = read_record(run.folder.attempts / "1.json")
+    record = read_record(run.folder.attempts / "1.json", "")
     assert record is not None
     assert record.abandoned
     assert launch(client, run)["type"] == "refused"
@@ -221,7 +221,7 @@ def test_a_program_that_cannot_be_run_is_an_ended_attempt_in_words(
     reply = launch(client, run, argv=(str(program),), is_warm=False)
     assert reply["type"] == "refused"
     wait_until((run.folder.attempts / "1.exit.json").exists, "its exit")
-    found = read_exit(run.folder.attempts / "1.exit.json")
+    found = read_exit(run.folder.attempts / "1.exit.json", "")
     assert found is not None
     assert found.exit_code == 127
     assert "No such file" in found.detail
@@ -256,7 +256,7 @@ def test_a_stopped_launcher_harms_no_worker(tmp_path: Path) -> None:
         os.kill(info.pid, signal.SIGTERM)
         os.kill(identity.pid, signal.SIGTERM)
         wait_until(lambda: not runs(info), "its leave")
-        found = read_exit(run.folder.attempts / "1.exit.json")
+        found = read_exit(run.folder.attempts / "1.exit.json", "")
         assert found is not None
         assert found.exit_code == 75
         assert run.events()[-1]["category"] == "cancelled"

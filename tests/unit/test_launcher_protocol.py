@@ -48,7 +48,7 @@ for number in range(num_rounds):
             path = folder / f"{number}.json"
             record = AttemptRecord(abandoned=True) if racer % 2 else AttemptRecord(pid=os.getpid(), boot_id="b")
             is_winner = claim(path, record)
-            seen = read_record(path)
+            seen = read_record(path, "")
             is_told_right = seen is not None and (seen == record) == is_winner
             is_whole = seen is not None and (seen.abandoned or seen.boot_id == "b")
             if racer % 2 and not is_winner and seen is not None and seen.abandoned:
@@ -73,13 +73,13 @@ def test_of_many_that_want_an_attempt_exactly_one_gets_it_and_all_see_who(tmp_pa
 
 def test_a_record_tells_a_process_an_abandoned_attempt_and_nothing_apart(tmp_path: Path) -> None:
     path = record_path(str(tmp_path / "not made yet"), 3)
-    assert read_record(path) is None
+    assert read_record(path, "") is None
     assert claim(path, AttemptRecord(boot_id="b", pid=7, start_ticks=9))
     assert not claim(path, AttemptRecord(abandoned=True))
-    assert read_record(path) == AttemptRecord(boot_id="b", pid=7, start_ticks=9)
+    assert read_record(path, "") == AttemptRecord(boot_id="b", pid=7, start_ticks=9)
     assert msgspec.json.decode(path.read_bytes()) == {"boot_id": "b", "pid": 7, "start_ticks": 9}
     path.write_bytes(b"")  # as a power cut may leave it
-    emptied = read_record(path)
+    emptied = read_record(path, "")
     assert emptied is not None
     assert not emptied.abandoned
     assert emptied.boot_id != boot_id()
@@ -93,10 +93,10 @@ def test_a_claim_that_the_disk_refuses_is_an_error_and_not_a_loss(tmp_path: Path
 
 def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = exit_path(str(tmp_path), 2)
-    assert read_exit(path) is None
+    assert read_exit(path, "") is None
     record = ExitRecord(exit_code=-9, is_out_of_memory=True, detail="killed")
     write_exit(path, record)
-    assert read_exit(path) == record
+    assert read_exit(path, "") == record
     assert path.name == "2.exit.json"
     assert [entry.name for entry in tmp_path.iterdir()] == ["2.exit.json"]
 

@@ -56,7 +56,10 @@ def test_a_good_config_becomes_a_run() -> None:
         max_attempts=4,
         needs=Needs(gpus=2, cpus=1, memory_mb=5),
         tags={"a": "b"},
+        nonce=new.nonce,
     )
+    assert len(new.nonce) == 16
+    assert submit(config).nonce != new.nonce
 
 
 def test_where_copies_of_its_lines_go_is_no_part_of_what_was_asked() -> None:

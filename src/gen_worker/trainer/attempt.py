@@ -72,7 +72,7 @@ class Attempt:
             self.environment = environment = _in_a_folder_apart(environment)
         lease = None
         if self.is_main:
-            lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id)
+            lease = RunLease.acquire(environment.checkpoints_dir, run_id=job.run_id, nonce=environment.nonce)
             stack.callback(lease.release)
             if job.fast_dev_run:
                 _wipe(environment)
@@ -168,6 +168,7 @@ class Attempt:
                 environment.events_path,
                 run_id=run_id,
                 attempt=environment.attempt,
+                nonce=environment.nonce,
                 doorbell=environment.doorbell,
             )
             if self.is_main

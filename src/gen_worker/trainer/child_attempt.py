@@ -40,6 +40,7 @@ def report_missing_end(
         events_path=environment.events_path,
         trainer=environment.plugin or job.trainer,
         attempt=environment.attempt,
+        nonce=environment.nonce,
         doorbell=environment.doorbell,
         category=category,
         error=error,
@@ -56,6 +57,7 @@ def close_attempt(
     checkpoints_dir: Path,
     events_path: Path,
     trainer: str | None = None,
+    nonce: str = "",
     category: Category,
     error: str,
     cause: str = "",
@@ -72,6 +74,7 @@ def close_attempt(
         events_path=events_path,
         trainer=trainer,
         attempt=attempt,
+        nonce=nonce,
         doorbell=doorbell,
         category=category,
         error=error,
@@ -88,6 +91,7 @@ def _write_end(
     events_path: Path,
     trainer: str | None,
     attempt: int | None,
+    nonce: str,
     doorbell: str | None,
     category: Category,
     error: str,
@@ -95,10 +99,15 @@ def _write_end(
     redact: Redact,
     is_continued: bool,
 ) -> None:
-    lease = RunLease.acquire(checkpoints_dir, run_id=run_id)  # waits for the child's writer
+    lease = RunLease.acquire(checkpoints_dir, run_id=run_id, nonce=nonce)  # waits for the child's writer
     try:
         log = EventLog(
-            events_path, run_id=run_id, is_continued=is_continued, attempt=attempt, doorbell=doorbell
+            events_path,
+            run_id=run_id,
+            is_continued=is_continued,
+            attempt=attempt,
+            nonce=nonce,
+            doorbell=doorbell,
         )
         reporter = TrainingReporter(events_path, run_id=run_id, log=log, redact=redact)
         try:

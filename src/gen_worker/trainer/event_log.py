@@ -44,6 +44,7 @@ class EventTail(msgspec.Struct, frozen=True, kw_only=True):
     last_event: str | None = None
     last_step: int = 0
     run_id: str | None = None
+    nonce: str = ""
     good_bytes: int = 0
     damaged_bytes: int = 0
 
@@ -54,6 +55,7 @@ class _Head(msgspec.Struct):
     attempt: int
     event: str = ""
     step: int | None = None
+    nonce: str = ""
 
 
 def read_tail(path: Path) -> EventTail:
@@ -80,6 +82,7 @@ def read_tail(path: Path) -> EventTail:
                     last_event=head.event,
                     last_step=head.step if head.step is not None else _last_step(block[:end]),
                     run_id=head.run_id,
+                    nonce=head.nonce,
                     good_bytes=good,
                     damaged_bytes=size - good,
                 )
@@ -116,8 +119,8 @@ class EventLog:
     """Appends event lines. Any thread may append; one thread of its own writes.
 
     `is_continued` goes on with the last attempt instead of a new one: for whoever reports on a worker that died.
-    `attempt` is the number that this attempt must carry; None: the one after the last. `doorbell` is told the run's id
-    after each write.
+    `attempt` is the number that this attempt must carry; None: the one after the last. With a `nonce`, a file of another
+    submission under the same id is refused as another run's is. `doorbell` is told the run's id after each write.
     """
 
     def __init__(
@@ -127,12 +130,14 @@ class EventLog:
         run_id: str,
         is_continued: bool = False,
         attempt: int | None = None,
+        nonce: str = "",
         doorbell: str | None = None,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         write_every_s: float = WRITE_EVERY_S,
     ) -> None:
         self.path = path
         self.run_id = run_id
+        self.nonce = nonce
         self._is_continued = is_continued
         self._wanted_attempt = attempt
         try:
@@ -177,6 +182,10 @@ class EventLog:
             raise StartupError(
                 f"{self.path} holds the events of run {tail.run_id!r}, not of {self.run_id!r};"
                 " set TRAINER_ARTIFACTS_DIR (or TRAINER_EVENTS_PATH) to a folder of its own"
+            )
+        if self.nonce and tail.run_id is not None and tail.nonce != self.nonce:
+            raise StartupError(
+                f"{self.path} holds the events of another submission of run {self.run_id!r}: move it away"
             )
         self.attempt = self._choose_attempt(tail)
         if tail.damaged_bytes:
@@ -381,6 +390,7 @@ class DiscardedEvents:
     """Stands in for an `EventLog` in a process that is not the one that writes."""
 
     attempt = 0
+    nonce = ""
     damaged_bytes = 0
     num_dropped = 0
     is_behind = False

@@ -28,6 +28,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     host: str
     started_ticks: int | None = None
+    nonce: str = ""  # of the submission, where a daemon gave one
 
     def is_alive(self) -> bool:
         """False only when the process is known to be gone: same host, and that pid is free or was reused."""
@@ -75,10 +76,14 @@ class RunLease:
         folder: Path,
         *,
         run_id: str,
+        nonce: str = "",
         wait_s: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> "RunLease":
-        """Take the folder for `run_id`. A living worker is refused at once; a finishing writer is waited for."""
+        """Take the folder for `run_id`. A living worker is refused at once; a finishing writer is waited for.
+
+        With a `nonce`, checkpoints of another submission under the same id are refused as another run's are.
+        """
         path = folder / FILE_NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,16 +95,14 @@ class RunLease:
         try:
             _lock(fd, path, wait_s=wait_s, sleep=sleep)
             previous = _read_holder(fd)
-            if previous is not None and previous.run_id != run_id and _has_checkpoints(folder):
-                raise StartupError(
-                    f"{folder} holds the checkpoints of run {previous.run_id!r}, not of {run_id!r};"
-                    " set TRAINER_ARTIFACTS_DIR (or TRAINER_CHECKPOINTS_DIR) to a folder of its own"
-                )
+            if previous is not None and _has_checkpoints(folder):
+                _require_same_run(previous, run_id, nonce, folder)
             holder = Holder(
                 run_id=run_id,
                 pid=os.getpid(),
                 host=socket.gethostname(),
                 started_ticks=start_ticks(os.getpid()),
+                nonce=nonce,
             )
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(holder), 0)
@@ -137,6 +140,18 @@ def _lock(fd: int, path: Path, *, wait_s: float, sleep: Callable[[float], None])
             sleep(POLL_S)
         else:
             return
+
+
+def _require_same_run(previous: Holder, run_id: str, nonce: str, folder: Path) -> None:
+    if previous.run_id != run_id:
+        raise StartupError(
+            f"{folder} holds the checkpoints of run {previous.run_id!r}, not of {run_id!r};"
+            " set TRAINER_ARTIFACTS_DIR (or TRAINER_CHECKPOINTS_DIR) to a folder of its own"
+        )
+    if nonce and previous.nonce != nonce:
+        raise StartupError(
+            f"{folder} holds the checkpoints of another submission of run {run_id!r}: move them away"
+        )
 
 
 def _read_holder(fd: int) -> Holder | None:

@@ -44,6 +44,7 @@ class TrainingReporter:
         self._log = log or EventLog(Path(events_path), run_id=run_id)
         self.run_id = run_id
         self.attempt = self._log.attempt
+        self._identity = {"nonce": self._log.nonce} if self._log.nonce else {}
         self.stop = stop
         self._redact = redact
         self._echo_every_s = echo_every_s
@@ -189,6 +190,7 @@ class TrainingReporter:
                 "run_id": self.run_id,
                 "attempt": self.attempt,
                 "timestamp_ms": timestamp_ms,
+                **self._identity,
             }
             try:
                 return _encode({**head, **fields}) + b"\n"

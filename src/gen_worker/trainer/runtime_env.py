@@ -54,6 +54,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     capability_public_key: str | None = None
     process: RankEnvironment | None = None
     attempt: int | None = None  # the orchestrator's number of this attempt
+    nonce: str = ""  # of the submission: what this worker writes carries it. Empty: nobody gave one
     doorbell: str | None = None  # a datagram socket that wants to hear of new events
     base_dir: Path | None = None
     secret_names: tuple[str, ...] = ()  # variables whose values are masked in what the worker tells
@@ -111,6 +112,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
         capability_public_key=environ.get("TRAINER_CAPABILITY_PUBLIC_KEY") or None,
         process=_process(environ, faults),
         attempt=_attempt(environ, faults),
+        nonce=environ.get("TRAINER_RUN_NONCE", ""),
         doorbell=environ.get("TRAINER_DOORBELL") or None,
         base_dir=Path(environ["TRAINER_BASE_DIR"]).absolute() if environ.get("TRAINER_BASE_DIR") else None,
         secret_names=tuple(filter(None, environ.get("TRAINER_SECRET_ENV", "").split(","))),

@@ -147,6 +147,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     member: int = 1  # its number in the family
     submission_id: str = ""  # drawn by who submitted it, and repeated after a lost reply
     start_step: int = 0  # of the checkpoint that it began at
+    nonce: str = ""  # drawn when it was submitted; its files carry it. Empty: of before there were any
 
 
 class LineagePart(msgspec.Struct, frozen=True, kw_only=True):

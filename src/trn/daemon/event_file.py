@@ -2,6 +2,7 @@
 
 - A line counts once its newline is there; half a line at the end is left for later.
 - A whole line that is no event (damaged, over 1 MiB, a number that does not follow) is put aside and stops nothing.
+- An event of another submission (its `nonce` is not the run's) is no event of this run, and put aside like damage.
 - What counts here as an event also counts for the worker that continues the file: it never cuts one off.
 """
 
@@ -37,6 +38,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run_id: str
     attempt: _Count
     timestamp_ms: _Count
+    nonce: str = ""  # of the submission; older workers, and those without a daemon, write none
 
 
 class Event(Head, frozen=True, kw_only=True, gc=False):
@@ -200,20 +202,22 @@ def split(lines: bytes, max_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, byt
         start = end
 
 
-def parse(lines: bytes, offset: int, after_seq: int | None) -> Chunk:
-    """The events of whole lines that follow the one numbered `after_seq` (None: any)."""
+def parse(lines: bytes, offset: int, after_seq: int | None, nonce: str = "") -> Chunk:
+    """The events of whole lines that follow the one numbered `after_seq` (None: any), of that submission."""
     try:
         _require_utf8(lines)
         events = _decoder.decode_lines(lines)
     except _NO_EVENT:
-        return _parse_each(lines, offset, after_seq)
+        return _parse_each(lines, offset, after_seq, nonce)
     first = after_seq + 1 if after_seq is not None else events[0].seq if events else 0
-    if len(events) == lines.count(b"\n") and all(event.seq == seq for seq, event in enumerate(events, first)):
+    if len(events) == lines.count(b"\n") and all(
+        event.seq == seq and event.nonce == nonce for seq, event in enumerate(events, first)
+    ):
         return Chunk(events=events, lines=lines, ends=(offset + len(lines),))
-    return _parse_each(lines, offset, after_seq)
+    return _parse_each(lines, offset, after_seq, nonce)
 
 
-def _parse_each(lines: bytes, offset: int, after_seq: int | None) -> Chunk:
+def _parse_each(lines: bytes, offset: int, after_seq: int | None, nonce: str) -> Chunk:
     found: list[tuple[int, bytes, Event]] = []
     damaged: list[Damage] = []
 
@@ -222,9 +226,14 @@ def _parse_each(lines: bytes, offset: int, after_seq: int | None) -> Chunk:
 
     for at, line in split(lines, 1):
         try:
-            found.append((at, line, _decode_event(line)))
+            event = _decode_event(line)
         except _NO_EVENT as fault:
             put_aside(at, line, f"is no event: {fault}")
+            continue
+        if event.nonce == nonce:
+            found.append((at, line, event))
+        else:
+            put_aside(at, line, "is of another submission")
     events: list[Event] = []
     kept: list[bytes] = []
     ends: list[int] = []
@@ -272,13 +281,15 @@ def _number(value: float | str) -> float | None:
     return _WORDS.get(value) if isinstance(value, str) else value
 
 
-def last_seq_before(path: Path, offset: int) -> int:
+def last_seq_before(path: Path, offset: int, nonce: str = "") -> int:
     """The number of the last event that ends at or before there; 0 where there is none."""
     for line in _lines_backwards(path, offset):
         try:
-            return _decode_event(line).seq
+            event = _decode_event(line)
         except _NO_EVENT:
             continue
+        if event.nonce == nonce:
+            return event.seq
     return 0
 
 
@@ -293,14 +304,14 @@ def is_line_start(path: Path, offset: int) -> bool:
         return False
 
 
-def read_terminal(path: Path, attempt: int) -> Terminal | None:
+def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
     """The terminal event of an attempt, looked for from the end: nothing of the attempt follows it."""
     for line in _lines_backwards(path, None):
         try:
             end = _decode_end(line)
         except _NO_EVENT:
             continue
-        if end.attempt > attempt:
+        if end.attempt > attempt or end.nonce != nonce:
             continue
         if end.attempt < attempt or end.event not in ("completed", "failed"):
             return None
@@ -340,7 +351,9 @@ def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
             yield rest
 
 
-def replay(path: Path, after_seq: int, from_offset: int, until_offset: int) -> Iterator[EventBatch]:
+def replay(
+    path: Path, after_seq: int, from_offset: int, until_offset: int, nonce: str = ""
+) -> Iterator[EventBatch]:
     """Events after `after_seq` that lie between two offsets, for whoever missed them. Reads as it is iterated."""
     offset, seq = from_offset, None
     while offset < until_offset:
@@ -351,7 +364,7 @@ def replay(path: Path, after_seq: int, from_offset: int, until_offset: int) -> I
         lines = batch.lines[: until_offset - offset]
         lines = lines[: lines.rfind(b"\n") + 1]
         for start, part in split(lines):
-            chunk = parse(part, offset + start, seq)
+            chunk = parse(part, offset + start, seq, nonce)
             if not chunk.events:
                 continue
             seq = chunk.events[-1].seq

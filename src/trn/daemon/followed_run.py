@@ -19,7 +19,8 @@ class FollowedRun:
         self.run_id = run_id
         self.path: Path = folder.events
         self.number = number
-        self.is_open = False  # its place was read from the stores
+        self.is_open = False  # its place and nonce were read from the stores
+        self.nonce = ""
         self.offset = 0
         self.event_end = 0
         self.read_seq = 0

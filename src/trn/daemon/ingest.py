@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 
 from gen_worker.failpoints import failpoint
 from trn.core.errors import TrnError, UnavailableError
@@ -97,7 +96,7 @@ class Ingest:
 
     def terminal(self, run_id: str, number: int) -> Terminal | None:
         """The attempt's terminal event, from the end of the file."""
-        return read_terminal(self._home.run(run_id).events, number)
+        return read_terminal(self._home.run(run_id).events, number, self._registry.get(run_id).nonce)
 
     async def drain(self, run_id: str) -> None:
         """Return once everything that is in the file now is committed and published."""
@@ -219,7 +218,7 @@ class Ingest:
         failpoint("ingest.read")
         chunks = await self._parse(tail, batch)
         is_odd = chunks and (chunks[0].num_missing or chunks[0].damaged)
-        if is_odd and last_seq_before(tail.path, tail.event_end) != tail.read_seq:
+        if is_odd and last_seq_before(tail.path, tail.event_end, tail.nonce) != tail.read_seq:
             self._go_back(tail)  # it was cut and has grown beyond the place since
             return True
         self._tell_oddities(tail, batch, chunks)
@@ -240,7 +239,7 @@ class Ingest:
         for start, lines in split(batch.lines):
             if chunks:
                 await asyncio.sleep(0)  # others have the loop between two chunks
-            chunk = parse(lines, batch.offset + start, seq)
+            chunk = parse(lines, batch.offset + start, seq, tail.nonce)
             seq = chunk.events[-1].seq if chunk.events else seq
             chunks.append(chunk)
         return chunks
@@ -348,7 +347,8 @@ class Ingest:
         tail.step, tail.stored_seq, tail.metrics_seq = run.step, run.last_seq, stored.last_seq
         tail.offset = tail.event_end = run.event_offset
         tail.registry_seq = tail.read_seq = run.last_seq
-        found_seq = last_seq_before(tail.path, run.event_offset)
+        tail.nonce = run.nonce
+        found_seq = last_seq_before(tail.path, run.event_offset, run.nonce)
         if not is_line_start(tail.path, run.event_offset) or found_seq > run.last_seq:
             self._go_back(tail)
         else:
@@ -356,7 +356,7 @@ class Ingest:
             tail.registry_seq = tail.read_seq = found_seq
             if stored.offset < run.event_offset:
                 self._catch_up(tail, stored)
-            elif not _stands(tail.path, stored):
+            elif not _stands(tail, stored):
                 place = Place(run.event_offset, tail.registry_seq)
                 await committed(self._metrics.rewind(tail.run_id, place))
                 tail.metrics_seq = place.last_seq
@@ -364,7 +364,7 @@ class Ingest:
 
     def _catch_up(self, tail: FollowedRun, stored: Place) -> None:
         """The metric store is behind: read what it missed first."""
-        place = stored if _stands(tail.path, stored) else self._known_place(tail, stored.last_seq)
+        place = stored if _stands(tail, stored) else self._known_place(tail, stored.last_seq)
         tail.move_to(place)
 
     def _go_back(self, tail: FollowedRun) -> None:
@@ -376,7 +376,7 @@ class Ingest:
         while True:
             seq, offset = self._registry.event_place(tail.run_id, seq)
             place = Place(offset, seq)
-            if offset == 0 or _stands(tail.path, place):
+            if offset == 0 or _stands(tail, place):
                 return place
             seq -= 1
 
@@ -416,5 +416,7 @@ def _step_after(event: Event, step: int) -> int:
     return max(step, event.step) if event.event == "checkpoint" else event.step
 
 
-def _stands(path: Path, place: Place) -> bool:
-    return is_line_start(path, place.offset) and last_seq_before(path, place.offset) == place.last_seq
+def _stands(tail: FollowedRun, place: Place) -> bool:
+    if not is_line_start(tail.path, place.offset):
+        return False
+    return last_seq_before(tail.path, place.offset, tail.nonce) == place.last_seq

@@ -177,7 +177,7 @@ class RunStreams:
         if seq < record.last_seq:
             _, offset = self._registry.event_place(run_id, seq)
             path = self._home.run(run_id).events
-            batches = replay(path, seq, offset, record.event_offset)
+            batches = replay(path, seq, offset, record.event_offset, record.nonce)
             async for batch in _in_thread(batches):
                 await context.write(_encode_batch(batch))
                 seq = batch.last_seq

@@ -1,4 +1,5 @@
-"""What is asked for -> a run that can be queued, or every fault of it. Pure: nothing is looked up or written.
+"""What is asked for -> a run that can be queued, or every fault of it. Pure but for the names and the nonce that it
+draws: nothing is looked up or written.
 
 What it is equal to is found out after that, see `run_identity`.
 
@@ -31,6 +32,7 @@ MAX_PRIORITY = 1000
 MAX_TEXT = 4096  # of a path, a name, an identity
 MAX_SLUG = 40
 MAX_SECRET = 64 << 10
+NONCE_BYTES = 8
 CPU = "cpu"
 _SOURCE = "the job"
 _IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
@@ -103,6 +105,7 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         submission_id=asked.submission_id,
         start_step=asked.start_step,
         secret_env=tuple(sorted(asked.secret_env)),
+        nonce=secrets.token_hex(NONCE_BYTES),
     )
 
 

@@ -67,7 +67,7 @@ class AttemptSupervisor:
         self._run = run
         self._parts = parts
         self._is_adopted = is_adopted
-        self._key = AttemptKey(run.run_id, run.attempt)
+        self._key = AttemptKey(run.run_id, run.attempt, run.nonce)
         self._folder = parts.home.run(run.run_id)
         self._attempt_dir = str(self._folder.attempts)
         self._limits = _read_limits(run)
@@ -218,7 +218,7 @@ class AttemptSupervisor:
                 return worker_exit
             now = parts.clock()
             if not self._has_spoken:
-                self._has_spoken = await asyncio.to_thread(_has_events, self._folder.events, self._key.number)
+                self._has_spoken = await asyncio.to_thread(_has_events, self._folder.events, self._key)
             if now - due > self._silence_limit_s() / 2:
                 self._quiet_since = now  # it was us who slept
             wish = await self._judge(begun)
@@ -396,12 +396,13 @@ def _read_limits(run: RunRecord) -> _Limits:
         return _Limits()
 
 
-def _has_events(path: Path, number: int) -> bool:
+def _has_events(path: Path, key: AttemptKey) -> bool:
     """True where the newest event of that file is of this attempt. Blocks."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - _TAIL_BYTES, 0))
-            found = re.findall(rb'"attempt":\s*(\d+)', file.read())
+            tail = file.read()
     except OSError:
         return False
-    return bool(found) and int(found[-1]) == number
+    found = re.findall(rb'"attempt":\s*(\d+)', tail)
+    return bool(found) and int(found[-1]) == key.number and key.nonce.encode() in tail

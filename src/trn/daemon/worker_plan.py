@@ -61,6 +61,8 @@ def build_plan(
         "TRAINER_DOORBELL": doorbell,
         **devices_env,
     }
+    if run.nonce:
+        env["TRAINER_RUN_NONCE"] = run.nonce
     if run.base_dir:
         env["TRAINER_BASE_DIR"] = run.base_dir
     if run.secret_env:
@@ -80,6 +82,10 @@ def build_plan(
         checkpoints_dir=str(folder.checkpoints),
         events_path=str(folder.events),
         trainer=run.config.get("trainer") or "",
+        nonce=run.nonce,
+        devices=tuple(device_ids),
+        cpus=run.needs.cpus,
+        memory_mb=run.needs.memory_mb,
         is_warm=is_same_python(interpreter, launcher_python) and not needs_fresh_start(given, inherited),
         # As the worker will decide it; to guess wrong costs it a moment, no more.
         is_writer_wanted=run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks")),

@@ -2,7 +2,8 @@
 
 The plan is pure data that can be printed. An attempt is named by its key, and at most one process can ever stand for
 a key: the worker makes the attempt's record file before it does anything else, and whoever gives an attempt up makes
-the same file first, so that only one of the two can.
+the same file first, so that only one of the two can. Record and exit carry the submission's nonce: those of another
+submission are not believed.
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,11 @@ NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 
 
 class AttemptKey(msgspec.Struct, frozen=True):
-    """One attempt of one run."""
+    """One attempt of one submission: a run of another one may have had the same id."""
 
     run_id: str
     number: int
+    nonce: str = ""
 
     def __str__(self) -> str:
         return f"{self.run_id}#{self.number}"
@@ -43,10 +45,14 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_warm: bool
     is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
     frozen_from: str = ""  # the folder that `code_dir` is a frozen copy of; empty: it is none
+    nonce: str = ""  # of the submission: all that the worker leaves carries it
+    devices: tuple[str, ...] = ()  # what the attempt holds, for its record
+    cpus: int = 1
+    memory_mb: int = 0
 
     @property
     def key(self) -> AttemptKey:
-        return AttemptKey(self.run_id, self.number)
+        return AttemptKey(self.run_id, self.number, self.nonce)
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):

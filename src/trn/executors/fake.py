@@ -191,6 +191,7 @@ class FakeExecutor:
             "run_id": process.plan.run_id,
             "attempt": process.plan.number,
             "timestamp_ms": time.time_ns() // 1_000_000,
+            **({"nonce": process.plan.nonce} if process.plan.nonce else {}),
         }
         with path.open("ab") as file:
             file.write(msgspec.json.encode({**line, **fields}) + b"\n")

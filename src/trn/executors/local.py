@@ -102,7 +102,7 @@ class LocalExecutor:
         await self._launchers.aclose()
 
     def _note_end(self, message: Ended) -> None:
-        key = AttemptKey(message.run_id, message.number)
+        key = AttemptKey(message.run_id, message.number, message.exit.nonce)
         self._exits[key] = message.exit
         while len(self._exits) > MAX_KEPT_EXITS:
             del self._exits[next(iter(self._exits))]
@@ -165,7 +165,7 @@ class LocalExecutor:
     async def _settle_launch(self, plan: LaunchPlan, problem: str) -> WorkerIdentity:
         """After this it is certain: either the worker has the attempt, or nobody ever will."""
         try:
-            found = await asyncio.to_thread(take_or_find, plan.attempt_dir, plan.number)
+            found = await asyncio.to_thread(take_or_find, plan.attempt_dir, plan.number, plan.nonce)
         except OSError as fault:
             raise LaunchUnknownError(
                 f"whether {plan.key} started is not known: {problem}; {fault}"
@@ -177,7 +177,7 @@ class LocalExecutor:
     async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
         """See `Executor.find`. UnavailableError where the disk lets nobody decide."""
         try:
-            return await asyncio.to_thread(take_or_find, attempt_dir, key.number)
+            return await asyncio.to_thread(take_or_find, attempt_dir, key.number, key.nonce)
         except OSError as fault:
             raise UnavailableError(f"whether {key} has a worker cannot be found out: {fault}") from fault
 
@@ -226,9 +226,9 @@ class LocalExecutor:
         if state is not None and state.start_ticks == identity.start_ticks and state.is_ended:
             is_watched = any(info.pid == state.parent for info in find_launchers(self._launchers.folder))
             if is_watched:
-                return read_exit(path)
+                return read_exit(path, key.nonce)
         # It is reaped: if a launcher saw it, the file is there. In this order.
-        return read_exit(path) or ExitRecord(exit_code=None)
+        return read_exit(path, key.nonce) or ExitRecord(exit_code=None)
 
     def _as_exit(self, record: ExitRecord, identity: WorkerIdentity) -> WorkerExit:
         is_reboot = record.exit_code is None and identity.boot_id != boot_id()

@@ -2,25 +2,42 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 
-from gen_worker.launcher_protocol import AttemptRecord, claim, is_same_process, read_record, record_path
+from gen_worker.launcher_protocol import (
+    AttemptRecord,
+    ForeignRecordError,
+    claim,
+    is_same_process,
+    read_record,
+    record_path,
+)
 from gen_worker.process_family import END_PATIENCE_S, end_family, open_pidfd, send_process_signal
 from trn.executors.base import WorkerIdentity
+
+logger = logging.getLogger("trn.executor")
 
 
 def is_alive(identity: WorkerIdentity) -> bool:
     return is_same_process(identity.pid, identity.start_ticks, identity.boot_id)
 
 
-def take_or_find(attempt_dir: str, number: int) -> WorkerIdentity | None:
-    """The process of the attempt; None once the attempt is given up, by us now or by someone before."""
+def take_or_find(attempt_dir: str, number: int, nonce: str) -> WorkerIdentity | None:
+    """The process of the attempt; None once the attempt is given up, by us now or by someone before.
+
+    In the place of another submission's record no worker of this one could make its own: then there is none, either.
+    """
     path = record_path(attempt_dir, number)
-    record = read_record(path)
-    if record is None:
-        given_up = AttemptRecord(abandoned=True)
-        record = given_up if claim(path, given_up) else read_record(path)
+    try:
+        record = read_record(path, nonce)
+        if record is None:
+            given_up = AttemptRecord(nonce=nonce, abandoned=True)
+            record = given_up if claim(path, given_up) else read_record(path, nonce)
+    except ForeignRecordError as fault:
+        logger.warning("%s; this attempt was never started", fault)
+        return None
     if record is None or record.abandoned:
         return None
     return WorkerIdentity(boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)

@@ -4,10 +4,10 @@ SELECT value FROM last_change
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
-                  frozen_from, secret_env, family, member, submission_id, start_step)
+                  frozen_from, secret_env, family, member, submission_id, start_step, nonce)
 SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
-       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step
+       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce
 WHERE :is_certain OR (
     NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
                 WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')

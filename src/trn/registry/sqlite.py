@@ -63,6 +63,7 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     event_log: str = ""
     submission_id: str = ""
     start_step: int = 0
+    nonce: str = ""  # drawn anew by each submit, unlike `submission_id`
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,7 @@ class Outbox:
         while offset < run.event_offset:
             batch = read_batch(path, offset)
             for start, lines in split(batch.lines[: run.event_offset - offset]):
-                chunk = parse(lines, offset + start, seq)
+                chunk = parse(lines, offset + start, seq, run.nonce)
                 if chunk.events:
                     seq = chunk.events[-1].seq
                     yield chunk.batch, chunk.ends[-1]
@@ -114,7 +114,7 @@ class Outbox:
 
     def _standing_place(self, run: RunRecord, path: Path, place: Place) -> Place:
         """This place if its event is still where it was, else the last one before it that the registry knows of."""
-        while place.offset and (place.offset > run.event_offset or not _stands(path, place)):
+        while place.offset and (place.offset > run.event_offset or not _stands(path, place, run.nonce)):
             seq, offset = self._reader.event_place(run.run_id, place.seq - 1)
             place = Place(seq, offset)
         return place
@@ -137,5 +137,5 @@ def _goes_on(path: Path, place: Place) -> bool:
         return False
 
 
-def _stands(path: Path, place: Place) -> bool:
-    return is_line_start(path, place.offset) and last_seq_before(path, place.offset) == place.seq
+def _stands(path: Path, place: Place, nonce: str) -> bool:
+    return is_line_start(path, place.offset) and last_seq_before(path, place.offset, nonce) == place.seq

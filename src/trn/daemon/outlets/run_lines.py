@@ -62,7 +62,7 @@ class RunLines:
                 place = place._replace(output_offset=end)
                 yield Piece(lines, place)
         if copy.has_job_lines and run.state.is_terminal and place.num_job_lines < NUM_JOB_LINES:
-            terminal = read_terminal(folder.events, run.attempt)
+            terminal = read_terminal(folder.events, run.attempt, run.nonce)
             final = terminal.final_checkpoint if terminal else ""
             place = place._replace(num_job_lines=NUM_JOB_LINES)
             yield Piece(job_ended(run, str(folder.root), final), place)

@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "gen_worker.installed_packages",
         "gen_worker.launcher_protocol",
         "gen_worker.process_family",
+        f"{TRAINER}.lease",  # whose a run's folder is, and whether somebody works in it
         f"{TRAINER}.subprocess_contract",
     ),
     "trn.daemon": (

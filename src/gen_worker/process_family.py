@@ -68,6 +68,25 @@ def has_mark(pid: int, mark: str) -> bool:
     return False
 
 
+def read_mark(pid: int) -> tuple[int, int | None] | None:
+    """(pid, start ticks) of the worker that this process belongs to; None where it does not say."""
+    text = ""
+    with contextlib.suppress(*GONE, PermissionError):
+        name = os.readlink(f"/proc/{pid}/fd/{MARK_FD}").removesuffix(" (deleted)")  # noqa: PTH115  (hot)
+        if name.startswith(f"/memfd:{PROCESS_MARK}="):
+            text = name.partition("=")[2]
+    if not text:
+        with contextlib.suppress(*GONE, PermissionError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            marks = (
+                item for item in file.read().split(b"\0") if item.startswith(f"{PROCESS_MARK}=".encode())
+            )
+            text = next(marks, b"").decode(errors="replace").partition("=")[2]
+    root, _, ticks = text.partition(":")
+    if not root.isdigit():
+        return None
+    return int(root), int(ticks) if ticks.isdigit() else None
+
+
 def _number(mark: str) -> int:
     """The mark as a limit: of 61 bits, above any that somebody would set."""
     digest = hashlib.sha256(f"{boot_id()} {mark}".encode()).digest()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 import trn
 from trn.core.home import Home
+from trn.daemon.__main__ import main as daemon_main
 from trn.executors.launcher_process import find_launchers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -97,3 +99,91 @@ def test_an_attempt_that_a_power_cut_ended_has_its_terminal_event_though_unsynce
         assert [(line["attempt"], line["event"]) for line in ended] == [(1, "failed")]
         assert "was not written" not in home.daemon_log.read_text(), "the first try was enough"
         client.cancel("cut")
+
+
+def back_up(home: Home, folder: Path) -> None:
+    assert daemon_main(["--home", str(home.root), "backup", str(folder)]) == 0
+
+
+def restore(home: Home, folder: Path) -> None:
+    """As the operating guide says; the daemon is stopped."""
+    for name in ("registry.db", "metrics.db"):
+        for left in home.root.glob(f"{name}-*"):
+            left.unlink()
+        shutil.copy(folder / name, home.root / name)
+
+
+def test_after_an_older_backup_a_new_run_of_an_old_id_is_trained_and_the_old_folder_moved_aside(
+    home: Home, tmp_path: Path
+) -> None:
+    with serving(home) as (daemon, client):
+        back_up(home, tmp_path / "saved")
+        client.submit(job(tmp_path, run_id="same"), base_dir=TRAINERS)
+        old = client.wait("same", timeout_s=DEADLINE_S)
+        assert (old.state, old.metrics["train/loss"]) == ("COMPLETED", 15.0)
+        daemon.stop()
+    restore(home, tmp_path / "saved")
+    with serving(home) as (_, client):
+        (warning,) = client.health().warnings
+        assert "that belong to no run of the registry: same." in warning
+        other = job(tmp_path, run_id="same", mock_batches=[100, 200])
+        submitted = client.submit(other, base_dir=TRAINERS).run
+        assert submitted.run_id == "same"
+        run = client.wait("same", timeout_s=DEADLINE_S)
+        assert (run.state, run.step, run.metrics["train/loss"]) == ("COMPLETED", 2, 300.0)
+        events = list(client.events("same"))
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert len({event["nonce"] for event in events}) == 1
+        (aside,) = home.foreign.iterdir()
+        assert read_lines(aside / "metrics" / "events.jsonl")[-1]["step"] == 5, "nothing of it is lost"
+        (warning,) = client.health().warnings
+        assert str(aside) in warning
+
+
+def test_a_worker_that_the_restored_registry_does_not_know_keeps_its_slots_and_its_folder_until_it_ends(
+    home: Home, tmp_path: Path
+) -> None:
+    with serving(home) as (_, client):
+        back_up(home, tmp_path / "saved")
+        slow = job(tmp_path, run_id="same", mock_batches=[1] * 10_000, hyperparams={"step_ms": 50})
+        slow["resources"] = {"devices": ["cuda:0"], "cpus": 2}
+        client.submit(slow, base_dir=TRAINERS)
+        wait_until(lambda: client.get("same").step > 0)
+        pid = client.details("same").attempts[-1].pid
+    restore(home, tmp_path / "saved")
+    with serving(home) as (_, client):
+        warnings = client.health().warnings
+        assert any(f"process {pid} is a worker" in text and "cuda:0, 2 CPUs" in text for text in warnings)
+        (device,) = client.devices().devices
+        assert f"process {pid}" in device.quarantine_reason
+        assert client.devices().cpus_held == 2
+        client.submit(job(tmp_path, run_id="same", mock_batches=[100, 200]), base_dir=TRAINERS)
+        client.submit(job(tmp_path, run_id="other", resources={"gpus": 1}), base_dir=TRAINERS)
+        wait_until(lambda: f"process {pid}" in client.get("same").reason)
+        wait_until(lambda: "waits" in client.get("other").reason or "CPU" in client.get("other").reason)
+        assert client.get("other").state == "PENDING"
+        os.kill(pid, signal.SIGTERM)
+        assert client.wait("other", timeout_s=DEADLINE_S).state == "COMPLETED"
+        run = client.wait("same", timeout_s=DEADLINE_S)
+        assert (run.state, run.attempt, run.metrics["train/loss"]) == ("COMPLETED", 1, 300.0)
+        (warning,) = client.health().warnings
+        assert "was moved to" in warning
+        assert client.devices().cpus_held == 0
+        assert not (tmp_path / "violations").exists()
+
+
+def test_a_record_that_was_deleted_does_not_start_a_second_worker_beside_the_living_one(
+    home: Home, tmp_path: Path
+) -> None:
+    with serving(home) as (_, client):
+        asked = job(tmp_path, run_id="one", mock_batches=[1] * 60, hyperparams={"step_ms": 50})
+        client.submit(asked, base_dir=TRAINERS)
+        wait_until(lambda: client.get("one").step > 0)
+        pid = client.details("one").attempts[-1].pid
+    (home.run("one").attempts / "1.json").unlink()
+    with serving(home) as (_, client):
+        run = client.wait("one", timeout_s=DEADLINE_S)
+        assert (run.state, run.attempt, run.step) == ("COMPLETED", 1, 60)
+        assert client.details("one").attempts[-1].pid == pid
+        assert client.health().warnings == ()
+    assert not (tmp_path / "violations").exists()

@@ -122,6 +122,15 @@ class Home(NamedTuple):
         return self.root / "trials"
 
     @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def foreign(self) -> Path:
+        """Folders that were in the way of a run and are of another submission."""
+        return self.root / "foreign"
+
+    @property
     def trash(self) -> Path:
         """Folders of runs that were removed, until their files are gone."""
         return self.root / "trash"
@@ -143,12 +152,12 @@ class Home(NamedTuple):
     def run(self, run_id: str) -> "RunFolder":
         """The folder of one run; an id that could name another place is refused."""
         require_run_id(run_id)
-        return RunFolder(self.root / "runs" / run_id)
+        return RunFolder(self.runs / run_id)
 
     def make(self) -> None:
         """Create it, closed to others. UnavailableError where it cannot be written."""
         try:
-            for folder in (self.root, self.root / "runs", self.launcher):
+            for folder in (self.root, self.runs, self.launcher):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             mode = stat.S_IMODE(self.root.stat().st_mode)
             if (

@@ -47,6 +47,7 @@ from trn.daemon.service import TrainerService, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo, Singleton
 from trn.daemon.startup_checks import check_start
 from trn.daemon.tcp_guard import TcpGuard
+from trn.daemon.unknown_workers import UnknownWorkers
 from trn.executors.local import LocalExecutor
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
@@ -133,6 +134,9 @@ class TrainerDaemon:
         detected = [device.kind for device in devices.inventory.devices if not device.is_declared]
         doctor = DoctorReports(home=home, expected=Counter(detected), environ=os.environ)
         secrets = SecretValues(os.environ)
+        unknown = UnknownWorkers(registry=registry, executor=executor, home=home)
+        await unknown.look()
+        removal.process_in = unknown.process_in
         dispatcher = TrainerDispatcher(
             registry=registry,
             executor=executor,
@@ -144,6 +148,7 @@ class TrainerDaemon:
             readiness=DoctorReadiness(doctor),
             doctor=doctor,
             secrets=secrets,
+            unknown=unknown,
         )
         doctor.on_news.append(lambda _report: dispatcher.wake())
         info = DaemonInfo(
@@ -190,10 +195,12 @@ class TrainerDaemon:
             is_busy=lambda: registry.has_unfinished() or service.is_in_use(),
             leave=self.stop,
         )
+        service.unknown_held = lambda: unknown.held
         service.warnings = lambda: [
             *self._sources.warnings,
             *devices.warnings,
             *maintenance.warnings,
+            *unknown.warnings,
             *(warning for outlet in outlets for warning in outlet.warnings),
         ]
         guard: TcpGuard | None = None

@@ -11,6 +11,7 @@ from trn.daemon.devices import Inventory
 from trn.daemon.environment_report import EnvironmentReports
 from trn.daemon.event_file import Terminal
 from trn.daemon.secret_values import SecretValues
+from trn.daemon.unknown_workers import UnknownWorkers
 from trn.executors.base import Executor
 from trn.registry.sqlite import RunRegistry
 
@@ -49,5 +50,6 @@ class Parts:
     python: str
     launcher_python: str
     secrets: SecretValues
+    unknown: UnknownWorkers
     clock: Callable[[], float] = time.monotonic  # the one that the ingest uses
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000

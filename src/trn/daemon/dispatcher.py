@@ -29,6 +29,7 @@ from trn.daemon.readiness import Readiness
 from trn.daemon.secret_values import SecretValues
 from trn.daemon.submission import find_misfits
 from trn.daemon.supervisor import QUARANTINE, AttemptSupervisor
+from trn.daemon.unknown_workers import UnknownWorkers
 from trn.daemon.worker_plan import WorkerFiles, build_plan
 from trn.executors.base import Executor
 from trn.registry.sqlite import NewRun, RunRegistry
@@ -61,6 +62,7 @@ class TrainerDispatcher:
         readiness: Readiness | None = None,
         doctor: DoctorReports | None = None,
         secrets: SecretValues | None = None,
+        unknown: UnknownWorkers | None = None,
     ) -> None:
         """`readiness` is asked before a detected GPU is handed out; `doctor` is what runs keep of this machine."""
         self._parts = Parts(
@@ -75,6 +77,7 @@ class TrainerDispatcher:
             python=python,
             launcher_python=python,
             secrets=secrets or SecretValues(environ),
+            unknown=unknown or UnknownWorkers(registry=registry, executor=executor, home=home),
             clock=clock,
             now_ms=now_ms,
         )
@@ -193,7 +196,10 @@ class TrainerDispatcher:
             self._swept = parts.clock()
             self._adopt(group)
             await self._lift_quarantines()
+            await parts.unknown.look_again()
         cpus_held, memory_mb_held = parts.registry.held()
+        unknown = parts.unknown.held
+        cpus_held, memory_mb_held = cpus_held + unknown.cpus, memory_mb_held + unknown.memory_mb
         free_cpus = self._free_cpus = max(parts.devices.inventory.cpus - cpus_held, 0)
         is_time_to_say = self._loop_time() >= self._say_again_at
         if free_cpus == 0 and not is_time_to_say:
@@ -220,14 +226,14 @@ class TrainerDispatcher:
         slots = parts.registry.slots()
         known = [device.device_id for device in parts.devices.inventory.devices]
         usable = {slot["device_id"] for slot in slots if not slot["quarantine_reason"]}
-        taken = {slot["device_id"] for slot in slots if slot["run_id"] is not None}
+        taken = {slot["device_id"] for slot in slots if slot["run_id"] is not None} | unknown.devices.keys()
         open_ids = [device_id for device_id in known if device_id in usable]
         waits = self._find_unfit(queue, open_ids)
         unready, barred = self._find_unready(queue, open_ids)
         while unready and (behind := self._look_behind(queue, unready, limit)):
             queue += behind
             unready, barred = self._find_unready(queue, open_ids)
-        waits = {**unready, **waits}
+        waits = {**unready, **waits, **self._find_in_use(queue)}
         free = FreeResources(
             device_ids=tuple(device_id for device_id in known if device_id in usable - taken),
             cpus=free_cpus,
@@ -253,6 +259,16 @@ class TrainerDispatcher:
             if misfits:
                 waits[run.run_id] = f"cannot start while devices are missing or set aside: {misfits[0]}"
         return waits
+
+    def _find_in_use(self, queue: list[QueuedRun]) -> dict[str, str]:
+        """Runs in whose folder a worker of another submission lives."""
+        pids = {run.run_id: self._parts.unknown.process_in(run.run_id) for run in queue}
+        return {
+            run_id: f"waits for the end of process {pid}, a worker in its folder that the registry does not know"
+            f" (`kill {pid}` ends it)"
+            for run_id, pid in pids.items()
+            if pid
+        }
 
     def _find_unready(
         self, queue: list[QueuedRun], usable: list[str]

@@ -6,7 +6,8 @@ next daemon completes that removal before it serves; before it, nothing has happ
 is never seen for long, and no folder is left that a later run of the same id could take for its own.
 
 A run stays while it is needed: it has not ended, a run that stays began from it, a run that waits or runs names a file
-in its folder, or not all of its events have reached the logs and the event bus.
+in its folder, or not all of its events have reached the logs and the event bus. A folder that another submission left
+under its id is not deleted with it, but moved aside.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import collect_garbage
 from trn.daemon.commits import committed
+from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.metrics import Extremes, MetricStore
 from trn.registry.sqlite import RunRegistry
 
@@ -83,6 +85,9 @@ class Removal:
         self._consumers = consumers
         self._clock = clock
         self._turn = asyncio.Lock()
+        self.process_in: Callable[[str], int] = lambda _run_id: (
+            0
+        )  # an unknown worker in the folder of that run
 
     async def complete(self) -> None:
         """Complete the removals that an earlier daemon was killed in. Before anything is served."""
@@ -147,6 +152,10 @@ class Removal:
             run = self._registry.get(run_id)
             if not run.state.is_terminal:
                 reasons[run_id] = f"{run_id} is {run.state}: `trn cancel {run_id}` ends it"
+            elif pid := self.process_in(run_id):
+                reasons[run_id] = (
+                    f"{run_id}: process {pid}, which the registry does not know, works in its folder"
+                )
         for child, parent in self._registry.children(run_ids):
             reasons.setdefault(parent, f"{parent}: run {child} began from it; remove that one as well")
         unfinished = self._registry.unfinished_configs()
@@ -172,7 +181,8 @@ class Removal:
         return ""
 
     async def _remove(self, run_ids: Sequence[str]) -> None:
-        moved = await asyncio.to_thread(self._move_away, run_ids)
+        runs = [self._registry.get(run_id) for run_id in run_ids]
+        moved = await asyncio.to_thread(self._move_away, runs)
         try:
             await self._forget(run_ids)
         except TrnError:
@@ -185,13 +195,16 @@ class Removal:
         await committed(self._registry.remove(run_ids))
         await committed(self._metrics.remove(run_ids))
 
-    def _move_away(self, run_ids: Iterable[str]) -> dict[Path, Path]:
+    def _move_away(self, runs: Sequence[RunRecord]) -> dict[Path, Path]:
         """Where in the trash each folder is now, and where it was."""
         self._home.trash.mkdir(mode=0o700, exist_ok=True)
         moved = {}
-        for run_id in run_ids:
-            folder = self._home.run(run_id).root
-            place = self._home.trash / f"{run_id}{_SEPARATOR}{secrets.token_hex(4)}"
+        for run in runs:  # before anything is moved: it may refuse
+            if find_foreign(self._home.run(run.run_id), run.nonce):
+                set_aside(self._home, run.run_id)
+        for run in runs:
+            folder = self._home.run(run.run_id).root
+            place = self._home.trash / f"{run.run_id}{_SEPARATOR}{secrets.token_hex(4)}"
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(place)
                 moved[place] = folder

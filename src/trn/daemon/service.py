@@ -33,6 +33,7 @@ from trn.daemon.server import Context, add_ports, build_server
 from trn.daemon.singleton import DaemonInfo
 from trn.daemon.standing_results import find_stale, say_trained_anew
 from trn.daemon.submission import Asked
+from trn.daemon.unknown_workers import Held
 from trn.daemon.worker_plan import WorkerFiles, encode_files
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import attempt_message, known_states, run_message
@@ -102,6 +103,7 @@ class TrainerService:
         self._settings = settings
         self.info = info
         self.warnings: Callable[[], Sequence[str]] = lambda: ()
+        self.unknown_held: Callable[[], Held] = Held  # what workers hold that the registry does not know
         self.tokens = ApiTokens(home.token)
         self.streams = RunStreams(registry=registry, broadcaster=broadcaster, home=home)
         self.num_calls = 0
@@ -278,11 +280,12 @@ class TrainerService:
         inventory = self._devices.inventory
         slots = {slot["device_id"]: slot for slot in self._registry.slots()}
         cpus_held, memory_mb_held = self._registry.held()
+        unknown = self.unknown_held()
         answer = pb.ListDevicesResponse(
             cpus=inventory.cpus,
-            cpus_held=cpus_held,
+            cpus_held=cpus_held + unknown.cpus,
             memory_mb=inventory.memory_mb,
-            memory_mb_held=memory_mb_held,
+            memory_mb_held=memory_mb_held + unknown.memory_mb,
         )
         for device in inventory.devices:
             slot: dict[str, Any] = slots.get(device.device_id, {})
@@ -293,7 +296,7 @@ class TrainerService:
                 memory_mb=device.memory_mb,
                 run_id=slot.get("run_id") or "",
                 attempt=slot.get("attempt") or 0,
-                quarantine_reason=slot.get("quarantine_reason") or "",
+                quarantine_reason=slot.get("quarantine_reason") or unknown.reason_of(device.device_id),
             )
         return answer
 

@@ -6,7 +6,7 @@
                                                       └──> registry.end: slots freed, run moved on
 
 Invariant: at every await the daemon may die, and the next supervisor of this attempt enters through `find`, the only
-judge of whether a process stands for it. So whatever was done is either repeatable (files, launch, signals, the
+judge of whether a process stands for it: by the registry, where that knows it, else by the attempt's record. So whatever was done is either repeatable (files, launch, signals, the
 terminal event, the end) or asked for again (what the process is, how it ended, what its events say). Nothing is
 remembered here that a restart would need:
 - before `launch` returns: `find` gives the process, or makes sure that there never is one;
@@ -43,6 +43,7 @@ from trn.daemon.saved_checkpoints import find_next_start
 from trn.daemon.secret_values import how_to_pass, reveal
 from trn.daemon.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
+from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.sqlite import Ending
 
 logger = logging.getLogger("trn.daemon.supervisor")
@@ -142,9 +143,18 @@ class AttemptSupervisor:
             raise NotFoundError(
                 f"the run was submitted with the Python {python}, which is not there any more"
             )
+        self._require_own_folder()
         write_attempt_files(files, self._folder)
         if self._run.snapshot:
             materialise(self._parts.home.snapshots, self._run.snapshot, self._folder.code)
+
+    def _require_own_folder(self) -> None:
+        """What another submission left there is moved aside. UnavailableError where its worker still lives."""
+        run = self._run
+        foreign = find_foreign(self._folder, run.nonce, is_first_attempt=run.attempt == 1)
+        if foreign:
+            logger.warning("%s: %s: %s", self._key, self._folder.root, foreign)
+            self._parts.unknown.note_moved(run.run_id, set_aside(self._parts.home, run.run_id))
 
     def _build_files(self, devices_env: Mapping[str, str]) -> WorkerFiles:
         parts = self._parts
@@ -162,6 +172,10 @@ class AttemptSupervisor:
         )
 
     async def _find(self) -> WorkerIdentity | None:
+        """What the registry knows of the process counts before the absence of a file."""
+        known = self._find_recorded()
+        if known is not None:
+            return known
         pause = Pause()
         while True:
             try:
@@ -169,6 +183,14 @@ class AttemptSupervisor:
             except Exception:
                 logger.exception("whether %s has a process could not be found out; trying again", self._key)
             await pause.rest()
+
+    def _find_recorded(self) -> WorkerIdentity | None:
+        for attempt in self._parts.registry.attempts(self._key.run_id):
+            if attempt.number == self._key.number and attempt.pid:
+                return WorkerIdentity(
+                    boot_id=attempt.boot_id, pid=attempt.pid, start_ticks=attempt.start_ticks
+                )
+        return None
 
     async def _watch_to_end(self, identity: WorkerIdentity) -> WorkerExit:
         """How the worker ended. A fault of ours never ends it: it is watched again, for as long as it runs."""

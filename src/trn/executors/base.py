@@ -6,7 +6,7 @@ the same file first, so that only one of the two can. Record and exit carry the 
 submission are not believed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -63,6 +63,18 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     start_ticks: int | None = None
 
 
+class FoundWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker of which some process lives: where, and what its record says of it."""
+
+    run_id: str  # whose folder it is in
+    identity: WorkerIdentity
+    number: int = 0  # of its attempt; 0: its record is gone
+    nonce: str = ""
+    devices: tuple[str, ...] = ()
+    cpus: int = 1
+    memory_mb: int = 0
+
+
 class WorkerExit(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker's process ended. The code is None where nobody was there to see it."""
 
@@ -107,6 +119,10 @@ class Executor(Protocol):
 
     async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
         """The process that stands for the attempt, alive or ended. None: it never started, and from now on cannot."""
+        ...
+
+    async def find_workers(self) -> Sequence[FoundWorker]:
+        """Every worker that lives, also those that nobody knows. OSError where that cannot be found out."""
         ...
 
     async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:

@@ -17,7 +17,15 @@ from typing import Any
 import msgspec
 
 from trn.core.errors import UnavailableError
-from trn.executors.base import NO_SECRETS, AttemptKey, ImportTrial, LaunchPlan, WorkerExit, WorkerIdentity
+from trn.executors.base import (
+    NO_SECRETS,
+    AttemptKey,
+    FoundWorker,
+    ImportTrial,
+    LaunchPlan,
+    WorkerExit,
+    WorkerIdentity,
+)
 
 BOOT_ID = "fake-boot"
 WELL = WorkerExit(exit_code=0)
@@ -98,6 +106,20 @@ class FakeExecutor:
             self.abandoned.add(key)
         await self.at("find.done", key)
         return self.processes[key].identity if key in self.processes else None
+
+    async def find_workers(self) -> list[FoundWorker]:
+        return [
+            FoundWorker(
+                run_id=process.plan.run_id,
+                identity=process.identity,
+                number=process.plan.number,
+                nonce=process.plan.nonce,
+                devices=process.plan.devices,
+                cpus=process.plan.cpus,
+                memory_mb=process.plan.memory_mb,
+            )
+            for process in self.live()
+        ]
 
     async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
         assert Path(attempt_dir).name == "attempts"

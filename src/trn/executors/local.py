@@ -34,6 +34,7 @@ from trn.core.home import Home
 from trn.executors.base import (
     NO_SECRETS,
     AttemptKey,
+    FoundWorker,
     ImportTrial,
     LaunchPlan,
     LaunchUnknownError,
@@ -44,6 +45,7 @@ from trn.executors.launcher_keeper import NUM_TRIES, LauncherKeeper
 from trn.executors.launcher_link import HungError
 from trn.executors.launcher_process import find_launchers
 from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal, take_or_find
+from trn.executors.worker_survey import find_workers
 
 logger = logging.getLogger("trn.executor")
 
@@ -81,6 +83,7 @@ class LocalExecutor:
             worker_open_files=worker_open_files,
             start_timeout_s=start_timeout_s,
         )
+        self._runs = home.runs
         self._exits: dict[AttemptKey, ExitRecord] = {}
         self._news: dict[AttemptKey, set[asyncio.Event]] = {}
         self._ended_by_us: set[WorkerIdentity] = set()
@@ -180,6 +183,10 @@ class LocalExecutor:
             return await asyncio.to_thread(take_or_find, attempt_dir, key.number, key.nonce)
         except OSError as fault:
             raise UnavailableError(f"whether {key} has a worker cannot be found out: {fault}") from fault
+
+    async def find_workers(self) -> list[FoundWorker]:
+        """See `Executor.find_workers`."""
+        return await asyncio.to_thread(find_workers, self._runs)
 
     # Ending
 

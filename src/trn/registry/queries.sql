@@ -271,6 +271,9 @@ ON CONFLICT DO UPDATE SET removed_ms = excluded.removed_ms, change = excluded.ch
 SELECT DISTINCT json_extract(config, '$.resume_checkpoint_path') AS path FROM runs
 WHERE json_extract(config, '$.resume_checkpoint_path') IS NOT NULL
 
+-- name: unknown_ids
+SELECT value AS run_id FROM json_each(:run_ids) WHERE value NOT IN (SELECT run_id FROM runs) ORDER BY key
+
 -- name: has_run
 SELECT 1 FROM runs WHERE run_id = :run_id
 

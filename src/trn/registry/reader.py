@@ -141,6 +141,11 @@ class RegistryReader:
         """Whether there is a run of that very id."""
         return self._read.execute(sql("has_run"), {"run_id": run_id}).fetchone() is not None
 
+    def unknown_ids(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of them that no run has, in their order."""
+        wanted = {"run_ids": msgspec.json.encode(list(run_ids)).decode()}
+        return [row["run_id"] for row in self._read.execute(sql("unknown_ids"), wanted)]
+
     def was_removed(self, run_id: str) -> bool:
         """Whether there was a run of that very id, which somebody removed."""
         return was_removed(self._read, run_id)

@@ -1,0 +1,133 @@
+"""Workers and run folders that the registry does not know: after an older backup was restored, say.
+
+Such a worker lives, trains and uses its devices. It is told in the warnings and keeps what it holds until it ends, and no
+run is started in its folder. Nothing ends it: to the one who restored the backup it may be worth more than the slot.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from trn.core.home import Home
+from trn.core.runs import RunRecord
+from trn.executors.base import Executor, FoundWorker, WorkerIdentity
+from trn.registry.reader import RegistryReader
+
+logger = logging.getLogger("trn.daemon.unknown")
+
+MAX_NAMED = 5
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What unknown workers hold together."""
+
+    devices: Mapping[str, int] = {}  # device -> process
+    cpus: int = 0
+    memory_mb: int = 0
+
+    def reason_of(self, device_id: str) -> str:
+        """Why the device is not free; empty: it is none of these."""
+        pid = self.devices.get(device_id)
+        return "" if pid is None else f"in use by process {pid}, a worker that the registry does not know"
+
+
+class UnknownWorkers:
+    """Looked for once, at the start; then looked after until the last has ended. Belongs to the loop's thread."""
+
+    def __init__(self, *, registry: RegistryReader, executor: Executor, home: Home) -> None:
+        self._registry = registry
+        self._executor = executor
+        self._home = home
+        self._workers: dict[WorkerIdentity, FoundWorker] = {}
+        self._folders: list[str] = []
+        self._moved: dict[str, Path] = {}
+        self.held = Held()
+
+    async def look(self) -> None:
+        """Before anything is dispatched."""
+        await self.look_again(is_first=True)
+        names = await asyncio.to_thread(_list_names, self._home.runs)
+        self._folders = self._registry.unknown_ids(names)
+        for warning in self.warnings:
+            logger.warning("%s", warning)
+
+    async def look_again(self, *, is_first: bool = False) -> None:
+        """Forget those that have ended. Costs nothing where there are none."""
+        if not self._workers and not is_first:
+            return
+        try:
+            found = await self._executor.find_workers()
+        except OSError:  # trouble of ours is no end of theirs
+            logger.exception("which workers live could not be found out")
+            return
+        live = {run.run_id: run for run in self._registry.live()}
+        unknown = {worker.identity: worker for worker in found if not self._is_known(worker, live)}
+        if not is_first:  # one that is new since then was started by this daemon
+            unknown = {name: worker for name, worker in unknown.items() if name in self._workers}
+        for name in self._workers.keys() - unknown.keys():
+            logger.info(
+                "process %d of run %s has ended, or is known by now", name.pid, self._workers[name].run_id
+            )
+        self._workers = unknown
+        self.held = Held(
+            devices={device: worker.identity.pid for worker in unknown.values() for device in worker.devices},
+            cpus=sum(worker.cpus for worker in unknown.values()),
+            memory_mb=sum(worker.memory_mb for worker in unknown.values()),
+        )
+
+    def process_in(self, run_id: str) -> int:
+        """The process of an unknown worker in that run's folder; 0: there is none."""
+        return next((worker.identity.pid for worker in self._workers.values() if worker.run_id == run_id), 0)
+
+    def note_moved(self, run_id: str, target: Path) -> None:
+        """A folder that was in the way of a new run is elsewhere now."""
+        logger.warning("run %s: the folder of another submission was moved to %s", run_id, target)
+        self._moved[run_id] = target
+
+    def _is_known(self, worker: FoundWorker, live: Mapping[str, RunRecord]) -> bool:
+        run = live.get(worker.run_id)
+        if run is None:
+            return False
+        if (worker.number, worker.nonce) == (run.attempt, run.nonce):
+            return True
+        attempt = next(item for item in self._registry.attempts(run.run_id) if item.number == run.attempt)
+        known = WorkerIdentity(boot_id=attempt.boot_id, pid=attempt.pid, start_ticks=attempt.start_ticks)
+        return known == worker.identity
+
+    @property
+    def warnings(self) -> list[str]:
+        said = [_say_worker(worker) for worker in self._workers.values()]
+        folders = [name for name in self._folders if name not in self._moved]
+        if folders:
+            said.append(_say_folders(self._home, folders))
+        said += [
+            f"the folder of an earlier run {run_id} was moved to {target}: a new run has its id"
+            for run_id, target in self._moved.items()
+        ]
+        return said
+
+
+def _say_worker(worker: FoundWorker) -> str:
+    pid = worker.identity.pid
+    what = [*worker.devices, f"{worker.cpus} CPU{'s' if worker.cpus != 1 else ''}"]
+    return (
+        f"process {pid} is a worker in the folder of run {worker.run_id}, and the registry does not know it: it keeps"
+        f" {', '.join(what)} until it ends (`kill {pid}` ends it)"
+    )
+
+
+def _say_folders(home: Home, names: list[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMED])
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return (
+        f"folders in {home.runs} that belong to no run of the registry: {shown}{more}. Their runs are newer than a"
+        " restored backup, or of another home. `trn resume --checkpoint` goes on from their checkpoints; nothing else"
+        " uses them"
+    )
+
+
+def _list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

@@ -22,6 +22,7 @@ from trn.daemon.ingest import Ingest
 from trn.daemon.readiness import FakeReadiness
 from trn.daemon.secret_values import SecretValues
 from trn.daemon.submission import Asked, read_submission
+from trn.daemon.unknown_workers import UnknownWorkers
 from trn.executors.base import AttemptKey
 from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore
@@ -143,6 +144,8 @@ class World:
             home=self.home,
             sweep_s=0.05,
         )
+        self.unknown = UnknownWorkers(registry=self.registry, executor=self.executor, home=self.home)
+        await self.unknown.look()
         self.dispatcher = TrainerDispatcher(
             registry=self.registry,
             executor=self.executor,
@@ -155,6 +158,7 @@ class World:
             free_bytes=lambda: self.free_bytes,
             readiness=self.readiness,
             secrets=self.secrets,
+            unknown=self.unknown,
         )
         async with asyncio.TaskGroup() as tasks:
             parts = [tasks.create_task(part.run()) for part in (ingest, broadcaster, self.dispatcher)]

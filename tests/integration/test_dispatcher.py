@@ -680,6 +680,64 @@ def test_the_end_of_the_daemon_leaves_workers_running_and_the_next_one_adopts_th
     in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: LASTING))
 
 
+def test_what_a_worker_holds_that_the_registry_does_not_know_is_handed_to_nobody_until_it_ends(
+    tmp_path: Path,
+) -> None:
+    """As after a restored backup: the registry of the first world is gone, its worker lives."""
+    executor = FakeExecutor(behave=lambda plan: LASTING if plan.devices == ("cuda:0",) else Script())
+
+    async def before(world: World) -> None:
+        async with world.daemon():
+            world.submit("same", resources={"gpus": 1, "cpus": 3, "memory_mb": 900})
+            await world.until_state("same", RunState.RUNNING)
+
+    async def story(world: World) -> None:
+        async with world.daemon():
+            assert (world.unknown.held.cpus, world.unknown.held.memory_mb) == (3, 900)
+            (warning,) = world.unknown.warnings
+            assert "cuda:0, 3 CPUs" in warning
+            world.submit("same", resources={"gpus": 0})
+            world.submit("both", resources={"gpus": 2})
+            world.submit("large", resources={"gpus": 0, "memory_mb": 200})
+            world.submit("small", resources={"gpus": 0})
+            world.submit("gpu", resources={"gpus": 1})
+            await world.until_ended("small", "gpu")
+            (process,) = executor.live()
+            await world.until(lambda: f"process {process.identity.pid}" in world.registry.get("same").reason)
+            for run_id in ("same", "both", "large"):
+                assert world.registry.get(run_id).state is RunState.PENDING
+            assert executor.processes[world.key("gpu", 1)].plan.devices == ("cuda:1",)
+            executor.finish("same")
+            await world.until_ended("same", "both", "large")
+            assert world.unknown.warnings == []
+        assert [attempt.pid for attempt in world.registry.attempts("same")] != [process.identity.pid]
+        world.check_nothing_is_held()
+
+    in_world(tmp_path / "before", before, executor=executor)
+    in_world(tmp_path / "after", story, executor=executor)
+
+
+def test_a_worker_is_adopted_by_what_the_registry_knows_though_its_record_is_gone(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.daemon():
+            world.submit("one")
+            await world.until_state("one", RunState.RUNNING)
+
+        async def no_record(point: str, key: AttemptKey) -> None:
+            assert point != "find.asked", f"{key} would be given up, and started again"
+
+        world.executor.at = no_record
+        async with world.daemon():
+            await world.until(lambda: world.dispatcher is not None and bool(world.dispatcher._supervisors))
+            assert world.unknown.warnings == []
+            world.executor.finish("one")
+            [run] = await world.until_ended("one")
+        assert (run.state, run.attempt) == (RunState.COMPLETED, 1)
+        world.check_nothing_is_held()
+
+    in_world(tmp_path, story, executor=FakeExecutor(behave=lambda _plan: LASTING))
+
+
 FATES = [
     Script(),
     Script(),

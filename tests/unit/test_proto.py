@@ -97,7 +97,7 @@ def test_a_run_loses_nothing_on_the_wire() -> None:
     sent = run_message(RECORD, with_config=True).SerializeToString()
     came = read_run(pb.Run.FromString(sent))
     # What only the daemon needs stays with it.
-    own = ("event_offset", "num_interruptions", "member")
+    own = ("event_offset", "num_interruptions", "member", "nonce")
     kept = {name for name in RunRecord.__struct_fields__ if name not in own}
     assert kept == set(Run.__struct_fields__)
     assert {name: getattr(came, name) for name in kept} == {name: getattr(RECORD, name) for name in kept}

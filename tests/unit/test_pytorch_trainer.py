@@ -24,7 +24,6 @@ from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.arrow_feed import ArrowFeed
 from gen_worker.trainer.contracts import SampleRequest, StepContext
 from gen_worker.trainer.evaluation import Evaluator
-from gen_worker.trainer.import_check import find_import_faults
 from gen_worker.trainer.job_spec import parse_job_spec
 from gen_worker.trainer.weights import load_weights
 
@@ -442,60 +441,3 @@ def test_an_mlp_joins_several_columns_of_single_numbers() -> None:
     assert torch.equal(joined(age=age, income=income), joined(together))
     single = build_mlp(MlpArgs(out_features=2), ())
     assert single(torch.arange(4)).shape == (4, 2)
-
-
-class TestJudgedBeforeItIsQueued:
-    """By the import trial of `trn run`, `--dry-run` and CheckRun, in the folder of the job."""
-
-    @pytest.mark.parametrize(
-        ("hyperparams", "faults"),
-        [
-            (HYPERPARAMS, []),
-            (
-                {**HYPERPARAMS, "columns": {"inputs": {"x": "xs"}, "target": "labl"}},
-                [
-                    "hyperparams.columns.inputs.x: the data has no column `xs`",
-                    "hyperparams.columns.target: the data has no column `labl`: did you mean `label`?",
-                ],
-            ),
-            (
-                {**LM, "columns": {"inputs": {"tokens": {"column": "x"}}}},
-                [
-                    "hyperparams.columns.inputs.tokens: rows of float32 [4], but next_token needs rows of token ids"
-                ],
-            ),
-        ],
-    )
-    def test_columns_that_do_not_fit_the_files_are_told(
-        self, data: Path, monkeypatch: pytest.MonkeyPatch, hyperparams: dict[str, Any], faults: list[str]
-    ) -> None:
-        monkeypatch.chdir(data.parent)
-        found = find_import_faults(queued(hyperparams, data.name))
-        assert len(found) == len(faults)
-        for fault, expected in zip(found, faults, strict=True):
-            assert fault.startswith(expected)
-
-    def test_held_out_data_is_looked_at_too_and_what_is_not_read_is_not(
-        self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        pq.write_table(pa.table({"x": [[1.0]]}), tmp_path / "other.parquet")
-        held_out = {"dataset": {"parquet_paths": ["other.parquet"]}}
-        job = queued(HYPERPARAMS, str(data))
-        faults = find_import_faults({**job, "validation": held_out, "validate_every": 5})
-        assert [fault.partition(": ")[0] for fault in faults] == ["validation data"] * 2
-        assert find_import_faults({**job, "validation": held_out, "validate_every": 0}) == []
-        assert find_import_faults(queued(HYPERPARAMS, "nowhere.parquet")) == [], "the feed's to say"
-        without = {**job, "dataset": {"parquet_paths": [str(data)], "columns": ["x"]}}
-        (fault,) = find_import_faults(without)
-        assert fault.startswith("hyperparams.columns.target: the data has no column `label`")
-
-
-def queued(hyperparams: dict[str, Any], path: str) -> dict[str, Any]:
-    return {
-        "run_id": "r",
-        "trainer": "gen_worker.pytorch_runner:PyTorchTrainer",
-        "max_steps": 1,
-        "dataset": {"parquet_paths": [path]},
-        "hyperparams": hyperparams,
-    }

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from gen_worker.errors import InputError
@@ -14,9 +13,7 @@ from gen_worker.pytorch.augmentation import step_generator
 from gen_worker.pytorch.columns import Column, Columns, fit_columns
 from gen_worker.pytorch.config import ColumnsSpec
 from gen_worker.pytorch.step import Prepared
-from gen_worker.trainer.contracts import DatasetSpec, StepContext, TrainingJobSpec
-from gen_worker.trainer.datasets.index import resolve_dataset_paths
-from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
+from gen_worker.trainer.contracts import StepContext
 
 _NUM_TRIAL_ROWS = 2
 
@@ -149,43 +146,6 @@ def _require_tokens(columns: Columns) -> None:
                 f"  - {column.path}: rows of {str(column.dtype).removeprefix('torch.')} {list(column.row_shape)}, but"
                 " next_token needs rows of token ids, at least two each: lists of whole numbers"
             )
-
-
-def find_column_faults(spec: ColumnsSpec, job: TrainingJobSpec, *, is_next_token: bool) -> list[str]:
-    """Which columns do not fit the files that a job names. Of files that cannot be read here, the feed says why."""
-    held_out = {"validation": job.validation if job.validate_every else None, "test": job.test}
-    datasets = {
-        "": job.dataset,
-        **{name: item.dataset for name, item in held_out.items() if item is not None},
-    }
-    faults: list[str] = []
-    like: Columns | None = None
-    for name, dataset in datasets.items():
-        schema = None if dataset is None else _read_schema(dataset)
-        if schema is None:
-            continue
-        try:
-            columns = fit_columns(spec, schema, device="cpu", like=like)
-            if is_next_token:
-                _require_tokens(columns)
-            like = like or columns
-        except InputError as error:
-            found = [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
-            of = f"{name} data: " if name else ""
-            faults += [f"{of}{fault}" for fault in found if fault not in faults]
-    return faults
-
-
-def _read_schema(dataset: DatasetSpec) -> pa.Schema | None:
-    """Of the first file, since the feed compares the others with it."""
-    try:
-        files = expand_parquet_paths(resolve_dataset_paths(dataset.parquet_paths).parquet_paths, [])
-        schema = pq.read_schema(files[0]) if files else None
-    except (InputError, pa.ArrowException, OSError):
-        return None
-    if schema is None or dataset.columns is None:
-        return schema
-    return pa.schema([field for field in schema if field.name in dataset.columns])
 
 
 def _schema_of(ctx: StepContext) -> pa.Schema | None:

@@ -14,10 +14,8 @@ from gen_worker.pytorch.full_state import (
     module_state,
     optimizer_state,
 )
-from gen_worker.pytorch.losses import NEXT_TOKEN
 from gen_worker.pytorch.metrics import Evaluation
 from gen_worker.pytorch.model_build import shapes_in_words
-from gen_worker.pytorch.preparation import find_column_faults
 from gen_worker.pytorch.runner_state import RunnerState, build_state
 from gen_worker.pytorch.sampling import find_tokenizer, write_samples
 from gen_worker.pytorch.sections import read_runner_config
@@ -36,17 +34,12 @@ class PyTorchTrainer:
     handles_empty_shares = True  # a sum over the global batch, and a forward pass of a stand-in
 
     def check_job(self, job: TrainingJobSpec) -> list[str]:
-        """Every fault of the config, then of its columns, before anything is spent on the run."""
+        """Every fault of the config, before anything is spent on the run."""
         num_processes = job.resources.processes * job.resources.nodes
         try:
-            config = _read_config(job)
+            return _sampling_faults(_read_config(job), job, num_processes)
         except SpecError as error:
             return error.faults
-        is_next_token = config.loss_spec.name == NEXT_TOKEN
-        return [
-            *_sampling_faults(config, job, num_processes),
-            *find_column_faults(config.columns, job, is_next_token=is_next_token),
-        ]
 
     def find_start_faults(self, job: TrainingJobSpec, base_dir: Path) -> list[str]:
         """What `configure` would refuse for such data; asked before the run is queued, of a config without faults."""

@@ -5,8 +5,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import msgspec
-
 from gen_worker.errors import (
     PluginError,
     PluginTypeError,
@@ -15,7 +13,7 @@ from gen_worker.errors import (
     TrainingCanceled,
     TrainingTimeout,
 )
-from gen_worker.trainer.contracts import REQUIRED_HOOKS, DatasetSpec, TrainerPlugin, TrainingJobSpec
+from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin, TrainingJobSpec
 
 # Where `module` alone is looked up, in this order.
 DEFAULT_SYMBOLS = ("TRAINER", "Trainer", "trainer")
@@ -56,18 +54,15 @@ def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
         raise
 
 
-def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec, *, base_dir: Path) -> list[str]:
-    """What the class says of the job, by its optional hook `check_job(job)`: what is wrong, one text for each fault.
-
-    The hook sees the paths of the data below `base_dir`, so it may look at the files.
-    """
+def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec) -> list[str]:
+    """What the class says of the job, by its optional hook `check_job(job)`: what is wrong, one text for each fault."""
     from gen_worker.trainer.plugin_import import author_line, exception_text
 
     hook = getattr(trainer, "check_job", None)
     if hook is None:
         return []
     try:
-        found = hook(_with_whole_paths(job, base_dir))
+        found = hook(job)
     except SpecError as error:
         return list(error.faults)
     except (TrainingCanceled, TrainingTimeout):
@@ -84,22 +79,9 @@ def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec, *, base_dir: P
     return list(found)
 
 
-def _with_whole_paths(job: TrainingJobSpec, base_dir: Path) -> TrainingJobSpec:
-    def whole(dataset: DatasetSpec) -> DatasetSpec:
-        paths = [str(base_dir / path) for path in dataset.parquet_paths]
-        return msgspec.structs.replace(dataset, parquet_paths=paths)
-
-    changes: dict[str, Any] = {} if job.dataset is None else {"dataset": whole(job.dataset)}
-    for name in ("validation", "test"):
-        held_out = getattr(job, name)
-        if held_out is not None:
-            changes[name] = msgspec.structs.replace(held_out, dataset=whole(held_out.dataset))
-    return msgspec.structs.replace(job, **changes)
-
-
-def require_sound_job(trainer: TrainerPlugin, job: TrainingJobSpec, *, base_dir: Path) -> None:
+def require_sound_job(trainer: TrainerPlugin, job: TrainingJobSpec) -> None:
     """SpecError with every fault that the class finds in the job."""
-    faults = find_job_faults(trainer, job, base_dir=base_dir)
+    faults = find_job_faults(trainer, job)
     if faults:
         raise SpecError(f"the job of run {job.run_id}", faults)
 

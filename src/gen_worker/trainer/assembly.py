@@ -232,7 +232,7 @@ class Assembly:
         trainer = self.given.trainer
         if trainer is None:
             trainer = load_jobs_plugin(ref, job_dir=self.environment.job_dir)
-        require_sound_job(trainer, self.job, base_dir=self.environment.job_dir)
+        require_sound_job(trainer, self.job)
         if self.job.sample_every and not hasattr(trainer, "sample"):
             name = ref or type(trainer).__qualname__
             self.reporter.log(

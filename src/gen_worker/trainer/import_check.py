@@ -33,7 +33,7 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
     trainer: TrainerPlugin | None = None
     try:
         trainer = load_trainer_plugin(job.trainer or "")
-        faults += find_job_faults(trainer, job, base_dir=Path.cwd())
+        faults += find_job_faults(trainer, job)
         if job.validation is not None and job.validate_every:
             require_hook(trainer, "validation")
         if job.test is not None:

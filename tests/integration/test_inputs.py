@@ -653,9 +653,10 @@ def test_a_meta_file_cannot_reach_out_of_its_folder(http_server, tmp_path, cache
     ("changes", "message"),
     [
         ({"hash": "sha256:" + "0" * 64}, "expected sha256:0000"),
-        ({"size_bytes": 1}, "its meta file says 1"),
+        ({"size_bytes": 1}, "has 5120000 bytes, expected at most 1"),
         ({"size_bytes": 1, "hash": "crc:1"}, "has size 1 and hash 'crc:1'"),
         ({"size_bytes": "1"}, r"Expected `int`, got `str` - at `\$.files\[0\].size_bytes`"),
+        ({"size_bytes": 6_000_000}, "its meta file says 6000000"),
     ],
 )
 def test_a_checkpoint_that_does_not_match_its_meta_is_refused(http_server, tmp_path, cache, changes, message):

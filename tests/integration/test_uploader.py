@@ -578,7 +578,8 @@ def test_what_went_to_a_google_store_comes_back(gcs_endpoint, tmp_path, make):
     uploader = make(UploadTargets(checkpoint_url="gs://bucket/runs/r1"), options=options)
     path, meta = write_checkpoint(tmp_path, 7, data)
     entry = {"name": path.name, "size_bytes": len(data), "hash": f"sha256:{hashlib.sha256(data).hexdigest()}"}
-    meta.write_text(json.dumps({"files": [entry]}))
+    fields = {"run_id": "r1", "attempt": 1, "step": 7, "epoch": 0, "final": False}
+    meta.write_text(json.dumps({"schema_version": "trainer_checkpoint.v1", **fields, "files": [entry]}))
     upload(uploader, (path, meta), step=7)
     assert uploader.drain(WAIT_S) == []
     found = materialize_inputs(

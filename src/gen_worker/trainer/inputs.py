@@ -1,8 +1,8 @@
 """Refs -> local files: fetch, verify, place. Base weights, parquet files, a checkpoint to resume from."""
 
 import contextlib
+import errno
 import glob
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -23,7 +23,8 @@ OnProgress = Callable[[str, int, int | None], None]
 
 # A connection that is cut again and again still gets there, as long as each attempt brings this much.
 PROGRESS_BYTES = 1 << 20
-_SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+ROOM_BYTES = 16 << 20  # how often free space is looked at
+MAX_META_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,11 @@ def fetch(
     base_dir: Path | None = None,
     on_progress: OnProgress | None = None,
     options: TransferOptions | None = None,
+    max_bytes: int | None = None,
 ) -> LocalInput:
     """Bring one file here. Blocks; local files are used in place, remote ones land in `cache`.
+
+    A remote file of more than `max_bytes` is refused as soon as that is known.
 
     InputError when it cannot be had or does not match its digest, AuthError when the credential was refused.
     """
@@ -61,9 +65,17 @@ def fetch(
         return _use_in_place(found)
     if found.kind is not RefKind.FILE:
         raise InputError(f"the input {found.display} is a {found.kind}; here one file is needed")
-    download = _Download(found, cache, auth, on_progress, options or TransferOptions())
+    download = _Download(found, cache, auth, on_progress, options or TransferOptions(), max_bytes)
     with _reported(found):
         return download.run()
+
+
+class _UselessError(Exception):
+    """What was downloaded is of no use to anybody; `told` is the error for the caller."""
+
+    def __init__(self, told: InputError) -> None:
+        super().__init__(told)
+        self.told = told
 
 
 class _Download:
@@ -76,7 +88,10 @@ class _Download:
         auth: TrainerAuthContext | None,
         on_progress: OnProgress | None,
         options: TransferOptions,
+        max_bytes: int | None,
     ) -> None:
+        self._max_bytes = max_bytes
+        self._room_until = -1  # bytes of this file for which there was room
         self._ref = ref
         self._cache = cache
         self._auth = auth
@@ -99,6 +114,13 @@ class _Download:
             try:
                 partial.open()
                 return self._try_until_done(source, partial, known)
+            except _UselessError as exc:
+                partial.restart()
+                raise exc.told from None
+            except OSError as exc:
+                if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                    partial.discard()  # it will not fit, and others need the room
+                raise
             finally:
                 if partial.size_bytes:
                     partial.close()
@@ -121,7 +143,7 @@ class _Download:
             began_at = partial.size_bytes
             try:
                 outcome = source.attempt(
-                    partial, known_validator=known.validator if known else None, on_bytes=self._tell
+                    partial, known_validator=known.validator if known else None, on_bytes=self._on_bytes
                 )
                 if outcome is Outcome.NOT_MODIFIED:
                     assert known is not None
@@ -169,6 +191,21 @@ class _Download:
         path = self._cache.place({self._ref.name: digest}) / self._ref.name
         return LocalInput(path=path, size_bytes=size_bytes, digest=digest, from_cache=from_cache)
 
+    def _on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:
+        known_bytes = max(done_bytes, total_bytes or 0)
+        if self._max_bytes is not None and known_bytes > self._max_bytes:
+            size = f"has {total_bytes} bytes" if total_bytes else "is longer"
+            raise _UselessError(
+                InputError(
+                    f"the input {self._ref.display} {size}, expected at most {self._max_bytes} bytes; "
+                    "the file was replaced or the ref is wrong"
+                )
+            )
+        if known_bytes > self._room_until:
+            self._cache.require_room(known_bytes - done_bytes)
+            self._room_until = known_bytes + ROOM_BYTES
+        self._tell(done_bytes, total_bytes)
+
     def _tell(self, done_bytes: int, total_bytes: int | None) -> None:
         if self._on_progress is not None:
             self._on_progress(self._ref.display, done_bytes, total_bytes)
@@ -192,8 +229,10 @@ def materialize_inputs(
     datasets = [resolve(ref, base_dir=base_dir) for ref in dataset_parquet_refs]
     checkpoint = resolve(resume_checkpoint_ref, base_dir=base_dir) if resume_checkpoint_ref else None
 
-    def bring(ref: ResolvedRef) -> LocalInput:
-        return fetch(ref, cache=cache, auth=auth, on_progress=on_progress, options=settings)
+    def bring(ref: ResolvedRef, max_bytes: int | None = None) -> LocalInput:
+        return fetch(
+            ref, cache=cache, auth=auth, on_progress=on_progress, options=settings, max_bytes=max_bytes
+        )
 
     return MaterializedInputs(
         base_model_path=_bring_model(base_model, bring, cache, settings) if base_model else None,
@@ -267,15 +306,15 @@ def _bring_model(
 
 
 def _bring_checkpoint(
-    ref: ResolvedRef, bring: Callable[[ResolvedRef], LocalInput], cache: InputCache
+    ref: ResolvedRef, bring: Callable[[ResolvedRef, int | None], LocalInput], cache: InputCache
 ) -> Path:
     """The named file, with its meta file and all that this lists beside it when it is remote."""
     if ref.is_local or not ref.name.endswith((META_SUFFIX, ".pt", ".safetensors")):
-        return bring(ref).path
+        return bring(ref, None).path
     meta_ref = ref
     if not ref.name.endswith(META_SUFFIX):
         meta_ref = ref.sibling(ref.name.rpartition(".")[0] + META_SUFFIX, None)
-    meta = bring(meta_ref)
+    meta = bring(meta_ref, MAX_META_BYTES)
     files = {meta_ref.name: _digest_of(meta)}
     for name, size_bytes, digest in _listed_files(meta.path, meta_ref):
         is_named = name == ref.name
@@ -285,7 +324,7 @@ def _bring_checkpoint(
                 "one of them is wrong"
             )
         part_ref = ref.sibling(name, ref.digest if is_named and ref.digest else digest)
-        part = bring(part_ref)
+        part = bring(part_ref, size_bytes)
         if part.size_bytes != size_bytes:
             raise InputError(
                 f"the checkpoint file {part_ref.display} has {part.size_bytes} bytes, its meta file says "
@@ -309,7 +348,8 @@ def _checked_name(name: str, ref: ResolvedRef) -> str:
     """`name` if it stays inside its folder."""
     path = PurePosixPath(name)
     is_plain = name == str(path) and not path.is_absolute() and ".." not in path.parts and name != "."
-    if not name or not is_plain or "\\" in name or any(ord(mark) < 32 for mark in name):
+    is_text = not any(ord(mark) < 32 or "\ud800" <= mark <= "\udfff" for mark in name)
+    if not name or not is_plain or "\\" in name or not is_text:
         raise InputError(
             f"{ref.display} names the file {name!r}, which is not a plain name inside its folder; refused"
         )

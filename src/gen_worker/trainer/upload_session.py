@@ -1,5 +1,7 @@
 """An attempt's uploads as the runtime sees them: opened if asked for, settled before the end, told the end."""
 
+import threading
+from collections import Counter
 from pathlib import Path
 
 from gen_worker.errors import Category, UploadError
@@ -13,6 +15,7 @@ from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadT
 DRAIN_S = 60.0
 STOPPED_DRAIN_S = 5.0  # whoever asked for a stop waits for it
 NUM_LISTED = 3
+NUM_TOLD = 20  # failures of a kind that are each told; after them every doubling is
 
 
 class UploadSession:
@@ -26,9 +29,12 @@ class UploadSession:
         reporter: TrainingReporter,
         stop: StopSignal,
     ) -> None:
+        self._lock = threading.Lock()
         self._reporter = reporter
         self._stop = stop
-        self._failures: list[UploadFailure] = []
+        self._num_failed: Counter[str] = Counter()
+        self._num_lost = 0
+        self._first_failures: list[UploadFailure] = []
         self.uploader: ArtifactUploader | None = None
         wanted = _merge(job.uploads, environment.uploads)
         if wanted != UploadsSpec():
@@ -48,10 +54,20 @@ class UploadSession:
             )
 
     def _on_failure(self, failure: UploadFailure) -> None:
-        if not failure.is_skipped:  # thinned or overtaken by something newer: told, but no reason to fail
-            self._failures.append(failure)
+        """Called by a lane's thread. What is kept and told of failures is bounded: a target may be wrong for weeks."""
+        with self._lock:
+            if not failure.is_skipped:  # thinned or overtaken by something newer: told, but no reason to fail
+                self._num_lost += 1
+                if len(self._first_failures) < NUM_LISTED:
+                    self._first_failures.append(failure)
+            self._num_failed[failure.kind] += 1
+            number = self._num_failed[failure.kind]
+        if number > NUM_TOLD and number & (number - 1):
+            return
+        so_far = f" ({number} so far)" if number > NUM_TOLD else ""
         self._reporter.log(
-            f"upload of {failure.kind} at step {failure.step} failed: {failure.reason}", level="warning"
+            f"upload of {failure.kind} at step {failure.step} failed{so_far}: {failure.reason}",
+            level="warning",
         )
 
     def settle(self) -> None:
@@ -60,14 +76,12 @@ class UploadSession:
             return
         self._reporter.flush()  # a checkpoint is handed over once its event is on disk
         self.uploader.drain(DRAIN_S, give_up=self._stop)
-        if self._failures:
-            listed = [
-                f"{item.kind} of step {item.step}: {item.reason}" for item in self._failures[:NUM_LISTED]
-            ]
-            if len(self._failures) > NUM_LISTED:
-                listed.append(f"and {len(self._failures) - NUM_LISTED} more")
+        if self._num_lost:
+            listed = [f"{item.kind} of step {item.step}: {item.reason}" for item in self._first_failures]
+            if self._num_lost > NUM_LISTED:
+                listed.append(f"and {self._num_lost - NUM_LISTED} more")
             raise UploadError(
-                f"{_count(len(self._failures))} ({'; '.join(listed)}); the training is complete and everything is safe in"
+                f"{_count(self._num_lost)} ({'; '.join(listed)}); the training is complete and everything is safe in"
                 " the run's folder: run the job again to send the final checkpoint"
             )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,7 @@ from gen_worker.trainer.transfer.policy import (
     TransferOptions,
     bearer_headers,
     has_same_origin,
+    http_errors,
     http_fault,
     status_fault,
 )
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 OBJECT_CHUNK_BYTES = 8 << 20
 MAX_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_GZIP = ("gzip", "x-gzip")
 
 OnBytes = Callable[[int, int | None], None]
 
@@ -67,8 +70,6 @@ class HttpSource:
         self._client.close()
 
     def attempt(self, partial: PartialDownload, *, known_validator: str | None, on_bytes: OnBytes) -> Outcome:
-        import httpx
-
         if partial.size_bytes and not (self._has_digest or _can_resume(partial.validator)):
             partial.restart()
         # Ranges and lengths count the bytes as they are stored, so no coding on the way.
@@ -85,7 +86,7 @@ class HttpSource:
                 if response.status_code == 304 and known_validator and not partial.size_bytes:
                     return Outcome.NOT_MODIFIED
                 self._receive(response, partial, on_bytes)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
+        except http_errors() as exc:
             raise http_fault(exc, self._redactor) from None
         return Outcome.COMPLETE
 
@@ -132,19 +133,21 @@ class HttpSource:
             raise TransferFault(
                 FaultKind.TRANSIENT, "the file is shorter than what was downloaded of it before"
             )
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
-            self._receive_decoded(response, partial, on_bytes)
+        coding = response.headers.get("content-encoding", "identity").lower()
+        if coding != "identity":
+            self._receive_decoded(response, coding, partial, on_bytes)
             return
         if response.status_code == 206:
-            total_bytes = _accept_range(response, partial)
+            total_bytes = self._accept_range(response, partial)
         elif response.status_code == 200:
-            partial.restart(_validator_of(response.headers))
             length = response.headers.get("content-length", "")
             total_bytes = int(length) if length.isascii() and length.isdigit() else None
+            self._require_end(response)
+            partial.restart(_validator_of(response.headers), total_bytes)
         else:
             raise status_fault(response.status_code, None, sent_token=False)
         on_bytes(partial.size_bytes, total_bytes)
-        for chunk in response.iter_raw(CHUNK_BYTES):
+        for chunk in response.iter_raw():  # as they come: whoever is asked with `on_bytes` may want to stop
             partial.write(chunk)
             on_bytes(partial.size_bytes, total_bytes)
         if total_bytes is not None and partial.size_bytes != total_bytes:
@@ -153,22 +156,75 @@ class HttpSource:
                 partial.restart()
             raise TransferFault(FaultKind.TRANSIENT, missing)
 
+    def _require_end(self, response: "httpx.Response") -> None:
+        """A body that ends where the connection does may be cut anywhere: only a digest tells."""
+        is_chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
+        if not (self._has_digest or is_chunked or "content-length" in response.headers):
+            raise TransferFault(
+                FaultKind.PERMANENT,
+                "the server does not say how long the file is, so a cut connection would not be noticed; "
+                "put #sha256=<64 hex digits> at the end of the ref",
+            )
+
+    def _accept_range(self, response: "httpx.Response", partial: PartialDownload) -> int | None:
+        """Check that a 206 continues `partial`; the size of the whole file, or None where only the digest will tell."""
+        found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        total_bytes = None if found is None or found[3] == "*" else int(found[3])
+        validator = _validator_of(response.headers)
+        # An ETag must come again (RFC 9110 §15.3.7), a date need not.
+        is_other = bool(partial.validator) and validator != partial.validator
+        if not validator and not partial.validator.startswith('"'):
+            is_other = False
+        if total_bytes is None or partial.total_bytes not in (None, total_bytes):
+            is_other = is_other or not self._has_digest
+        if found is None or int(found[1]) != partial.size_bytes or not partial.size_bytes or is_other:
+            partial.restart()
+            raise TransferFault(
+                FaultKind.TRANSIENT, "the server sent another part of the file than was asked for"
+            )
+        return total_bytes
+
     def _receive_decoded(
-        self, response: "httpx.Response", partial: PartialDownload, on_bytes: OnBytes
+        self, response: "httpx.Response", coding: str, partial: PartialDownload, on_bytes: OnBytes
     ) -> None:
         """A server that compresses although asked not to: offsets mean nothing, so all or nothing."""
+        partial.restart()
+        if response.status_code != 200:
+            raise TransferFault(FaultKind.TRANSIENT, "the server sent a compressed part of the file")
+        if coding not in _GZIP:
+            raise TransferFault(
+                FaultKind.PERMANENT,
+                f"the server sends the file coded as {coding[:40]!r}, although asked not to; of codings only gzip is read",
+            )
         is_complete = False
         partial.restart(_validator_of(response.headers))
         try:
-            if response.status_code != 200:
-                raise TransferFault(FaultKind.TRANSIENT, "the server sent a compressed part of the file")
-            for chunk in response.iter_bytes(CHUNK_BYTES):
+            for chunk in _unzip(response.iter_raw()):
                 partial.write(chunk)
                 on_bytes(partial.size_bytes, None)
             is_complete = True
         finally:
             if not is_complete:
                 partial.restart()
+
+
+def _unzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The bytes of a gzip stream, a bounded part at a time. TransferFault where it is damaged or has no end."""
+    unzipper = zlib.decompressobj(wbits=31)
+    try:
+        for chunk in chunks:
+            left = chunk
+            while left:
+                if unzipper.eof:  # a file may have several members
+                    unzipper = zlib.decompressobj(wbits=31)
+                yield unzipper.decompress(left, CHUNK_BYTES)
+                left = unzipper.unconsumed_tail or unzipper.unused_data
+    except zlib.error as exc:
+        raise TransferFault(
+            FaultKind.TRANSIENT, f"what the server compressed cannot be read: {exc}"
+        ) from None
+    if not unzipper.eof:
+        raise TransferFault(FaultKind.TRANSIENT, "what the server compressed was cut")
 
 
 class ObjectSource:
@@ -191,7 +247,7 @@ class ObjectSource:
             if known_validator == found.validator:
                 return Outcome.NOT_MODIFIED
             if not partial.size_bytes or partial.validator != found.validator:
-                partial.restart(found.validator)
+                partial.restart(found.validator, found.size_bytes)
             on_bytes(partial.size_bytes, found.size_bytes)
             try:
                 stream.seek(partial.size_bytes)
@@ -213,19 +269,6 @@ class ObjectSource:
             partial.restart()
             raise TransferFault(FaultKind.TRANSIENT, "the object was replaced while it was being read")
         return Outcome.COMPLETE
-
-
-def _accept_range(response: "httpx.Response", partial: PartialDownload) -> int | None:
-    """Check that a 206 continues `partial`; the size of the whole file where the server says it."""
-    found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-    validator = _validator_of(response.headers)
-    is_other = bool(validator and partial.validator and validator != partial.validator)
-    if found is None or int(found[1]) != partial.size_bytes or is_other:
-        partial.restart()
-        raise TransferFault(
-            FaultKind.TRANSIENT, "the server sent another part of the file than was asked for"
-        )
-    return None if found[3] == "*" else int(found[3])
 
 
 def _validator_of(headers: "httpx.Headers") -> str:

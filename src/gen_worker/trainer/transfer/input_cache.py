@@ -8,10 +8,14 @@
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
+import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,9 +23,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gen_worker.failpoints import failpoint
+from gen_worker.sizes import show_bytes
 
 HASH_CHUNK_BYTES = 1 << 20
 LOCK_POLL_S = 0.2
+MIN_FREE_BYTES = 64 << 20
+MAX_RECORD_BYTES = 1 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +74,36 @@ class InputCache:
 
         A damaged one is left where it is: someone may be reading it, and the next commit replaces it.
         """
+        if not _DIGEST.fullmatch(digest):
+            return None
         path = self.blob_path(digest)
         try:
-            if size_bytes is not None and path.stat().st_size != size_bytes:
+            status = path.lstat()  # a link or a FIFO is nothing that we put there
+            if not stat.S_ISREG(status.st_mode) or size_bytes not in (None, status.st_size):
                 return None
-            is_sound = hash_file(path) == digest if rehash else path.is_file()
+            is_sound = not rehash or hash_file(path) == digest
         except FileNotFoundError:
             return None
         return path if is_sound else None
+
+    def require_room(self, more_bytes: int = 0) -> None:
+        """OSError (ENOSPC) where the disk would have less than `MIN_FREE_BYTES` left: others live there, too."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(self.root).free
+        if free_bytes - more_bytes < MIN_FREE_BYTES:
+            needed = f"{show_bytes(more_bytes)} more" if more_bytes else "more"
+            raise OSError(
+                errno.ENOSPC,
+                f"the download needs {needed}, {show_bytes(free_bytes)} are free, of which"
+                f" {show_bytes(MIN_FREE_BYTES)} are left for others",
+                str(self.root),
+            )
 
     @contextlib.contextmanager
     def locked(self, key: str, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
         """Hold the lock of `key`. `on_wait` is called while another worker has it, and may raise to give up."""
         path = self._in("locks", key)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             while True:
                 try:
@@ -127,7 +151,7 @@ class InputCache:
             link.parent.mkdir(parents=True, exist_ok=True)
             target = os.path.relpath(self.blob_path(digest), link.parent)
             # A relative link, renamed into place: the cache may be moved, and two workers may do this at once.
-            temporary = link.with_name(f".{link.name}.{os.getpid()}.{time.monotonic_ns()}")
+            temporary = link.with_name(f".{os.getpid()}.{time.monotonic_ns()}")
             temporary.symlink_to(target)
             temporary.replace(link)
         return folder
@@ -153,31 +177,35 @@ class PartialDownload:
         self._hasher = hashlib.sha256()
         self._unsynced_bytes = 0
         self.size_bytes = 0
+        self.total_bytes: int | None = None  # of the whole file, as the first answer said
         self.validator = ""
 
     def open(self) -> None:
         """Take up what an earlier attempt or process left."""
         record = _read_json(self._sidecar)
         try:
-            synced_bytes, validator = int(record["synced_bytes"]), str(record["validator"])
+            synced_bytes, validator = max(0, int(record["synced_bytes"])), str(record["validator"])
+            total_bytes = None if record.get("total_bytes") is None else int(record["total_bytes"])
         except (KeyError, TypeError, ValueError):
-            synced_bytes, validator = 0, ""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            synced_bytes, validator, total_bytes = 0, "", None
+        _remove_unless_file(self._path)  # never write through a link
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         self._stream = os.fdopen(descriptor, "r+b", buffering=0)
-        if self._path.stat().st_size < synced_bytes:
-            synced_bytes, validator = 0, ""
+        if os.fstat(descriptor).st_size < synced_bytes:
+            synced_bytes, validator, total_bytes = 0, "", None
         self._stream.truncate(synced_bytes)
         while chunk := self._stream.read(HASH_CHUNK_BYTES):
             self._hasher.update(chunk)
-        self.size_bytes, self.validator = synced_bytes, validator
+        self.size_bytes, self.validator, self.total_bytes = synced_bytes, validator, total_bytes
 
-    def restart(self, validator: str = "") -> None:
-        """Forget all bytes; what comes next belongs to `validator`."""
+    def restart(self, validator: str = "", total_bytes: int | None = None) -> None:
+        """Forget all bytes; what comes next belongs to `validator`, of a file of that size."""
         stream = self._opened()
         stream.seek(0)
         stream.truncate(0)
         self._hasher = hashlib.sha256()
-        self.size_bytes, self._unsynced_bytes, self.validator = 0, 0, validator
+        self.size_bytes, self._unsynced_bytes = 0, 0
+        self.validator, self.total_bytes = validator, total_bytes
         self._note()
 
     def write(self, chunk: bytes) -> None:
@@ -231,7 +259,12 @@ class PartialDownload:
             self._stream = None
 
     def _note(self) -> None:
-        _write_json(self._sidecar, {"synced_bytes": self.size_bytes, "validator": self.validator})
+        record = {
+            "synced_bytes": self.size_bytes,
+            "validator": self.validator,
+            "total_bytes": self.total_bytes,
+        }
+        _write_json(self._sidecar, record)
 
     def _opened(self) -> BinaryIO:
         assert self._stream is not None
@@ -241,8 +274,10 @@ class PartialDownload:
 def _read_json(path: Path) -> dict[str, Any]:
     """The record at `path`; a missing or torn one reads as empty, for then the bytes are fetched again."""
     try:
-        record = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            record = json.loads(stream.read(MAX_RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -251,6 +286,12 @@ def _write_json(path: Path, record: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     temporary.write_text(json.dumps(record))
     temporary.replace(path)
+
+
+def _remove_unless_file(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

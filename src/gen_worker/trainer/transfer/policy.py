@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 CHUNK_BYTES = 1 << 20
+MAX_DETAIL = 300  # characters of what another machine says, in our words
 RETRYABLE_STATUS = frozenset({408, 425, 429})
 _URL_STRIPPER = SecretRedactor()
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -127,11 +129,25 @@ class TransferOptions:
     def http_client(self) -> "httpx.Client":
         import httpx
 
+        from gen_worker.trainer.transfer.pacing import pace
+
         # It logs each URL at INFO, query and all.
         logging.getLogger("httpx").addFilter(_URL_STRIPPER)
-        timeout = httpx.Timeout(self.stall_timeout_s, connect=self.connect_timeout_s)
-        # Redirects are followed by hand: the token must not travel with them.
-        return httpx.Client(timeout=timeout, follow_redirects=False, verify=_tls_context())
+        client = httpx.Client(
+            timeout=httpx.Timeout(self.stall_timeout_s, connect=self.connect_timeout_s),
+            follow_redirects=False,  # they are followed by hand: the token must not travel with them
+            verify=_tls_context(),
+            # Plain http gets the token on loopback. A proxy of the environment is another host.
+            mounts={f"all://{_bracketed(host)}": None for host in _LOOPBACK},
+            # A server could fill our memory with cookies; none is needed.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        )
+        pace(client, self.stall_timeout_s)
+        return client
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @functools.cache
@@ -180,10 +196,9 @@ def parse_retry_after_s(value: str | None, *, now: float) -> float | None:
     from email.utils import parsedate_to_datetime
 
     try:
-        moment = parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, TypeError, OverflowError, OSError):  # also for years that no clock has
         return None
-    return max(0.0, moment.timestamp() - now)
 
 
 def status_fault(
@@ -202,11 +217,18 @@ def status_fault(
     return TransferFault(FaultKind.PERMANENT, reason)
 
 
-def http_fault(exc: Exception, redactor: SecretRedactor) -> TransferFault:
-    """An exception of httpx as a fault. Raise it `from None`: the original may quote headers and URLs."""
+def http_errors() -> tuple[type[Exception], ...]:
+    """What a request may raise. ValueError: httpx reads the URL of a redirect also where it does not follow it."""
     import httpx
 
-    text = redactor.redact(str(exc)) or "no further detail"
-    lasting = (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+    return httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError
+
+
+def http_fault(exc: Exception, redactor: SecretRedactor) -> TransferFault:
+    """An exception of `http_errors` as a fault. Raise it `from None`: the original may quote headers and URLs."""
+    import httpx
+
+    text = redactor.redact(str(exc))[:MAX_DETAIL] or "no further detail"
+    lasting = (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, ValueError)
     kind = FaultKind.PERMANENT if isinstance(exc, lasting) else FaultKind.TRANSIENT
     return TransferFault(kind, f"{type(exc).__name__}: {text}")

@@ -11,10 +11,12 @@ from gen_worker.trainer.authz import SCOPE_UPLOAD, TrainerAuthContext
 from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
 from gen_worker.trainer.transfer.policy import (
+    MAX_DETAIL,
     FaultKind,
     TransferFault,
     TransferOptions,
     bearer_headers,
+    http_errors,
     http_fault,
     status_fault,
 )
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_ANSWER_BYTES = 64 << 10
+MAX_WAITING_BYTES = 64 << 20  # of an object, on their way to the store
 
 
 class Endpoint(Protocol):
@@ -91,8 +94,6 @@ class HttpEndpoint:
         return headers
 
     def send(self, parcel: Parcel, *, check: Callable[[], None]) -> None:
-        import httpx
-
         bearer = bearer_headers(self._url, self._auth, scope=SCOPE_UPLOAD, options=self._options)
         try:
             with self._client.stream(
@@ -102,7 +103,7 @@ class HttpEndpoint:
                 content=_checked(parcel.body(), check),
             ) as response:
                 self._judge(response, sent_token=bool(bearer))
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
+        except http_errors() as exc:
             raise http_fault(exc, self._redactor) from None
 
     def _judge(self, response: "httpx.Response", *, sent_token: bool) -> None:
@@ -111,10 +112,14 @@ class HttpEndpoint:
         is_short = length.isdigit() and int(length) <= MAX_ANSWER_BYTES
         if 200 <= status < 300:
             if is_short:
-                response.read()  # an answer read to its end leaves the connection for the next parcel
+                # An answer read to its end leaves the connection for the next parcel. Whatever it says, and also
+                # where its rest never comes: it was taken.
+                with contextlib.suppress(*http_errors()):
+                    for _ in response.iter_raw():
+                        pass
             return
         if 300 <= status < 400:
-            place = self._redactor.redact(response.headers.get("location", "nowhere"))
+            place = self._redactor.redact(response.headers.get("location", "nowhere"))[:MAX_DETAIL]
             raise TransferFault(
                 FaultKind.PERMANENT, f"the server redirects ({status}) to {place}; set the target to that URL"
             )
@@ -123,7 +128,9 @@ class HttpEndpoint:
             raise TransferFault(FaultKind.TRANSIENT, "the server answered 409")
         detail = ""
         if is_short:
-            detail = self._redactor.redact(" ".join(response.read().decode(errors="replace").split()))[:200]
+            with contextlib.suppress(*http_errors()):  # the status says enough
+                text = b"".join(response.iter_raw()).decode(errors="replace")
+                detail = self._redactor.redact(" ".join(text.split()))[:MAX_DETAIL]
         raise status_fault(status, response.headers.get("retry-after"), sent_token=sent_token, detail=detail)
 
 
@@ -149,8 +156,13 @@ class ObjectEndpoint:
         stream = store.create(key, parcel.content_type)
         is_whole = False
         try:
+            num_waiting = 0
             for chunk in _checked(parcel.body(), check):
                 stream.write(chunk)
+                num_waiting += len(chunk)
+                if num_waiting >= MAX_WAITING_BYTES:
+                    stream.flush()  # writes go on in the background, with a copy of each part
+                    num_waiting = 0
             is_whole = True
         except (OSError, ValueError) as exc:
             raise store_fault(exc) from None

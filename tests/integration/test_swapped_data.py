@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from worker_process import Run
+from worker_process import Run, write_rows
 
 from gen_worker.trainer import DatasetIndex
 
@@ -71,3 +72,47 @@ def test_a_checkpoint_holds_the_checksums_of_all_that_was_read(tmp_path: Path) -
     assert identity["dataset_content"]["kind"].startswith("crc32:parquet:")
     assert all(len(file["stamp"]) == 3 for file in identity["dataset_manifest"]["files"])
     assert "content_read" not in json.loads((run.checkpoints / "final.meta.json").read_text())["cursor"]
+
+
+def write_held_out(path: Path, *, sign: float = 1.0, num_rows: int = 40) -> None:
+    x = np.ones((num_rows, 4), "float32")
+    columns = {
+        "x": pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 4),
+        "y": pa.array(sign * x[:, 0]),
+    }
+    pq.write_table(pa.table(columns), path, use_dictionary=False, write_statistics=False, compression="none")
+
+
+def test_other_validation_data_is_taken_with_a_warning_that_names_it(tmp_path: Path) -> None:
+    rows, held_out = write_rows(tmp_path / "rows.parquet"), tmp_path / "held_out.parquet"
+    write_held_out(held_out)
+    run = Run(
+        tmp_path / "run",
+        trainer="evaluating_mlp:EvaluatingMlp",
+        max_steps=4,
+        checkpoint_every=2,
+        validate_every=2,
+        dataset={"parquet_paths": [str(rows)], "batch_size": 8},
+        validation={"dataset": {"parquet_paths": [str(held_out)], "batch_size": 8}},
+    )
+
+    def go_on(num_steps: int) -> list[str]:
+        run.job["max_steps"] = num_steps
+        num_before = len(run.events("log"))
+        done = run.work()
+        assert done.returncode == 0, done.stderr
+        told = [event["message"] for event in run.events("log")[num_before:] if event["level"] == "warning"]
+        return [message for message in told if "the job changed" not in message]
+
+    assert go_on(4) == []
+    assert go_on(6) == []
+    write_held_out(held_out, sign=-1.0)
+    (warning,) = go_on(8)
+    assert warning.startswith(
+        "the validation data is not what it was at the checkpoint: do not compare its metrics"
+    )
+    assert "held_out.parquet: row group 0 holds other data" in warning
+    assert go_on(10) == []  # what was taken counts
+    write_held_out(held_out, num_rows=48)
+    (warning,) = go_on(12)
+    assert "held_out.parquet: changed (was " in warning

@@ -213,6 +213,8 @@ def test_closing_the_feed_stops_a_build_and_leaves_no_part_behind(dataset, tmp_p
 
         def check(self, group: int) -> None: ...
 
+        def forget(self) -> None: ...
+
         def close(self) -> None:
             feed.close()
 

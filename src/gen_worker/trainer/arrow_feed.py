@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.cache import CachedGroups, write_groups
-from gen_worker.trainer.feed.content import CONTENT
-from gen_worker.trainer.feed.content_check import Note, compare_content
+from gen_worker.trainer.feed.content import CONTENT, Note
+from gen_worker.trainer.feed.content_check import ComparedContent, compare_content
 from gen_worker.trainer.feed.groups import GroupSource, IpcGroups, ParquetGroups
 from gen_worker.trainer.feed.manifest import Manifest, read_manifest
 from gen_worker.trainer.feed.order import ORDER_VERSION, Cursor, DataOrder, cursor_differences
@@ -252,6 +252,16 @@ class ArrowFeed:
         if saved.batch == self.batches_per_epoch:
             return saved.epoch + 1, 0
         return saved.epoch, saved.batch
+
+    def compare(self, manifest: Mapping[str, Any], content: Mapping[str, Any]) -> ComparedContent:
+        """What differs from a dataset that was described before. Then the rows of now count. Blocks."""
+        saved = Manifest.from_json(manifest)
+        if saved.digest != self.manifest_digest:
+            return ComparedContent(changes=self.manifest.changes_since(saved) or ["its columns changed"])
+        compared = compare_content(self._source, self.manifest, content, saved)
+        if compared.changes:
+            self._source.forget()
+        return compared
 
     def rows_before(self, *, epoch: int, batch: int) -> int:
         """Rows in all batches before that position, over all ranks."""

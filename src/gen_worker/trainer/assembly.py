@@ -27,6 +27,7 @@ from gen_worker.trainer.data_sources import attach_own_data, open_held_out_data,
 from gen_worker.trainer.download_progress import DownloadProgress
 from gen_worker.trainer.empty_shares import EmptyShareWatch, empty_share_warnings, find_empty_shares
 from gen_worker.trainer.evaluation import Evaluator, Kind
+from gen_worker.trainer.held_out import compare_held_out
 from gen_worker.trainer.identity import describe_identity
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
 from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
@@ -127,6 +128,8 @@ class Assembly:
             if is_finished(loop):
                 self._tell_finished(loop, checkpoint)
                 return loop
+            for level, note in compare_held_out(loop.evaluators, checkpoint.identity):
+                reporter.log(note, level=level)
         loop.state = restorer.make(checkpoint)
         if artifacts is not None:
             artifacts.infinite_parts = restorer.infinite_parts

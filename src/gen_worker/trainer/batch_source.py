@@ -9,6 +9,7 @@ from itertools import chain, count, islice, repeat
 from typing import Any, Protocol
 
 from gen_worker.errors import InputError
+from gen_worker.trainer.feed.content import Note
 
 
 class BatchSource(Protocol):
@@ -137,7 +138,7 @@ class FirstBatches:
             batch = 0
 
     @property
-    def notes(self) -> list[tuple[str, str]]:
+    def notes(self) -> list[Note]:
         return getattr(self._source, "notes", [])
 
     def state(self, *, epoch: int, batch: int) -> dict[str, Any]:

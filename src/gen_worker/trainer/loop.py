@@ -81,6 +81,10 @@ class TrainingLoop:
     _work: StepWork = field(init=False)
     _has_ended: bool = field(default=False, init=False)
 
+    @property
+    def evaluators(self) -> list[Evaluator]:
+        return [evaluator for evaluator in (self.validation, self.test) if evaluator is not None]
+
     def __post_init__(self) -> None:
         self._schedule = Schedule(
             job=self.job, source=self.source, origin=self.start, num_epochs=self.num_epochs
@@ -95,6 +99,7 @@ class TrainingLoop:
             processes=self.processes,
             identity=self.restorer.identity,
             uploader=self.uploader,
+            held_out=self.evaluators,
         )
         measurements = Measurements(
             ctx=self.ctx,

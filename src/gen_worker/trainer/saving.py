@@ -12,7 +12,9 @@ from typing import Any
 from gen_worker.errors import CheckpointError, InputError, TrainStepError
 from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.evaluation import Evaluator
 from gen_worker.trainer.feed.content import CONTENT, merge_content
+from gen_worker.trainer.held_out import HELD_OUT, contents_of, describe_held_out
 from gen_worker.trainer.identity import DATA_READ
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
@@ -68,6 +70,7 @@ class StateSaver:
     processes: Processes
     identity: Mapping[str, Any]
     uploader: LoopUploader | None = None
+    held_out: Sequence[Evaluator] = ()
     _is_compared: bool = field(default=False, init=False)
 
     @property
@@ -98,7 +101,8 @@ class StateSaver:
             self._compare(payload)
         payload = self.processes.whole(payload)
         all_rng = self.processes.gather(rng)
-        cursors, content_read = _split_content(self.processes.gather(cursor))
+        gathered = self.processes.gather((cursor, contents_of(self.held_out)))
+        cursors, content_read = _split_content([cursor for cursor, _ in gathered])
         cursor = _cursor_of_all(cursors)
         if self.artifacts is None:
             restore_rng(rng)
@@ -111,7 +115,11 @@ class StateSaver:
             loop=loop,
             cursor=cursor,
             rng=rng if len(all_rng) == 1 else {**rng, "ranks": list(all_rng)},
-            identity=self.identity if content_read is None else {**self.identity, DATA_READ: content_read},
+            identity={
+                **self.identity,
+                DATA_READ: content_read,
+                HELD_OUT: describe_held_out(self.held_out, [contents for _, contents in gathered]),
+            },
             metric=metric,
         )
         try:

@@ -131,6 +131,11 @@ class CachedGroups:
     def check(self, group: int) -> None:
         self._source.check(group)
 
+    def forget(self) -> None:
+        self._source.forget()
+        if self._cached is not None:
+            self._cached.forget()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         self._is_settled.wait(timeout_s)
         return self._cached is not None

@@ -13,11 +13,12 @@ import sys
 import threading
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gen_worker.errors import InputError
 
 CONTENT = "content_read"  # its name in a cursor
+Note = tuple[Literal["info", "warning"], str]  # level, words
 _UNREAD = 0  # a checksum of 0 is kept as 1
 _BYTES = 4
 
@@ -69,6 +70,11 @@ class GroupChecksums:
                     differing.append(group)
                 self._values[group] = checksum
         return differing
+
+    def forget(self) -> None:
+        """Other data is wanted: what is read from now on counts."""
+        with self._lock:
+            self._values = array("I", bytes(len(self._values) * _BYTES))
 
     def state(self) -> dict[str, str]:
         with self._lock:

@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gen_worker.trainer.feed.content import ContentChangedError
+from gen_worker.trainer.feed.content import ContentChangedError, Note
 from gen_worker.trainer.feed.groups import GroupSource
 from gen_worker.trainer.feed.manifest import Manifest
 
 # Read before the first step, over all files that may be others. What is left is compared when it is read.
 CHECK_BYTES = 256 << 20
 MAX_NAMED = 10
-
-Note = tuple[str, str]  # level, words
 
 
 @dataclass(slots=True, kw_only=True)

@@ -39,6 +39,9 @@ class GroupSource(Protocol):
     def check(self, group: int) -> None:
         """Compare a row group with its checksum, without decoding it."""
 
+    def forget(self) -> None:
+        """Compare nothing with what was read so far."""
+
     def close(self) -> None: ...
 
 
@@ -83,6 +86,10 @@ class ParquetGroups:
         self._checked.pop(group, None)
         with self._opened(group):
             pass
+
+    def forget(self) -> None:
+        self._checked.clear()
+        self.checksums.forget()
 
     def close(self) -> None:
         with self._lock:
@@ -209,6 +216,10 @@ class IpcGroups:
     def check(self, group: int) -> None:
         self._checked.discard(group)
         self.read(group)
+
+    def forget(self) -> None:
+        self._checked.clear()
+        self.checksums.forget()
 
     def _compare(self, group: int, columns: list[pa.Array], metadata: pa.KeyValueMetadata | None) -> None:
         if not self._is_of_parquet:

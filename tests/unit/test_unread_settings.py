@@ -17,6 +17,7 @@ from gen_worker.trainer import StepContext, StepResult, Trainer, TrainerConfig
 from gen_worker.trainer.contracts import TrainingJobSpec
 from gen_worker.trainer.hyperparams import Hyperparams
 from gen_worker.trainer.read_tracking import ReadTracker
+from gen_worker.trainer.weights import load_weights
 
 BATCHES = [[float(n)] for n in range(4)]
 
@@ -82,6 +83,32 @@ def test_a_class_that_looks_at_the_precision_is_not_warned(tmp_path: Path, name:
 
     train(tmp_path, Looks, precision="bf16")
     assert warnings(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_library", [False, True])
+def test_prompts_that_nothing_samples_and_data_that_nothing_validates_are_named(is_library: bool) -> None:
+    held_out = {"dataset": {"parquet_paths": ["val.parquet"]}}
+
+    def unread(plugin: Any = Reader, **fields: Any) -> list[str]:
+        document = {"run_id": "r", "mock_batches": [1], **fields}
+        job = msgspec.convert(document, TrainingJobSpec)
+        return ReadTracker(ctx=StepContext(job=job), is_library=is_library).close(plugin())
+
+    assert unread(sample_prompts=["a"], sample_seed=1) == [
+        "sample_prompts was given, but sample_every is 0: nothing is sampled",
+        "sample_seed was given, but sample_every is 0: nothing is sampled",
+    ]
+    in_vain = ["validation was given, but validate_every is 0: nothing is validated"]
+    assert unread(validation=held_out) == ([] if is_library else in_vain)
+    assert unread(validation=held_out, validate_every="epoch") == []
+    assert unread(sample_prompts=["a"], sample_every=2) == []
+    assert unread(sample_prompts=["a"], validation=held_out, fast_dev_run=1) == []
+
+    class Later(Reader):
+        def validate_step(self, batch: Any, state: Any, ctx: StepContext) -> dict[str, float]:
+            return {"num_prompts": float(len(ctx.job.sample_prompts))}
+
+    assert unread(Later, sample_prompts=["a"]) == []
 
 
 def test_a_default_precision_is_not_given(tmp_path: Path) -> None:
@@ -324,6 +351,20 @@ def test_a_plain_file_of_weights_goes_into_the_only_module(tmp_path: Path, name:
         start_of(tmp_path / "two", Two, tmp_path / name)
     with pytest.raises(CheckpointError, match="do not fit the model"):
         start_of(tmp_path / "wide", Wide, tmp_path / name)
+
+
+def test_weights_with_nan_are_refused_and_an_infinity_only_where_the_model_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    for value in (float("nan"), float("inf")):
+        torch.save({"weight": torch.tensor([[3.0]]), "bias": torch.tensor([value])}, path)
+        with pytest.raises(
+            CheckpointError, match=r"w.pt hold NaN or infinity: bias. Give those of an earlier"
+        ):
+            start_of(tmp_path / f"run-{value}", Net, path)
+    module = torch.nn.Linear(1, 1)
+    module.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    torch.save(module.state_dict(), path)
+    load_weights(module, path)
 
 
 def test_weights_that_nothing_can_take_are_refused(tmp_path: Path, saved: Path) -> None:

@@ -99,7 +99,8 @@ class Assembly:
         num_epochs = 1 if job.mock_batches is not None else job.epochs
         planned = Schedule(job=job, source=source, origin=start, num_epochs=num_epochs).planned_steps()
         ctx = self._make_context(source, inputs, device, total_steps=planned)
-        restorer = StateRestorer(trainer=trainer, ctx=ctx, identity=identity)
+        is_library = self.environment.is_library
+        restorer = StateRestorer(trainer=trainer, ctx=ctx, identity=identity, is_library=is_library)
         loop = TrainingLoop(
             job=job,
             ctx=ctx,

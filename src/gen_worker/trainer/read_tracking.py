@@ -25,7 +25,7 @@ from gen_worker.trainer.hyperparams import (
 
 DEFAULT_PRECISION = "fp32"
 _RUN_BY_STEP_ONE = ("setup", "configure", "prepare_batch", "train_step")
-_TRACKED_FIELDS = frozenset({"hyperparams", "precision", "weights"})
+_TRACKED_FIELDS = frozenset({"hyperparams", "precision", "weights", "sample_prompts", "sample_seed"})
 
 
 _DTYPE = StepContext.__dict__["dtype"]
@@ -61,6 +61,7 @@ class ReadTracker:
     """Of one attempt. `later`: words about changed hyperparameters, to be said once these are read."""
 
     ctx: StepContext
+    is_library: bool = False  # whoever holds the Trainer may validate when they like
     is_open: bool = field(default=True, init=False)
     run_length: RunLength = field(init=False)
     later: dict[str, str] = field(default_factory=dict, init=False)
@@ -130,6 +131,20 @@ class ReadTracker:
             )
         if "base_model" not in self._handles.asked and dict.__contains__(self._handles, "base_model"):
             yield f'inputs.base_model_ref was given, but {kind} did not read ctx.model_handles["base_model"]'
+        yield from self._unused_settings(trainer)
+
+    def _unused_settings(self, trainer: TrainerPlugin) -> Iterator[str]:
+        """What needs another field of the job to have an effect."""
+        job = msgspec.structs.asdict(self._job)
+        if job["fast_dev_run"]:
+            return  # a trial run goes through everything
+        if not job["sample_every"]:
+            read = self._fields | _attributes_in_other_hooks(trainer)
+            for name, unset in (("sample_prompts", []), ("sample_seed", None)):
+                if job[name] != unset and name not in read:
+                    yield f"{name} was given, but sample_every is 0: nothing is sampled"
+        if job["validation"] is not None and not job["validate_every"] and not self.is_library:
+            yield "validation was given, but validate_every is 0: nothing is validated"
 
 
 def _plain(job: TrainingJobSpec, hyperparams: dict[str, Any] | None = None) -> TrainingJobSpec:
@@ -149,13 +164,19 @@ def _nearest(name: str, known: set[str]) -> str | None:
 
 def _names_in_other_hooks(trainer: TrainerPlugin) -> set[str]:
     """Texts in the methods that step 1 does not run: sampling and validation read their settings when they are due."""
-    found: set[str] = set()
+    return {text for code in _other_hooks(trainer) for text in _texts(code)}
+
+
+def _attributes_in_other_hooks(trainer: TrainerPlugin) -> set[str]:
+    return {name for code in _other_hooks(trainer) for name in code.co_names}
+
+
+def _other_hooks(trainer: TrainerPlugin) -> Iterator[CodeType]:
     for kind in type(trainer).__mro__[:-1]:
         for name, member in vars(kind).items():
             code = getattr(getattr(member, "__func__", member), "__code__", None)
             if code is not None and name not in _RUN_BY_STEP_ONE:
-                found |= _texts(code)
-    return found
+                yield code
 
 
 def _texts(code: CodeType) -> set[str]:

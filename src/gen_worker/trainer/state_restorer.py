@@ -37,6 +37,7 @@ class StateRestorer:
     trainer: TrainerPlugin
     ctx: StepContext
     identity: Mapping[str, Any] = field(default_factory=dict)
+    is_library: bool = True
     options: ConfiguredOptions = field(default_factory=ConfiguredOptions, init=False)
     infinite_parts: frozenset[str] = field(default=frozenset(), init=False)
     reads: ReadTracker = field(init=False)
@@ -46,7 +47,7 @@ class StateRestorer:
     )  # for people, once the state is made
 
     def __post_init__(self) -> None:
-        self.reads = ReadTracker(ctx=self.ctx)
+        self.reads = ReadTracker(ctx=self.ctx, is_library=self.is_library)
 
     def make(self, checkpoint: Checkpoint | None) -> Any:
         """The state to train with. Then the random streams, so that no hook can move them."""

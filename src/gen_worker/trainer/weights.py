@@ -141,11 +141,29 @@ def _load(
         raise CheckpointError("\n".join([f"nothing in {path} fits the model", *lines]))
     if is_trial:
         return
+    _require_finite(taken, target, path)
     module.load_state_dict(taken, strict=False)
     if lines:
         logger.warning("%d of %d tensors taken from %s", len(taken), len(target), path)
         for line in lines:
             logger.warning("%s", line)
+
+
+def _require_finite(
+    taken: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], path: Path
+) -> None:
+    """NaN is never meant; an infinity only where the model has one itself, in a mask for example."""
+    bad = [name for name, value in taken.items() if _is_spoilt(value, target[name])]
+    if bad:
+        raise CheckpointError(
+            f"the weights of {path} hold NaN or infinity: {_listed(bad)}. Give those of an earlier checkpoint"
+        )
+
+
+def _is_spoilt(value: torch.Tensor, fresh: torch.Tensor) -> bool:
+    if not value.is_floating_point() or value.element_size() == 1 or bool(value.isfinite().all()):
+        return False
+    return bool(value.isnan().any()) or bool(fresh.isfinite().all())
 
 
 def _is_ours(path: Path) -> bool:

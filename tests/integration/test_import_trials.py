@@ -247,6 +247,12 @@ def test_a_config_of_the_runner_is_checked_against_its_data_as_the_runner_does(
         assert await faults(by_epochs) == (), "its length is known once the data is open, its device later"
         (fault,) = await faults(changed(columns={"inputs": {"x": {}}, "target": "kinds"}))
         assert fault == "hyperparams.columns.target: the data has no column `kinds`: did you mean `kind`?"
+        held_out = {"dataset": {"parquet_paths": ["train.parquet"], "columns": ["x"]}}
+        assert await faults({**config, "validation": held_out}) == (), (
+            "without validate_every nobody reads it"
+        )
+        (fault,) = await faults({**config, "validation": held_out, "validate_every": 1})
+        assert "the data has no column `kind`" in fault
         (fault,) = await faults(changed(loss="mse"))
         assert fault.startswith("the loss cannot take float32 [2, 3] from the model and int64 [2] as target")
         huge = {"type": "mlp", "args": {"out_features": 3, "hidden": [1_000_000, 1_000_000]}}

@@ -62,7 +62,7 @@ def find_start_faults(config: RunnerConfig, job: TrainingJobSpec, base_dir: Path
 def _schemas(job: TrainingJobSpec, base_dir: Path) -> Iterator[tuple[str, pa.Schema]]:
     named: Mapping[str, DatasetSpec | None] = {
         "dataset": job.dataset,
-        "validation.dataset": None if job.validation is None else job.validation.dataset,
+        "validation.dataset": job.validation.dataset if job.validation and job.validate_every else None,
         "test.dataset": None if job.test is None else job.test.dataset,
     }
     for field, dataset in named.items():

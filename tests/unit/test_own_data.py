@@ -750,3 +750,21 @@ def test_more_batches_to_overfit_than_there_are_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(InputError, match="overfit_batches is 9, and a pass over the data has only 5 batches"):
         make(tmp_path, train_data=Batches(5), overfit_batches=9, epochs=2).train()
+
+
+def test_a_batch_size_that_a_loader_does_not_take_is_told() -> None:
+    """A job's own 32 cannot be told from the default, so it cannot be refused."""
+    for make, notes in (
+        (
+            lambda: DataLoader(Rows(), batch_size=5),
+            ["the DataLoader makes batches of 5 rows: batch_size 32 is not used"],
+        ),
+        (lambda: DataLoader(Rows(), batch_size=32), []),
+        (lambda: DataLoader(Rows(), batch_size=None), []),
+        (Rows, []),
+    ):
+        told: list[str] = []
+        source = open_(make)
+        source.attach(tell=told.append, stop=StopSignal())
+        assert told == notes
+        source.close()

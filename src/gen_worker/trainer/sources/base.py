@@ -44,6 +44,7 @@ class OwnSource:
     kind = "data"
     batches_per_epoch: int | None = None
     fingerprint: str | None = None
+    note = ""  # worth a line at the start of a run
 
     def __init__(self, options: SourceOptions, streams: DataStreams) -> None:
         self._options = options
@@ -65,6 +66,8 @@ class OwnSource:
     def attach(self, *, tell: Callable[[str], object], stop: StopSignal) -> None:
         """Whom to tell what is worth a line, and whom to ask whether to go on."""
         self._tell, self._stop = tell, stop
+        if self.note:
+            tell(self.note)
 
     # What a kind of data says.
 

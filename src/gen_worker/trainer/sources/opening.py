@@ -23,7 +23,13 @@ def open_own_data(data: Any, options: SourceOptions) -> OwnSource:
         from gen_worker.trainer.sources.loader import IterableLoaderSource, LoaderSource
 
         is_replayed = _is_iterable_dataset(data.dataset) or callable(getattr(data, "state_dict", None))
-        return IterableLoaderSource(data, options) if is_replayed else LoaderSource(data, options)
+        source = IterableLoaderSource(data, options) if is_replayed else LoaderSource(data, options)
+        size = data.batch_size
+        if size is not None and size != options.batch_size:  # a 32 of the job's own looks like the default
+            source.note = (
+                f"the DataLoader makes batches of {size} rows: batch_size {options.batch_size} is not used"
+            )
+        return source
     if is_rows(data):
         from gen_worker.trainer.sources.rows import RowsSource
 

@@ -161,7 +161,7 @@ def _sql(name: str) -> str:
 
 
 def run_id_argument(command: F) -> F:
-    """`RUN`: an id or a prefix that only one run has; the shell completes it from the registry."""
+    """`RUN`: an id or a prefix that only one family has; the shell completes it from the registry."""
     return click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)(command)
 
 

@@ -86,7 +86,7 @@ Examples:
   trn --home /data/trn status mnist-2b53
 
 \b
-Run ids may be shortened to a prefix that only one run has. `trn COMMAND -h`
+Run ids may be shortened to a prefix that only one family has. `trn COMMAND -h`
 shows more examples. Completion, for bash (or zsh, fish):
   eval "$(_TRN_COMPLETE=bash_source trn)"
 """

@@ -50,10 +50,14 @@ def test_only_the_main_process_ever_holds_more_than_one_whole_tensor(reference: 
 
 def test_kills_in_the_middle_of_a_sharded_save_change_nothing(tmp_path: Path, reference: Run) -> None:
     run = sharded_run(tmp_path, max_steps=12, checkpoint_every=4)
-    killed = work(run, KILL_AT_GATHER=str(NUM_SHARDED + NUM_SHARDED // 2))  # of the second save
-    assert killed.returncode == 14, killed.stderr
-    assert run.events("failed")[-1]["error"].startswith("process 1 of 2 was killed by SIGKILL")
-    assert [path.name for path in run.checkpoints.glob("*.meta.json")] == ["step-00000004.meta.json"]
+    for rank, kept in (
+        (0, ["step-00000004"]),
+        (1, ["step-00000004", "step-00000008"]),
+    ):  # in the second save of each
+        killed = work(run, KILL_RANK=str(rank), KILL_AT_GATHER=str(NUM_SHARDED + NUM_SHARDED // 2))
+        assert killed.returncode == 14, killed.stderr
+        assert run.events("failed")[-1]["error"].startswith(f"process {rank} of 2 was killed by SIGKILL")
+        assert sorted(path.stem.partition(".")[0] for path in run.checkpoints.glob("*.meta.json")) == kept
     done = work(run)
     assert done.returncode == 0, done.stderr
     run.check_invariants()

@@ -263,6 +263,15 @@ def test_a_cursor_without_checksums_is_taken_as_before(folder: Path) -> None:
         assert feed.notes == []
 
 
+def test_other_columns_are_refused(folder: Path) -> None:
+    saved, manifest = read_and_save(folder, 4)
+    with (
+        open_feed(folder, columns=["label"]) as feed,
+        pytest.raises(InputError, match="the columns were id: int32"),
+    ):
+        feed.position(saved, manifest=manifest)
+
+
 def test_checksums_that_are_damaged_are_refused(folder: Path) -> None:
     saved, _ = read_and_save(folder, 4)
     saved[CONTENT] = {**saved[CONTENT], "checksums": "no base64!"}

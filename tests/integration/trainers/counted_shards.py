@@ -21,7 +21,9 @@ def _counted(value: DTensor, **options: Any) -> torch.Tensor:
     rank = torch.distributed.get_rank()
     full = _gather(value, **options)
     _given.append(weakref.ref(full))
-    if rank == 1 and len(_given) == int(os.environ.get("KILL_AT_GATHER", "0")):
+    if rank == int(os.environ.get("KILL_RANK", "1")) and len(_given) == int(
+        os.environ.get("KILL_AT_GATHER", "0")
+    ):
         os.kill(os.getpid(), signal.SIGKILL)
     _counts.append(sum(ref() is not None for ref in _given))
     Path(os.environ["COUNTS"], f"rank-{rank}").write_text(f"{len(_given)} {max(_counts)}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,47 @@ def test_a_damaged_line_is_kept_once_also_after_a_restart(tmp_path: Path) -> Non
     records = [json.loads(record) for record in path.read_text().splitlines()]
     assert [(record["offset"], record["line"]) for record in records] == [(7, "\\xff{"), (9, "x")]
     assert again.num_lines == 1
+
+
+def write_gigabyte(path: Path, *, ends: bool) -> None:
+    """Two events, then a line of a gigabyte that another program wrote (a hole in the file), ended or not."""
+    path.write_bytes(line(1) + line(2, "completed", step=3))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + (1 << 30))
+        if ends:
+            file.seek(0, 2)
+            file.write(b"\n")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_line_of_a_gigabyte_neither_stops_a_reader_nor_fills_its_memory(tmp_path: Path, ends: bool) -> None:
+    path = tmp_path / "events.jsonl"
+    write_gigabyte(path, ends=ends)
+    known = len(line(1) + line(2, "completed", step=3))
+    tracemalloc.start()
+    try:
+        assert read_batch(path, 0).lines.count(b"\n") == 2
+        skipped = read_batch(path, known)
+        assert [damage.size_bytes for damage in skipped.damaged] == ([(1 << 30) + 1] if ends else [])
+        found = read_terminal(path, 1)
+        assert last_seq_before(path, path.stat().st_size) == 2
+        tail = read_tail(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert found.event == "completed"
+    assert (tail.last_seq, tail.good_bytes) == (2, known)
+    assert peak_bytes < 16 * MAX_LINE_BYTES
+
+
+def test_what_is_too_long_to_be_an_event_is_none_for_reader_and_worker(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    fits = line(2, message="")
+    fits = line(2, message="x" * (MAX_LINE_BYTES - len(fits)))
+    assert len(fits) == MAX_LINE_BYTES
+    for last, seq in ((fits, 2), (line(2, message="x" * MAX_LINE_BYTES), 1)):
+        path.write_bytes(line(1) + last)
+        assert read_tail(path).last_seq == seq
+        assert last_seq_before(path, path.stat().st_size) == seq
+        assert bool(read_batch(path, len(line(1))).lines) == (seq == 2)

@@ -175,7 +175,7 @@ def test_a_backlog_larger_than_the_reserve_gives_way_to_the_terminal_event(
         return real_write(fd, data)
 
     monkeypatch.setattr(os, "write", write)
-    log.append_last(lambda seq: line(seq, last=True))
+    log.append_last(lambda seq, **_: line(seq, last=True))
     assert log.append(line) is None, "nothing follows the terminal event"
     monkeypatch.undo()
     log.close()

@@ -1,7 +1,9 @@
 """Claims about events v1."""
 
+import errno
 import json
 import math
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 
 from gen_worker.errors import Category
-from gen_worker.trainer.event_log import EventLog
+from gen_worker.trainer.contracts import MAX_EVENT_BYTES
+from gen_worker.trainer.event_lines import EventLine
+from gen_worker.trainer.event_log import LAST_LINE_BYTES, EventLog
 from gen_worker.trainer.reporting import TrainingReporter
 
 
@@ -124,3 +128,58 @@ def test_each_category_is_written_as_the_contract_spells_it(tmp_path: Path, cate
     reporter.close()
     (event,) = events(tmp_path / "e.jsonl")
     assert (event["step"], event["category"], event["error"]) == (7, category.value, "why")
+
+
+def test_a_text_that_is_no_unicode_is_cut_like_any_other() -> None:
+    line = EventLine({"event": "failed"}, {"error": "\udc80" * MAX_EVENT_BYTES, "step": 3})
+    encoded = line.encode(7)
+    assert len(encoded) <= MAX_EVENT_BYTES
+    assert (json.loads(encoded)["seq"], json.loads(encoded)["step"]) == (7, 3)
+
+
+@pytest.mark.parametrize("text", ["x", "\x00", "é", "\U0001f600"], ids=ascii)
+def test_no_line_is_longer_than_a_reader_takes_and_the_log_has_what_was_cut(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events.jsonl"
+    reporter = TrainingReporter(path, run_id="r")
+    long = text * (MAX_EVENT_BYTES + 100_000)
+    reporter.log(long)
+    reporter.metric(long, 1.0, step=1)
+    reporter.metrics(1, {f"{number}{long[:40_000]}": float(number) for number in range(60)})
+    reporter.checkpoint("p", 1, note=long, list=[long], other=long)
+    reporter.failed(step=1, error=f"begin {long}", category=Category.TRAIN_STEP)
+    reporter.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert max(map(len, lines)) <= MAX_EVENT_BYTES
+    found = events(path)
+    assert [event["seq"] for event in found] == list(range(1, len(found) + 1))
+    values = [name for event in found for name in event.get("values", {})]
+    assert len(values) == 60, "many long names are several events"
+    failed = found[-1]
+    assert failed["error"].startswith("begin ")
+    assert f"[cut: {len(long) + 6} characters in all" in failed["error"]
+    assert failed["cut"] == ["error"]
+    assert any(record.args and f"begin {long}" in record.args for record in caplog.records)
+
+
+def test_on_a_full_disk_the_last_line_is_as_short_as_the_reserve_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    reporter = TrainingReporter(path, run_id="r")
+    reporter.flush()
+    write, room = os.write, path.stat().st_size + LAST_LINE_BYTES
+
+    def write_a_little(fd: int, data: bytes) -> int:
+        nonlocal room
+        if len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room -= len(data)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", write_a_little)
+    reporter.failed(step=1, error="x" * 500_000)
+    reporter.close()
+    (event,) = events(path)
+    assert "[cut: 500000 characters" in event["error"]

@@ -144,12 +144,12 @@ class Attempt:
         progress: Progress,
     ) -> None:
         category, error = describe_failure(cause, phase=self.phase)
-        if not self._is_told_by_launcher(cause):
-            try:
+        try:
+            if not self._is_told_by_launcher(cause):
                 named = find_cause(cause)
                 lifecycle.fail(category, error, **({"cause": named} if named else {}))
-            except Exception:  # the cause is still the thing to tell
-                logger.exception("the terminal event could not be written")
+        except BaseException:  # the cause is still the thing to tell
+            logger.exception("the terminal event could not be written")
         if uploads is not None:
             uploads.tell_failed(progress.step, category, error)
 
@@ -157,7 +157,7 @@ class Attempt:
         """Of several processes that fail, the launcher alone can tell which was the first."""
         process = self.environment.process
         is_ours = process is not None and process.outcome_dir is not None and _is_alive(process.launcher)
-        return is_ours and not isinstance(cause, TrainingCanceled | TrainingTimeout)
+        return is_ours and not issubclass(type(cause), TrainingCanceled | TrainingTimeout)
 
     def _open_reporter(self, stop: StopSignal) -> TrainingReporter:
         environment, run_id = self.environment, self.job.run_id

@@ -7,6 +7,7 @@ from typing import Any
 from gen_worker.errors import TrainStepError
 from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import SampleRequest, StepContext, TrainerPlugin
+from gen_worker.trainer.failure import add_note, say
 
 _HOW_TO_SHARD = (
     "a plain load_state_dict cannot shard the whole tensors of a checkpoint: use set_model_state_dict and"
@@ -37,8 +38,8 @@ def fill_state(
         try:
             trainer.load_state_dict(state, dict(payload), ctx)
         except RuntimeError as fault:
-            if "DTensor" in str(fault):
-                fault.add_note(_HOW_TO_SHARD)
+            if "DTensor" in say(fault):
+                add_note(fault, _HOW_TO_SHARD)
             raise
     hook = getattr(trainer, "load_checkpoint", None)
     if hook is not None and checkpoint_dir is not None:  # where its `save_checkpoint` left something

@@ -13,6 +13,7 @@ import msgspec
 from gen_worker.screen_repr import screen_repr, struct_repr
 
 API_VERSION = "v1"
+MAX_EVENT_BYTES = 1 << 20  # of a line of an event file, with its newline: who writes and who reads keep to it
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Cadence = Annotated[int, msgspec.Meta(ge=0)]

@@ -13,6 +13,7 @@ from gen_worker.trainer.batch_source import BatchSource
 from gen_worker.trainer.callbacks.state_copy import nonfinite_names
 from gen_worker.trainer.contracts import StepContext, StepResult, TrainerPlugin
 from gen_worker.trainer.evaluation import HOOK_BY_KIND, count_rows, modules_of
+from gen_worker.trainer.failure import add_note
 from gen_worker.trainer.parts import LoopReporter
 from gen_worker.trainer.processes import Processes
 from gen_worker.trainer.repro import to_float_scalar
@@ -158,7 +159,7 @@ def note_empty_share(cause: BaseException, raw_batch: Any, ctx: StepContext) -> 
     """Let an exception out of a hook say that the hook had no rows to work on."""
     words = share_in_words(raw_batch, ctx)
     if words is not None:
-        cause.add_note(words)
+        add_note(cause, words)
 
 
 def _global_rows(raw_batch: Any, ctx: StepContext) -> int | None:

@@ -7,22 +7,27 @@ Invariants
   after the last newline is cut off at the next start.
 - `append` does no I/O. One thread writes what is queued; memory is bounded by `max_pending_bytes`, and whatever
   was left out because the disk did not keep up is counted and told in a `log` event.
-- `append_last` returns after fsync, also on a full disk: a reserve file is given up for it. Nothing follows it.
+- `append_last` returns after fsync, also on a full disk and below a file-size limit: a reserve file is given up for it,
+  and other lines stay as far below the limit. Nothing follows it.
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
-import socket
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from gen_worker.errors import LeaseHeldError, StartupError
 from gen_worker.failpoints import failpoint
+from gen_worker.trainer.contracts import MAX_EVENT_BYTES
+from gen_worker.trainer.doorbell import Doorbell
 from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
 
 logger = logging.getLogger("gen_worker.events")
@@ -30,6 +35,8 @@ logger = logging.getLogger("gen_worker.events")
 WRITE_EVERY_S = 0.02  # how stale the file may be; the loop pays nothing for waking the writer
 MAX_PENDING_BYTES = 32 << 20
 RESERVE_BYTES = 64 << 10
+LAST_LINE_BYTES = RESERVE_BYTES // 2  # of a terminal line that has only the reserve
+COPY_BYTES = 1 << 20
 
 
 # Damage may also be nested deeper than the decoder goes, or be no text.
@@ -86,7 +93,25 @@ def read_tail(path: Path) -> EventTail:
                     good_bytes=good,
                     damaged_bytes=size - good,
                 )
+            # What was looked at holds no event. Only a line that may still be one is kept, and none is longer than that.
+            begun = block.find(b"\n")
+            block = block if begun < 0 else block[: begun + 1]
+            if len(block) > MAX_EVENT_BYTES + step:
+                start = _line_before(file, start)
+                block = b""
     return EventTail(damaged_bytes=size)
+
+
+def _line_before(file: BinaryIO, end: int) -> int:
+    """Where the line ends that is before the one at `end`; 0 where there is none."""
+    while end > 0:
+        start = max(end - COPY_BYTES, 0)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | None:
@@ -97,9 +122,11 @@ def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | Non
         if begin < 0 and not is_whole_file:
             return None
         try:
-            return msgspec.json.decode(block[begin + 1 : end], type=_Head), end + 1
+            if end - begin <= MAX_EVENT_BYTES:  # no reader takes a longer one
+                return msgspec.json.decode(block[begin + 1 : end], type=_Head), end + 1
         except _NOT_AN_EVENT:
-            end = begin
+            pass
+        end = begin
     return None
 
 
@@ -213,15 +240,20 @@ class EventLog:
         return wanted
 
     def _set_aside(self, tail: EventTail) -> None:
-        damaged = os.pread(self._fd, tail.damaged_bytes, tail.good_bytes)
-        if b"\n" in damaged:  # more than the half line a crash leaves: keep it for whoever wants to look
+        blocks = range(tail.good_bytes, tail.good_bytes + tail.damaged_bytes, COPY_BYTES)
+        if any(b"\n" in os.pread(self._fd, COPY_BYTES, at) for at in blocks):
+            # More than the half line a crash leaves: keep it for whoever wants to look.
             aside = self.path.with_name(f"{self.path.name}.damaged-after-{tail.last_seq}")
-            aside.write_bytes(damaged)
-            logger.warning("%s: %d bytes are not events; moved to %s", self.path, len(damaged), aside.name)
+            with aside.open("wb") as file:
+                for at in blocks:
+                    file.write(os.pread(self._fd, COPY_BYTES, at))
+            logger.warning(
+                "%s: %d bytes are not events; moved to %s", self.path, tail.damaged_bytes, aside.name
+            )
         os.ftruncate(self._fd, tail.good_bytes)
         os.fsync(self._fd)
 
-    def append(self, encode: Callable[[int], bytes], *, may_drop: bool = False) -> int | None:
+    def append(self, encode: Callable[..., bytes], *, may_drop: bool = False) -> int | None:
         """Queue the line that `encode(seq)` makes; its `seq`, or None where it was dropped (and counted)."""
         with self._lock:
             if may_drop and self._pending_bytes > self._max_pending_bytes:
@@ -229,7 +261,7 @@ class EventLog:
                 return None
             return self._queue(encode)
 
-    def append_synced(self, encode: Callable[[int], bytes], then: Callable[[], None] | None = None) -> None:
+    def append_synced(self, encode: Callable[..., bytes], then: Callable[[], None] | None = None) -> None:
         """Queue a line that must be on disk before anyone is told; `then` runs after its fsync, in the thread that did it."""
         with self._lock:
             if self._queue(encode) is None:
@@ -239,7 +271,7 @@ class EventLog:
                 self._after_sync.append(then)
         self._wake.set()
 
-    def append_last(self, encode: Callable[[int], bytes]) -> None:
+    def append_last(self, encode: Callable[..., bytes]) -> None:
         """Append the terminal line; returns when it is on disk, and nothing can follow it.
 
         On a full disk the reserve is given up for it, and if that is not enough, what is queued before it.
@@ -256,10 +288,11 @@ class EventLog:
             try:
                 self.flush()
             except OSError:
+                _lift_size_limit()
                 self._give_up_backlog(encode)
                 self.flush()
 
-    def _queue(self, encode: Callable[[int], bytes]) -> int | None:
+    def _queue(self, encode: Callable[..., bytes]) -> int | None:
         """Under the lock. A number is given only once its line exists."""
         if self._is_sealed:
             return None
@@ -269,7 +302,7 @@ class EventLog:
         self._pending_bytes += len(line)
         return self._seq
 
-    def _give_up_backlog(self, encode: Callable[[int], bytes]) -> None:
+    def _give_up_backlog(self, encode: Callable[..., bytes]) -> None:
         """Leave out every line that has not begun to be written, and queue the last one anew with the free number."""
         with self._write_lock, self._lock:
             unwritten = self._unwritten + b"".join(self._pending)
@@ -280,7 +313,7 @@ class EventLog:
                 logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
             self._unwritten = unwritten[:begun_bytes]
             self._seq += 1
-            self._pending = [encode(self._seq)]
+            self._pending = [encode(self._seq, max_bytes=LAST_LINE_BYTES)]
             self._after_sync.clear()
 
     @property
@@ -307,6 +340,7 @@ class EventLog:
             self._unwritten += b"".join(queued)
             has_news = bool(self._unwritten)
             try:
+                self._require_room()
                 while self._unwritten:
                     failpoint("events.write")
                     written = os.write(self._fd, self._unwritten)
@@ -328,6 +362,17 @@ class EventLog:
                 self._doorbell.ring()
             for then in after_sync:  # under the lock: whoever flushes next finds them done
                 then()
+
+    def _require_room(self) -> None:
+        """OSError where these lines would pass the file-size limit; all but the last stay below it by the reserve.
+
+        The limit is looked at each time, since the author's code may set one. To run into it would leave half a line.
+        """
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY and self._unwritten:
+            room = limit - os.fstat(self._fd).st_size - (0 if self._is_sealed else RESERVE_BYTES)
+            if len(self._unwritten) > room:
+                raise OSError(errno.EFBIG, "the file-size limit (RLIMIT_FSIZE) is reached", str(self.path))
 
     def _write_forever(self) -> None:
         while not self._closing:
@@ -361,29 +406,12 @@ class EventLog:
             self._doorbell.close()
 
 
-class Doorbell:
-    """Tells whoever follows a run's events that there are new ones. Whether anyone hears it makes no difference."""
-
-    def __init__(self, address: str, run_id: str) -> None:
-        self._address = address
-        self._message = run_id.encode()
-        self._socket: socket.socket | None = None
-        try:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
-        except (OSError, AttributeError):
-            self.close()
-
-    def ring(self) -> None:
-        if self._socket is not None:
-            # By its name each time: the one who listens may have come back meanwhile.
-            with contextlib.suppress(OSError, ValueError):
-                self._socket.sendto(self._message, self._address)
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+def _lift_size_limit() -> None:
+    """As far as this process may: nothing but a last line is written after it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 class DiscardedEvents:
@@ -396,14 +424,12 @@ class DiscardedEvents:
     is_behind = False
     path = Path()
 
-    def append(self, encode: Callable[[int], bytes], *, may_drop: bool = False) -> int | None:  # noqa: ARG002
+    def append(self, encode: Callable[..., bytes], *, may_drop: bool = False) -> int | None:  # noqa: ARG002
         return 0
 
-    def append_synced(
-        self, encode: Callable[[int], bytes], then: Callable[[], None] | None = None
-    ) -> None: ...
+    def append_synced(self, encode: Callable[..., bytes], then: Callable[[], None] | None = None) -> None: ...
 
-    def append_last(self, encode: Callable[[int], bytes]) -> None: ...
+    def append_last(self, encode: Callable[..., bytes]) -> None: ...
 
     def take_num_dropped(self) -> int:
         return 0

@@ -1,4 +1,8 @@
-"""An exception in the words of a `failed` event: its category, its cause, and one text a person can read."""
+"""An exception in the words of a `failed` event: its category, its cause, and one text a person can read.
+
+Invariant: nothing here raises, whatever the author's exception does in `__str__`, `__repr__`, `__class__` or a property:
+the last report of an attempt must not fail for it.
+"""
 
 import contextlib
 import errno
@@ -72,9 +76,11 @@ def add_note(fault: BaseException, note: str) -> None:
 
 def find_cause(fault: BaseException) -> str:
     """A `Cause` by the type of the exception, or of what it was raised from; empty where its category says it all."""
-    if isinstance(fault, TrainingCanceled | TrainingTimeout):
-        return ""
-    return next(filter(None, map(_cause_of, _raised_from(fault))), "")
+    with contextlib.suppress(BaseException):
+        if isinstance(fault, TrainingCanceled | TrainingTimeout):
+            return ""
+        return next(filter(None, map(_cause_of, _raised_from(fault))), "")
+    return ""
 
 
 def _raised_from(fault: BaseException | None) -> Iterator[BaseException]:
@@ -101,7 +107,7 @@ def _cause_of(fault: BaseException) -> str:
         isinstance(fault, ConnectionError | TimeoutError)
         or (isinstance(fault, socket.gaierror) and fault.errno == socket.EAI_AGAIN)
         or (isinstance(fault, OSError) and fault.errno in _BROKEN)
-        or (type(fault) is RuntimeError and _GLOO_LOST.match(str(fault)) is not None)
+        or (type(fault) is RuntimeError and _GLOO_LOST.match(say(fault)) is not None)
         or bool(names & _CONNECTION_TYPES)
     )
     return Cause.CONNECTION if is_broken else ""
@@ -109,23 +115,42 @@ def _cause_of(fault: BaseException) -> str:
 
 def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_STEP) -> tuple[Category, str]:
     """(category, text). What is not one of our errors came out of the author's code in `phase`; it is named with its place."""
+    with contextlib.suppress(BaseException):
+        return _describe(cause, phase)
+    return phase, f"{kind_of(cause)}: {say(cause)}"
+
+
+def _describe(cause: BaseException, phase: Category) -> tuple[Category, str]:
     if isinstance(cause, WorkerError):
-        category, text = cause.category, str(cause)
+        category, text = cause.category, say(cause)
     elif isinstance(cause, KeyboardInterrupt):
         category, text = Category.CANCELLED, "interrupted"
     else:
         category = phase
-        text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        words = say(cause)
+        text = f"{kind_of(cause)}: {words}" if words else kind_of(cause)
         place = author_place(cause)
         if place is not None:
             text = f"{text} (at {place})"
         if is_our_fault(cause):
             text = f"a fault of the worker itself, please report it: {text}"
-    return category, name_originals("\n".join([text, *getattr(cause, "__notes__", ())]))
+    notes = [note for note in getattr(cause, "__notes__", None) or () if isinstance(note, str)]
+    return Category(category), name_originals("\n".join([text, *notes]))
+
+
+def kind_of(fault: BaseException) -> str:
+    """The name of its class, also where a metaclass hides it."""
+    return str(type.__dict__["__name__"].__get__(type(fault)))
 
 
 def is_our_fault(cause: BaseException) -> bool:
     """True where an error that is not one of ours was raised by our own code on its own: a bug of the worker."""
+    with contextlib.suppress(BaseException):
+        return _is_our_fault(cause)
+    return False
+
+
+def _is_our_fault(cause: BaseException) -> bool:
     if isinstance(cause, WorkerError | KeyboardInterrupt | OSError) or author_place(cause) is not None:
         return False
     frames = traceback.extract_tb(cause.__traceback__)

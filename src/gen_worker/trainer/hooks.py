@@ -5,6 +5,7 @@ from typing import Any
 
 from gen_worker.errors import PluginTypeError
 from gen_worker.trainer.contracts import OPTIONAL_HOOKS, REQUIRED_HOOKS
+from gen_worker.trainer.failure import kind_of, say
 
 # How the loop calls each hook: positionally, or by keyword only.
 POSITIONAL: dict[str, tuple[str, ...]] = {
@@ -73,7 +74,7 @@ def _hook_faults(trainer: object, name: str) -> list[str]:
     try:
         hook = getattr(trainer, name, None)
     except Exception as error:
-        return [f"reading `{name}` raised {type(error).__name__}: {error}"]
+        return [f"reading `{name}` raised {kind_of(error)}: {say(error)}"]
     if hook is None:
         # `sample = None` is how a subclass switches an inherited optional hook off.
         return (

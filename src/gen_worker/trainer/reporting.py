@@ -1,7 +1,8 @@
 """What a run tells the world: events v1, in order, off the step path.
 
 `TrainingReporter` has one method per event of the contract. Methods that a step may call only encode a line and
-queue it; the file is written by `EventLog`. Exactly one terminal event leaves a reporter, whoever asks first.
+queue it; the file is written by `EventLog`. Exactly one terminal event leaves a reporter, whoever asks first. No line is
+longer than a reader takes: what is cut from one goes to the process's log, whole.
 """
 
 import logging
@@ -9,21 +10,20 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from gen_worker.errors import Category
 from gen_worker.trainer.contracts import StopSignal
+from gen_worker.trainer.event_lines import EventLine, split_values
 from gen_worker.trainer.event_log import DiscardedEvents, EventLog
 from gen_worker.trainer.failure import describe_failure
 
 logger = logging.getLogger("gen_worker.events")
 
 SCHEMA_VERSION = "trainer_event.v1"
-
-_encode = msgspec.json.Encoder().encode
+MAX_ECHOED = 20  # values in a line of the log
 
 
 class TrainingReporter:
@@ -52,6 +52,7 @@ class TrainingReporter:
         self._clock_ms = clock_ms
         self._terminal_lock = threading.Lock()
         self._terminal: str | None = None
+        self._cut: list[tuple[str, EventLine]] = []  # lines that did not fit, until the log has them
         if self._log.damaged_bytes:
             self.log(f"dropped {self._log.damaged_bytes} bytes after the last whole event", level="warning")
 
@@ -75,6 +76,7 @@ class TrainingReporter:
         if run_id not in (None, self.run_id):
             raise ValueError(f"the reporter of run {self.run_id!r} was told that run {run_id!r} started")
         self._log.append_synced(self._line("started", fields))
+        self._log_what_was_cut()
 
     def heartbeat(self, step: int, epoch: int = 0) -> None:
         with self._terminal_lock:  # nothing follows the terminal event
@@ -91,29 +93,34 @@ class TrainingReporter:
         shown: Mapping[str, float | str] = values
         if not all(map(math.isfinite, values.values())):
             shown = {name: _json_number(value) for name, value in values.items()}
-        if len(shown) == 1:
-            ((name, value),) = shown.items()
-            encode = self._line("metric", {"name": name, "value": value, "step": step})
-        else:
-            encode = self._line("metrics", {"step": step, "values": shown})
         log = self._log
-        if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
-            self._tell_dropped()
+        for part in split_values(shown):
+            if len(part) == 1:
+                ((name, value),) = part.items()
+                encode = self._line("metric", {"name": name, "value": value, "step": step})
+            else:
+                encode = self._line("metrics", {"step": step, "values": part})
+            if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
+                self._tell_dropped()
+        self._log_what_was_cut()
 
     def _echo(self, step: int, values: Mapping[str, float], kind: str) -> None:
         """For a person at a terminal: now and then, what the metrics are."""
         now = time.monotonic()
         if now >= self._echo_at.get(kind, 0.0):
             self._echo_at[kind] = now + (self._echo_every_s or 0.0)
-            logger.info(
-                "step %d  %s", step, "  ".join(f"{name} {value:.6g}" for name, value in values.items())
-            )
+            shown = [f"{name} {value:.6g}" for name, value in islice(values.items(), MAX_ECHOED)]
+            if len(values) > MAX_ECHOED:
+                shown.append(f"and {len(values) - MAX_ECHOED} more")
+            logger.info("step %d  %s", step, "  ".join(shown))
 
     def validation(self, step: int, values: Mapping[str, float], *, rows: int | None, **fields: Any) -> None:
         if self._echo_every_s is not None:
             self._echo(step, values, "validation")
         shown = {name: _json_number(value) for name, value in values.items()}
-        self._log.append(self._line("validation", {"step": step, "rows": rows, "values": shown, **fields}))
+        for part in split_values(shown):
+            self._log.append(self._line("validation", {"step": step, "rows": rows, "values": part, **fields}))
+        self._log_what_was_cut()
 
     def checkpoint(
         self, path: Path | str, step: int, then: Callable[[], None] | None = None, **fields: Any
@@ -134,6 +141,7 @@ class TrainingReporter:
         with self._terminal_lock:
             if self._terminal is None:
                 self._append_log(message, level, fields)
+        self._cut.clear()  # the line below has all of it
         logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", self._redact(message))
 
     def _append_log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:
@@ -170,8 +178,18 @@ class TrainingReporter:
                 return False
             self._tell_dropped()
             self._terminal = event  # before the line is written: from here on it is the only one
-            self._log.append_last(self._line(event, fields))
+            try:
+                self._log.append_last(self._line(event, fields))
+            finally:
+                self._log_what_was_cut()
             return True
+
+    def _log_what_was_cut(self) -> None:
+        """Not while the line is queued: a handler of the author's may itself report something."""
+        while self._cut:
+            event, line = self._cut.pop()
+            for name, value in line.whole.items():
+                logger.warning("the %r event was too long; its %s in full: %s", event, name, value)
 
     def _tell_dropped(self) -> None:
         count = self._log.take_num_dropped()
@@ -179,23 +197,23 @@ class TrainingReporter:
             message = f"{count} metric events were not written: the disk did not keep up with the loop"
             self._append_log(message, "warning", {"num_dropped": count})
 
-    def _line(self, event: str, fields: Mapping[str, Any]) -> Callable[[int], bytes]:
-        timestamp_ms = self._clock_ms()
+    def _line(self, event: str, fields: Mapping[str, Any]) -> Callable[..., bytes]:
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "event": event,
+            "seq": 0,
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "timestamp_ms": self._clock_ms(),
+            **self._identity,
+        }
+        line = EventLine(head, fields)
 
-        def encode(seq: int) -> bytes:
-            head = {
-                "schema_version": SCHEMA_VERSION,
-                "event": event,
-                "seq": seq,
-                "run_id": self.run_id,
-                "attempt": self.attempt,
-                "timestamp_ms": timestamp_ms,
-                **self._identity,
-            }
-            try:
-                return _encode({**head, **fields}) + b"\n"
-            except UnicodeEncodeError:  # a file name that is not UTF-8, say, in an error's text
-                return _encode({**head, **{name: _writable(value) for name, value in fields.items()}}) + b"\n"
+        def encode(seq: int, **limit: int) -> bytes:
+            encoded = line.encode(seq, **limit)
+            if line.whole:
+                self._cut.append((event, line))
+            return encoded
 
         return encode
 
@@ -206,11 +224,6 @@ class TrainingReporter:
     def close(self) -> None:
         """Write everything and release the file. No event can follow."""
         self._log.close()
-
-
-def _writable(value: Any) -> Any:
-    """The same, with what UTF-8 cannot say written out."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _json_number(value: float) -> float | str:

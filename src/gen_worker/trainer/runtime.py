@@ -96,7 +96,7 @@ class TrainingRuntime:
             attempt = None if trainer is None else trainer.attempt
             phase = Category.STARTUP if attempt is None else attempt.phase
             self.category, _ = describe_failure(cause, phase=phase)
-            is_stop = isinstance(cause, TrainingCanceled | TrainingTimeout)
+            is_stop = issubclass(type(cause), TrainingCanceled | TrainingTimeout)
             self.is_agreed_stop = is_stop and attempt is not None and attempt.has_agreed_to_stop
             raise
         return 0
@@ -172,7 +172,7 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
         try:
             runtime.run()
         except BaseException as cause:
-            if isinstance(cause, WorkerError):
+            if issubclass(type(cause), WorkerError):
                 logger.debug("the attempt failed", exc_info=True)
             else:
                 logger.exception("the attempt failed")

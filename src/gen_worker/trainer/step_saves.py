@@ -115,14 +115,14 @@ class StepSaves:
 
     def rescue(self, cause: BaseException, *, have_all_stopped: bool) -> None:
         """Save the last committed step if the state is sound; never let a second fault hide the first."""
-        is_stop = isinstance(cause, TrainingCanceled | TrainingTimeout)
+        is_stop = issubclass(type(cause), TrainingCanceled | TrainingTimeout)
         # A save needs all processes; where one failed, the others are not there to take part. And what is to be rolled
         # back is not to be saved.
         is_possible = self.processes.world_size == 1 or (is_stop and have_all_stopped)
         is_possible &= self.is_sound and self.handle.rollback is None
         try:
             self.wait()
-        except Exception as second:  # the cause is on its way up and must arrive
+        except BaseException as second:  # the cause is on its way up and must arrive
             _note_second(cause, "the save in flight failed", second)
         try:
             if is_possible and self._has_news:
@@ -130,7 +130,7 @@ class StepSaves:
                 self.wait()
             if is_stop and self.saved_step > 0:
                 add_note(cause, f"saved at step {self.saved_step}: {self.how_to_go_on} from there")
-        except Exception as second:
+        except BaseException as second:
             _note_second(cause, "no checkpoint could be saved on the way out", second)
 
     @property

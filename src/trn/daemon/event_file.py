@@ -15,7 +15,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-MAX_LINE_BYTES = 1 << 20
+from gen_worker.trainer.contracts import MAX_EVENT_BYTES
+
+MAX_LINE_BYTES = MAX_EVENT_BYTES
 CHUNK_BYTES = 256 << 10  # what is parsed at a time, and sent in a message
 MAX_DAMAGED_BYTES = 16 << 20  # of lines put aside; more are only counted
 SHOWN_BYTES = 4 << 10  # of each of them
@@ -329,7 +331,7 @@ def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
 
 
 def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
-    """Whole lines before `end`, the last one first; of one that is too long only a part that is no event."""
+    """Whole lines before `end`, the last one first, without those that are too long to be events."""
     try:
         file = path.open("rb", buffering=0)
     except FileNotFoundError:
@@ -344,11 +346,23 @@ def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
             if lines and not is_ended:
                 lines.pop()
                 is_ended = True
-            yield from reversed(lines)
+            yield from (line for line in reversed(lines) if len(line) < MAX_LINE_BYTES)
             if len(rest) > MAX_LINE_BYTES:
-                rest = b""
-        if is_ended:
+                start, rest = _end_of_line_before(file.fileno(), start), b""
+                is_ended = False  # what follows from there is a newline, and before it a line
+        if is_ended and len(rest) < MAX_LINE_BYTES:
             yield rest
+
+
+def _end_of_line_before(fd: int, at: int) -> int:
+    """Just after the last newline before `at`; 0 where there is none."""
+    while at > 0:
+        start = max(at - MAX_LINE_BYTES, 0)
+        found = os.pread(fd, at - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        at = start
+    return 0
 
 
 def replay(

@@ -8,6 +8,7 @@ from typing import Any
 
 from gen_worker.errors import TrainStepError, WorkerError
 from gen_worker.trainer.callbacks.base import HOOKS, Callback
+from gen_worker.trainer.failure import add_note, kind_of, say
 
 logger = logging.getLogger("gen_worker.callbacks")
 
@@ -87,9 +88,9 @@ class CallbackList:
         for name, function in self.hooks[hook]:
             try:
                 function(*args)
-            except Exception as error:
+            except BaseException as error:
                 logger.exception("the callback %s.%s raised", name, hook)
-                error.add_note(f"in the callback {name}.{hook}")
+                add_note(error, f"in the callback {name}.{hook}")
                 faults.append(error)
         return faults
 
@@ -159,7 +160,7 @@ class CallbackList:
 
 
 def _named(error: Exception, name: str, hook: str) -> TrainStepError:
-    return TrainStepError(f"the callback {name}.{hook} raised {type(error).__name__}: {error}")
+    return TrainStepError(f"the callback {name}.{hook} raised {kind_of(error)}: {say(error)}")
 
 
 def _overrides(callback: Callback, hook: str) -> bool:

@@ -5,6 +5,7 @@ from gen_worker.trainer import callbacks
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.early_stopping import EarlyStopping
 from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.trainer.failure import say
 from gen_worker.trainer.plugin_import import import_symbol
 
 
@@ -25,7 +26,7 @@ def _load_callback(ref: str) -> Callback:
             found = found()
         except TypeError as fault:
             raise PluginError(
-                f"callbacks: {ref} cannot be built without arguments ({fault}): name an instance instead,"
+                f"callbacks: {ref} cannot be built without arguments ({say(fault)}): name an instance instead,"
                 " such as my_module:my_callback"
             ) from fault
     if not isinstance(found, Callback):

@@ -21,6 +21,7 @@ JOB_DOCUMENTS = (
     "gen_worker.errors",
     "gen_worker.failpoints",
     "gen_worker.installed_packages",  # which interpreter a job runs with, and what it has
+    "gen_worker.regular_files",  # how a file of a run is opened
     "gen_worker.sizes",
     f"{TRAINER}.checkpoints.choice",
     f"{TRAINER}.checkpoints.retention",
@@ -33,7 +34,7 @@ JOB_DOCUMENTS = (
 # room -> what it may import of our own packages; the longest matching prefix decides
 ROOMS: dict[str, tuple[str, ...]] = {
     "gen_worker": ("gen_worker",),
-    "trn.core": ("trn.core",),
+    "trn.core": ("trn.core", "gen_worker.regular_files"),
     "trn.proto": ("trn.core", "trn.proto"),
     "trn.registry": ("trn.core", "trn.registry", "gen_worker.failpoints"),
     "trn.executors": (

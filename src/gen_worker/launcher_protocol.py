@@ -20,9 +20,11 @@ from typing import Any
 import msgspec
 
 from gen_worker.installed_packages import packages_stamp, source_stamp
+from gen_worker.regular_files import NotRegularFileError, read_regular
 
 VERSION = 3
 MAX_LINE_BYTES = 4 << 20
+MAX_RECORD_BYTES = 1 << 20
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,12 +241,15 @@ class ForeignRecordError(Exception):
 
 
 def read_record(path: Path, nonce: str) -> AttemptRecord | None:
-    """None where nobody made it. One that a power cut emptied names a process of another boot. ForeignRecordError."""
+    """None where nobody made it. One that a power cut emptied, or somebody replaced, names a process of another boot.
+
+    ForeignRecordError.
+    """
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
+        record = msgspec.json.decode(read_regular(path, MAX_RECORD_BYTES), type=AttemptRecord)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, NotRegularFileError):
         return AttemptRecord(nonce=nonce)
     if record.nonce != nonce:
         raise ForeignRecordError(path, record)
@@ -258,8 +263,8 @@ def write_exit(path: Path, record: ExitRecord) -> None:
 def read_exit(path: Path, nonce: str) -> ExitRecord | None:
     """None where there is none, or only that of another submission."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=ExitRecord)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        record = msgspec.json.decode(read_regular(path, MAX_RECORD_BYTES), type=ExitRecord)
+    except (FileNotFoundError, msgspec.MsgspecError, NotRegularFileError):
         return None
     return record if record.nonce == nonce else None
 

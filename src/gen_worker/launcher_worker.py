@@ -37,6 +37,7 @@ from gen_worker.launcher_protocol import (
     record_path,
 )
 from gen_worker.process_family import PROCESS_MARK, hold_mark, process_mark
+from gen_worker.regular_files import open_regular
 
 NO_EXEC = 127  # as shells say it
 PR_SET_PDEATHSIG = 1
@@ -244,7 +245,10 @@ def _lay_over(environ: dict[str, str], plan: WorkerPlan) -> dict[str, str]:
 
 
 def _open_log(log_path: str) -> None:
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if log_path == os.devnull:
+        log = os.open(log_path, os.O_WRONLY | os.O_CLOEXEC)
+    else:
+        log = open_regular(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(log, 1)

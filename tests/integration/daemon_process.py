@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 
+from gen_worker.launcher_protocol import AttemptRecord, record_path
 from trn.core.home import Home
 from trn.daemon.singleton import DaemonInfo, read_daemon_info
 
@@ -84,6 +86,12 @@ class DaemonProcess:
 
 
 _started: list["DaemonProcess"] = []
+
+
+def worker_record(daemon: DaemonProcess, run_id: str, number: int = 1) -> AttemptRecord:
+    """Who the worker of an attempt is, by its own word."""
+    path = record_path(str(daemon.home.run(run_id).attempts), number)
+    return msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
 
 
 def end_everything(home: Path) -> None:

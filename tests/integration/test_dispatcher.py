@@ -637,12 +637,12 @@ def test_trouble_of_the_daemon_fails_no_run_that_has_just_ended(
             assert ingest is not None
             read, num_reads = ingest.terminal, 0
 
-            def terminal(run_id: str, number: int) -> Any:
+            async def terminal(run_id: str, number: int) -> Any:
                 nonlocal num_reads
                 num_reads += 1
                 if num_reads < 10:
                     raise fault
-                return read(run_id, number)
+                return await read(run_id, number)
 
             ingest.terminal = terminal  # type: ignore[method-assign]
             world.submit("one", retry={"max_attempts": 1})

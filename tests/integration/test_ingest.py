@@ -146,9 +146,9 @@ def test_a_workers_events_are_in_the_registry_and_the_metric_store(stores: Store
                 "train/lr",
                 "val/loss",
             ]
-            assert ingest.terminal("r", 1) is None
+            assert await ingest.terminal("r", 1) is None
             reporter.completed(10, "final.pt")
-            found = ingest.terminal("r", 1)
+            found = await ingest.terminal("r", 1)
             assert found is not None
             assert (found.event, found.step, found.final_checkpoint) == ("completed", 10, "final.pt")
             await ingest.unfollow("r")

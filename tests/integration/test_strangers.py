@@ -12,10 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from daemon_process import DEADLINE_S, DaemonProcess, end_everything
+from daemon_process import DEADLINE_S, DaemonProcess, end_everything, worker_record
 
 import trn
-from gen_worker.launcher_protocol import read_record, record_path
 from trn.core.runs import RunState
 from trn.daemon.tcp_guard import TcpGuard, max_connections, read_peer
 
@@ -97,14 +96,16 @@ def test_a_flood_of_idle_connections_hurts_no_worker_no_submit_and_no_caller_wit
         submission = client.submit(job(tmp_path, "long", step_ms=1_000_000), base_dir=TRAINERS)
         run_id = submission.run.run_id
         wait_until(lambda: client.get(run_id).state == RunState.RUNNING, "the run")
-        before = read_record(record_path(str(daemon.home.run(run_id).attempts), 1))
-        assert before is not None
+        before = worker_record(daemon, run_id)
         remote = {"address": f"127.0.0.1:{port}", "token": token, "is_insecure": True}
-        with trn.Client(**remote) as early, idle_connections(port, 1500):  # type: ignore[arg-type]
+        most = max_connections(MAX_OPEN_FILES)
+        with contextlib.ExitStack() as stack:
+            early = stack.enter_context(trn.Client(**remote))  # type: ignore[arg-type]
             assert early.get(run_id).state == RunState.RUNNING
-            most = max_connections(MAX_OPEN_FILES)
-            # Both long before gRPC itself would give up on them, after two minutes.
-            wait_until(lambda: num_tcp(daemon.pid, port) <= most, "the limit of gRPC", within_s=60)
+            stack.enter_context(idle_connections(port, 1500))
+            # Long before gRPC itself would give up on them, after a minute.
+            wait_until(lambda: num_tcp(daemon.pid, port) > 100, "the flood", within_s=30)
+            wait_until(lambda: num_tcp(daemon.pid, port) <= most, "the limit of gRPC", within_s=30)
             with trn.Client(daemon.home.root) as local:
                 during = local.submit(job(tmp_path, "during"), base_dir=TRAINERS).run.run_id
                 assert local.wait(during).state == RunState.COMPLETED
@@ -112,7 +113,7 @@ def test_a_flood_of_idle_connections_hurts_no_worker_no_submit_and_no_caller_wit
                 assert late.get(run_id).state == RunState.RUNNING
             assert early.get(run_id).state == RunState.RUNNING
             # The strangers are gone, though none of them has let go.
-            wait_until(lambda: num_tcp(daemon.pid, port) <= 2, "the end of our patience", within_s=60)
+            wait_until(lambda: num_tcp(daemon.pid, port) <= 2, "the end of our patience")
             assert early.get(run_id).state == RunState.RUNNING
         run = client.get(run_id)
         assert (run.state, run.attempt) == (RunState.RUNNING, 1)
@@ -135,8 +136,7 @@ def test_the_daemon_raises_its_limit_of_open_files_and_its_workers_do_not_notice
         with trn.Client(daemon.home.root) as client:
             run_id = client.submit(job(tmp_path, "one", step_ms=1_000_000), base_dir=TRAINERS).run.run_id
             wait_until(lambda: client.get(run_id).state == RunState.RUNNING, "the run")
-            record = read_record(record_path(str(daemon.home.run(run_id).attempts), 1))
-            assert record is not None
+            record = worker_record(daemon, run_id)
             assert resource.prlimit(record.pid, resource.RLIMIT_NOFILE)[0] == 1024
     finally:
         end_everything(daemon.home.root)

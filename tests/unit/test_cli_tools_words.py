@@ -70,6 +70,26 @@ def test_a_line_that_comes_in_pieces_is_one_object(capfdbinary: pytest.CaptureFi
     ]
 
 
+LONG_LINE = """
+import io, json, sys
+from trn.client.cli.logs import LineSink
+
+sys.stdout = io.TextIOWrapper(io.BytesIO())
+sink = LineSink(0)
+for _ in range(1 << 20):
+    sink(b"x" * 64)
+sink(b"\\nnext")
+sink.end()
+first, second = map(json.loads, sys.stdout.buffer.getvalue().splitlines())
+assert len(first["line"]) == 64 << 20 and second == {"event": "log", "offset": (64 << 20) + 1, "line": "next"}
+"""
+
+
+def test_a_line_of_64_mb_costs_no_more_than_its_length() -> None:
+    # With a copy of the line for each piece it would take hours.
+    subprocess.run([sys.executable, "-c", LONG_LINE], check=True, timeout=300)
+
+
 def test_a_cancel_of_an_ended_run_is_answered_without_a_daemon(
     ended: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:

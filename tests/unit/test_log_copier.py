@@ -428,7 +428,7 @@ def test_an_event_log_that_is_no_regular_file_is_not_waited_for(runs: LoggedRuns
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     runs.train("a", output=OUTPUT, event_log=str(pipe))
-    assert runs.copy() == [f"{pipe} cannot be written: it is no regular file; will try again"]
+    assert runs.copy() == [f"{pipe} cannot be written: it is a FIFO, expected a regular file; will try again"]
     check(runs, "a")
 
 

@@ -26,6 +26,7 @@ import msgspec
 
 from gen_worker.errors import LeaseHeldError, StartupError
 from gen_worker.failpoints import failpoint
+from gen_worker.regular_files import open_regular
 from gen_worker.trainer.contracts import MAX_EVENT_BYTES
 from gen_worker.trainer.doorbell import Doorbell
 from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
@@ -71,11 +72,11 @@ def read_tail(path: Path) -> EventTail:
         size = path.stat().st_size
     except FileNotFoundError:
         return EventTail()
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
         block = b""
         start = size
         while start > 0:
-            step = min(64 << 10, start)
+            step = min(max(64 << 10, len(block)), start)  # twice as much each time: a line may be long
             start -= step
             file.seek(start)
             block = file.read(step) + block
@@ -169,7 +170,7 @@ class EventLog:
         self._wanted_attempt = attempt
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=True)
         except OSError as fault:
             raise StartupError(f"the events file {path} cannot be written: {fault.strerror}") from fault
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.errors import LeaseHeldError, StartupError
+from gen_worker.regular_files import open_regular
 from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
 
 FILE_NAME = ".lease"
@@ -87,7 +88,7 @@ class RunLease:
         path = folder / FILE_NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as fault:
             raise StartupError(
                 f"the checkpoints folder {folder} cannot be written: {fault.strerror}"

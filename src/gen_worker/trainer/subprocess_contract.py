@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from gen_worker.errors import StartupError
+from gen_worker.regular_files import read_regular
 
 CONTRACT_VERSION = "v1"
 ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (of the contract: where a worker writes that nobody told where)
@@ -77,7 +78,7 @@ def write_subprocess_contract(path: Any, contract: Any) -> Path:
 def read_subprocess_contract(path: Path | str) -> TrainerSubprocessContractV1:
     """Read a contract; unknown versions and unknown fields are refused."""
     try:
-        text = Path(path).read_bytes()
+        text = read_regular(path, follow=True)
     except OSError as fault:
         raise ContractError(f"the contract file {path} cannot be read: {fault.strerror}") from fault
     try:

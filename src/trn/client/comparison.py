@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gen_worker.regular_files import read_regular
 from gen_worker.trainer.checkpoints.choice import scan
 from trn.core.errors import TrnError
 from trn.core.home import Home
@@ -194,7 +195,7 @@ def _data_files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        found = msgspec.json.decode(path.read_bytes())
+        found = msgspec.json.decode(read_regular(path))
         if isinstance(found, dict):
             return found
     return {}

@@ -65,6 +65,15 @@ def socket_address(path: Path) -> str:
     return str(link / path.name)
 
 
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 class Home(NamedTuple):
     """The daemon's folder. It and its socket are the owner's alone."""
 
@@ -155,10 +164,12 @@ class Home(NamedTuple):
         return RunFolder(self.runs / run_id)
 
     def make(self) -> None:
-        """Create it, closed to others. UnavailableError where it cannot be written."""
+        """Create it, closed to others. UnavailableError where it cannot be written, or is another user's."""
         try:
-            for folder in (self.root, self.runs, self.launcher):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._require_own()
+            for folder in (self.runs, self.launcher):
+                folder.mkdir(exist_ok=True, mode=0o700)
             mode = stat.S_IMODE(self.root.stat().st_mode)
             if (
                 mode & 0o077
@@ -169,6 +180,21 @@ class Home(NamedTuple):
             probe.unlink(missing_ok=True)  # another thread of ours may try at the same moment
         except OSError as fault:
             raise self.unwritable(fault) from fault
+
+    def _require_own(self) -> None:
+        """Whoever owns it, or something in it, says what this process runs: that must not be another user. Also for root."""
+        known = (self.runs, self.launcher, self.registry, self.settings, self.token, self.lock)
+        for path in (self.root, *known):
+            try:
+                found = path.stat() if path == self.root else path.lstat()
+            except FileNotFoundError:
+                continue
+            if found.st_uid != os.geteuid():
+                owner, user = _user_name(found.st_uid), _user_name(os.geteuid())
+                raise UnavailableError(
+                    f"{path} belongs to user {owner}, and this process runs as {user}: run it as {owner}, set TRN_HOME to"
+                    f" a folder of your own, or make it yours (`chown -R {user} {self.root}`)"
+                )
 
     @property
     def check_command(self) -> str:

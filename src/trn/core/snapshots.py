@@ -12,7 +12,6 @@ was taken.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -27,6 +26,7 @@ from typing import IO
 
 import msgspec
 
+from gen_worker.regular_files import NotRegularFileError, open_regular, read_regular
 from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.snapshot_manifest import DIGEST, FileEntry, Manifest, check_manifest
 
@@ -102,11 +102,8 @@ class SnapshotStore:
         Raises OSError of the file itself; UnavailableError where the store cannot be written. `inspect` gets what is
         stored, piece by piece; where it raises, nothing is.
         """
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as source:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file any more", str(path))
+        with os.fdopen(open_regular(path), "rb", buffering=0) as source:
+            found = os.fstat(source.fileno())
             if found.st_size <= SMALL_BYTES:
                 data = source.readall()
                 inspect(data)
@@ -159,7 +156,7 @@ class SnapshotStore:
             raise InvalidRequestError(f"{digest!r} is no digest of a snapshot: expected 64 hex digits")
         try:
             manifest = msgspec.json.decode(
-                (self.manifests / f"{digest}.json").read_bytes(), type=Manifest, strict=True
+                read_regular(self.manifests / f"{digest}.json"), type=Manifest, strict=True
             )
         except FileNotFoundError:
             raise NotFoundError(f"no snapshot {digest} in {self.root}: submit the run again") from None
@@ -293,8 +290,8 @@ def _remove(path: Path) -> tuple[Path, int]:
 
 def _copy(source: str, target: str, file: FileEntry, digest: str) -> None:
     try:
-        have = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as fault:
+        have = open_regular(source)
+    except (FileNotFoundError, NotRegularFileError) as fault:
         raise NotFoundError(
             f"snapshot {digest} has lost {file.path!r} ({file.sha256}): submit the run again"
         ) from fault
@@ -348,7 +345,7 @@ def _read(source: IO[bytes], path: Path) -> bytes:
 
 
 def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.regular_files import NotRegularFileError, read_regular
 from gen_worker.trainer.redaction import looks_secret, strip_url_secrets
 from trn.core.errors import TrnError
 from trn.core.runs import RunRecord
@@ -237,7 +238,7 @@ def write_report(run: RunRecord, report: Path, *, environment: Mapping[str, Any]
 def add_to_report(report: Path, **fields: Any) -> None:
     """Set fields of a report that was written. Blocks; a fault is logged."""
     try:
-        document = msgspec.json.decode(report.read_bytes(), type=dict[str, Any])
+        document = msgspec.json.decode(read_regular(report), type=dict[str, Any])
         _write(report, msgspec.json.format(msgspec.json.encode(document | fields), indent=2) + b"\n")
     except FileNotFoundError:
         pass  # the run was removed meanwhile
@@ -248,10 +249,10 @@ def add_to_report(report: Path, **fields: Any) -> None:
 def is_whole(report: Path) -> bool:
     """Whether it is there, and has the doctor's. Blocks."""
     try:
-        return msgspec.json.decode(report.read_bytes(), type=dict[str, Any]).get("doctor") is not None
+        return msgspec.json.decode(read_regular(report), type=dict[str, Any]).get("doctor") is not None
     except FileNotFoundError:
         return False
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, NotRegularFileError):
         return True  # somebody else's hand: it is not ours to change
 
 

@@ -11,10 +11,11 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 
+from gen_worker.regular_files import open_regular, read_regular
 from gen_worker.trainer.contracts import MAX_EVENT_BYTES
 
 MAX_LINE_BYTES = MAX_EVENT_BYTES
@@ -165,7 +166,7 @@ def read_batch(path: Path, offset: int, max_bytes: int = MAX_LINE_BYTES) -> Batc
     """The whole lines from `offset` on that are there now, at most `max_bytes` of them (not less than one may have)."""
     assert max_bytes >= MAX_LINE_BYTES
     try:
-        file = path.open("rb", buffering=0)
+        file = _open(path)
     except FileNotFoundError:
         return Batch(offset=offset, next_offset=offset, size_bytes=0, is_cut=offset > 0)
     with file:
@@ -179,6 +180,10 @@ def read_batch(path: Path, offset: int, max_bytes: int = MAX_LINE_BYTES) -> Batc
         if not lines and not is_end:
             return _skip_long_line(file.fileno(), offset, size)
     return Batch(offset=offset, lines=lines, next_offset=offset + len(lines), size_bytes=size, is_end=is_end)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return os.fdopen(open_regular(path), "rb", buffering=0)
 
 
 def _skip_long_line(fd: int, offset: int, size: int) -> Batch:
@@ -300,7 +305,7 @@ def is_line_start(path: Path, offset: int) -> bool:
     if offset == 0:
         return True
     try:
-        with path.open("rb", buffering=0) as file:
+        with _open(path) as file:
             return os.pread(file.fileno(), 1, offset - 1) == b"\n"
     except FileNotFoundError:
         return False
@@ -333,7 +338,7 @@ def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
 def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
     """Whole lines before `end`, the last one first, without those that are too long to be events."""
     try:
-        file = path.open("rb", buffering=0)
+        file = _open(path)
     except FileNotFoundError:
         return
     with file:
@@ -405,20 +410,25 @@ class DamagedLines:
         fresh = {(damage.offset, zlib.crc32(damage.line)): damage for damage in damaged}
         fresh = {key: damage for key, damage in fresh.items() if key not in self._known}
         self.num_lines += len(fresh)
-        if not fresh or (self._path.exists() and self._path.stat().st_size > MAX_DAMAGED_BYTES):
+        if not fresh:
             return
-        with self._path.open("ab") as file:
+        with os.fdopen(open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            if os.fstat(file.fileno()).st_size > MAX_DAMAGED_BYTES:
+                return
             file.write(b"".join(_record(damage, key[1]) for key, damage in fresh.items()))
         self._known.update(fresh)
 
     def _read_known(self) -> Iterator[tuple[int, int]]:
-        if self._path.exists():
-            for line in self._path.read_bytes().split(b"\n"):
-                try:
-                    record = _decode_any(line)
-                    yield record["offset"], record["crc32"]
-                except (*_NO_EVENT, LookupError, TypeError):
-                    continue
+        try:
+            known = read_regular(self._path, 2 * MAX_DAMAGED_BYTES)
+        except FileNotFoundError:
+            return
+        for line in known.split(b"\n"):
+            try:
+                record = _decode_any(line)
+                yield record["offset"], record["crc32"]
+            except (*_NO_EVENT, LookupError, TypeError):
+                continue
 
 
 def _record(damage: Damage, crc32: int) -> bytes:

@@ -1,6 +1,7 @@
 """What ingest remembers of a run that it follows. All of it can be found again in the stores and the file."""
 
 import asyncio
+import stat
 from pathlib import Path
 
 from trn.core.home import Home
@@ -57,12 +58,14 @@ class Drain:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def is_over(self, tail: FollowedRun, batch: Batch) -> bool:
-        return tail.offset >= self.size_bytes or (batch.is_end and tail.num_reads > self.num_reads)
+        # A read that began before may be of a file that was longer then.
+        return tail.num_reads > self.num_reads and (batch.is_end or tail.offset >= self.size_bytes)
 
 
 def file_size(path: Path) -> int:
     """In bytes; 0 where it is not there or cannot be looked at (whoever reads it then will say so)."""
     try:
-        return path.stat().st_size
+        found = path.lstat()
     except OSError:
         return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -44,7 +44,6 @@ logger = logging.getLogger("trn.ingest")
 SWEEP_S = 1.0  # a lost ring of the doorbell costs no more than this
 STORE_AGAIN_S = 30.0  # after the metric store refused
 MAX_RUNS_AT_ONCE = 16
-QUICK_BYTES = 64 << 10  # just written, and so in memory: not worth another thread
 
 
 class Ingest:
@@ -94,9 +93,10 @@ class Ingest:
         """When the file was last seen to have grown, or `follow` was called."""
         return self._tails[run_id].grown_at
 
-    def terminal(self, run_id: str, number: int) -> Terminal | None:
+    async def terminal(self, run_id: str, number: int) -> Terminal | None:
         """The attempt's terminal event, from the end of the file."""
-        return read_terminal(self._home.run(run_id).events, number, self._registry.get(run_id).nonce)
+        nonce = self._registry.get(run_id).nonce
+        return await asyncio.to_thread(read_terminal, self._home.run(run_id).events, number, nonce)
 
     async def drain(self, run_id: str) -> None:
         """Return once everything that is in the file now is committed and published."""
@@ -204,24 +204,21 @@ class Ingest:
         if not tail.is_open:
             await self._open(tail)
         tail.num_reads += 1
-        if 0 <= file_size(tail.path) - tail.offset <= QUICK_BYTES:
-            batch = read_batch(tail.path, tail.offset)
-        else:
-            batch = await asyncio.to_thread(read_batch, tail.path, tail.offset)
+        batch = await asyncio.to_thread(read_batch, tail.path, tail.offset)
         if batch.size_bytes != tail.size_bytes:
             if batch.size_bytes > tail.size_bytes >= 0:
                 tail.grown_at = self._clock()
             tail.size_bytes = batch.size_bytes
         if batch.is_cut:
-            self._go_back(tail)
+            await self._go_back(tail)
             return True
         failpoint("ingest.read")
         chunks = await self._parse(tail, batch)
         is_odd = chunks and (chunks[0].num_missing or chunks[0].damaged)
-        if is_odd and last_seq_before(tail.path, tail.event_end, tail.nonce) != tail.read_seq:
-            self._go_back(tail)  # it was cut and has grown beyond the place since
+        if is_odd and await _last_seq(tail, tail.event_end) != tail.read_seq:
+            await self._go_back(tail)  # it was cut and has grown beyond the place since
             return True
-        self._tell_oddities(tail, batch, chunks)
+        await self._tell_oddities(tail, batch, chunks)
         events = [event for chunk in chunks for event in chunk.events]
         if tail.is_returning:
             await self._return(tail, batch, chunks)
@@ -244,7 +241,7 @@ class Ingest:
             chunks.append(chunk)
         return chunks
 
-    def _tell_oddities(self, tail: FollowedRun, batch: Batch, chunks: list[Chunk]) -> None:
+    async def _tell_oddities(self, tail: FollowedRun, batch: Batch, chunks: list[Chunk]) -> None:
         """Numbers that are missing, and lines that are no events: the latter are put aside."""
         num_missing = sum(chunk.num_missing for chunk in chunks)
         if num_missing and not tail.is_returning:
@@ -255,7 +252,7 @@ class Ingest:
         if not damaged:
             return
         try:
-            tail.damaged.add(damaged)
+            await asyncio.to_thread(tail.damaged.add, damaged)
         except OSError as fault:
             logger.warning("run %s: damaged lines could not be kept: %s", tail.run_id, fault)
         if not tail.num_damaged_told:
@@ -348,35 +345,36 @@ class Ingest:
         tail.offset = tail.event_end = run.event_offset
         tail.registry_seq = tail.read_seq = run.last_seq
         tail.nonce = run.nonce
-        found_seq = last_seq_before(tail.path, run.event_offset, run.nonce)
-        if not is_line_start(tail.path, run.event_offset) or found_seq > run.last_seq:
-            self._go_back(tail)
+        found_seq = await _last_seq(tail, run.event_offset)
+        is_between = await asyncio.to_thread(is_line_start, tail.path, run.event_offset)
+        if not is_between or found_seq > run.last_seq:
+            await self._go_back(tail)
         else:
             # By the file's own numbers: where it has lost some, they are used again.
             tail.registry_seq = tail.read_seq = found_seq
             if stored.offset < run.event_offset:
-                self._catch_up(tail, stored)
-            elif not _stands(tail, stored):
+                await self._catch_up(tail, stored)
+            elif not await _stands(tail, stored):
                 place = Place(run.event_offset, tail.registry_seq)
                 await committed(self._metrics.rewind(tail.run_id, place))
                 tail.metrics_seq = place.last_seq
         tail.is_open = True
 
-    def _catch_up(self, tail: FollowedRun, stored: Place) -> None:
+    async def _catch_up(self, tail: FollowedRun, stored: Place) -> None:
         """The metric store is behind: read what it missed first."""
-        place = stored if _stands(tail, stored) else self._known_place(tail, stored.last_seq)
-        tail.move_to(place)
+        is_there = await _stands(tail, stored)
+        tail.move_to(stored if is_there else await self._known_place(tail, stored.last_seq))
 
-    def _go_back(self, tail: FollowedRun) -> None:
+    async def _go_back(self, tail: FollowedRun) -> None:
         """The file is not what it was: read again what is known, from a place that still stands."""
-        tail.move_to(self._known_place(tail, min(tail.registry_seq, tail.metrics_seq)))
+        tail.move_to(await self._known_place(tail, min(tail.registry_seq, tail.metrics_seq)))
         tail.is_returning = True
 
-    def _known_place(self, tail: FollowedRun, seq: int) -> Place:
+    async def _known_place(self, tail: FollowedRun, seq: int) -> Place:
         while True:
             seq, offset = self._registry.event_place(tail.run_id, seq)
             place = Place(offset, seq)
-            if offset == 0 or _stands(tail, place):
+            if offset == 0 or await _stands(tail, place):
                 return place
             seq -= 1
 
@@ -416,7 +414,13 @@ def _step_after(event: Event, step: int) -> int:
     return max(step, event.step) if event.event == "checkpoint" else event.step
 
 
-def _stands(tail: FollowedRun, place: Place) -> bool:
-    if not is_line_start(tail.path, place.offset):
-        return False
-    return last_seq_before(tail.path, place.offset, tail.nonce) == place.last_seq
+# No file of a run is opened in the loop's thread: a slow disk must not hold up everybody.
+
+
+async def _last_seq(tail: FollowedRun, offset: int) -> int:
+    return await asyncio.to_thread(last_seq_before, tail.path, offset, tail.nonce)
+
+
+async def _stands(tail: FollowedRun, place: Place) -> bool:
+    is_between = await asyncio.to_thread(is_line_start, tail.path, place.offset)
+    return is_between and await _last_seq(tail, place.offset) == place.last_seq

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 
 import grpc
 
+from gen_worker.regular_files import NotRegularFileError, open_regular
 from trn.core.errors import InvalidRequestError, TooMuchError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.broadcaster import EventWatch, FellBehind, Published, RunWatch
 from trn.daemon.event_file import EventBatch, replay
+from trn.daemon.followed_run import file_size
 from trn.daemon.server import Context
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import run_message
@@ -213,7 +215,7 @@ class RunStreams:
             is_over = self._registry.get(run_id).state.is_terminal
             offset = request.offset
             if request.tail_bytes:
-                offset = max(0, await asyncio.to_thread(_size, path) - request.tail_bytes)
+                offset = max(0, await asyncio.to_thread(file_size, path) - request.tail_bytes)
             while True:
                 data = await asyncio.to_thread(_read, path, offset)
                 if data:
@@ -269,17 +271,10 @@ async def _in_thread(batches: Iterator[EventBatch]) -> AsyncIterator[EventBatch]
         yield batch
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 def _read(path: Path, offset: int) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotRegularFileError):
         return b""
     try:
         # An offset of 64 bits may be more than the system's own can hold.

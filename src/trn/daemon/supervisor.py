@@ -18,6 +18,7 @@ remembered here that a restart would need:
 
 import asyncio
 import logging
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.failpoints import failpoint
+from gen_worker.regular_files import NotRegularFileError, open_regular
 from trn.core.errors import (
     ConflictError,
     InvalidRequestError,
@@ -381,7 +383,11 @@ class AttemptSupervisor:
         parts, run_id = self._parts, self._key.run_id
         terminal = None
         if worker_exit is not None:
-            terminal = await self._read_terminal()
+            try:
+                terminal = await self._read_terminal()
+            except NotRegularFileError as fault:  # it says nothing of how the worker ended
+                detail = f"{worker_exit.detail}; its events file was replaced: {fault.strerror}"
+                worker_exit = msgspec.structs.replace(worker_exit, detail=detail)
         saved_step = await self._find_next_start()
         return decide(
             parts.registry.get(run_id),
@@ -394,7 +400,7 @@ class AttemptSupervisor:
         )
 
     async def _read_terminal(self) -> Terminal | None:
-        return await asyncio.to_thread(self._parts.ingest.terminal, *self._named)
+        return await self._parts.ingest.terminal(*self._named)
 
     async def _find_next_start(self) -> int:
         try:
@@ -421,7 +427,7 @@ def _read_limits(run: RunRecord) -> _Limits:
 def _has_events(path: Path, key: AttemptKey) -> bool:
     """True where the newest event of that file is of this attempt. Blocks."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(max(file.seek(0, 2) - _TAIL_BYTES, 0))
             tail = file.read()
     except OSError:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gen_worker.errors import CheckpointError
+from gen_worker.regular_files import read_regular
 from gen_worker.trainer.checkpoints.file_check import check_file, check_size
 from gen_worker.trainer.checkpoints.meta import CheckpointMeta, has_digest, parse_meta
 
@@ -244,7 +245,7 @@ def make_info(meta_path: Path, meta: CheckpointMeta) -> CheckpointInfo:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, follow=True)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 

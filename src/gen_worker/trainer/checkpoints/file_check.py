@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from gen_worker.errors import CheckpointError
+from gen_worker.regular_files import open_regular
 from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry
 
 PAGE = 4096
@@ -51,7 +52,7 @@ def is_intact(folder: Path, meta: CheckpointMeta) -> bool:
 def hash_file(path: Path, *, from_disk: bool = False) -> str:
     """`sha256:<hex>` of a file; `from_disk` asks the disk rather than the page cache, where that is possible."""
     digest = hashlib.sha256()
-    fd = open_direct(path, os.O_RDONLY) if from_disk else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_direct(path, os.O_RDONLY) if from_disk else open_regular(path, follow=True)
     try:
         size = os.fstat(fd).st_size
         if from_disk and hasattr(os, "posix_fadvise"):

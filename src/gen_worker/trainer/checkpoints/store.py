@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.errors import CheckpointError
+from gen_worker.regular_files import open_regular
 from gen_worker.trainer.checkpoints.choice import (
     META_SUFFIX,
     CheckpointInfo,
@@ -177,7 +179,7 @@ def _fill(path: Path, meta: CheckpointMeta, buffers: Sequence[memoryview]) -> No
     gap = memoryview(bytearray(_PIECE))
     storages = sorted(enumerate(meta.storages), key=lambda item: (item[1].offset, item[1].size_bytes))
     position = 0
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(path, follow=True), "rb", buffering=0) as file:
 
         def take(view: memoryview) -> None:
             nonlocal position

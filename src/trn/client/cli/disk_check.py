@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gen_worker.errors import CheckpointError
+from gen_worker.regular_files import read_regular
 from gen_worker.sizes import show_bytes
 from gen_worker.trainer.checkpoints.choice import read_named
 from trn.core.home import Home, RunFolder
@@ -138,7 +139,7 @@ def _find_earlier(config: Mapping[str, Any], home: Home) -> _Known | None:
     for entry in found[:MAX_LOOKED]:
         folder = RunFolder(Path(entry.path))
         try:
-            job = msgspec.json.decode(folder.job.read_bytes(), type=dict[str, Any])
+            job = msgspec.json.decode(read_regular(folder.job), type=dict[str, Any])
             metas = [path for path in folder.checkpoints.iterdir() if path.name.endswith(META)]
             newest = max(metas, key=lambda path: path.stat().st_mtime_ns, default=None)
         except (OSError, msgspec.MsgspecError):

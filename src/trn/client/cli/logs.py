@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gen_worker.regular_files import NotRegularFileError, open_regular
 from trn.client.cli.exit_codes import ExitCode
 from trn.client.cli.output import json_option
 from trn.client.cli.registry_view import run_id_argument
+from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.terminal_text import LogShield, shield_json
 
@@ -46,9 +48,9 @@ def command(
 
     run = resolve(home, run_id)
     path = home.run(run.run_id).log
-    begin = 0 if num_lines is None else find_tail(path, num_lines)
-    sink: Sink = LineSink(begin) if is_json else LogShield(_print) if sys.stdout.isatty() else _print
     try:
+        begin = 0 if num_lines is None else find_tail(path, num_lines)
+        sink: Sink = LineSink(begin) if is_json else LogShield(_print) if sys.stdout.isatty() else _print
         at = _print_from(path, begin, sink)
         if is_followed and not run.state.is_terminal:
             import asyncio
@@ -58,13 +60,15 @@ def command(
             sink.end()
     except BrokenPipeError:  # `trn logs RUN | head`: whoever read us has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except NotRegularFileError as fault:
+        raise UnavailableError(f"the log {path} cannot be read: {fault.strerror}") from fault
     return ExitCode.OK
 
 
 def find_tail(path: Path, num_lines: int) -> int:
     """Where the last lines of a file begin. A last line without its end is one, too."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             at = file.seek(0, os.SEEK_END)
             if num_lines == 0:
                 return at
@@ -90,16 +94,22 @@ class LineSink:
     """Bytes in, `{"event": "log", "offset": …, "line": …}` out: one for each line that has come whole."""
 
     def __init__(self, at: int) -> None:
-        self._at, self._half = at, b""
+        self._at = at
+        self._pieces: list[bytes] = []  # of a line that has not ended; joined once, however many they are
 
     def __call__(self, data: bytes) -> None:
-        *lines, self._half = (self._half + data).split(b"\n")
-        _print(b"".join(map(self._take, lines)))
+        first, *others = data.split(b"\n")
+        self._pieces.append(first)
+        if others:
+            lines = [b"".join(self._pieces), *others[:-1]]
+            self._pieces = [others[-1]]
+            _print(b"".join(map(self._take, lines)))
 
     def end(self) -> None:
         """A last line without its end is one, too."""
-        if self._half:
-            _print(self._take(self._half))
+        rest = b"".join(self._pieces)
+        if rest:
+            _print(self._take(rest))
 
     def _take(self, line: bytes) -> bytes:
         import json
@@ -117,7 +127,7 @@ def _print(data: bytes) -> None:
 def _print_from(path: Path, begin: int, sink: Sink) -> int:
     """What there is, to the sink; where it ends."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(begin)
             while piece := file.read(PIECE_BYTES):
                 sink(piece)

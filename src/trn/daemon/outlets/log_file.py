@@ -10,12 +10,12 @@ import contextlib
 import errno
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from gen_worker.failpoints import failpoint
+from gen_worker.regular_files import open_regular
 from trn.core.home import FULL, LOG_SUFFIX, LogFolder
 from trn.core.runs import RunRecord
 from trn.daemon.outlets.log_lines import Mark, read_mark
@@ -70,11 +70,10 @@ class LogFile:
         self.half, self.half_path = b"", None
         for path in self.paths(now_ms):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                fd = open_regular(path, follow=True)
             except FileNotFoundError:
                 continue
             try:
-                _require_regular(fd, path)
                 lines = _lines_backwards(fd)
                 half = next(lines, b"")
                 if half:
@@ -151,7 +150,6 @@ class LogFile:
         self._require_room(path.parent)
         fd, is_new = _open(path)
         try:
-            _require_regular(fd, path)
             size_bytes = os.fstat(fd).st_size
             if not is_completion and size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n":
                 data = b"\n" + data  # somebody else's line, which has no end
@@ -240,16 +238,11 @@ def _newest_day(root: Path) -> int:
 
 def _open(path: Path) -> tuple[int, bool]:
     """(for appending and reading, whether it was made). Never waits, whatever is in its place."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    flags = os.O_RDWR | os.O_APPEND
     try:
-        return os.open(path, flags), False
+        return open_regular(path, flags, follow=True), False
     except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT, 0o644), True
-
-
-def _require_regular(fd: int, path: Path) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return open_regular(path, flags | os.O_CREAT, follow=True), True
 
 
 def _make_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gen_worker.regular_files import NotRegularFileError, open_regular
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
@@ -124,9 +125,9 @@ def _goes_on(path: Path, place: Place) -> bool:
     """Whether the very next line is the next event: then the place stands, and that is seen without looking back."""
     before = min(place.offset, 1)
     try:
-        with path.open("rb", buffering=0) as file:
+        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
             data = os.pread(file.fileno(), PEEK_BYTES, place.offset - before)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotRegularFileError):
         return False
     if before and data[:1] != b"\n":
         return False

@@ -1,5 +1,6 @@
 """What a run has for its copies: its events, its output and its job lines after a place, in their order."""
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gen_worker.regular_files import NotRegularFileError, open_regular, read_regular
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.event_file import read_terminal
@@ -62,7 +64,9 @@ class RunLines:
                 place = place._replace(output_offset=end)
                 yield Piece(lines, place)
         if copy.has_job_lines and run.state.is_terminal and place.num_job_lines < NUM_JOB_LINES:
-            terminal = read_terminal(folder.events, run.attempt, run.nonce)
+            terminal = None
+            with contextlib.suppress(NotRegularFileError):
+                terminal = read_terminal(folder.events, run.attempt, run.nonce)
             final = terminal.final_checkpoint if terminal else ""
             place = place._replace(num_job_lines=NUM_JOB_LINES)
             yield Piece(job_ended(run, str(folder.root), final), place)
@@ -98,8 +102,8 @@ class RunLines:
     def _output(self, run: RunRecord, path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
         """(lines, where in worker.log they end)."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            fd = open_regular(path)
+        except (FileNotFoundError, NotRegularFileError):
             return
         try:
             size_bytes = os.fstat(fd).st_size
@@ -127,7 +131,7 @@ class RunLines:
         while number <= run.attempt + 1 or known.get(number - 1) is not None:
             if number not in known:
                 try:
-                    known[number] = _decode(folder.joinpath(f"{number}.json").read_bytes()).log_offset
+                    known[number] = _decode(read_regular(folder / f"{number}.json")).log_offset
                 except (OSError, msgspec.MsgspecError):
                     if number > run.attempt:
                         break

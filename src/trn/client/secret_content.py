@@ -15,12 +15,12 @@ class HoldsSecretError(Exception):
 
 class _Shape(NamedTuple):
     marker: bytes
-    regex: re.Pattern[bytes]
+    pattern: bytes  # compiled where its marker was found
     words: str
 
 
-def _shape(words: str, marker: str, regex: str) -> _Shape:
-    return _Shape(marker.encode(), re.compile(regex.encode()), words)
+def _shape(words: str, marker: str, pattern: str) -> _Shape:
+    return _Shape(marker.encode(), pattern.encode(), words)
 
 
 # The header of a key may stand in code that reads keys. With a body it is one; in JSON its line ends are escaped.
@@ -53,7 +53,7 @@ SHAPES = (
     _shape("a Hugging Face token", "hf_", _ALONE % r"hf_[A-Za-z0-9]{34}"),
     _shape("a Vault token", "hvs.", _ALONE % r"hvs\.[0-9A-Za-z_-]{24,}"),
     _shape("a Slack token", "xox", _ALONE % r"xox[abprs]-[0-9A-Za-z-]{20,}"),
-    _shape("an OpenAI key", "T3BlbkFJ", r"sk-[0-9A-Za-z_-]{10,}T3BlbkFJ[0-9A-Za-z_-]{10,}"),
+    _shape("an OpenAI key", "T3BlbkFJ", r"sk-[0-9A-Za-z_-]{10,100}T3BlbkFJ[0-9A-Za-z_-]{10}"),
     _shape("an Anthropic key", "sk-ant-", r"sk-ant-[0-9A-Za-z_-]{40,}"),
     _shape("a Stripe key", "k_live_", _ALONE % r"[rs]k_live_[0-9A-Za-z]{24,}"),
     _shape("an npm token", "npm_", _ALONE % r"npm_[A-Za-z0-9]{36}"),
@@ -65,7 +65,7 @@ SHAPES = (
 def find_secret(data: bytes) -> str:
     """In words what it seems to hold; "" where nothing is known."""
     return next(
-        (shape.words for shape in SHAPES if shape.marker in data and shape.regex.search(data)),
+        (shape.words for shape in SHAPES if shape.marker in data and re.search(shape.pattern, data)),
         "",
     )
 

@@ -146,7 +146,7 @@ for fd in range(3, 256):
         ("import nowhere\n", {}, ["mine.py:1", "No module named 'nowhere'"]),
         ("class Mine: ...\n", {}, ["setup", "load_state_dict"]),
         (TRAINER.replace("Mine", "Mien"), {}, ["did you mean 'Mien'?"]),
-        (TRAINER, {"callbacks": ["mine:Nobody"]}, ["has no 'Nobody'"]),
+        (TRAINER, {"callbacks": ["mine:Nobody"]}, ["callbacks[0]: ", "has no 'Nobody'"]),
         (TRAINER, {"validate_every": 1, "validation": HELD_OUT}, ["Mine has no `validate_step(self, "]),
         (TRAINER, {"test": HELD_OUT}, ["Mine has no `test_step(self, "]),
         ("import os; os._exit(3)\n", {}, ["end", "3"]),
@@ -160,6 +160,20 @@ def test_what_a_worker_would_stumble_over_is_told(
     assert not tried.problem
     for part in told:
         assert part in fault
+
+
+def test_every_module_that_is_missing_is_told_with_its_field(shared: Home, tmp_path: Path) -> None:
+    held_out = {"dataset": {"source": "nowhere:Rows"}}
+    job = {"callbacks": ["nowhere:Logger", "mine:Mine", "ProgressBar"], "test": held_out}
+    with_test = f"{TRAINER}\n    def test_step(self, batch, state, ctx): ...\n"
+    tried = try_(shared, tmp_path, with_test, **job)
+    assert [fault.partition(" (")[0] for fault in tried.faults] == [
+        "callbacks[0]: module 'nowhere' is not found",
+        "callbacks[1]: mine:Mine is a class, expected a subclass of gen_worker.trainer.Callback",
+        "callbacks[2]: found 'ProgressBar', expected module:symbol: did you mean"
+        " gen_worker.trainer.callbacks:ProgressBar?",
+        "test.dataset.source: module 'nowhere' is not found",
+    ]
 
 
 @pytest.mark.parametrize("is_warm", [True, False])

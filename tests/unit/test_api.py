@@ -144,7 +144,7 @@ class TestImportFaults:
     ) -> None:
         author(sound())
         text = refusal("author_kode:MyTrainer")
-        assert "trainer module 'author_kode' is not found" in text
+        assert "module 'author_kode' is not found" in text
         assert "did you mean 'author_code'" in text
         assert f"\n  - {tmp_path}" in text
 

@@ -141,7 +141,7 @@ def _check_document(document: dict[str, Any], source: str, config_path: Path) ->
 
 def _add_search_hint(error: SpecError, config_path: Path) -> None:
     """The author's modules are found from the working folder; say so where they lie beside the config."""
-    for found in re.findall(r"trainer module '(\w+)", str(error)):
+    for found in re.findall(r"module '(\w+)", str(error)):
         folder = config_path.absolute().parent
         if (folder / f"{found}.py").exists():
             error.add_note(f"{found}.py is in {folder}: start there, or set PYTHONPATH={folder}")

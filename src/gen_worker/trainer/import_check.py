@@ -13,7 +13,7 @@ import msgspec
 
 from gen_worker.errors import WorkerError
 from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
-from gen_worker.trainer.callbacks.loading import load_callbacks
+from gen_worker.trainer.callbacks.loading import load_callback
 from gen_worker.trainer.contracts import TrainerPlugin
 from gen_worker.trainer.evaluation import require_hook
 from gen_worker.trainer.job_spec import parse_job_spec
@@ -40,10 +40,11 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
             require_hook(trainer, "test")
     except WorkerError as fault:
         faults.append(f"trainer: {str(fault).removeprefix('trainer ')}")
-    try:
-        load_callbacks(job)
-    except WorkerError as fault:
-        faults.append(str(fault))
+    for number, ref in enumerate(job.callbacks):
+        try:
+            load_callback(ref, f"callbacks[{number}]")
+        except WorkerError as fault:
+            faults.append(str(fault))
     if trainer is not None and not faults and (find := getattr(trainer, "find_start_faults", None)):
         faults += find(job, Path(os.environ.get("TRAINER_BASE_DIR") or Path.cwd()))
     datasets = {

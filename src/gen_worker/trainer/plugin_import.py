@@ -177,7 +177,7 @@ def _not_found(name: str, error: ModuleNotFoundError) -> str:
     searched = "".join(f"\n  - {folder}" for folder in dict.fromkeys(folders))
     reason = str(error) if error.name != name or ";" in str(error) else f"no module named {name!r}"
     hint += _left_out_hint(error)
-    return f"trainer module {name!r} is not found ({reason}){hint}; searched:{searched}"
+    return f"module {name!r} is not found ({reason}){hint}; searched:{searched}"
 
 
 def _is_stdlib(entry: str, stdlib: set[str]) -> bool:

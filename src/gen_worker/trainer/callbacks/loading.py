@@ -13,24 +13,27 @@ def load_callbacks(job: TrainingJobSpec) -> list[Callback]:
     """Early stopping first, then those that the job names, in its order."""
     stopping = job.early_stopping
     made: list[Callback] = [] if stopping is None else [EarlyStopping.from_spec(stopping)]
-    return made + [_load_callback(ref) for ref in job.callbacks]
+    return made + [load_callback(ref, f"callbacks[{number}]") for number, ref in enumerate(job.callbacks)]
 
 
-def _load_callback(ref: str) -> Callback:
+def load_callback(ref: str, field: str) -> Callback:
+    """The callback that `field` of the job names; PluginError where it is none."""
     if ":" not in ref:
         shipped = f": did you mean gen_worker.trainer.callbacks:{ref}?" if ref in callbacks.__all__ else ""
-        raise PluginError(f"callbacks: found {ref!r}, expected module:symbol{shipped}")
-    found = import_symbol(ref)
+        raise PluginError(f"{field}: found {ref!r}, expected module:symbol{shipped}")
+    try:
+        found = import_symbol(ref)
+    except PluginError as fault:
+        raise PluginError(f"{field}: {fault}") from fault
     if isinstance(found, type) and issubclass(found, Callback):
         try:
             found = found()
         except TypeError as fault:
             raise PluginError(
-                f"callbacks: {ref} cannot be built without arguments ({say(fault)}): name an instance instead,"
+                f"{field}: {ref} cannot be built without arguments ({say(fault)}): name an instance instead,"
                 " such as my_module:my_callback"
             ) from fault
     if not isinstance(found, Callback):
-        raise PluginError(
-            f"callbacks: {ref} is a {type(found).__name__}, expected a subclass of gen_worker.trainer.Callback"
-        )
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise PluginError(f"{field}: {ref} is a {kind}, expected a subclass of gen_worker.trainer.Callback")
     return found

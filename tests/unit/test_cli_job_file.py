@@ -41,6 +41,13 @@ def test_a_trainer_class_needs_no_file(folder: Path) -> None:
     }
 
 
+def test_a_job_without_a_file_is_not_called_a_file(folder: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^the job of mine:Mine is not valid"):
+        read_job(folder / "mine:Mine", Changes()).require_sound()
+    with pytest.raises(InvalidRequestError, match=rf"^{folder}/job.json is not valid"):
+        read_job(write_job(folder, max_stps=3), Changes()).require_sound()
+
+
 def test_a_file_that_is_named_like_a_class_is_a_file(folder: Path) -> None:
     path = write_job(folder, name="job:Mine", max_steps=5)
     assert read_job(path, Changes()).config["trainer"] == "mine:Mine"

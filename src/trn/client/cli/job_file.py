@@ -48,7 +48,8 @@ class Job:
         """InvalidRequestError with every fault, and those that somebody else found."""
         faults = list(dict.fromkeys((*self.faults, *further)))
         if faults:
-            raise InvalidRequestError(f"{self.path} is not valid", faults)
+            what = f"the job of {self.path.name}" if is_trainer_ref(self.path) else str(self.path)
+            raise InvalidRequestError(f"{what} is not valid", faults)
 
 
 def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job:

@@ -75,7 +75,7 @@ def failure_of(action):
 class WriterThread:
     """Stands in for the writer process, so that a test can reach into it and saves the time of a start."""
 
-    pid = 0
+    pid = 2**31 - 1  # of no process
     returncode = None
 
     def __init__(self, command, **options):

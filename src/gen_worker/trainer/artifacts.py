@@ -5,7 +5,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +23,7 @@ from gen_worker.trainer.checkpoints.format import SUFFIXES, FileLayout, build_la
 from gen_worker.trainer.checkpoints.image import make_folder
 from gen_worker.trainer.checkpoints.messages import Done, Durable, SaveRequest
 from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, Metric
+from gen_worker.trainer.checkpoints.patience import Limits
 from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample
 from gen_worker.trainer.checkpoints.state_tree import encode
 from gen_worker.trainer.checkpoints.tensors import TensorTable
@@ -99,10 +100,13 @@ class ArtifactWriter:
         inherit_fds: Sequence[int] = (),
         is_writer_in_process: bool = False,
         trainer: TrainerPlugin | None = None,
+        writer_limits: Limits | None = None,
+        tell: Callable[[str], None] = _log.warning,
     ) -> None:
         """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer: a lease outlives a killed worker with it.
 
         `trainer` is the class whose `sample` hook `write_samples` calls.
+        `writer_limits` and `tell`: how long the writer may be quiet, and who is told of it.
         `is_writer_in_process`: for one who saves only when there is nothing else to do; see `writer_thread`.
         """
         self.checkpoints_dir = Path(checkpoints_dir)
@@ -121,6 +125,8 @@ class ArtifactWriter:
             keep_best=keep_best,
             inherit_fds=inherit_fds,
             is_in_process=is_writer_in_process,
+            limits=writer_limits,
+            tell=tell,
         )
         self.infinite_parts: frozenset[str] = (
             frozenset()

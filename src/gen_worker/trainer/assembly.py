@@ -348,6 +348,7 @@ class Assembly:
             keep_best=wanted.keep_best,
             inherit_fds=(lease.fd,),
             trainer=trainer,
+            tell=lambda words: self.reporter.log(words, level="warning"),
             # Nothing asks for a save before the end: no cadence, and no callback that could.
             is_writer_in_process=not (
                 self.job.checkpoint_every or self.job.callbacks or self.given.callbacks

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import secrets
 import select
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,9 @@ from gen_worker.trainer.checkpoints.messages import (
     Report,
     SaveRequest,
     WriterConfig,
-    send,
+    pack,
 )
+from gen_worker.trainer.checkpoints.patience import Limits, Patience, describe_state
 from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.warm_writer import WarmWriter, take
 from gen_worker.trainer.checkpoints.writer_thread import WriterThread
@@ -32,6 +34,9 @@ from gen_worker.trainer.unshared_files import keep_from_children, no_longer_open
 
 _MODULE = "gen_worker.trainer.checkpoints.writer"
 _RECEIVE_BYTES = 1 << 16
+CLOSE_S = 60.0  # for a writer that has nothing in hand
+KILL_S = 5.0
+POLL_S = 0.01
 _log = logging.getLogger(__name__)
 AnyWriter = subprocess.Popen[bytes] | WarmWriter | WriterThread
 _report_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
@@ -49,7 +54,14 @@ class CheckpointWriterClient:
         keep_best: int,
         inherit_fds: Sequence[int] = (),
         is_in_process: bool = False,
+        limits: Limits | None = None,
+        tell: Callable[[str], None] = _log.warning,
     ) -> None:
+        """`tell` gets a sentence where the writer has been quiet for long; see `patience`."""
+        self._patience = Patience(limits or Limits(), tell)
+        self._stuck = (
+            ""  # why no other writer may be started: one that cannot be ended has the staging buffer
+        )
         self.staging = StagingBuffer(open_anonymous_file())
         self._checkpoints_dir = checkpoints_dir
         self._token = token
@@ -72,6 +84,8 @@ class CheckpointWriterClient:
 
     def start(self) -> None:
         """Start the writer if none runs. Returns at once; a cold process needs about 0.1 s until it listens."""
+        if self._stuck:
+            raise CheckpointError(self._stuck)
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:  # it had nothing in hand: no harm was done
@@ -124,8 +138,15 @@ class CheckpointWriterClient:
         self.start()
         assert self._connection is not None
         self._stem = request.stem
+        self._patience.begin(request.stem, request.size_bytes)
+        rest = memoryview(pack(request))
         try:
-            send(self._connection, request)
+            while rest:
+                if select.select([], [self._connection], [], self._patience.slice_s(None))[1]:
+                    with contextlib.suppress(BlockingIOError):
+                        rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
+                else:
+                    self._look()
         except ConnectionError:
             raise self._death() from None
 
@@ -138,6 +159,7 @@ class CheckpointWriterClient:
         while self._stem:
             content = self._inbox.pop()
             if content is not None:
+                self._patience.reset()
                 report = _report_decoder.decode(content)
                 if not isinstance(report, Durable):
                     self._stem = ""
@@ -156,19 +178,28 @@ class CheckpointWriterClient:
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
-        if self._process is not None:
-            self._process.wait()
+        if self._process is not None and not _has_ended(self._process, CLOSE_S):
+            _log.warning("the checkpoint writer did not end within %.0f s: it is killed", CLOSE_S)
+            self._kill()
         self._forget()
         self.staging.close()
 
     def _read(self, deadline: float | None) -> bool:
         assert self._connection is not None
-        remaining = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if remaining != 0.0 and not select.select([self._connection], [], [], remaining)[0]:
-            return False
+        while True:
+            remaining = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if (
+                remaining == 0.0
+                or select.select([self._connection], [], [], self._patience.slice_s(remaining))[0]
+            ):
+                break
+            self._look()
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
         try:
             data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
+            self._look()
             return False
         except ConnectionError:
             data = b""
@@ -177,16 +208,46 @@ class CheckpointWriterClient:
         self._inbox.feed(data)
         return True
 
+    def _look(self) -> None:
+        """CheckpointError where the writer has been quiet for so long that it is given up."""
+        assert self._process is not None
+        if not self._patience.is_over(self._process.pid):
+            return
+        stem, self._stem = self._stem, ""
+        words = f"the checkpoint writer {self._patience.words}{describe_state(self._process.pid)} while saving {stem}"
+        if self._kill():
+            end = "it was killed, and that save is lost. The next save starts another writer"
+        else:
+            end = "it cannot be killed, so that nothing more can be saved"
+            self._stuck = f"{words}; {end}"
+        self._forget()
+        error = CheckpointError(f"{words}: {end}. Older checkpoints are untouched")
+        error.cause = signal.SIGKILL.name
+        raise error
+
+    def _kill(self) -> bool:
+        """False for what cannot be killed: a thread, or a process that hangs in the system."""
+        process = self._process
+        if process is None or isinstance(process, WriterThread):
+            return process is None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # also ends one that is stopped
+        return _has_ended(process, KILL_S)
+
     def _death(self) -> CheckpointError:
         assert self._process is not None
         stem, self._stem = self._stem, ""
         self._process.wait()
         end = _describe_end(self._process)
+        code = self._process.returncode
         self._forget()
-        return CheckpointError(
+        error = CheckpointError(
             f"the checkpoint writer {end} while saving {stem}; that save is lost, older checkpoints are untouched. "
             "The next save starts another writer"
         )
+        if code is not None and code < 0:
+            error.cause = signal.Signals(-code).name
+        return error
 
     def _forget(self) -> None:
         if self._connection is not None:
@@ -194,6 +255,26 @@ class CheckpointWriterClient:
             self._connection.close()
         self._connection = self._process = None
         self._stem = ""
+
+
+def _has_ended(process: AnyWriter, timeout_s: float) -> bool:
+    """True once it has, within the time."""
+    if isinstance(process, WriterThread):
+        return process.wait(timeout_s) is not None
+    deadline = time.monotonic() + timeout_s
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):  # it has ended, or this system has no such call
+        pidfd = -1
+    try:
+        if pidfd >= 0:
+            select.select([pidfd], [], [], timeout_s)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+    return process.poll() is not None
 
 
 def _describe_end(process: AnyWriter) -> str:

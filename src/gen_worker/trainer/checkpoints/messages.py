@@ -59,10 +59,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Report = Durable | Done | Failed
 
 
+def pack(message: msgspec.Struct) -> bytes:
+    content = msgspec.json.encode(message)
+    return len(content).to_bytes(_PREFIX, "little") + content
+
+
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
     """Blocks until the other side has taken it."""
-    content = msgspec.json.encode(message)
-    connection.sendall(len(content).to_bytes(_PREFIX, "little") + content)
+    connection.sendall(pack(message))
 
 
 class Inbox:

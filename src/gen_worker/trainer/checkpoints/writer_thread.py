@@ -28,8 +28,8 @@ class WriterThread:
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self) -> int | None:
-        self._thread.join()
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._thread.join(timeout)
         return self.returncode
 
     def _serve(self) -> None:

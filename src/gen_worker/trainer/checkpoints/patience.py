@@ -1,0 +1,92 @@
+"""How long a checkpoint writer may be quiet: stopped (SIGSTOP), frozen, or waiting for a disk that does not answer.
+
+Only time in which this process ran itself is counted, so that a stop of both, or of the machine, is nobody's fault.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SLICE_S = 5.0  # of waiting, between two looks
+MAX_COUNTED_S = 30.0  # between two looks, of a loop that looks once a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a save: a fixed time, and more for each byte of it."""
+
+    warn_s: float = 60.0
+    give_up_s: float = 600.0
+    warn_bytes_per_s: float = 50e6
+    give_up_bytes_per_s: float = 10e6
+
+
+class Patience:
+    """With the writer of one save. `begin` when it is asked for something, `reset` when it says something."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._tell = tell
+        self._clock = clock
+        self._stem = ""
+        self._warn_s = self._give_up_s = float("inf")
+        self._quiet_s = 0.0
+        self._looked_s = 0.0
+        self._is_told = False
+
+    def begin(self, stem: str, size_bytes: int) -> None:
+        limits = self._limits
+        self._stem = stem
+        self._warn_s = limits.warn_s + size_bytes / limits.warn_bytes_per_s
+        self._give_up_s = limits.give_up_s + size_bytes / limits.give_up_bytes_per_s
+        self.reset()
+
+    def reset(self) -> None:
+        if self._is_told:
+            self._tell(f"the checkpoint writer answers again, after {self._quiet_s:.0f} s")
+        self._quiet_s, self._looked_s, self._is_told = 0.0, self._clock(), False
+
+    def slice_s(self, remaining_s: float | None) -> float:
+        """How long to wait until the next look."""
+        return min(
+            MAX_SLICE_S,
+            self._limits.warn_s,
+            self._limits.give_up_s,
+            float("inf") if remaining_s is None else remaining_s,
+        )
+
+    def is_over(self, pid: int) -> bool:
+        """Look once; says that the writer is quiet, once it has been for long."""
+        now = self._clock()
+        self._quiet_s += min(now - self._looked_s, MAX_COUNTED_S)
+        self._looked_s = now
+        if self._quiet_s >= self._warn_s and not self._is_told:
+            self._is_told = True
+            self._tell(
+                f"the checkpoint writer (process {pid}{describe_state(pid)}) has said nothing for {self._quiet_s:.0f} s"
+                f" while saving {self._stem}; it is given up after {self._give_up_s:.0f} s"
+            )
+        return self._quiet_s >= self._give_up_s
+
+    @property
+    def words(self) -> str:
+        return f"said nothing for {self._quiet_s:.0f} s"
+
+
+def describe_state(pid: int) -> str:
+    """What the system says of a process that does nothing; empty where that is no news."""
+    with contextlib.suppress(OSError, IndexError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return {
+            "T": ", stopped by a signal",
+            "t": ", stopped by a debugger",
+            "D": ", waiting for a disk",
+        }.get(state, "")
+    return ""

@@ -106,7 +106,7 @@ class Host:
     ) -> None:
         self.home = Home(root)
         self.settings = Settings(
-            inventory=INVENTORY, listen=listen or ListenSettings(), **dict(settings or {})
+            **{"inventory": INVENTORY, "listen": listen or ListenSettings(), **dict(settings or {})}
         )
         self._ring = dict(ring or {})
         self._stack = contextlib.AsyncExitStack()

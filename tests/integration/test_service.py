@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
-from service_host import Host, job, until
+from service_host import INVENTORY, Host, job, until
 
 import trn
 from trn.client.caller_environment import tell_environment
@@ -292,6 +293,26 @@ def test_what_the_worker_will_not_have_as_the_caller_has_it_is_answered(tmp_path
                 "it runs as it was submitted"
             )
             assert not (await method(channel, "SubmitRun")(submit_request(seed=3))).env_differences
+
+    asyncio.run(main())
+
+
+def test_a_choice_of_gpus_by_the_callers_environment_has_no_effect_and_that_is_answered(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        bare = {"inventory": msgspec.structs.replace(INVENTORY, devices=[])}
+        for place, settings, resources, expected in (
+            ("one", {}, {}, ["CUDA_VISIBLE_DEVICES"]),
+            ("two", {}, {"devices": ["cuda:1"]}, []),
+            ("three", bare, {}, []),
+        ):
+            async with Host(tmp_path / place, settings=settings) as host, channel_to(host) as channel:
+                request = submit_request(resources=resources)
+                caller, request.caller_salt = tell_environment({"CUDA_VISIBLE_DEVICES": "1"})
+                request.caller_env.update(caller)
+                answer = await method(channel, "CheckRun")(request)
+                assert [item.name for item in answer.env_differences] == expected, place
 
     asyncio.run(main())
 

@@ -128,6 +128,19 @@ def test_the_settings_pass_names_and_patterns_and_never_what_is_a_workers_own() 
         "WANDB_MODE": "offline",
     }
     assert find_passed([], environ) == {}
+    assert find_passed(["CUDA_*"], {"CUDA_VISIBLE_DEVICES": "1", "CUDA_CACHE_PATH": "/x"}) == {
+        "CUDA_CACHE_PATH": "/x"
+    }
+
+
+def test_a_choice_of_devices_is_not_passed_and_it_is_said_how_to_choose(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    say_differences(Output(is_json=False), differences_of({"CUDA_VISIBLE_DEVICES": "1"}, {}))
+    assert capsys.readouterr().err == (
+        "trn: no effect on the worker: CUDA_VISIBLE_DEVICES=1; choose devices with --devices or --cpu-only\n"
+    )
 
 
 def differences_of(caller: dict[str, str], worker: dict[str, str], *decided: str) -> list[EnvDifference]:

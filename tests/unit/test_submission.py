@@ -34,6 +34,22 @@ def submit(config: dict[str, Any] | bytes, inventory: Inventory | None = None, *
     )
 
 
+def test_a_variable_that_the_daemon_sets_itself_is_refused_and_others_of_workers_are_not() -> None:
+    env = {"TRAINER_PLUGIN": "a:B", "CUDA_VISIBLE_DEVICES": "1", "WORKER_MODE": "inference"}
+    with pytest.raises(InvalidRequestError) as refused:
+        submit({**JOB, "env": {**env, "A": "1"}})
+    assert refused.value.faults == [
+        "env.TRAINER_PLUGIN: trn sets this variable for every worker: name the class in `trainer`",
+        "env.CUDA_VISIBLE_DEVICES: trn sets this variable for every worker: choose devices with `resources.devices` or"
+        " --devices",
+        "env.WORKER_MODE: trn sets this variable for every worker: leave it out",
+    ]
+    assert (
+        submit({**JOB, "env": {"TRAINER_ISOLATED": "1", "RANK": "0"}}).config["env"]["TRAINER_ISOLATED"]
+        == "1"
+    )
+
+
 def test_a_good_config_becomes_a_run() -> None:
     config = {
         **JOB,

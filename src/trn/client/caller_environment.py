@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trn.core.errors import InvalidRequestError
 from trn.core.training_variables import fingerprint, is_variable_name, matters
-from trn.core.workers_variables import without_workers_variables
+from trn.core.workers_variables import instead_of, without_workers_variables
 
 _LINE = re.compile(r"(?:export\s+)?([^\s=#]+)\s*=\s*(.*)", re.DOTALL)
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
@@ -62,7 +62,7 @@ def find_passed(patterns: Sequence[str], environ: Mapping[str, str] = os.environ
     return {
         name: value
         for name, value in without_workers_variables(environ).items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if instead_of(name) is None and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 

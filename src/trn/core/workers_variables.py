@@ -25,6 +25,38 @@ NAMES = frozenset(
     }
 )
 
+# Which GPUs a worker sees: those that its run holds.
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# What the daemon sets for a worker, with what to use instead. In a job's `env` it would be without effect, or do harm.
+_INSTEAD = {
+    **dict.fromkeys(DEVICE_VARIABLES, "choose devices with `resources.devices` or --devices"),
+    "TRAINER_PLUGIN": "name the class in `trainer`",
+    **dict.fromkeys(
+        (
+            "GEN_WORKER_LAUNCHER",
+            "GEN_WORKER_OUTCOME_DIR",
+            "GEN_WORKER_PROCESS",
+            "TRAINER_ARTIFACTS_DIR",
+            "TRAINER_ATTEMPT",
+            "TRAINER_BASE_DIR",
+            "TRAINER_CHECKPOINTS_DIR",
+            "TRAINER_CONTRACT_PATH",
+            "TRAINER_DOORBELL",
+            "TRAINER_EVENTS_PATH",
+            "TRAINER_JOB_SPEC_PATH",
+            "TRAINER_SAMPLES_DIR",
+            "TRAINER_SECRET_ENV",
+            "WORKER_MODE",
+        ),
+        "leave it out",
+    ),
+}
+
+
+def instead_of(name: str) -> str | None:
+    """What to use instead of a variable that the daemon sets for its workers; None for all others."""
+    return _INSTEAD.get(name)
+
 
 def without_workers_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {

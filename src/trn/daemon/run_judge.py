@@ -14,6 +14,7 @@ from trn.core.home import Home
 from trn.core.log_targets import find_file_fault, find_folder_fault
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
+from trn.core.workers_variables import DEVICE_VARIABLES
 from trn.daemon.devices import Inventory
 from trn.daemon.environment_difference import find_differences
 from trn.daemon.import_trials import ImportTrials
@@ -109,6 +110,12 @@ class RunJudge:
         if not asked.caller_salt:
             return []
         decided = {*self._dispatcher.plan(with_id(new, new.run_id)).plan.env, *asked.secret_env}
+        resources = new.config.get("resources") or {}
+        is_chosen = resources.get("devices") is not None or resources.get("gpus") is not None
+        if self._devices.inventory.devices and not is_chosen:  # the caller may mean to choose by these
+            decided -= set(DEVICE_VARIABLES) & set(asked.caller_env)
+        else:
+            decided |= set(DEVICE_VARIABLES)
         inherited = self._dispatcher.worker_environ()
         return find_differences(asked.caller_env, asked.caller_salt, inherited, decided=decided)
 

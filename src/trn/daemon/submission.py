@@ -247,11 +247,17 @@ def _without_secrets(config: dict[str, Any], secret_env: Mapping[str, Secret]) -
 
 def _variable_faults(config: dict[str, Any]) -> list[str]:
     env = config.get("env")
-    return [
-        f"env: {name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
-        for name, value in (env.items() if isinstance(env, dict) else ())
-        if isinstance(name, str) and isinstance(value, str) and ("=" in name or "\0" in name + value)
-    ]
+    faults = []
+    for name, value in env.items() if isinstance(env, dict) else ():
+        if not isinstance(name, str) or not isinstance(value, str):
+            continue  # told as a fault of the job's fields
+        if "=" in name or "\0" in name + value:
+            faults.append(
+                f"env: {name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
+            )
+        elif instead := workers_variables.instead_of(name):
+            faults.append(f"env.{name}: trn sets this variable for every worker: {instead}")
+    return faults
 
 
 def _request_faults(asked: Asked) -> list[str]:

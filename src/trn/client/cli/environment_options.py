@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trn.core.workers_variables import DEVICE_VARIABLES
+
 if TYPE_CHECKING:
     from trn.client.caller_environment import GivenVariables
     from trn.client.cli.output import Output
@@ -59,6 +61,8 @@ def say_differences(output: "Output", differences: "Sequence[EnvDifference]") ->
     """In one line: variables that matter to a training, and that the worker does not have as they are here."""
     if not differences:
         return
+    device = [item for item in differences if item.name in DEVICE_VARIABLES]
+    differences = [item for item in differences if item.name not in DEVICE_VARIABLES]
     here = [item for item in differences if item.is_in_caller]
     there = [item for item in differences if not item.is_in_caller]
     parts = []
@@ -71,6 +75,9 @@ def say_differences(output: "Output", differences: "Sequence[EnvDifference]") ->
             f"{item.name}={_shorten(item.worker_value)}" if item.worker_value else item.name for item in there
         )
         parts.append(f"set in the worker and not here: {shown}")
+    if device:
+        shown = ", ".join(_show(item) for item in device)
+        parts.append(f"no effect on the worker: {shown}; choose devices with --devices or --cpu-only")
     output.say(f"trn: {'; '.join(parts)}")
 
 

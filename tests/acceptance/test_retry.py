@@ -101,4 +101,6 @@ def test_the_job_of_the_readme_survives_kill_9_three_times_and_ends_with_the_sam
     ]
     number, outlook = told[2]  # which saved nothing new
     assert number == "3"
-    assert re.fullmatch(r"retrying in \S+ s from step 200 \(attempt 4; 1 of 3 without progress\)", outlook)
+    assert re.fullmatch(
+        r"retrying in \S+ s from step 200 \(attempt 4; 1 of 3 without a newer checkpoint\)", outlook
+    )

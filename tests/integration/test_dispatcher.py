@@ -281,7 +281,7 @@ def test_failures_are_retried_after_their_backoff_and_no_more_often_than_asked(t
             for number, most_s in ((1, 110), (2, 220)):
                 await world.until(lambda n=number: world.registry.get("one").attempt == n)
                 run = await world.until_state("one", RunState.PENDING)
-                assert f"(attempt {number + 1}; {number} of 3 without progress)" in run.reason
+                assert f"(attempt {number + 1}; {number} of 3 without a newer checkpoint)" in run.reason
                 wait_ms = run.not_before_ms - world.clock.ms
                 assert 0 < wait_ms <= most_s * 1000
                 world.clock.ms += wait_ms - 1
@@ -293,7 +293,7 @@ def test_failures_are_retried_after_their_backoff_and_no_more_often_than_asked(t
                 dispatcher.wake()
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.FAILED, 3)
-        assert "3 attempts without progress" in run.reason
+        assert "3 attempts without a newer checkpoint" in run.reason
         assert terminals(world, "one") == [(1, "failed"), (2, "failed"), (3, "failed")]
         world.check_nothing_is_held()
 

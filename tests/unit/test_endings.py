@@ -163,10 +163,10 @@ def test_without_progress_it_waits_and_the_third_attempt_in_a_row_is_the_last(
     ending = end(record, **fields, before=before, saved_step=9)
     assert (ending.state, ending.category) == (RunState.PENDING, category)
     assert ending.not_before_ms > NOW_MS + 10_000
-    assert "from step 9 (attempt 6; 2 of 3 without progress)" in ending.reason
+    assert "from step 9 (attempt 6; 2 of 3 without a newer checkpoint)" in ending.reason
     last = end(record, **fields, before=[*before, ended(4, 9)], saved_step=9)
     assert (last.state, last.not_before_ms) == (RunState.FAILED, 0)
-    assert "not tried again: 3 attempts without progress (retry.max_attempts is 3)" in last.reason
+    assert "not tried again: 3 attempts without a newer checkpoint (retry.max_attempts is 3)" in last.reason
     further = end(record, **fields, before=[*before, ended(4, 9)], saved_step=10)
     assert (further.state, further.not_before_ms) == (RunState.PENDING, NOW_MS)
 
@@ -201,7 +201,7 @@ def test_a_kill_is_told_with_its_step_and_where_the_next_attempt_begins() -> Non
     assert ending.reason == "killed by SIGKILL at step 120; retrying at once from step 100 (attempt 2)"
     fresh = end(run(step=20, config={"retry": {"backoff_s": 0}}), exit_code=-9)
     assert fresh.reason == (
-        "killed by SIGKILL at step 20; retrying at once from the start (attempt 2; 1 of 3 without progress)"
+        "killed by SIGKILL at step 20; retrying at once from the start (attempt 2; 1 of 3 without a newer checkpoint)"
     )
 
 
@@ -238,7 +238,7 @@ def test_a_launch_that_failed_uses_up_no_attempt_but_there_is_an_end_to_them(fie
     assert (ending.state, ending.is_interruption) == (RunState.PENDING, True)
     before = [ended(1, cause_id="launch-failed"), ended(2, cause_id="never-launched"), ended(3)]
     killed = end(run(attempt=4), exit_code=-9, before=before)
-    assert "2 of 3 without progress" in killed.reason  # the third and this one
+    assert "2 of 3 without a newer checkpoint" in killed.reason  # the third and this one
     many = run(attempt=100, num_interruptions=MAX_INTERRUPTIONS - 1)
     assert end(many, **fields).state is RunState.FAILED
 

@@ -272,13 +272,13 @@ def test_an_attempt_that_ended_is_told_with_its_cause_and_what_follows() -> None
         state="PENDING",
         attempt=1,
         end_step=100,
-        reason=f"{error}; retrying in 10 s from step 100 (attempt 2; 1 of 3 without progress)",
+        reason=f"{error}; retrying in 10 s from step 100 (attempt 2; 1 of 3 without a newer checkpoint)",
         not_before_ms=BEGIN_MS + 8000,
     )
     told = [*view.take_run(waits), *view.take_run(waits)]
     assert [line.text.plain for line in told] == [
         "attempt 1 ended: killed by SIGKILL at step 120; retrying in 10 s from step 100"
-        " (attempt 2; 1 of 3 without progress)"
+        " (attempt 2; 1 of 3 without a newer checkpoint)"
     ]
     assert view.title().plain == "digits-1  pending  attempt 2 in 0:08"
     assert view.facts() == ["20/100", "loss 0.5"], "no speed of a run that waits"

@@ -140,9 +140,9 @@ def _retry(
         return RunState.PENDING, f"retrying at once{whence} ({follows})", 0
     if num_stalled >= run.max_attempts:
         stalled = (
-            "this attempt made no progress"
+            "this attempt saved no newer checkpoint"
             if num_stalled == 1
-            else f"{num_stalled} attempts without progress"
+            else f"{num_stalled} attempts without a newer checkpoint"
         )
         return (
             RunState.FAILED,
@@ -150,7 +150,7 @@ def _retry(
             0,
         )
     delay_s = backoff_s(run, num_stalled)
-    progress = f"{num_stalled} of {run.max_attempts} without progress"
+    progress = f"{num_stalled} of {run.max_attempts} without a newer checkpoint"
     return RunState.PENDING, f"retrying {_when(delay_s)}{whence} ({follows}; {progress})", delay_s
 
 

@@ -187,7 +187,9 @@ class Host:
     def write_events(self, run_id: str, first: int, last: int, *, pad: int = 0) -> None:
         """As a worker would: events with these numbers, and a ring."""
         with self.home.run(run_id).events.open("ab") as file:
-            file.write(b"".join(event_line(run_id, seq, pad=pad) for seq in range(first, last + 1)))
+            nonce = self.registry.get(run_id).nonce
+            lines = [event_line(run_id, seq, pad=pad, nonce=nonce) for seq in range(first, last + 1)]
+            file.write(b"".join(lines))
         self.ingest.ring(run_id)
 
     async def end(
@@ -207,7 +209,7 @@ class Host:
         return record
 
 
-def event_line(run_id: str, seq: int, *, pad: int = 0) -> bytes:
+def event_line(run_id: str, seq: int, *, pad: int = 0, nonce: str = "") -> bytes:
     event: dict[str, Any] = {
         "schema_version": "trainer_event.v1",
         "event": "metric",
@@ -219,6 +221,8 @@ def event_line(run_id: str, seq: int, *, pad: int = 0) -> bytes:
         "value": 1.0 / seq,
         "step": seq,
     }
+    if nonce:
+        event["nonce"] = nonce
     if pad:
         event["note"] = "x" * pad
     return msgspec.json.encode(event) + b"\n"

@@ -186,8 +186,12 @@ def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[str]:
 def _missing_files(config: Mapping[str, Any], base_dir: Path) -> Iterator[str]:
     for field in ("weights", "resume_checkpoint_path"):
         path = config.get(field)
-        if isinstance(path, str) and path and not _REF.match(path) and not _exists(base_dir / path):
+        if not isinstance(path, str) or not path or _REF.match(path):
+            continue
+        if not _exists(base_dir / path):
             yield f"{field}: there is no {base_dir / path}"
+        elif field != "weights" and (base_dir / path).is_dir():  # a class may read a folder of weights
+            yield f"{field}: {base_dir / path} is a folder, expected the .meta.json of a checkpoint"
 
 
 def _exists(path: Path) -> bool:

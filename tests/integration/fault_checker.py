@@ -254,4 +254,12 @@ def _check_points(
     report.counts["metric points"] += sum(map(len, found.values()))
     found = {name: points for name, points in found.items() if name in wanted}
     if found != wanted:
-        report.faults.append(f"{run.run_id}: its metric points are not those of its events")
+        differing = {
+            f"{name} at step {step}": (wanted.get(name, {}).get(step), found.get(name, {}).get(step))
+            for name in wanted | found
+            for step in wanted.get(name, {}) | found.get(name, {})
+            if wanted.get(name, {}).get(step) != found.get(name, {}).get(step)
+        }
+        report.faults.append(
+            f"{run.run_id}: its metric points are not those of its events: (event, point) {differing}"
+        )

@@ -21,8 +21,6 @@ from trn.daemon.failures import FAILURES, rows
 from trn.executors.base import WorkerExit
 from trn.registry.sqlite import Ending
 
-NOW_MS = 1_000_000
-
 
 def run(**fields: Any) -> RunRecord:
     given: dict[str, Any] = {
@@ -51,9 +49,7 @@ def end(
     **fields: Any,
 ) -> Ending:
     worker_exit = WorkerExit(exit_code=exit_code, **fields)
-    return decide(
-        record or run(), before or [], worker_exit, terminal, wish, saved_step=saved_step, now_ms=NOW_MS
-    )
+    return decide(record or run(), before or [], worker_exit, terminal, wish, saved_step=saved_step)
 
 
 def ended(number: int, saved_step: int = 0, cause_id: str = "SIGKILL", **fields: Any) -> AttemptRecord:
@@ -106,7 +102,7 @@ def test_a_wanted_cancel_ends_the_run_and_says_how() -> None:
     assert ending.reason == "asked by ann; stopped at step 7"
     killed = Wish(cause="cancel", was_killed=True)
     assert "did not stop within grace, was killed" in end(record, exit_code=-9, wish=killed).reason
-    never = decide(record, [], None, None, None, saved_step=0, now_ms=NOW_MS)
+    never = decide(record, [], None, None, None, saved_step=0)
     assert (never.state, never.reason) == (RunState.CANCELLED, "asked by ann; it had not started")
     other = end(record, exit_code=14, terminal=failed("train-step", "ValueError: x"))
     assert other.state is RunState.CANCELLED
@@ -150,7 +146,7 @@ def test_what_was_not_the_jobs_doing_is_retried_by_default_at_once_after_progres
     before = [ended(number) for number in range(1, 9)]  # however many
     ending = end(record, **fields, before=before, saved_step=5)
     assert (ending.state, ending.category, ending.is_interruption) == (RunState.PENDING, category, False)
-    assert ending.not_before_ms == NOW_MS
+    assert ending.delay_ms == 0
     assert ending.reason.endswith("; retrying at once from step 5 (attempt 10)")
 
 
@@ -162,13 +158,13 @@ def test_without_progress_it_waits_and_the_third_attempt_in_a_row_is_the_last(
     before = [ended(1, 5), ended(2, 9), ended(3, 9)]
     ending = end(record, **fields, before=before, saved_step=9)
     assert (ending.state, ending.category) == (RunState.PENDING, category)
-    assert ending.not_before_ms > NOW_MS + 10_000
+    assert ending.delay_ms > 10_000
     assert "from step 9 (attempt 6; 2 of 3 without a newer checkpoint)" in ending.reason
     last = end(record, **fields, before=[*before, ended(4, 9)], saved_step=9)
-    assert (last.state, last.not_before_ms) == (RunState.FAILED, 0)
+    assert (last.state, last.delay_ms) == (RunState.FAILED, 0)
     assert "not tried again: 3 attempts without a newer checkpoint (retry.max_attempts is 3)" in last.reason
     further = end(record, **fields, before=[*before, ended(4, 9)], saved_step=10)
-    assert (further.state, further.not_before_ms) == (RunState.PENDING, NOW_MS)
+    assert (further.state, further.delay_ms) == (RunState.PENDING, 0)
 
 
 def test_steps_that_were_trained_and_not_saved_are_no_progress() -> None:
@@ -220,8 +216,8 @@ def test_an_exception_of_the_authors_code_is_final_unless_on_error_is_asked_for(
     final = end(run(config={}), **fields, saved_step=5)
     assert (final.state, final.category) == (RunState.FAILED, category)
     record = run(config={"retry": {"on_error": True}})
-    assert end(record, **fields, saved_step=5).not_before_ms == NOW_MS
-    assert end(record, **fields).not_before_ms > NOW_MS
+    assert end(record, **fields, saved_step=5).delay_ms == 0
+    assert end(record, **fields).delay_ms > 0
     last = end(record, **fields, before=[ended(1), ended(2)])
     assert last.state is RunState.FAILED
 
@@ -244,7 +240,7 @@ def test_a_launch_that_failed_uses_up_no_attempt_but_there_is_an_end_to_them(fie
 
 
 def test_an_attempt_that_never_had_a_process_is_an_interruption() -> None:
-    ending = decide(run(max_attempts=1), [], None, None, None, saved_step=0, now_ms=NOW_MS)
+    ending = decide(run(max_attempts=1), [], None, None, None, saved_step=0)
     assert (ending.state, ending.is_interruption) == (RunState.PENDING, True)
 
 
@@ -290,8 +286,8 @@ def test_the_decision_is_the_same_after_a_restart_that_forgot_the_wish(
     record = run()
     category, error, cause = close_words(record, worker_exit, wish)
     ours = Terminal(event="failed", category=category, error=error, cause=cause, closed_by="daemon", step=7)
-    before = decide(record, [], worker_exit, ours, wish, saved_step=5, now_ms=NOW_MS)
-    after = decide(record, [], worker_exit, ours, None, saved_step=5, now_ms=NOW_MS)
+    before = decide(record, [], worker_exit, ours, wish, saved_step=5)
+    after = decide(record, [], worker_exit, ours, None, saved_step=5)
     assert after == before
 
 

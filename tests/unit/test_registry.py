@@ -189,11 +189,9 @@ def test_a_cancel_of_a_running_run_is_recorded_as_wanted(registry: RunRegistry) 
 def test_a_retry_is_another_attempt_and_waits_for_its_backoff(registry: RunRegistry) -> None:
     registry.submit(new("one", max_attempts=3)).result()
     registry.claim("one", []).result()
-    registry.end(
-        "one", 1, ended(RunState.PENDING, not_before_ms=5, exit_code=14, category="train-step")
-    ).result()
+    registry.end("one", 1, ended(RunState.PENDING, delay_ms=5, exit_code=14, category="train-step")).result()
     run = registry.get("one")
-    assert (run.state, run.not_before_ms) == (RunState.PENDING, 5)
+    assert (run.state, run.not_before_ms) == (RunState.PENDING, run.updated_ms + 5)
     assert registry.claim("one", []).result().number == 2
     assert [(item.number, item.exit_code) for item in registry.attempts("one")] == [(1, 14), (2, None)]
 
@@ -514,11 +512,10 @@ def test_events_are_taken_in_once_whatever_is_repeated_and_places_lead_back_to_t
 def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: RunRegistry) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
-    over_ms = registry.get("one").updated_ms + 60_000
     retry = Ending(
-        state=RunState.PENDING, reason="again", cause="killed", not_before_ms=over_ms, is_interruption=True
+        state=RunState.PENDING, reason="again", cause="killed", delay_ms=60_000, is_interruption=True
     )
-    registry.end("one", 1, retry).result()
+    over_ms = registry.end("one", 1, retry).result().not_before_ms
     assert registry.queue(over_ms - 1, 10) == []
     assert registry.next_backoff_ms(over_ms - 1) == over_ms
     assert [run.run_id for run in registry.queue(over_ms, 10)] == ["one"]
@@ -530,15 +527,29 @@ def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: R
 def test_a_backoff_from_before_the_clock_was_put_back_is_over(registry: RunRegistry, back_s: int) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
-    now_ms = registry.get("one").updated_ms
-    retry = Ending(state=RunState.PENDING, reason="again", cause="killed", not_before_ms=now_ms + 60_000)
-    registry.end("one", 1, retry).result()
+    retry = Ending(state=RunState.PENDING, reason="again", cause="killed", delay_ms=60_000)
+    now_ms = registry.end("one", 1, retry).result().updated_ms
     assert registry.queue(now_ms, 10) == []
     back_ms = now_ms - back_s * 1000
     assert [run.run_id for run in registry.queue(back_ms, 10)] == ["one"]
     assert registry.next_backoff_ms(back_ms) is None
     registry.set_reason("one", "waits for a GPU").result()
     assert [run.run_id for run in registry.queue(back_ms, 10)] == ["one"]
+
+
+def test_a_backoff_counts_from_the_end_as_it_is_recorded(tmp_path: Path) -> None:
+    """Decided before the clock was put back and recorded after it: the run does not wait for the old time."""
+    clock = [10_000_000]
+    registry = RunRegistry(tmp_path / "registry.db", clock_ms=lambda: clock[0])
+    try:
+        registry.submit(new("one")).result()
+        registry.claim("one", []).result()
+        retry = Ending(state=RunState.PENDING, reason="again", cause="killed", delay_ms=500)
+        clock[0] -= 3_600_000
+        registry.end("one", 1, retry).result()
+        assert [run.run_id for run in registry.queue(clock[0] + 500, 10)] == ["one"]
+    finally:
+        registry.close()
 
 
 def test_a_change_that_nobody_waits_for_any_more_does_not_end_the_writer(registry: RunRegistry) -> None:

@@ -1,6 +1,7 @@
 """A commit counts only in the file that its path names: nothing is acknowledged into one that is gone."""
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -99,3 +100,20 @@ def test_points_are_not_taken_into_a_store_that_was_deleted(tmp_path: Path) -> N
     with pytest.raises(RegistryGoneError, match="was deleted"):
         store.add("r", offset=20, last_seq=2, points=[(2, 1, "loss", 2, 0.25, 0)]).result()
     store.close()
+
+
+def test_a_checkpoint_that_fails_half_way_is_no_strangers_doing(
+    registry: RunRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk it has written some pages and then fails: the file has changed, and it was us."""
+
+    def fail_after_writing(connection: sqlite3.Connection) -> tuple[int, int, int]:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        raise sqlite3.OperationalError("database or disk is full")
+
+    registry.submit(new("one")).result()
+    monkeypatch.setattr("trn.registry.connection.checkpoint", fail_after_writing)
+    with pytest.raises(sqlite3.OperationalError):
+        registry.checkpoint_wal()
+    registry.submit(new("two")).result()
+    assert registry.find_problem() == ""

@@ -78,7 +78,6 @@ def decide(
     wish: Wish | None,
     *,
     saved_step: int,
-    now_ms: int,
 ) -> Ending:
     """The end of the newest attempt. `attempts` are those before it; `run` is as it was while this one ran.
 
@@ -111,7 +110,7 @@ def decide(
         cause_id=finding.row.cause,
         category=finding.category,
         exit_code=exit_code,
-        not_before_ms=now_ms + round(delay_s * 1000) if state is RunState.PENDING else 0,
+        delay_ms=round(delay_s * 1000),
         is_interruption=finding.row.retry == "not counted",
         saved_step=saved_step,
     )

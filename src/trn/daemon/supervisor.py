@@ -396,7 +396,6 @@ class AttemptSupervisor:
             terminal,
             self._wish,
             saved_step=saved_step,
-            now_ms=parts.now_ms(),
         )
 
     async def _read_terminal(self) -> Terminal | None:

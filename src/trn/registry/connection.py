@@ -56,9 +56,10 @@ def checkpoint_file(connection: sqlite3.Connection, file: OpenFile) -> tuple[int
     problem = file.find_problem()
     if problem:
         raise RegistryGoneError(problem)
-    done = checkpoint(connection)
-    file.note()
-    return done
+    try:
+        return checkpoint(connection)
+    finally:
+        file.note()  # one that failed half way, on a full disk, has changed the file, too
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -75,7 +75,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     cause_id: str = ""  # a row of the table of failures
     category: str = ""
     exit_code: int | None = None
-    not_before_ms: int = 0
+    delay_ms: int = 0  # before the next attempt
     is_interruption: bool = False  # no process was started
     stop_reason: str = ""  # of one that completed before its last step
     saved_step: int = 0  # the step that the next attempt would resume from
@@ -281,15 +281,20 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def end(self, run_id: str, number: int, ending: Ending) -> "Future[RunRecord]":
-        """End an attempt: its slots are freed and the run moves on, in one transaction. Safe to repeat."""
+        """End an attempt: its slots are freed and the run moves on, in one transaction. Safe to repeat.
+
+        The next attempt's time counts from this end, by the same look at the clock: where the clock was put back between
+        a decision and its record, the run would wait until the clock is there again.
+        """
 
         def change(connection: sqlite3.Connection) -> RunRecord:
+            now_ms = self._clock_ms()
             ended = connection.execute(
                 sql("end_attempt"),
                 {
                     "run_id": run_id,
                     "number": number,
-                    "now_ms": self._clock_ms(),
+                    "now_ms": now_ms,
                     "exit_code": ending.exit_code,
                     "category": ending.category,
                     "cause": ending.cause,
@@ -312,7 +317,8 @@ class RunRegistry(RegistryReader):
             state, reason = ending.state, ending.reason
             if state is RunState.PENDING and run.is_cancel_wanted:  # asked for while it was decided
                 state, reason = RunState.CANCELLED, run.cancel_reason
-            self._move(connection, run, state, reason, not_before_ms=ending.not_before_ms)
+            not_before_ms = now_ms + ending.delay_ms if state is RunState.PENDING else 0
+            self._move(connection, run, state, reason, now_ms=now_ms, not_before_ms=not_before_ms)
             return _get(connection, run_id)
 
         return self.writer.submit(change)
@@ -376,10 +382,11 @@ class RunRegistry(RegistryReader):
         state: RunState,
         reason: str,
         *,
+        now_ms: int | None = None,
         not_before_ms: int = 0,
     ) -> None:
         require_transition(run.run_id, run.state, state)
-        now_ms = self._clock_ms()
+        now_ms = self._clock_ms() if now_ms is None else now_ms
         connection.execute(
             sql("move"),
             {

@@ -50,6 +50,9 @@ ORCHESTRATOR: tuple[str, ...] = (
     "logs.committed",
 )
 
+# The same, of a daemon with an event bus.
+BUS: tuple[str, ...] = ("bus.published", "bus.meant", "bus.obeyed")
+
 _armed: dict[str, tuple[str, int]] = {}
 _passed: Counter[str] = Counter()
 

@@ -5,7 +5,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -49,12 +49,13 @@ class DaemonKeeper:
         settings: str,
         struck: Counter[str],
         dice: random.Random,
+        failpoints: Sequence[str] = ORCHESTRATOR,
     ) -> None:
         self._home = home
         self._disk = disk
         self._clock = clock
         self._struck = struck
-        self._failpoints = Deck([*ORCHESTRATOR, *[""] * (len(ORCHESTRATOR) // 2)], dice)
+        self._failpoints = Deck([*failpoints, *[""] * (len(failpoints) // 2)], dice)
         self._times = Deck([1, 1, 2, 3, 5, 10, 30], dice)
         # Failpoints that come first. The second daemon dies for sure, around the first commit that it makes.
         self._owed = [dice.choice(AROUND_A_COMMIT)]

@@ -239,14 +239,19 @@ def _check_points(
 ) -> None:
     """The newest value of each step is what the charts show, each once."""
     wanted: dict[str, dict[int, object]] = {}
+    attempts: dict[str, int] = {}
     for event in events:
-        if event["event"] == "metric":
-            wanted.setdefault(str(event["name"]), {})[int(str(event["step"]))] = event["value"]
-        elif event["event"] == "metrics":
-            values = event["values"]
-            assert isinstance(values, dict)
-            for name, value in values.items():
-                wanted.setdefault(name, {})[int(str(event["step"]))] = value
+        values = {event["name"]: event["value"]} if event["event"] == "metric" else event.get("values", {})
+        if event["event"] not in ("metric", "metrics"):
+            continue
+        for name, value in values.items():
+            points, step = wanted.setdefault(str(name), {}), int(str(event["step"]))
+            if (
+                attempts.get(name, event["attempt"]) != event["attempt"]
+            ):  # it begins again where that one resumed
+                points = wanted[name] = {old: points[old] for old in points if old < step}
+            attempts[name] = event["attempt"]
+            points[step] = value
     found = {
         series.name: dict(zip(series.steps, series.values, strict=True))
         for series in metrics.query(run.run_id)

@@ -23,11 +23,12 @@ from daemon_keeper import DaemonKeeper
 from daemon_process import DEADLINE_S, end_everything
 from fault_checker import History, Report, check
 from fault_strikes import SHARES, FaultStrikes
+from faulty_bus import FaultyBus
 from lossy_socket import LossySocket
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
-from gen_worker.failpoints import ORCHESTRATOR
+from gen_worker.failpoints import BUS, ORCHESTRATOR
 from trn.client.client import AsyncClient
 from trn.core.errors import TrnError
 from trn.core.home import Home
@@ -84,6 +85,7 @@ class FaultHarness:
         self.min_kills = min_kills
         self.seed = seed
         self.history = History()
+        self.bus = FaultyBus()
         self.struck: Counter[str] = Counter()
 
     async def run(self) -> Report:
@@ -93,9 +95,10 @@ class FaultHarness:
                 self.home,
                 disk=self.disk,
                 clock=clock.path,
-                settings=SETTINGS,
+                settings=self.bus.settings + SETTINGS,
                 struck=self.struck,
                 dice=random.Random(f"{self.seed}/daemons"),
+                failpoints=self._failpoints,
             )
             self.strikes = FaultStrikes(
                 self.home,
@@ -106,6 +109,7 @@ class FaultHarness:
                 struck=self.struck,
                 dice=random.Random(f"{self.seed}/faults"),
                 diary=self.folder / "faults.txt",
+                bus=self.bus,
             )
             try:
                 await self._be_faulty(keeper)
@@ -121,6 +125,7 @@ class FaultHarness:
                 self._keep_home()
             return report
         finally:
+            self.bus.end()
             self.disk.unmount()
 
     async def _be_faulty(self, keeper: DaemonKeeper) -> None:
@@ -142,14 +147,24 @@ class FaultHarness:
                 keeper.is_calm = True
             for task in background:
                 task.cancel()
+        await self.bus.calm()
         keeper.end()
-        if find_behind(self.home.registry, self.home.metrics):  # points that the full disk held up
-            await keeper.serve_until(lambda: not find_behind(self.home.registry, self.home.metrics))
+        if not self._is_caught_up():  # points that the full disk held up, events that Redis did
+            await keeper.serve_until(self._is_caught_up)
+
+    def _is_caught_up(self) -> bool:
+        is_behind = find_behind(self.home.registry, self.home.metrics)
+        return not is_behind and self.bus.is_caught_up(self.home)
+
+    @property
+    def _failpoints(self) -> list[str]:
+        return [*ORCHESTRATOR, *([] if self.bus.problem else BUS)]
 
     def _check(self, keeper: DaemonKeeper) -> Report:
         report = check(self.home, self.history, self.witness)
+        self.bus.check(self.home, report)
         report.faults += keeper.faults
-        kinds = [*SHARES, *OTHER_KINDS, *(f"daemon killed at {name}" for name in ORCHESTRATOR)]
+        kinds = [*SHARES, *OTHER_KINDS, *(f"daemon killed at {name}" for name in self._failpoints)]
         for name in [*kinds, *sorted(set(self.struck) - set(kinds))]:
             report.struck[name] = self.struck[name]
         report.left_out |= self.strikes.left_out
@@ -208,17 +223,24 @@ class FaultHarness:
             def submit() -> Awaitable[Any]:
                 return client.submit(config, base_dir=TRAINERS, submission_id=config["name"])
 
-            submission = await self._insist(submit)
-            run_id = submission.run.run_id
+            is_by_bus = number % 4 == 3 and not self.bus.problem
+            if is_by_bus:
+                run_id = await self.bus.submit(config, TRAINERS)
+                self.struck["submit by the bus"] += 1
+            else:
+                run_id = (await self._insist(submit)).run.run_id
             self.history.acknowledged[config["name"]] = run_id
-            if dice.random() < 0.3:
+            if not is_by_bus and dice.random() < 0.3:
                 again = await self._insist(submit)
                 assert again.run.run_id == run_id
                 self.struck["the same submit again"] += 1
             if dice.random() < 0.15:
                 await asyncio.sleep(dice.random())
                 self.history.cancelled.add(run_id)
-                await self._insist(lambda: client.cancel(run_id, "the harness wants it"))
+                if is_by_bus:
+                    await self.bus.cancel(run_id)
+                else:
+                    await self._insist(lambda: client.cancel(run_id, "the harness wants it"))
             lines: list[bytes] = []
             async for batch in client.event_lines(run_id):
                 lines += batch.splitlines()

@@ -7,6 +7,7 @@
     disk filled               a file takes the last byte of the home's disk, for a second or so
     clock moved               the daemon's wall clock, by minutes or hours
     pid reused                daemon, launcher and a worker are killed, and another process gets the worker's pid
+    redis killed, stopped, cut off, out of memory        the event bus, alone or with the daemon: see `FaultyBus`
 
 Which comes next is dealt from a deck: every kind strikes before any strikes again beyond its share. One that finds no
 victim waits for it. Lost replies are the clients' affair: see `FaultHarness`.
@@ -24,9 +25,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import faulty_bus
 import msgspec
 from daemon_keeper import DaemonKeeper, Deck
 from fault_checker import History
+from faulty_bus import FaultyBus
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
@@ -56,6 +59,7 @@ SHARES = {
     "clock moved forward": 1,
     "clock moved back": 1,
     "pid reused": 1,
+    **faulty_bus.SHARES,
 }
 FULL_S = (0.5, 1.0, 1.5)  # below the heartbeat timeout of the harness
 JUMPS_S = (60.0, 20 * 60.0, 5 * 3600.0)
@@ -80,7 +84,9 @@ class FaultStrikes:
         struck: Counter[str],
         dice: random.Random,
         diary: Path,
+        bus: FaultyBus,
     ) -> None:
+        self._bus = bus
         self._home = home
         self._diary = diary
         self._keeper = keeper
@@ -98,6 +104,9 @@ class FaultStrikes:
         if disk.problem:
             self.left_out["disk filled"] = f"a small disk cannot be mounted here: {disk.problem}"
             del shares["disk filled"]
+        if bus.problem:
+            self.left_out |= dict.fromkeys(faulty_bus.SHARES, bus.problem)
+            shares = {name: share for name, share in shares.items() if name not in faulty_bus.SHARES}
         self._deck = Deck([name for name, share in shares.items() for _ in range(share)], dice)
 
     async def strike(self, num_faults: int, *, min_kills: int = 0) -> None:
@@ -113,6 +122,11 @@ class FaultStrikes:
             "clock moved forward": lambda: self._move_clock(1),
             "clock moved back": lambda: self._move_clock(-1),
             "pid reused": self._reuse_pid,
+            "redis killed": lambda: self._bus.kill(self._full_s.deal()),
+            "redis and daemon killed": self._kill_both,
+            "redis stopped and continued": lambda: self._bus.pause(self._full_s.deal()),
+            "redis connections cut": self._bus.cut_connections,
+            "redis out of memory": lambda: self._bus.fill(self._full_s.deal()),
         }
         began = time.monotonic()
         while self.num_struck < num_faults or min(self._num_kills()) < min_kills:
@@ -142,6 +156,13 @@ class FaultStrikes:
 
     async def _kill_daemon(self) -> bool:
         return self._keeper.kill()
+
+    async def _kill_both(self) -> bool:
+        """Redis, and the daemon that had yet to hear from it."""
+        if self._bus.is_away or not self._keeper.kill():
+            return False
+        self._struck["daemon killed"] += 1
+        return await self._bus.kill(self._full_s.deal())
 
     async def _pause_daemon(self) -> bool:
         return self._keeper.pause(1.0)

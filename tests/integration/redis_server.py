@@ -74,6 +74,22 @@ class RedisServer:
                 return
             time.sleep(0.01)
 
+    def connect(self) -> "redis.Redis":
+        """Another connection, that waits for as long as Redis does not answer."""
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @staticmethod
+    def wait_a_moment() -> None:
+        time.sleep(0.05)
+
     def kill(self) -> None:
         """As a power cut would, for this process alone."""
         if self._process is not None:

@@ -189,6 +189,38 @@ def test_a_daemon_that_dies_before_it_replies_has_submitted_one_run(
     assert reply["ok"] == "1"
 
 
+@pytest.mark.parametrize("failpoint", ["bus.meant", "bus.obeyed"])
+def test_a_cancel_that_is_read_again_ends_no_run_that_came_later(
+    tmp_path: Path, home: Path, server: RedisServer, failpoint: str
+) -> None:
+    daemon = start(home, server, f"{failpoint}=kill")
+    daemon.wait_ready()
+    with trn.Client(home) as client:
+        first = client.submit(job(tmp_path, 100_000, run_id="family"), base_dir=TRAINERS).run.run_id
+    request = server.client.xadd("trn:commands", {"command": "cancel", "run_id": "family"})
+    wait_until(lambda: not daemon.is_running())
+    server.kill()  # what was not answered waits until it is back
+    start(home, server).wait_ready()
+    with trn.Client(home) as client:
+        later = client.submit(job(tmp_path, 100_001, run_id="family"), base_dir=TRAINERS).run.run_id
+        assert later != first
+        wait_until(lambda: client.get(later).state == "RUNNING")
+        server.start()
+        assert wait_reply(server, request.decode())["run_id"] == first
+        assert client.wait(first, timeout_s=DEADLINE_S, is_exact=True).state == "CANCELLED"
+        assert not client.get(later).is_cancel_wanted
+        client.cancel(later)
+
+
+def test_a_command_of_many_megabytes_is_refused(tmp_path: Path, home: Path, server: RedisServer) -> None:
+    daemon = start(home, server)
+    daemon.wait_ready()
+    config = json.dumps({**job(tmp_path), "hyperparams": {"witness": str(tmp_path), "x": "y" * (5 << 20)}})
+    refused = ask(server, command="submit", config=config, base_dir=str(TRAINERS))
+    assert (refused["ok"], refused["code"]) == ("0", "invalid-argument")
+    assert "at most" in refused["error"]
+
+
 def test_a_daemon_with_a_bus_that_nobody_knows_is_refused_and_shows_no_password(home: Path) -> None:
     daemon = DaemonProcess(home, settings='event_bus = "kafka://me:secret@host"\n')
     assert daemon.process.wait(DEADLINE_S) == 1

@@ -6,8 +6,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +304,7 @@ class FakeCalls:
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.num_found = 0
         self.asked: list[Any] = []
 
     async def SubmitRun(self, request: pb.SubmitRunRequest, context: Any, /) -> pb.SubmitRunResponse:
@@ -316,9 +319,30 @@ class FakeCalls:
         self.asked.append(request)
         return pb.CancelRunResponse(run=pb.Run(run_id=request.run_id), was_live=True)
 
+    def find(self, run_id: str, *, is_exact: bool = False) -> Any:
+        """The newest of its family: another one each time."""
+        self.num_found += 1
+        return SimpleNamespace(run_id=f"{run_id}.{self.num_found}")
+
+
+class MemoryOfCancels:
+    """As the registry's, without a registry."""
+
+    def __init__(self) -> None:
+        self.meant: dict[tuple[str, str], str] = {}
+
+    def recall(self, command_id: str, asked: str) -> str:
+        return self.meant.get((command_id, asked), "")
+
+    def remember(self, command_id: str, asked: str, run_id: str) -> "Future[None]":
+        self.meant[command_id, asked] = run_id
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
 
 def obey(calls: FakeCalls, **fields: str) -> dict[str, str]:
-    commands = BusCommands(stream=MemoryBus(), calls=calls, shown="memory://here")
+    commands = BusCommands(stream=MemoryBus(), calls=calls, cancels=MemoryOfCancels(), shown="memory://here")
     return asyncio.run(commands.obey(BusCommand("7-1", fields)))
 
 
@@ -356,6 +380,7 @@ def test_a_run_is_known_by_its_command_so_that_it_is_made_once(config: str) -> N
         ({"command": "submit", "prioritty": "1"}, "invalid-argument", "submit has no field prioritty"),
         ({"command": "submit", "priority": "high"}, "invalid-argument", "priority is 'high'"),
         ({"command": "submit", "another": "yes"}, "invalid-argument", "another is 'yes'"),
+        ({"command": "submit", "config": "x" * (5 << 20)}, "invalid-argument", "at most 4194304"),
         ({"command": "submit", "config": "too much"}, "failed-precondition", "asks for 9"),
         ({"command": "submit", "config": "broken"}, "internal", "the daemon failed in bus command submit"),
     ],
@@ -383,7 +408,7 @@ def test_a_command_whose_answer_was_lost_is_obeyed_again_and_then_forgotten() ->
     bus, calls = LosingBus(), FakeCalls()
 
     async def main() -> None:
-        commands = BusCommands(stream=bus, calls=calls, shown="memory://here")
+        commands = BusCommands(stream=bus, calls=calls, cancels=MemoryOfCancels(), shown="memory://here")
         task = asyncio.create_task(commands.run())
         bus.ask(BusCommand("1-1", {"command": "cancel", "run_id": "r", "reply_to": "there"}))
         assert await asyncio.to_thread(bus.wait_answered, DEADLINE_S)
@@ -394,5 +419,7 @@ def test_a_command_whose_answer_was_lost_is_obeyed_again_and_then_forgotten() ->
         await asyncio.wait([task])
 
     asyncio.run(main())
-    assert bus.replies[0] == ("there", {"request_id": "1-1", "ok": "1", "run_id": "r", "was_live": "1"})
-    assert calls.asked == [pb.CancelRunRequest(run_id="r")] * 2
+    assert bus.replies[0] == ("there", {"request_id": "1-1", "ok": "1", "run_id": "r.1", "was_live": "1"})
+    # The run that the name meant when the command was first read, though it means another one by now.
+    assert calls.asked == [pb.CancelRunRequest(run_id="r.1", is_exact=True)] * 2
+    assert calls.num_found == 1

@@ -49,6 +49,7 @@ from trn.daemon.startup_checks import check_start
 from trn.daemon.tcp_guard import TcpGuard
 from trn.daemon.unknown_workers import UnknownWorkers
 from trn.executors.local import LocalExecutor
+from trn.registry.bus_cancels import BusCancels
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 
@@ -184,7 +185,11 @@ class TrainerDaemon:
             outlets.append(BusPublisher(outbox=outbox, bus=bus, shown=url.shown))
             commands = bus.commands()
             if commands is not None:
-                listeners.append(BusCommands(stream=commands, calls=service, shown=url.shown))
+                cancels = BusCancels(home.registry, registry.writer)
+                stack.callback(cancels.close)
+                listeners.append(
+                    BusCommands(stream=commands, calls=service, cancels=cancels, shown=url.shown)
+                )
         wakes = [broadcaster.run_changed, *(outlet.wake for outlet in outlets)]
         registry.writer.on_commit = lambda: _call_each(wakes)
         maintenance = Maintenance(

@@ -194,6 +194,16 @@ WHERE state = 'PENDING' AND not_before_ms <= :now_ms
 -- name: held
 SELECT coalesce(sum(cpus), 0) AS cpus, coalesce(sum(memory_mb), 0) AS memory_mb FROM holdings
 
+-- name: remember_bus_cancel
+INSERT INTO bus_cancels (command_id, asked, run_id) VALUES (:command_id, :asked, :run_id)
+ON CONFLICT (command_id) DO UPDATE SET asked = excluded.asked, run_id = excluded.run_id
+
+-- name: bus_cancel
+SELECT run_id FROM bus_cancels WHERE command_id = :command_id AND asked = :asked
+
+-- name: forget_bus_cancels
+DELETE FROM bus_cancels WHERE number <= (SELECT max(number) FROM bus_cancels) - :kept
+
 -- name: begin_outbox
 INSERT INTO outbox_cursors (consumer, change) SELECT :consumer, value FROM last_change WHERE true
 ON CONFLICT DO NOTHING

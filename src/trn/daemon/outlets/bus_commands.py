@@ -1,7 +1,8 @@
 """Commands that come by the bus: `submit` and `cancel`, obeyed by the same calls as those that come by the API.
 
 Exactly once in effect. A command is acknowledged after its reply; one that is read again, because a daemon died in
-between, finds the run that it made: by a submission id made of the command's.
+between or Redis was away, finds the run that it made (by a submission id made of the command's) or meant to cancel
+(which is durable before that run is cancelled).
 
 Whoever may write commands may run code here, as whoever may open the daemon's socket may.
 """
@@ -15,6 +16,8 @@ from typing import Any, Protocol
 
 from gen_worker.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError
+from trn.core.runs import RunRecord
+from trn.daemon.commits import committed
 from trn.daemon.outlets.event_bus import BusCommand, CommandStream
 from trn.daemon.outlets.own_thread import OwnThread
 from trn.daemon.service_errors import status_of
@@ -26,6 +29,7 @@ READ_S = 4.0  # how long a read waits; when the daemon stops, its connection is 
 STOP_S = 3.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 MAX_REPLY_TO = 512
+MAX_COMMAND_BYTES = 4 << 20  # as a call of the API
 
 _ALWAYS = {"command", "reply_to", "request_id"}
 FIELDS = {
@@ -43,12 +47,23 @@ class Calls(Protocol):
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Any, /) -> pb.CancelRunResponse: ...  # noqa: N802
 
+    def find(self, run_id: str, *, is_exact: bool = False) -> RunRecord: ...
+
+
+class MeantRuns(Protocol):
+    """What `BusCancels` keeps."""
+
+    def recall(self, command_id: str, asked: str) -> str: ...
+
+    def remember(self, command_id: str, asked: str, run_id: str) -> "concurrent.futures.Future[None]": ...
+
 
 class BusCommands:
     """`run` is one part of the daemon. It reads in a thread of its own, and obeys in the loop's."""
 
-    def __init__(self, *, stream: CommandStream, calls: Calls, shown: str) -> None:
+    def __init__(self, *, stream: CommandStream, calls: Calls, cancels: MeantRuns, shown: str) -> None:
         self._stream = stream
+        self._cancels = cancels
         self._calls = calls
         self._shown = shown
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,7 +111,7 @@ class BusCommands:
         self._calls.num_calls += 1  # somebody uses this daemon
         try:
             _require_fields(name, fields)
-            done = await (self._submit(command) if name == "submit" else self._cancel(fields))
+            done = await (self._submit(command) if name == "submit" else self._cancel(command))
         except TrnError as fault:
             return {**head, "ok": "0", "code": fault.code, "error": str(fault)}
         except Exception as fault:
@@ -118,8 +133,15 @@ class BusCommands:
         answer = await self._calls.SubmitRun(request, None)
         return {"run_id": answer.run.run_id, "existed": str(int(answer.existed))}
 
-    async def _cancel(self, fields: Mapping[str, str]) -> dict[str, str]:
-        request = pb.CancelRunRequest(run_id=fields.get("run_id", ""), reason=fields.get("reason", ""))
+    async def _cancel(self, command: BusCommand) -> dict[str, str]:
+        asked = command.fields.get("run_id", "")
+        meant = self._cancels.recall(command.command_id, asked)
+        if not meant:
+            meant = self._calls.find(asked).run_id
+            await committed(self._cancels.remember(command.command_id, asked, meant))
+            failpoint("bus.meant")
+        reason = command.fields.get("reason", "")
+        request = pb.CancelRunRequest(run_id=meant, reason=reason, is_exact=True)
         answer = await self._calls.CancelRun(request, None)
         return {"run_id": answer.run.run_id, "was_live": str(int(answer.was_live))}
 
@@ -133,6 +155,11 @@ def _reply_to(fields: Mapping[str, str]) -> str:
 def _require_fields(name: str, fields: Mapping[str, str]) -> None:
     if name not in FIELDS:
         raise InvalidRequestError(f"command is {name[:60]!r}, expected one of {', '.join(sorted(FIELDS))}")
+    size_bytes = sum(len(value.encode()) for value in fields.values())
+    if size_bytes > MAX_COMMAND_BYTES:
+        raise InvalidRequestError(
+            f"the command {name} has {size_bytes} bytes, expected at most {MAX_COMMAND_BYTES}"
+        )
     unknown = sorted(fields.keys() - FIELDS[name])
     if unknown:
         raise InvalidRequestError(

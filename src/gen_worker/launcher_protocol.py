@@ -47,10 +47,11 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     code_dir: str
     log_path: str
     attempt_dir: str
-    checkpoints_dir: str
-    events_path: str
-    trainer: str
     is_warm: bool
+    # A daemon that was started before an upgrade does not give these three: a field that is added has a default.
+    checkpoints_dir: str = ""
+    events_path: str = ""
+    trainer: str = ""
     is_writer_wanted: bool = True  # a warm worker forks its checkpoint writer first of all
     frozen_from: str = ""  # the folder that `code_dir` is a frozen copy of; empty: it is none
     nonce: str = ""

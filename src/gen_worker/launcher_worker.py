@@ -178,12 +178,13 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
             from gen_worker.trainer.child_attempt import close_attempt
 
             plan = request.plan
+            folder = Path(plan.attempt_dir).parent
             close_attempt(
                 run_id=plan.run_id,
                 attempt=plan.number,
                 nonce=plan.nonce,
-                checkpoints_dir=Path(plan.checkpoints_dir),
-                events_path=Path(plan.events_path),
+                checkpoints_dir=Path(plan.checkpoints_dir or folder / "checkpoints"),
+                events_path=Path(plan.events_path or folder / "metrics" / "events.jsonl"),
                 trainer=plan.trainer or None,
                 category=Category(request.category),
                 error=request.error,

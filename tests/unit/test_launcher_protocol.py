@@ -102,7 +102,7 @@ def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_plan_crosses_the_socket_whole() -> None:
-    assert WorkerPlan.__struct_fields__ == LaunchPlan.__struct_fields__
+    assert sorted(WorkerPlan.__struct_fields__) == sorted(LaunchPlan.__struct_fields__)
     plan = LaunchPlan(
         run_id="r",
         number=2,
@@ -121,6 +121,26 @@ def test_the_plan_crosses_the_socket_whole() -> None:
     line = encode(Launch(id=4, plan=wanted))
     assert b"\n" not in line
     assert request_decoder.decode(line) == Launch(id=4, plan=wanted)
+
+
+def test_a_plan_of_a_daemon_from_before_an_upgrade_is_read() -> None:
+    """The first release had these fields and no others; every other one has a default."""
+    released = {
+        "run_id": "r",
+        "number": 1,
+        "argv": ["python"],
+        "env": {},
+        "cwd": "/",
+        "code_dir": "",
+        "log_path": "/log",
+        "attempt_dir": "/runs/r/attempts",
+        "contract_path": "/runs/r/contract.json",
+        "is_warm": True,
+    }
+    line = msgspec.json.encode({"type": "launch", "id": 1, "plan": released})
+    request = request_decoder.decode(line)
+    assert isinstance(request, Launch)
+    assert request.plan.attempt_dir == "/runs/r/attempts"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import trn
 from trn.core import errors
 from trn.core.home import Home, socket_address
 from trn.core.settings import ListenSettings, Settings
+from trn.daemon.commits import committed
 from trn.daemon.server import MAX_MESSAGE_BYTES, add_ports
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
@@ -168,6 +169,32 @@ def test_a_runs_token_does_nothing_for_another_run_and_nothing_else(tmp_path: Pa
                 for path in ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", REFLECTION):
                     code = await status(channel, path, b"", bearer(token))
                     assert code == grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(main())
+
+
+def test_a_runs_token_is_good_for_no_run_whose_id_begins_with_its_own_once_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path, listen=LOOPBACK) as host:
+            async with trn.AsyncClient(tmp_path) as owner:
+                mine = await owner.submit(job(run_id="mine", max_steps=1))
+                await owner.submit(job(run_id="mine-too", max_steps=3))
+                await owner.cancel("mine")
+            await committed(host.registry.remove(["mine"]))
+            async with trn.AsyncClient(address=host.tcp, token=mine.run_token, is_insecure=True) as client:
+                for call in (
+                    client.get("mine"),
+                    client.metrics("mine"),
+                    client.cancel("mine"),
+                    anext(client.watch(run_ids=["mine"], is_exact=True)),
+                    anext(client.events("mine", is_exact=True)),
+                    anext(client.logs("mine", is_exact=True)),
+                ):
+                    with pytest.raises(errors.NotFoundError):
+                        await call
+            assert host.registry.get("mine-too").state == "PENDING"
 
     asyncio.run(main())
 

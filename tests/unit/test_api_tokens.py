@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
-from trn.daemon.api_tokens import RUN_TOKEN_LIFE_S, ApiTokens, read_or_make_token, require_allowed
+from trn.daemon.api_tokens import RUN_TOKEN_LIFE_S, ApiTokens, RunGrant, read_or_make_token, require_allowed
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
+
+
+def no_nonce(_run_id: str) -> str:
+    return ""
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def test_the_operators_token_is_the_operator_and_a_runs_token_is_its_run(
     run_token = tokens.make_run_token("a.b-1")
     operator = (tmp_path / "token").read_text().strip()
     assert tokens.authenticate([f"Bearer {operator}"]) is None
-    assert tokens.authenticate([f"bearer {run_token}"]) == "a.b-1"
+    assert tokens.authenticate([f"bearer {run_token}"]) == RunGrant("a.b-1")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_a_runs_token_ends_on_its_day(tmp_path: Path) -> None:
     tokens = ApiTokens(tmp_path / "token", clock_s=lambda: now_s)
     value = f"Bearer {tokens.make_run_token('a')}"
     now_s += RUN_TOKEN_LIFE_S - 1
-    assert tokens.authenticate([value]) == "a"
+    assert tokens.authenticate([value]) == RunGrant("a")
     now_s += 1
     with pytest.raises(UnauthenticatedError, match="token of run a has ended"):
         tokens.authenticate([value])
@@ -115,7 +119,7 @@ def test_a_runs_token_ends_on_its_day(tmp_path: Path) -> None:
 def test_another_operators_token_ends_every_runs_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     value = f"Bearer {ApiTokens(path).make_run_token('a')}"
-    assert ApiTokens(path).authenticate([value]) == "a"
+    assert ApiTokens(path).authenticate([value]) == RunGrant("a")
     path.unlink()
     with pytest.raises(UnauthenticatedError):
         ApiTokens(path).authenticate([value])
@@ -134,23 +138,48 @@ MAY = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_runs_token_is_good_for_its_run_and_for_nothing_else(name: str) -> None:
     method = METHODS[name]
-    require_allowed(None, name, method.request())
+    require_allowed(None, name, method.request(), no_nonce)
     if name in MAY:
-        require_allowed("mine", name, MAY[name])
+        require_allowed(RunGrant("mine"), name, MAY[name], no_nonce)
         with pytest.raises(ForbiddenError):
-            require_allowed("yours", name, MAY[name])
+            require_allowed(RunGrant("yours"), name, MAY[name], no_nonce)
         with pytest.raises(ForbiddenError):
-            require_allowed("min", name, MAY[name])
+            require_allowed(RunGrant("min"), name, MAY[name], no_nonce)
     with pytest.raises(ForbiddenError):
-        require_allowed("mine", name, method.request())
+        require_allowed(RunGrant("mine"), name, method.request(), no_nonce)
 
 
 def test_a_watch_of_two_runs_is_not_for_the_token_of_one() -> None:
     with pytest.raises(ForbiddenError):
-        require_allowed("mine", "WatchRuns", pb.WatchRunsRequest(run_ids=["mine", "yours"]))
+        require_allowed(
+            RunGrant("mine"), "WatchRuns", pb.WatchRunsRequest(run_ids=["mine", "yours"]), no_nonce
+        )
 
 
 @pytest.mark.parametrize("name", ["Check", "Watch", "List", "ServerReflectionInfo", "Anything"])
 def test_a_runs_token_does_not_open_other_services(name: str) -> None:
     with pytest.raises(ForbiddenError):
-        require_allowed("mine", name, object())
+        require_allowed(RunGrant("mine"), name, object(), no_nonce)
+
+
+def test_a_token_is_for_one_submission_and_not_for_a_later_run_of_the_same_id(tokens: ApiTokens) -> None:
+    grant = tokens.authenticate([f"Bearer {tokens.make_run_token('a.b', '0123')}"])
+    assert grant == RunGrant("a.b", "0123")
+    require_allowed(grant, "GetRun", pb.GetRunRequest(run_id="a.b"), lambda _run_id: "0123")
+    require_allowed(
+        grant, "GetRun", pb.GetRunRequest(run_id="a.b"), lambda _run_id: None
+    )  # not found, it says then
+    for other in ("4567", ""):
+        with pytest.raises(ForbiddenError, match="another has its id by now"):
+            require_allowed(
+                grant, "GetRun", pb.GetRunRequest(run_id="a.b"), lambda _run_id, other=other: other
+            )
+
+
+def test_tokens_of_runs_from_before_there_were_nonces_work_for_those_alone(tokens: ApiTokens) -> None:
+    token = tokens.make_run_token("mine")
+    assert token.startswith("trnrun1.")
+    grant = tokens.authenticate([f"Bearer {token}"])
+    require_allowed(grant, "GetRun", pb.GetRunRequest(run_id="mine"), no_nonce)
+    with pytest.raises(ForbiddenError, match="another has its id by now"):
+        require_allowed(grant, "GetRun", pb.GetRunRequest(run_id="mine"), lambda _run_id: "0123")

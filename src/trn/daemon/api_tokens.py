@@ -1,7 +1,8 @@
 """Who may call over TCP. Through the socket, whose folder is the owner's alone, nobody is asked.
 
-The operator's token is a secret in a file of the home. A run token is made from it: it names a run and a day on which
-it ends, and an HMAC that only the daemon can make. Nothing is stored; another operator's token ends them all.
+The operator's token is a secret in a file of the home. A run token is made from it: it names a run by its id and the
+nonce of its submission, a day on which it ends, and an HMAC that only the daemon can make. Nothing is stored; another
+operator's token ends them all.
 """
 
 import contextlib
@@ -12,14 +13,22 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 
 RUN_TOKEN_LIFE_S = 30 * 24 * 3600
 MIN_TOKEN_CHARS = 32
 
-_HEAD = "trnrun1"
+_HEAD = "trnrun2"
+_HEAD_WITHOUT_NONCE = "trnrun1"  # of runs from before there were nonces
+
+
+class RunGrant(NamedTuple):
+    """What a run's token is good for: that very submission, and no later run of the same id."""
+
+    run_id: str
+    nonce: str = ""
 
 
 def read_or_make_token(path: Path) -> str:
@@ -62,11 +71,14 @@ class ApiTokens:
         """Read the operator's token, or make it. UnavailableError where it cannot be trusted."""
         self._load()
 
-    def make_run_token(self, run_id: str) -> str:
-        claim = f"{_HEAD}.{int(self._clock_s()) + RUN_TOKEN_LIFE_S}.{run_id}"
+    def make_run_token(self, run_id: str, nonce: str = "") -> str:
+        expiry_s = int(self._clock_s()) + RUN_TOKEN_LIFE_S
+        claim = (
+            f"{_HEAD}.{expiry_s}.{nonce}.{run_id}" if nonce else f"{_HEAD_WITHOUT_NONCE}.{expiry_s}.{run_id}"
+        )
         return f"{claim}.{self._sign(claim)}"
 
-    def authenticate(self, values: Sequence[str | bytes]) -> str | None:
+    def authenticate(self, values: Sequence[str | bytes]) -> RunGrant | None:
         """The run that the caller's `authorization` is for; None: it is the operator. UnauthenticatedError otherwise."""
         if len(values) != 1:
             raise UnauthenticatedError(
@@ -84,19 +96,20 @@ class ApiTokens:
             return None
         return self._read_run_token(token)
 
-    def _read_run_token(self, token: bytes) -> str:
+    def _read_run_token(self, token: bytes) -> RunGrant:
         text = token.decode(errors="replace")
         claim, _, signature = text.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(claim).encode()):
             raise UnauthenticatedError(
                 "the token is not valid here: it is of another daemon, or was cut short"
             )
-        _, expiry_s, run_id = claim.split(".", 2)
+        head, expiry_s, rest = claim.split(".", 2)
+        nonce, _, run_id = rest.partition(".") if head == _HEAD else ("", "", rest)
         if int(expiry_s) <= self._clock_s():
             raise UnauthenticatedError(
                 f"the token of run {run_id} has ended: submit the run once more for a new one, or use the operator's"
             )
-        return run_id
+        return RunGrant(run_id, nonce)
 
     def _sign(self, claim: str) -> str:
         _, key = self._load()
@@ -113,13 +126,17 @@ class ApiTokens:
 _OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "CancelRun"})
 
 
-def require_allowed(run_id: str | None, method: str, request: Any) -> None:
+def require_allowed(
+    grant: RunGrant | None, method: str, request: Any, nonce_of: Callable[[str], str | None]
+) -> None:
     """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do all.
 
-    With a run's token its name means that very run, and not the newest of its family.
+    With a run's token its name means that very run, and neither the newest of its family nor another submission that has
+    the id by now. `nonce_of` a run that is not there is None.
     """
-    if run_id is None:
+    if grant is None:
         return
+    run_id = grant.run_id
     if method in _OF_ONE_RUN:
         named = [request.run_id]
     elif method == "WatchRuns":
@@ -131,4 +148,6 @@ def require_allowed(run_id: str | None, method: str, request: Any) -> None:
         raise ForbiddenError(f"this token is for run {run_id} alone, and {asked} was asked for")
     if method == "GetMetrics" and request.with_ancestors:
         raise ForbiddenError(f"this token is for run {run_id} alone, and its ancestors were asked for")
+    if nonce_of(run_id) not in (None, grant.nonce):
+        raise ForbiddenError(f"this token is for an earlier run {run_id}, and another has its id by now")
     request.is_exact = True

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from trn.core.errors import InvalidRequestError, TrnError, UnavailableError
 from trn.core.home import Home, socket_address
 from trn.core.settings import ListenSettings, Settings
-from trn.daemon.api_tokens import ApiTokens, require_allowed
+from trn.daemon.api_tokens import ApiTokens, RunGrant, require_allowed
 from trn.daemon.service_errors import status_of
 from trn.daemon.tcp_guard import AUTHENTICATE_S, max_connections
 from trn.proto.addresses import is_loopback
@@ -47,6 +47,8 @@ class Calls(Protocol):
 
     tokens: ApiTokens
     num_calls: int
+
+    def nonce_of(self, run_id: str) -> str | None: ...
 
 
 def build_server(
@@ -196,7 +198,7 @@ def _guard(handler: Any, name: str, path: str, service: Calls, admitted: Callabl
                 raise InvalidRequestError(
                     f"the request of {name} cannot be read: it was cut short, or is of another call"
                 ) from fault
-        require_allowed(caller, name, request)
+        require_allowed(caller, name, request, service.nonce_of)
         return request
 
     async def answer(raw: Any, context: Context) -> Any:
@@ -233,7 +235,7 @@ def _guard(handler: Any, name: str, path: str, service: Calls, admitted: Callabl
     return grpc.unary_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
 
-def _caller(context: Context, tokens: ApiTokens) -> str | None:
+def _caller(context: Context, tokens: ApiTokens) -> RunGrant | None:
     metadata = context.invocation_metadata() or ()
     return tokens.authenticate([value for key, value in metadata if key == "authorization"])
 

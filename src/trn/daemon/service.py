@@ -319,6 +319,12 @@ class TrainerService:
         self._home.run(run_id)
         return self._registry.find(run_id, is_exact=is_exact)
 
+    def nonce_of(self, run_id: str) -> str | None:
+        """Of the submission that has this id; None where there is none."""
+        with contextlib.suppress(NotFoundError):
+            return self._registry.get(run_id).nonce
+        return None
+
     async def _submit(
         self,
         asked: Asked,
@@ -371,7 +377,7 @@ class TrainerService:
         return pb.SubmitRunResponse(
             run=run_message(record),
             existed=existed,
-            run_token=self.tokens.make_run_token(record.run_id),
+            run_token=self.tokens.make_run_token(record.run_id, record.nonce),
             notes=notes,
             env_differences=differences,
         )

@@ -27,8 +27,18 @@ JOB = TrainingJobSpec(run_id="run", max_steps=9)
 FORCED = TrainingJobSpec(run_id="run", max_steps=9, resume_non_finite=True)
 
 
-def save(folder: Path, *steps: int, final: int | None = None, nan: tuple[int, ...] = ()) -> None:
-    with ArtifactWriter(folder, folder / "samples", run_id="run", attempt=1, keep_last=0) as writer:
+def save(
+    folder: Path,
+    *steps: int,
+    final: int | None = None,
+    nan: tuple[int, ...] = (),
+    run_id: str = "run",
+    nonce: str = "",
+    keep_last: int = 0,
+) -> None:
+    with ArtifactWriter(
+        folder, folder / "samples", run_id=run_id, attempt=1, nonce=nonce, keep_last=keep_last, keep_best=0
+    ) as writer:
         for step in (*steps, *(() if final is None else (final,))):
             weights = torch.full((20,), float("nan") if step in nan else float(step))
             content = CheckpointContent(
@@ -240,3 +250,49 @@ def test_progress_is_measured_where_the_next_attempt_would_begin(folder: Path) -
     (folder / "step-00000006.meta.json").unlink()
     assert find_next_start(folder, "run") == 4
     assert find_next_start(folder / "nowhere", "run") == 0
+
+
+def test_what_another_submission_saved_under_the_same_id_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4, nonce="ours")
+    save(tmp_path, 6, final=8, nonce="theirs")
+    assert find_next_start(tmp_path, "run", "ours") == 4
+    found = newest_checkpoint(tmp_path, "run", "ours")
+    assert found is not None
+    assert (found.step, found.nonce) == (4, "ours")
+    assert all("another submission of run 'run'" in text for text in found.passed_over)
+    point = choose_resume_point(JOB, tmp_path, None, nonce="ours")
+    assert point.checkpoint is not None
+    assert point.checkpoint.step == 4
+    assert len(point.passed_over) == 2
+    looked_at = find_checkpoint(tmp_path, "run", "ours")
+    assert looked_at is not None
+    assert looked_at.step == 4
+
+
+@pytest.mark.parametrize("saver", [("another", ""), ("run", "theirs")])
+def test_a_run_beside_nothing_but_what_others_saved_is_refused(
+    tmp_path: Path, saver: tuple[str, str]
+) -> None:
+    save(tmp_path, 6, run_id=saver[0], nonce=saver[1])
+    with pytest.raises(InputError, match=r"it is of (run 'another'|another submission)"):
+        choose_resume_point(JOB, tmp_path, None, nonce="ours")
+    with pytest.raises(InvalidRequestError, match=r"it is of (run 'another'|another submission)"):
+        newest_checkpoint(tmp_path, "run", "ours")
+
+
+def test_a_worker_without_a_nonce_resumes_what_older_releases_saved(folder: Path) -> None:
+    path = folder / "step-00000006.meta.json"
+    document = json.loads(path.read_text())
+    del document["digest"], document["nonce"]
+    path.write_text(json.dumps(document))
+    point = choose_resume_point(JOB, folder, None)
+    assert point.checkpoint is not None
+    assert point.checkpoint.step == 6
+    assert find_next_start(folder, "run", "ours") == 0, "a new run cannot have saved it"
+
+
+def test_what_others_saved_neither_counts_for_retention_nor_is_removed_by_it(tmp_path: Path) -> None:
+    save(tmp_path, 1, 3, nonce="theirs")
+    save(tmp_path, 2, 4, 6, nonce="ours", keep_last=2)
+    names = sorted(path.name for path in tmp_path.glob("*.meta.json"))
+    assert names == [f"step-{step:08d}.meta.json" for step in (1, 3, 4, 6)]

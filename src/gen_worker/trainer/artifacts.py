@@ -94,6 +94,7 @@ class ArtifactWriter:
         *,
         run_id: str,
         attempt: int = 1,
+        nonce: str = "",
         format: Literal["pt", "safetensors"] = "pt",  # noqa: A002  (the job's own word)
         keep_last: int = 3,
         keep_best: int = 1,
@@ -112,6 +113,7 @@ class ArtifactWriter:
         self.checkpoints_dir = Path(checkpoints_dir)
         self._run_id = run_id
         self._attempt = attempt
+        self._nonce = nonce
         self._format: Literal["pt", "safetensors"] = format
         self._trainer = trainer
         self._token = secrets.token_hex(6)
@@ -370,6 +372,7 @@ class ArtifactWriter:
     ) -> CheckpointMeta:
         return CheckpointMeta(
             run_id=self._run_id,
+            nonce=self._nonce,
             attempt=self._attempt,
             step=content.step,
             epoch=content.epoch,

@@ -306,7 +306,9 @@ class Assembly:
             given = inputs.resume_checkpoint_path
             if self.job.resume_checkpoint_path is not None:
                 given = self.environment.job_dir / self.job.resume_checkpoint_path
-            resume = choose_resume_point(self.job, self.environment.checkpoints_dir, given)
+            resume = choose_resume_point(
+                self.job, self.environment.checkpoints_dir, given, nonce=self.environment.nonce
+            )
             for item in resume.passed_over:
                 self.reporter.log(f"passed over {item.path.name}: {item.reason}", level="warning")
             chosen = resume.checkpoint
@@ -326,7 +328,9 @@ class Assembly:
         store = CheckpointStore(self.environment.checkpoints_dir)
         if self.processes.rank == 0:
             chosen = store.choose(
-                is_candidate=lambda info: info.step % every == 0, of_run=self.job.run_id
+                is_candidate=lambda info: info.step % every == 0,
+                of_run=self.job.run_id,
+                nonce=self.environment.nonce,
             ).taken
         return self._load_as_main(chosen)
 
@@ -343,6 +347,7 @@ class Assembly:
             self.environment.samples_dir,
             run_id=self.job.run_id,
             attempt=self.reporter.attempt,
+            nonce=self.environment.nonce,
             format=wanted.format,
             keep_last=wanted.keep_last,
             keep_best=wanted.keep_best,

@@ -27,8 +27,13 @@ class ResumePoint:
     passed_over: tuple[PassedOver, ...] = ()
 
 
-def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path | None) -> ResumePoint:
-    """The run's own checkpoints come first: a second attempt goes on from them, not from what the first was given."""
+def choose_resume_point(
+    job: TrainingJobSpec, checkpoints_dir: Path, given: Path | None, *, nonce: str = ""
+) -> ResumePoint:
+    """The run's own checkpoints come first: a second attempt goes on from them, not from what the first was given.
+
+    What another run, or another submission than `nonce`, left in the folder is passed over.
+    """
     store = CheckpointStore(checkpoints_dir)
     # A meta that cannot be read is a committed checkpoint all the same; data without a meta never was one.
     existing = find_committed(checkpoints_dir)
@@ -37,7 +42,7 @@ def choose_resume_point(job: TrainingJobSpec, checkpoints_dir: Path, given: Path
             f"{checkpoints_dir} already holds checkpoints of this run ({', '.join(existing[-3:])}), and"
             " resume_from_latest is false: set it to true to go on, or use another folder to start anew"
         )
-    choice = store.choose(is_non_finite_taken=job.resume_non_finite, of_run=job.run_id)
+    choice = store.choose(is_non_finite_taken=job.resume_non_finite, of_run=job.run_id, nonce=nonce)
     if choice.taken is not None:
         return ResumePoint(checkpoint=choice.taken, passed_over=choice.passed_over)
     if existing:

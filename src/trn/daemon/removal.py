@@ -275,7 +275,9 @@ class _Superseded(NamedTuple):
 
 
 def _superseded(run_id: str, folder: Path) -> list[_Superseded]:
-    infos = {info.stem: info for info in scan(folder)[0]} if folder.is_dir() else {}
+    infos = (
+        {info.stem: info for info in scan(folder)[0] if info.meta.run_id == run_id} if folder.is_dir() else {}
+    )
     removable = select_removals([candidate_of(info) for info in infos.values()], keep_last=1, keep_best=1)
     return [
         _Superseded(

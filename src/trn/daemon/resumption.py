@@ -68,11 +68,11 @@ class Resumption:
             base_dir=request.base_dir,
             interpreter=request.interpreter,
             priority=request.priority,
-            parent_run_id=self._known(checkpoint.run_id),
+            parent_run_id=self._known(checkpoint),
             log_dir=request.log_dir,
             event_log=request.event_log,
             submission_id=request.submission_id,
-            family=self._family_of(checkpoint.run_id),
+            family=self._family_of(checkpoint),
             start_step=checkpoint.step,
             secret_env=_read_secrets(request),
             caller_env=request.caller_env,
@@ -95,6 +95,7 @@ class Resumption:
                 newest_checkpoint,
                 self._home.run(parent.run_id).checkpoints,
                 parent.run_id,
+                parent.nonce,
                 is_forced=request.is_forced,
             )
         plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
@@ -106,7 +107,7 @@ class Resumption:
             base_dir=request.base_dir or parent.base_dir,
             interpreter=request.interpreter or parent.interpreter,
             priority=request.priority,
-            parent_run_id=self._known(checkpoint.run_id if checkpoint else "") or parent.run_id,
+            parent_run_id=self._known(checkpoint) or parent.run_id,
             log_dir=request.log_dir,
             event_log=request.event_log,
             submission_id=request.submission_id,
@@ -134,16 +135,21 @@ class Resumption:
             )
         return {**found, **given}
 
-    def _known(self, run_id: str) -> str:
-        """That run, if it is one of ours: a checkpoint may come from another home."""
-        with contextlib.suppress(NotFoundError):
-            return self._registry.get(run_id).run_id
-        return ""
+    def _known(self, checkpoint: SavedCheckpoint | None) -> str:
+        """The run that saved it, if it is one of ours: it may be of another home, or of another submission of that id."""
+        run = self._find_saver(checkpoint)
+        return "" if run is None else run.run_id
 
-    def _family_of(self, run_id: str) -> str:
+    def _find_saver(self, checkpoint: SavedCheckpoint | None) -> RunRecord | None:
         with contextlib.suppress(NotFoundError):
-            return self._registry.get(run_id).family
-        return ""
+            run = None if checkpoint is None else self._registry.get(checkpoint.run_id)
+            if run is not None and checkpoint is not None and run.nonce == checkpoint.nonce:
+                return run
+        return None
+
+    def _family_of(self, checkpoint: SavedCheckpoint) -> str:
+        run = self._find_saver(checkpoint)
+        return "" if run is None else run.family
 
     def _read_config(self, text: bytes) -> dict[str, Any]:
         return read_config(text, max_config_bytes=self._max_config_bytes)

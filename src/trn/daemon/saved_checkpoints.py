@@ -28,6 +28,7 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     step: int
     run_id: str
+    nonce: str = ""
     passed_over: tuple[str, ...] = ()
     non_finite: str = ""
     is_verifiable: bool = True
@@ -51,18 +52,20 @@ def read_checkpoint(path: Path, *, is_forced: bool = False) -> SavedCheckpoint:
     return _as_saved(found)
 
 
-def find_next_start(folder: Path, run_id: str) -> int:
+def find_next_start(folder: Path, run_id: str, nonce: str = "") -> int:
     """The step that the next attempt would resume from; 0 where nothing can be. Reads no data files, but blocks."""
-    choice = choose_newest(folder, check_quickly, of_run=run_id)
+    choice = choose_newest(folder, check_quickly, of_run=run_id, nonce=nonce)
     return 0 if choice.taken is None else choice.taken.step
 
 
-def newest_checkpoint(folder: Path, run_id: str, *, is_forced: bool = False) -> SavedCheckpoint | None:
+def newest_checkpoint(
+    folder: Path, run_id: str, nonce: str = "", *, is_forced: bool = False
+) -> SavedCheckpoint | None:
     """The newest that a resume takes; None where none was ever saved. InvalidRequestError where none can be taken.
 
     Blocks.
     """
-    choice = choose_newest(folder, check_quickly, is_non_finite_taken=is_forced, of_run=run_id)
+    choice = choose_newest(folder, check_quickly, is_non_finite_taken=is_forced, of_run=run_id, nonce=nonce)
     passed_over = tuple(map(str, choice.passed_over))
     if choice.taken is not None:
         return msgspec.structs.replace(_as_saved(choice.taken), passed_over=passed_over, is_chosen=True)
@@ -80,6 +83,7 @@ def _as_saved(info: CheckpointInfo) -> SavedCheckpoint:
         path=info.meta_path,
         step=info.step,
         run_id=info.meta.run_id,
+        nonce=info.meta.nonce,
         non_finite="" if info.verified else info.reason,
         is_verifiable=bool(info.meta.digest),
     )

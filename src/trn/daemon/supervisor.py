@@ -403,7 +403,9 @@ class AttemptSupervisor:
 
     async def _find_next_start(self) -> int:
         try:
-            return await asyncio.to_thread(find_next_start, self._folder.checkpoints, self._key.run_id)
+            return await asyncio.to_thread(
+                find_next_start, self._folder.checkpoints, self._key.run_id, self._key.nonce
+            )
         except Exception as fault:
             if is_own_trouble(fault):
                 raise

@@ -78,17 +78,19 @@ def choose_newest(
     is_non_finite_taken: bool = False,
     is_candidate: Callable[[CheckpointInfo], bool] = lambda _info: True,
     of_run: str | None = None,
+    nonce: str = "",
 ) -> Choice[T]:
     """The newest checkpoint that a resume may begin at. `take` reads its bytes, or raises CheckpointError.
 
-    With `of_run`, one that another run saved is passed over: somebody put it there.
+    With `of_run`, one that another run saved is passed over: somebody put it there. With a `nonce`, so is one that
+    another submission of that id saved.
     """
     infos, unreadable = scan(folder)
     passed_over: list[PassedOver] = []
     taken, reached = None, 0
     for info in filter(is_candidate, infos):
         try:
-            require_run(info, of_run)
+            require_run(info.meta, of_run, nonce)
             require_finite(info, is_non_finite_taken=is_non_finite_taken)
             taken, reached = take(info), info.step
         except CheckpointError as error:
@@ -106,9 +108,12 @@ def find_committed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(f"*{META_SUFFIX}"))
 
 
-def require_run(info: CheckpointInfo, run_id: str | None) -> None:
-    if run_id is not None and info.meta.run_id != run_id:
-        raise CheckpointError(f"it is of run {info.meta.run_id!r}, not of {run_id!r}")
+def require_run(meta: CheckpointMeta, run_id: str | None, nonce: str = "") -> None:
+    """CheckpointError where another run saved it, or another submission under the same id."""
+    if run_id is not None and meta.run_id != run_id:
+        raise CheckpointError(f"it is of run {meta.run_id!r}, not of {run_id!r}")
+    if run_id is not None and nonce and meta.nonce != nonce:
+        raise CheckpointError(f"it is of another submission of run {run_id!r}")
 
 
 def require_finite(info: CheckpointInfo, *, is_non_finite_taken: bool = False) -> None:

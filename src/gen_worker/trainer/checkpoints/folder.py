@@ -99,11 +99,16 @@ class CheckpointFolder:
         """Remove what `select_removals` names: the meta first, so that half a removal is no checkpoint.
 
         What lies beyond the step just saved is what a resume has passed over: it is not counted, and it stays, for
-        its own word that it is verified has been found wrong.
+        its own word that it is verified has been found wrong. So does what another run or submission saved.
         """
         found, _ = scan(self.path)
-        reached = next((info.step for info in found if info.stem == just_saved), -1)
-        infos = {info.stem: info for info in found if info.step <= reached}
+        saved = next((info for info in found if info.stem == just_saved), None)
+        reached = -1 if saved is None else saved.step
+        infos = {
+            info.stem: info
+            for info in found
+            if info.step <= reached and saved is not None and _saver(info) == _saver(saved)
+        }
         candidates = [candidate_of(info) for info in infos.values()]
         removed = select_removals(candidates, keep_last=self._keep_last, keep_best=self._keep_best)
         for stem in removed:
@@ -162,3 +167,7 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
             elif folder:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _saver(info: CheckpointInfo) -> tuple[str, str]:
+    return info.meta.run_id, info.meta.nonce

@@ -64,6 +64,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = SCHEMA_VERSION
     run_id: str
+    nonce: str = ""  # of the submission, where a daemon drew one
     attempt: int
     step: int
     epoch: int

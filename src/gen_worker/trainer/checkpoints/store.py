@@ -81,6 +81,7 @@ class CheckpointStore:
         is_non_finite_taken: bool = False,
         is_candidate: Callable[[CheckpointInfo], bool] = lambda _info: True,
         of_run: str | None = None,
+        nonce: str = "",
     ) -> Choice[Checkpoint]:
         """The newest that a resume may begin at, loaded: as `choose_newest` says."""
         return choose_newest(
@@ -89,6 +90,7 @@ class CheckpointStore:
             is_non_finite_taken=is_non_finite_taken,
             is_candidate=is_candidate,
             of_run=of_run,
+            nonce=nonce,
         )
 
     def newest_verified(self) -> tuple[Checkpoint | None, _PassedOver]:
@@ -123,6 +125,7 @@ class CheckpointStore:
             is_non_finite_taken=is_non_finite_taken,
             is_candidate=lambda info: named is None or info.order <= named.order,
             of_run=None if named is None else named.meta.run_id,
+            nonce="" if named is None else named.meta.nonce,
         )
 
     def verify(self, meta_path: Path) -> CheckpointMeta:

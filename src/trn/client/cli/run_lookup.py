@@ -126,9 +126,9 @@ def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
                 cpus={row["run_id"]: row["cpus"] for row in holdings},
                 memory_mb={row["run_id"]: row["memory_mb"] for row in holdings},
                 num_ahead=reader.num_ahead(run, at_ms),
-                checkpoint=find_checkpoint(home.run(run.run_id).checkpoints, run.run_id),
+                checkpoint=find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce),
             )
-    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id)
+    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce)
     newest = found.attempts[-1] if found.attempts else None
     if newest is None or newest.ended_ms is not None or not newest.pid:
         return Surroundings(checkpoint=checkpoint)
@@ -143,10 +143,10 @@ def _say_gone(attempt: AttemptRecord) -> str:
     return f"its process {attempt.pid} has ended"
 
 
-def find_checkpoint(folder: Path, run_id: str) -> Checkpoint | None:
+def find_checkpoint(folder: Path, run_id: str, nonce: str = "") -> Checkpoint | None:
     """What a resume takes, if its bytes are what their sizes promise: the worker reads them, and may pass it over."""
     with contextlib.suppress(OSError):
-        newest = choose_newest(folder, check_quickly, of_run=run_id).taken
+        newest = choose_newest(folder, check_quickly, of_run=run_id, nonce=nonce).taken
         return None if newest is None else Checkpoint(path=str(newest.meta_path), step=newest.step)
     return None
 

@@ -133,7 +133,15 @@ def test_after_an_older_backup_a_new_run_of_an_old_id_is_trained_and_the_old_fol
         assert (run.state, run.step, run.metrics["train/loss"]) == ("COMPLETED", 2, 300.0)
         events = list(client.events("same"))
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-        assert len({event["nonce"] for event in events}) == 1
+        (nonce,) = {event["nonce"] for event in events}
+
+        def copied() -> list[int]:
+            lines = [
+                line for path in home.logs.root.glob("*/*/*/same.log.jsonl") for line in read_lines(path)
+            ]
+            return [line["seq"] for line in lines if line.get("nonce") == nonce and "seq" in line]
+
+        wait_until(lambda: copied() == [event["seq"] for event in events])  # beside those of the old run
         (aside,) = home.foreign.iterdir()
         assert read_lines(aside / "metrics" / "events.jsonl")[-1]["step"] == 5, "nothing of it is lost"
         (warning,) = client.health().warnings
@@ -187,3 +195,25 @@ def test_a_record_that_was_deleted_does_not_start_a_second_worker_beside_the_liv
         assert client.details("one").attempts[-1].pid == pid
         assert client.health().warnings == ()
     assert not (tmp_path / "violations").exists()
+
+
+def test_a_checkpoint_that_another_run_saved_is_not_resumed_from_though_it_is_the_newest(
+    home: Home, tmp_path: Path
+) -> None:
+    with serving(home) as (_, client):
+        other = job(tmp_path, run_id="other", mock_batches=[100] * 40, max_steps=30, checkpoint_every=10)
+        client.submit(other, base_dir=TRAINERS)
+        assert client.wait("other", timeout_s=DEADLINE_S).step == 30
+        own = job(
+            tmp_path, run_id="own", mock_batches=[1] * 40, checkpoint_every=1, hyperparams={"step_ms": 100}
+        )
+        client.submit(own, base_dir=TRAINERS)
+        folder = home.run("own").checkpoints
+        wait_until(lambda: any(folder.glob("step-*.meta.json")))
+        for path in home.run("other").checkpoints.glob("step-00000030.*"):
+            shutil.copy(path, folder / path.name)
+        os.kill(client.details("own").attempts[-1].pid, signal.SIGKILL)
+        run = client.wait("own", timeout_s=DEADLINE_S)
+        assert (run.state, run.attempt, run.metrics["train/loss"]) == ("COMPLETED", 2, 40.0), run.reason
+        said = [event.get("message", "") for event in client.events("own")]
+        assert any("it is of run 'other', not of 'own'" in text for text in said)

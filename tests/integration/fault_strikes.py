@@ -8,6 +8,9 @@
     clock moved               the daemon's wall clock, by minutes or hours
     pid reused                daemon, launcher and a worker are killed, and another process gets the worker's pid
     redis killed, stopped, cut off, out of memory        the event bus, alone or with the daemon: see `FaultyBus`
+    power cut                 daemon, launcher and a worker are killed, and files that were not synced are empty
+    record deleted            the attempt's record goes while no daemon is there, and its worker lives on
+    checkpoint of another     a checkpoint that another run saved is put into a living run's folder
 
 Which comes next is dealt from a deck: every kind strikes before any strikes again beyond its share. One that finds no
 victim waits for it. Lost replies are the clients' affair: see `FaultHarness`.
@@ -17,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -60,6 +64,9 @@ SHARES = {
     "clock moved back": 1,
     "pid reused": 1,
     **faulty_bus.SHARES,
+    "power cut": 1,
+    "record deleted": 1,
+    "checkpoint of another": 1,
 }
 FULL_S = (0.5, 1.0, 1.5)  # below the heartbeat timeout of the harness
 JUMPS_S = (60.0, 20 * 60.0, 5 * 3600.0)
@@ -127,6 +134,9 @@ class FaultStrikes:
             "redis stopped and continued": lambda: self._bus.pause(self._full_s.deal()),
             "redis connections cut": self._bus.cut_connections,
             "redis out of memory": lambda: self._bus.fill(self._full_s.deal()),
+            "power cut": self._cut_power,
+            "record deleted": self._delete_record,
+            "checkpoint of another": self._place_checkpoint,
         }
         began = time.monotonic()
         while self.num_struck < num_faults or min(self._num_kills()) < min_kills:
@@ -215,6 +225,63 @@ class FaultStrikes:
     async def _move_clock(self, direction: int) -> bool:
         self._clock.move(direction * self._jumps_s.deal())
         return True
+
+    # Files that are not what they were
+
+    async def _cut_power(self) -> bool:
+        """What was not synced is found empty; the attempt gets its terminal event all the same."""
+        async with self._keeper.is_down:
+            if self._disk.is_full or not self._living_workers():
+                return False
+            self._struck["daemon killed"] += self._keeper.kill()
+            await asyncio.to_thread(self._keeper.daemon.process.wait)
+            while await self._kill_launcher():
+                continue
+            workers = self._living_workers()
+            if not workers:
+                return False
+            run_id, _, pid, _ = self._dice.choice(workers)
+            if not _send(pid, signal.SIGKILL):
+                return False
+            folder = self._home.run(run_id)
+            for path in (folder.job, folder.contract):
+                path.write_bytes(b"")
+        return True
+
+    async def _delete_record(self) -> bool:
+        """The registry knows the process: it is adopted, and no second one is started beside it."""
+        async with self._keeper.is_down:
+            if not self._living_workers():
+                return False
+            self._struck["daemon killed"] += self._keeper.kill()
+            await asyncio.to_thread(self._keeper.daemon.process.wait)
+            workers = self._living_workers()
+            if not workers:
+                return False
+            run_id, number, _, _ = self._dice.choice(workers)
+            record_path(str(self._home.run(run_id).attempts), number).unlink(missing_ok=True)
+        return True
+
+    async def _place_checkpoint(self) -> bool:
+        """It is newer than what the run saved, or not; the run goes on from its own."""
+        if self._disk.is_full:
+            return False
+        for run_id, _, _, _ in self._living_workers():
+            folder = self._home.run(run_id).checkpoints
+            own = {path.name for path in folder.glob("*.meta.json")}
+            others = [
+                path
+                for path in self._home.runs.glob("*/checkpoints/step-*.meta.json")
+                if path.parent != folder and path.name not in own
+            ]
+            if own and others:
+                meta = self._dice.choice(others)
+                with contextlib.suppress(FileNotFoundError):  # its run's retention was quicker
+                    data = meta.with_name(meta.name.replace(".meta.json", ".pt"))
+                    shutil.copy(data, folder / data.name)
+                    shutil.copy(meta, folder / meta.name)
+                    return True
+        return False
 
     # A pid that is somebody else's by now
 

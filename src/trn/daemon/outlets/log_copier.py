@@ -159,22 +159,29 @@ class LogCopier:
         return round_
 
     def _look(self, file: LogFile, round_: _Round) -> None:
-        """What of the uncommitted is in the file already is taken for written, and committed with this round."""
+        """What of the uncommitted is in the file already is taken for written, and committed with this round.
+
+        Lines of another submission that had the run's id are no lines of this run.
+        """
         committed: dict[str, LogPlace] = {}
+        pending = self._pending()
 
         def is_committed(mark: Mark) -> bool:
+            run = pending.get(mark.run_id)
+            if run is not None and run.nonce != mark.nonce:
+                return False
             if mark.run_id not in committed:
                 committed[mark.run_id] = self._copies.place(mark.run_id, file.kind)
             return _has(committed[mark.run_id], mark)
 
         marks = file.look(is_committed, round_.now_ms)
-        pending = self._pending()
         for run_id in {mark.run_id for mark in marks} & pending.keys():
             run = pending[run_id]
             for copy in self._copies.of(run):
                 if copy.file is file:
-                    found = [mark for mark in marks if mark.run_id == run_id]
-                    copy.place = round_.places[copy] = self._lines.place_of(run, copy, found)
+                    found = [mark for mark in marks if mark.run_id == run_id and mark.nonce == run.nonce]
+                    if found:
+                        copy.place = round_.places[copy] = self._lines.place_of(run, copy, found)
 
     def _write(self, round_: _Round) -> None:
         for file, pieces in round_.pieces.items():

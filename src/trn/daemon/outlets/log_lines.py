@@ -35,6 +35,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int  # there, with its newline
     is_partial: bool  # the next one goes on with it
     message: str
+    nonce: str | msgspec.UnsetType = msgspec.UNSET  # of the submission; runs from before have none
     timestamp_ms: int  # when it was copied
 
 
@@ -52,6 +53,7 @@ class JobSubmitted(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     folder: str
     submitted_ms: int
+    nonce: str | msgspec.UnsetType = msgspec.UNSET
     timestamp_ms: int
 
 
@@ -77,6 +79,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
     submitted_ms: int
     ended_ms: int
     stop_reason: str
+    nonce: str | msgspec.UnsetType = msgspec.UNSET
     timestamp_ms: int
 
 
@@ -90,6 +93,7 @@ def job_submitted(run: RunRecord, folder: str) -> bytes:
         tags=run.tags,
         folder=folder,
         submitted_ms=run.submitted_ms,
+        nonce=run.nonce or msgspec.UNSET,
         timestamp_ms=run.submitted_ms,
     )
     return _encode(line) + b"\n"
@@ -116,6 +120,7 @@ def job_ended(run: RunRecord, folder: str, final_checkpoint: str) -> bytes:
         submitted_ms=run.submitted_ms,
         ended_ms=ended_ms,
         stop_reason=run.stop_reason,
+        nonce=run.nonce or msgspec.UNSET,
         timestamp_ms=ended_ms,
     )
     return _encode(line) + b"\n"
@@ -181,6 +186,7 @@ class Mark(NamedTuple):
     run_id: str
     kind: str  # event, output, job
     value: int  # the event's number; where the output ends; which of the job's lines
+    nonce: str = ""  # of the submission: a later run may have the same id
 
 
 class _Head(msgspec.Struct):
@@ -188,6 +194,7 @@ class _Head(msgspec.Struct):
     event: str
     schema_version: str = ""
     seq: int = 0
+    nonce: str = ""
 
 
 class _OutputHead(msgspec.Struct):
@@ -204,13 +211,13 @@ def read_mark(line: bytes) -> Mark | None:
     try:
         head = _decode_head(line)
         if head.schema_version == JOB_VERSION:
-            return Mark(head.run_id, "job", 1 if head.event == "job_submitted" else NUM_JOB_LINES)
+            return Mark(head.run_id, "job", 1 if head.event == "job_submitted" else NUM_JOB_LINES, head.nonce)
         if head.schema_version == OUTPUT_VERSION:
             output = _decode_output(line)
-            return Mark(head.run_id, "output", output.offset + output.size_bytes)
+            return Mark(head.run_id, "output", output.offset + output.size_bytes, head.nonce)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return Mark(head.run_id, "event", head.seq) if head.seq else None
+    return Mark(head.run_id, "event", head.seq, head.nonce) if head.seq else None
 
 
 def completion(half: bytes, lines: bytes) -> bytes | None:
@@ -232,7 +239,7 @@ def completion(half: bytes, lines: bytes) -> bytes | None:
     return missing + newline + rest
 
 
-def output_line(run_id: str, piece: tuple[int, int, int, bool, str], now_ms: int) -> bytes:
+def output_line(run_id: str, piece: tuple[int, int, int, bool, str], now_ms: int, nonce: str = "") -> bytes:
     attempt, offset, size_bytes, is_partial, message = piece
     line: Any = OutputLine(
         run_id=run_id,
@@ -241,6 +248,7 @@ def output_line(run_id: str, piece: tuple[int, int, int, bool, str], now_ms: int
         size_bytes=size_bytes,
         is_partial=is_partial,
         message=message,
+        nonce=nonce or msgspec.UNSET,
         timestamp_ms=now_ms,
     )
     return _encode(line) + b"\n"

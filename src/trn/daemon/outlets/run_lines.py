@@ -119,7 +119,10 @@ class RunLines:
                     return
                 now_ms = self._clock_ms()
                 offset = pieces[-1][1] + pieces[-1][2]
-                yield b"".join([output_line(run.run_id, piece, now_ms) for piece in pieces]), offset
+                yield (
+                    b"".join([output_line(run.run_id, piece, now_ms, run.nonce) for piece in pieces]),
+                    offset,
+                )
         finally:
             os.close(fd)
 

@@ -307,9 +307,11 @@ def test_attempts_that_save_further_steps_follow_at_once_however_many_they_are(t
     """The clock stands still: whoever waited for a backoff would wait for ever."""
 
     saved = tmp_path / "saved"
-    save_checkpoints(saved, [10 * number for number in range(1, 8)])
 
     async def story(world: World) -> None:
+        nonce = world.submit("one").nonce
+        save_checkpoints(saved, [10 * number for number in range(1, 8)], nonce=nonce)
+
         async def at(point: str, key: AttemptKey) -> None:
             if point == "end.asked":
                 folder = world.home.run("one").checkpoints
@@ -319,7 +321,6 @@ def test_attempts_that_save_further_steps_follow_at_once_however_many_they_are(t
 
         world.executor.at = at
         async with world.daemon():
-            world.submit("one")
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.COMPLETED, 8)
         attempts = world.registry.attempts("one")
@@ -333,8 +334,10 @@ def test_attempts_that_save_further_steps_follow_at_once_however_many_they_are(t
     in_world(tmp_path, story, executor=FakeExecutor(behave=behave))
 
 
-def save_checkpoints(folder: Path, steps: list[int]) -> None:
-    with ArtifactWriter(folder, folder / "samples", run_id="one", attempt=1, keep_last=0) as writer:
+def save_checkpoints(folder: Path, steps: list[int], *, nonce: str) -> None:
+    with ArtifactWriter(
+        folder, folder / "samples", run_id="one", attempt=1, nonce=nonce, keep_last=0
+    ) as writer:
         for step in steps:
             writer.save_checkpoint(
                 CheckpointContent(

@@ -259,3 +259,34 @@ def test_a_module_without_trainable_parameters_is_a_value_error(tmp_path: Path) 
     with pytest.raises(ValueError, match="no trainable parameters") as caught:
         save(tmp_path, Lora().base)
     assert isinstance(caught.value, CheckpointError)
+
+
+def test_no_flipped_bit_of_its_meta_is_taken(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 1)
+    save_trainable_module_checkpoint(
+        module=module, optimizer=None, output_dir=tmp_path, step=12, final=False, metadata={"rank": 8}
+    )
+    path = tmp_path / "checkpoint_meta.json"
+    content = bytearray(path.read_bytes())
+    said = json.loads(content)
+    for place in range(len(content)):
+        for bit in range(8):
+            content[place] ^= 1 << bit
+            path.write_bytes(content)
+            content[place] ^= 1 << bit
+            try:
+                found = load_trainable_module_checkpoint(
+                    module=module, optimizer=None, checkpoint_dir=tmp_path
+                )
+            except CheckpointError:
+                continue
+            assert found == said, f"byte {place}, bit {bit}: only what changes no value may be taken"
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"sha256": 3}', "{" * 9, '{"a":' * 100_000])
+def test_a_meta_that_is_none_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    module = torch.nn.Linear(2, 1)
+    save_trainable_module_checkpoint(module=module, optimizer=None, output_dir=tmp_path, step=1, final=True)
+    (tmp_path / "checkpoint_meta.json").write_text(text)
+    with pytest.raises(CheckpointError):
+        load_trainable_module_checkpoint(module=module, optimizer=None, checkpoint_dir=tmp_path)

@@ -1,6 +1,7 @@
 """Checkpoints of what is trained, LoRA style: the parameters with `requires_grad`, and the optimizer.
 
-A folder with `lora.safetensors`, `optimizer.pt` and, written last, `checkpoint_meta.json` with the digest of both. The
+A folder with `lora.safetensors`, `optimizer.pt` and, written last, `checkpoint_meta.json` with the digests of both and of
+itself. The
 single `.pt` file that earlier releases wrote is still read. Nothing here unpickles code.
 """
 
@@ -21,6 +22,7 @@ META_FILE = "checkpoint_meta.json"
 FORMAT = "lora_safetensors_v1"
 _OLD_FORMAT = "trainable_module.v1"
 _BUFFER_PREFIX = "buffers/"
+_DIGEST_PREFIX = "meta-sha256:"
 
 
 class NothingTrainableError(CheckpointError, ValueError):
@@ -55,7 +57,9 @@ def save_trainable_module_checkpoint(
         "primary_path": PRIMARY_FILE,
         **({} if optimizer is None else {"optimizer_path": OPTIMIZER_FILE}),
     }
-    own = _checked_metadata(metadata or {}, taken={*meta, "sha256", "optimizer_path"}, folder=folder)
+    own = _checked_metadata(
+        metadata or {}, taken={*meta, "sha256", "digest", "optimizer_path"}, folder=folder
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,7 +68,8 @@ def save_trainable_module_checkpoint(
     if optimizer is not None:
         digests[OPTIMIZER_FILE] = _write(folder / OPTIMIZER_FILE, _optimizer_bytes(optimizer))
     meta |= {**own, "sha256": digests}
-    _write(folder / META_FILE, json.dumps(meta, indent=2, sort_keys=True).encode() + b"\n")
+    meta["digest"] = _meta_digest(meta)
+    _write(folder / META_FILE, _encode_meta(meta))
     paths: dict[str, Any] = {
         name: str(folder / meta[name]) for name in ("primary_path", "optimizer_path") if name in meta
     }
@@ -203,12 +208,7 @@ def _read_folder(folder: Path) -> _Parts:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    meta: dict[str, Any] = {}
-    if (folder / META_FILE).exists():
-        try:
-            meta = json.loads((folder / META_FILE).read_bytes())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder / META_FILE} cannot be read: {error}") from error
+    meta = _read_meta(folder / META_FILE) if (folder / META_FILE).exists() else {}
     digests: Mapping[str, str] = meta.get("sha256", {})
     try:
         tensors = load(_verified_bytes(folder / PRIMARY_FILE, digests))
@@ -226,6 +226,34 @@ def _read_folder(folder: Path) -> _Parts:
             folder / OPTIMIZER_FILE, _verified_bytes(folder / OPTIMIZER_FILE, digests)
         )
     return parameters, buffers, optimizer_state, meta
+
+
+def _encode_meta(meta: Mapping[str, Any]) -> bytes:
+    return json.dumps(meta, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _meta_digest(meta: Mapping[str, Any]) -> str:
+    import hashlib
+
+    others = {name: value for name, value in meta.items() if name != "digest"}
+    return _DIGEST_PREFIX + hashlib.sha256(_encode_meta(others)).hexdigest()
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """CheckpointError where it is not what was saved. Those of earlier releases have no digest to tell by."""
+    try:
+        meta = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get("sha256", {}), dict):
+        raise CheckpointError(
+            f"{path} is not what {META_FILE} is: expected an object with the digests of the files"
+        )
+    # Where the name of the field is damaged, its value is still there.
+    has_digest = any(isinstance(value, str) and value.startswith(_DIGEST_PREFIX) for value in meta.values())
+    if ("digest" in meta or has_digest) and meta.get("digest") != _meta_digest(meta):
+        raise CheckpointError(f"{path} is damaged or was edited: its digest does not match")
+    return meta
 
 
 def _read_old_file(path: Path) -> _Parts:

@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from object_servers import closed_port, http_server, s3_endpoint, s3_server  # noqa: F401
 from worker_process import Run, write_rows
 
@@ -102,3 +103,26 @@ def test_data_and_checkpoints_may_live_in_an_object_store(tmp_path: Path, s3_ser
     done = second.work(**credentials)
     assert done.returncode == 0, done.stderr
     assert any("resumed at step 2" in event["message"] for event in second.events("log"))
+
+
+@pytest.mark.parametrize("how", ["alone", "isolated", "two processes"])
+def test_a_token_is_in_no_file_no_child_and_no_command_line(tmp_path: Path, http_server, how: str) -> None:
+    run = Run(
+        tmp_path / "run",
+        trainer="counting:Spying",
+        mock_batches=[1, 2, 3, 4],
+        metric_every=1,
+        checkpoint_every=2,
+    )
+    more = {"TRAINER_ISOLATED": "1"} if how == "isolated" else {}
+    if how == "two processes":
+        run.job["resources"] = {"processes": 2}
+    done = run.work(
+        TRAINER_ORCHESTRATED="1", TRAINER_CAPABILITY_TOKEN=TOKEN, **more, **uploads_to(http_server.url)
+    )
+    assert done.returncode == 0, done.stderr
+    assert len([*run.folder.glob("spied-*.txt")]) == (2 if how == "two processes" else 1)
+    assert http_server.seen("/terminal")[0].headers["authorization"] == f"Bearer {TOKEN}"
+    told = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(told) > 5
+    assert [path for path, data in told.items() if TOKEN.encode() in data] == []

@@ -242,6 +242,93 @@ def test_a_value_no_header_can_carry_is_refused_without_being_shown(token):
     assert token not in "".join(traceback.format_exception(caught.value))
 
 
+NESTED = b"[" * 40_000 + b"]" * 40_000
+ODD_PAYLOADS = [
+    NESTED,
+    b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b'{"exp":' + b"9" * 400 + b"}",
+    b'{"exp":' + b"9" * 5000 + b"}",
+    b'{"exp":1e999}',
+    *(
+        json.dumps(claims(**changes)).encode()
+        for changes in (
+            {"exp": 10**400},
+            {"iat": -(10**400)},
+            {"nbf": 10**400},
+            {"exp": True},
+            {"exp": "soon"},
+            {"run_id": "x" * 50_000},
+            {"run_id": ["run-1"]},
+            {"run_id": "\ud800\u202e\x1b[2J"},
+            {"owner": {"ada": "x" * 50_000}},
+            {"aud": {"trn-worker": 1}},
+            {"scope": [["train"]]},
+        )
+    ),
+]
+ODD_HEADERS = [
+    {"alg": "none"},
+    {"alg": "NONE"},
+    {"alg": "HS256"},
+    {"alg": ["EdDSA"]},
+    {"alg": None},
+    {"alg": "EdDSA", "crit": ["x"]},
+    {"alg": "EdDSA", "b64": False},
+    {},
+]
+
+
+def raw_segment(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def odd_tokens() -> list[str]:
+    good = mint()
+    head, body, signature = good.split(".")
+    tokens = [f"{head}.{raw_segment(payload)}.{signature}" for payload in ODD_PAYLOADS]
+    tokens += [f"{segment({'alg': 'none'})}.{raw_segment(payload)}." for payload in ODD_PAYLOADS]
+    tokens += [f"{segment(header)}.{body}.{signature}" for header in ODD_HEADERS]
+    tokens += [f"{segment(header)}.{body}." for header in ODD_HEADERS]
+    tokens += [good[:length] for length in range(1, len(good), 3)]  # cut
+    tokens += [
+        good[:at] + ("A" if good[at] != "A" else "B") + good[at + 1 :] for at in range(0, len(good) - 1, 3)
+    ]
+    return [
+        *tokens,
+        "a" * 1_000_000,
+        "." * 1_000,
+        "ä" * 50,
+        "\ud800",
+        "a\nb",
+        f"Bearer {good}",
+        f"{good}.x",
+        "\x00",
+    ]
+
+
+def test_whatever_a_token_holds_it_is_refused_with_few_words_that_do_not_show_it():
+    refusals: list[tuple[str, AuthError]] = []
+    for token in odd_tokens():
+        for key in (PUBLIC, None):
+            try:
+                found = authorize_start(
+                    orchestrated=True, token=token, public_key_pem=key, run_id="run-1", owner="ada", now=NOW
+                )
+            except AuthError as refusal:
+                refusals.append((token, refusal))
+            else:
+                assert key is None, "a token that nobody signed"
+                assert not found.is_verified
+    assert len(refusals) > len(odd_tokens())
+    for token, refusal in refusals:
+        assert len(str(refusal)) < 1_000
+        said = "".join(traceback.format_exception(refusal))
+        assert not [part for part in token.split(".") if len(part) >= 24 and part[:24] in said]
+
+
 def test_a_secret_is_never_shown():
     token = mint()
     context = verify(token)

@@ -6,6 +6,7 @@ one, so it can check a token and never make one.
 
 import math
 import re
+import reprlib
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,8 @@ SCOPE_READ_INPUTS = "read-inputs"
 SCOPES = frozenset({SCOPE_TRAIN, SCOPE_UPLOAD, SCOPE_READ_INPUTS})
 
 DEFAULT_LEEWAY_S = 30.0
+MAX_TIME_S = 1e15  # since 1970, either way
+MAX_SHOWN = 300  # characters of what a library says of a token
 
 # RFC 6750 b64token. Anything else cannot be a bearer value, and HTTP libraries quote a header value they
 # refuse in their error message.
@@ -124,8 +127,8 @@ def verify_capability_token(
                 "verify_nbf": False,
             },
         )
-    except jwt.PyJWTError as exc:
-        refusal = f"{type(exc).__name__}: {exc}"
+    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+        refusal = f"{type(exc).__name__}: {exc}"[:MAX_SHOWN]
     # Raised outside the handler: an exception of the library stays out of the chain that may be printed.
     if refusal:
         raise AuthError(
@@ -209,17 +212,18 @@ def _judge_claims(
             )
     named_run, named_owner = claims.get("run_id"), claims.get("owner")
     if named_run is not None and named_run != run_id:
-        raise AuthError(f"the capability token is for run {named_run!r}, this worker trains {run_id!r}")
+        raise AuthError(f"the capability token is for run {_shown(named_run)}, this worker trains {run_id!r}")
     if owner is not None and named_owner is not None and named_owner != owner:
-        raise AuthError(f"the capability token belongs to owner {named_owner!r}, the run to {owner!r}")
+        raise AuthError(f"the capability token belongs to owner {_shown(named_owner)}, the run to {owner!r}")
 
 
 def _time_claim(claims: Mapping[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise AuthError(f"the capability token's {name} is {value!r}, expected seconds since 1970")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -MAX_TIME_S < value < MAX_TIME_S:  # nor is NaN
+        raise AuthError(f"the capability token's {name} is {_shown(value)}, expected seconds since 1970")
     return float(value)
 
 
@@ -251,7 +255,7 @@ def _read_unverified(secret: Secret) -> dict[str, Any] | None:
 
     try:
         return jwt.decode(secret.reveal(), options={"verify_signature": False})
-    except (jwt.PyJWTError, ValueError):
+    except (jwt.PyJWTError, ValueError, RecursionError):
         return None
 
 
@@ -277,6 +281,11 @@ def _load_key(pem: str, *, is_private: bool) -> Any:
     if not isinstance(key, Ed25519PrivateKey if is_private else Ed25519PublicKey):
         raise AuthError(f"the {role} key for capability tokens is not an Ed25519 key in PEM form")
     return key
+
+
+def _shown(claim: object) -> str:
+    """A claim in a message: whoever made the token chose it, and its length."""
+    return reprlib.repr(claim)
 
 
 def _listed(words: Iterable[str]) -> str:

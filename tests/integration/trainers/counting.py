@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,15 @@ class Careless(Counting):
         if self.options["mistake"] == "sets the context":
             ctx.step = 3  # type: ignore[misc]
         return StepResult(0.5)  # type: ignore[arg-type]
+
+
+class Spying(Counting):
+    """Writes down what code of this worker, and a program that it starts, can find of its environment."""
+
+    def setup(self, ctx: StepContext) -> None:
+        found = [f"{name}={value}" for name, value in os.environ.items()]
+        found.append(subprocess.run(["env"], capture_output=True, text=True, check=True).stdout)
+        found += [Path(f"/proc/{process}/cmdline").read_text() for process in (os.getpid(), os.getppid())]
+        Path(f"spied-{os.getpid()}.txt").write_text("\n".join(found))
+        print(found)
+        super().setup(ctx)

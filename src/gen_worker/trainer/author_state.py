@@ -8,6 +8,7 @@ from gen_worker.errors import TrainStepError
 from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import SampleRequest, StepContext, TrainerPlugin
 from gen_worker.trainer.failure import add_note, say
+from gen_worker.trainer.state_parts import find_parts, is_optimizer
 
 _HOW_TO_SHARD = (
     "a plain load_state_dict cannot shard the whole tensors of a checkpoint: use set_model_state_dict and"
@@ -84,8 +85,12 @@ def ask_for_samples(trainer: TrainerPlugin, state: Any, ctx: StepContext, *, ste
 
 
 def _bind_optimizer(ctx: StepContext, state: Any) -> None:
-    """Let `ctx.optimizer` and `ctx.scheduler` be what `configure` made, where it names them so."""
+    """Let `ctx.optimizer` and `ctx.scheduler` be what `configure` made: by these names, or the only optimizer there is."""
     for name in ("optimizer", "scheduler"):
         if getattr(ctx, name) is None:
             found = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
             object.__setattr__(ctx, name, found)
+    if ctx.optimizer is None:
+        optimizers = [found for _, found in find_parts(is_optimizer, {"state": state})]
+        if len(optimizers) == 1:
+            object.__setattr__(ctx, "optimizer", optimizers[0])

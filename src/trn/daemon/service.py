@@ -353,6 +353,11 @@ class TrainerService:
             new = with_id(new, self._registry.next_id(new.run_id))
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
             plan = encode_files(self._dispatcher.plan(new))
+            equals = [] if is_another else self._registry.answers_to(new.digest)
+            gone = await asyncio.to_thread(find_stale, equals, self._home) if equals else {}
+            standing = [run for run in equals if run.run_id not in gone]
+            if standing:
+                notes = [await self._say_equal(standing[0], judged.by_name), *notes]
             return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes, env_differences=differences)
         self._secrets.keep(new.submission_id, asked.secret_env)  # before anybody can start it
         submitting = self._registry.submit(new, is_another_wanted=is_another, stale=stale)

@@ -220,6 +220,25 @@ def test_a_refusal_of_the_registry_puts_the_folder_back(
     assert world.folders() == world.ids() == ["a", "child"]
 
 
+def test_a_folder_that_another_submission_left_is_moved_aside_and_not_deleted(world: World) -> None:
+    world.add("a")
+    record = world.home.run("a").attempts / "1.json"
+    record.parent.mkdir()
+    record.write_text('{"nonce": "of another"}')
+    world.remove("a")
+    assert world.folders() == world.ids() == []
+    (aside,) = world.home.foreign.iterdir()
+    assert (aside / "worker.log").exists()
+
+
+def test_a_run_stays_while_a_worker_that_nobody_knows_works_in_its_folder(world: World) -> None:
+    world.add("a")
+    world.removal.process_in = {"a": 4711}.get
+    with pytest.raises(ConflictError, match="process 4711, which the registry does not know"):
+        world.remove("a")
+    assert world.folders() == world.ids() == ["a"]
+
+
 def test_points_that_a_power_cut_brought_back_are_removed_at_the_next_start(world: World) -> None:
     world.add("a")
     world.metrics.add("gone", offset=10, last_seq=1, points=[(1, 1, "loss", 1, 1.0, 1)]).result()

@@ -76,7 +76,7 @@ def read_tail(path: Path) -> EventTail:
         block = b""
         start = size
         while start > 0:
-            step = min(max(64 << 10, len(block)), start)  # twice as much each time: a line may be long
+            step = min(64 << 10, start)
             start -= step
             file.seek(start)
             block = file.read(step) + block

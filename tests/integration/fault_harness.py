@@ -63,6 +63,7 @@ OTHER_KINDS = (
     "two daemons at once",
     "flood of output",
     "watcher that never reads",
+    "process that leaves its worker",
 )
 
 
@@ -191,6 +192,8 @@ class FaultHarness:
             num_batches = min(num_batches, MAX_FLOODED_STEPS)
         elif kind < 0.40:
             options["is_deaf"] = True
+        elif kind < 0.50:
+            options["leaves"] = True
         resources: dict[str, Any] = {"devices": ["cpu"]}
         if dice.random() < 0.6:
             resources = {"gpus": dice.choice([1, 1, 1, 2, 3])}
@@ -213,6 +216,7 @@ class FaultHarness:
         config = self._config(number, dice)
         self.history.ask(config)
         self.struck["flood of output"] += "flood_bytes" in config["hyperparams"]
+        self.struck["process that leaves its worker"] += "leaves" in config["hyperparams"]
         async with contextlib.AsyncExitStack() as stack:
             root = self.home.root
             if number % 4 == 1:

@@ -4,6 +4,8 @@
     daemon stopped            SIGSTOP, and a second later SIGCONT
     worker killed, stopped, terminated        by a stranger, without a word to the daemon
     launcher killed           its workers go on without it
+    launcher stopped          SIGSTOP, and a second later SIGCONT
+    no descriptors            the daemon can open nothing more, for a second or so
     disk filled               a file takes the last byte of the home's disk, for a second or so
     clock moved               the daemon's wall clock, by minutes or hours
     pid reused                daemon, launcher and a worker are killed, and another process gets the worker's pid
@@ -20,6 +22,7 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -48,6 +51,7 @@ from gen_worker.launcher_protocol import (
 )
 from trn.core.errors import TrnError
 from trn.core.home import Home
+from trn.daemon.singleton import read_daemon_info
 from trn.registry.reader import RegistryReader
 
 LOOK_EVERY_S = 0.05
@@ -59,6 +63,8 @@ SHARES = {
     "worker stopped for ever": 1,
     "worker terminated by a stranger": 1,
     "launcher killed": 1,
+    "launcher stopped and continued": 1,
+    "daemon without descriptors": 1,
     "disk filled": 1,
     "clock moved forward": 1,
     "clock moved back": 1,
@@ -124,7 +130,9 @@ class FaultStrikes:
             "worker killed": lambda: self._signal_worker(signal.SIGKILL),
             "worker stopped for ever": lambda: self._signal_worker(signal.SIGSTOP),
             "worker terminated by a stranger": lambda: self._signal_worker(signal.SIGTERM),
-            "launcher killed": self._kill_launcher,
+            "launcher killed": lambda: self._signal_launcher(signal.SIGKILL),
+            "launcher stopped and continued": lambda: self._signal_launcher(signal.SIGSTOP),
+            "daemon without descriptors": self._take_descriptors,
             "disk filled": self._fill_disk,
             "clock moved forward": lambda: self._move_clock(1),
             "clock moved back": lambda: self._move_clock(-1),
@@ -204,14 +212,36 @@ class FaultStrikes:
             if is_same_process(one.pid, one.start_ticks, one.boot_id)
         ]
 
-    async def _kill_launcher(self) -> bool:
+    async def _signal_launcher(self, number: int) -> bool:
         for path in self._home.launcher.glob("*.json"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 info = msgspec.json.decode(path.read_bytes(), type=LauncherInfo)
                 if is_same_process(info.pid, info.start_ticks, info.boot_id):
-                    os.kill(info.pid, signal.SIGKILL)
+                    os.kill(info.pid, number)
+                    if number == signal.SIGSTOP:
+                        asyncio.get_running_loop().call_later(1.0, _send, info.pid, signal.SIGCONT)
                     return True
         return False
+
+    async def _take_descriptors(self) -> bool:
+        """As if all were in use: it keeps what it has, and gets no more."""
+        pid = self._keeper.daemon.pid
+        info = read_daemon_info(self._home)
+        if info is None or info.pid != pid:
+            return False  # one that starts without descriptors has to give up
+        try:
+            num_open = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+            soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open, hard))
+        except OSError:  # it was just killed
+            return False
+
+        def give_back() -> None:
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+        asyncio.get_running_loop().call_later(self._full_s.deal(), give_back)
+        return True
 
     # Disk and clock
 
@@ -235,7 +265,7 @@ class FaultStrikes:
                 return False
             self._struck["daemon killed"] += self._keeper.kill()
             await asyncio.to_thread(self._keeper.daemon.process.wait)
-            while await self._kill_launcher():
+            while await self._signal_launcher(signal.SIGKILL):
                 continue
             workers = self._living_workers()
             if not workers:
@@ -292,7 +322,7 @@ class FaultStrikes:
                 return False
             self._struck["daemon killed"] += self._keeper.kill()
             await asyncio.to_thread(self._keeper.daemon.process.wait)
-            while await self._kill_launcher():
+            while await self._signal_launcher(signal.SIGKILL):
                 continue
             workers = self._living_workers()
             if not workers:

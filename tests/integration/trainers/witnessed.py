@@ -1,5 +1,6 @@
 """A trainer that witnesses what must never be: two processes of one run, or of one device, at once."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -8,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gen_worker.process_family import MARK_FD
 from gen_worker.trainer import StepContext, StepResult
 
 
 class Witnessed:
-    """`hyperparams`: witness (a folder), step_ms, fail_at, die_at, flood_bytes, is_deaf, num_values."""
+    """`hyperparams`: witness (a folder), step_ms, fail_at, die_at, flood_bytes, is_deaf, leaves, num_values."""
 
     def setup(self, ctx: StepContext) -> None:
         self.options = ctx.job.hyperparams
@@ -22,6 +24,8 @@ class Witnessed:
             self.locks.append(self.take(f"device-{device}", ctx))
         if self.options.get("is_deaf"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.options.get("leaves"):
+            leave()
 
     def take(self, name: str, ctx: StepContext) -> int:
         """Held until this process is gone, however it goes."""
@@ -59,3 +63,19 @@ class Witnessed:
 
     def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
         state.update(payload)
+
+
+def leave() -> None:
+    """Start a process that holds our locks and has nothing else of ours: neither parent, session, group nor mark."""
+    middle = os.fork()
+    if middle == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            with contextlib.suppress(OSError):
+                os.close(MARK_FD)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(middle, 0)

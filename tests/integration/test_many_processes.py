@@ -133,7 +133,6 @@ def test_processes_that_never_exchange_gradients_are_told_so(tmp_path: Path) -> 
     apart = {
         "trainer": "evaluating_mlp:EvaluatingMlp",
         "max_steps": 6,
-        "validate_every": 0,
         "hyperparams": {},  # this class reads none
     }
     run = parallel_run(tmp_path, 2, **apart)

@@ -26,6 +26,9 @@ from command_line import (
 )
 from daemon_process import end_everything
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from sealed_meta import edit_meta
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -357,7 +360,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(home: Path, folder: Pa
     told = read_lines(trn(home, *words, "--config", folder / "job.json"))
     assert losses(told) == losses(resumed)
     assert told[-1]["parent_run_id"] == run_id  # as the checkpoint's meta says
-    (meta.parent / meta.name).write_text(meta.read_text().replace(f'"{run_id}"', '"of-another-home"', 1))
+    edit_meta(meta.parent, meta.name.removesuffix(".meta.json"), run_id="of-another-home")
     stray = read_lines(trn(home, *words, "--config", folder / "job.json"))
     assert stray[-1]["parent_run_id"] == ""
     done = trn(home, "resume", found[0]["run_id"])

@@ -17,7 +17,7 @@ import psutil
 import cli_peers
 from command_clock import BIN, spawn_ms
 from daemon_session import DEADLINE_S, Session, end_everything
-from gen_worker.launcher import WARM_MODULES
+from gen_worker.launcher.server import WARM_MODULES
 from harness import HERE, Prepare, Round, Sample, serve
 from pseudo_terminal import PseudoTerminal
 from trn.core.home import Home

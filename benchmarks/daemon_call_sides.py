@@ -22,8 +22,8 @@ from grpc_health.v1 import health_pb2
 from daemon_session import ONE_CPU, Session
 from harness import HERE, Prepare, Round, Sample, serve
 from trn.core.home import socket_address
-from trn.daemon.dispatcher import WINDOW
-from trn.daemon.placement import FreeResources, choose_starts
+from trn.daemon.dispatch.dispatcher import WINDOW
+from trn.daemon.dispatch.placement import FreeResources, choose_starts
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
 from trn.registry.reader import RegistryReader

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from trn.daemon.commits import committed
+from trn.daemon.api.commits import committed
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS, SERVICE
 from trn.registry.connection import open_writer

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from daemon_session import DEADLINE_S
-from gen_worker.trainer.subprocess_contract import TrainerSubprocessContractV1
+from gen_worker.contract.subprocess_contract import TrainerSubprocessContractV1
 from harness import HERE, Prepare, Round, Sample, scratch_dir
 from ray_cluster import USER_CODE, RayCluster, clock_command
 

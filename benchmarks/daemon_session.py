@@ -17,7 +17,7 @@ import psutil
 from harness import HERE
 from trn.client.client import AsyncClient
 from trn.core.home import Home
-from trn.daemon.singleton import read_daemon_info
+from trn.daemon.upkeep.singleton import read_daemon_info
 
 DEADLINE_S = 100.0
 POLL_S = 0.002

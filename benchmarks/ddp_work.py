@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from ddp_hand import build_model, build_optimizer
 from gen_worker.trainer import StepContext, StepResult, batch_to_torch
-from gen_worker.trainer.distributed import distribute_module
+from gen_worker.trainer.processes.distributed import distribute_module
 from stretches import Stretches
 
 

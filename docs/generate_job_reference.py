@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.contract.job.spec import TrainingJobSpec
 
 PAGE = Path(__file__).with_name("job-reference.md")
 

@@ -10,42 +10,26 @@ from pathlib import Path
 import click
 import pytest
 
-from trn.client.cli.verbs import VERBS, group
+from trn.cli.command_table import VERBS, group
 
 SRC = Path(__file__).parent.parent / "src"
 TRAINER = "gen_worker.trainer"
 
-# what a job is and how it is judged: the daemon refuses what a worker would refuse, in the same words
-JOB_DOCUMENTS = (
-    "gen_worker.documents",
-    "gen_worker.errors",
-    "gen_worker.failpoints",
-    "gen_worker.installed_packages",  # which interpreter a job runs with, and what it has
-    "gen_worker.regular_files",  # how a file of a run is opened
-    "gen_worker.sizes",
-    f"{TRAINER}.checkpoints.choice",
-    f"{TRAINER}.checkpoints.retention",
-    f"{TRAINER}.contracts",
-    f"{TRAINER}.job_spec",
-    f"{TRAINER}.redaction",
-    f"{TRAINER}.subprocess_contract",
-)
+SHARED = ("gen_worker.contract", "gen_worker.errors")  # what both packages may import
 
 # room -> what it may import of our own packages; the longest matching prefix decides
 ROOMS: dict[str, tuple[str, ...]] = {
+    "gen_worker.contract": SHARED,
     "gen_worker": ("gen_worker",),
-    "trn.core": ("trn.core", "gen_worker.regular_files"),
-    "trn.proto": ("trn.core", "trn.proto"),
-    "trn.registry": ("trn.core", "trn.registry", "gen_worker.failpoints"),
+    "trn.core": ("trn.core", *SHARED),
+    "trn.proto": ("trn.core", "trn.proto", *SHARED),
+    "trn.registry": ("trn.core", "trn.registry", *SHARED),
     "trn.executors": (
         "trn.core",
         "trn.executors",
-        "gen_worker.failpoints",
-        "gen_worker.installed_packages",
-        "gen_worker.launcher_protocol",
-        "gen_worker.process_family",
-        f"{TRAINER}.lease",  # whose a run's folder is, and whether somebody works in it
-        f"{TRAINER}.subprocess_contract",
+        "gen_worker.launcher.messages",
+        "gen_worker.launcher.process_family",  # whose a process is, and the end of all that it started
+        *SHARED,
     ),
     "trn.daemon": (
         "trn.core",
@@ -54,24 +38,32 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.executors",
         "trn.daemon",
         "gen_worker.frozen_imports",  # what tells a worker where its frozen code came from
-        f"{TRAINER}.code_identity",  # whether code outside a snapshot is what it was
-        f"{TRAINER}.datasets.job_content",  # what a run trains on is part of its digest
-        *JOB_DOCUMENTS,
+        "gen_worker.trainer.author.code_identity",  # whether modules outside a snapshot have changed
+        "gen_worker.trainer.datasets.job_content",  # what a run trains on is part of its digest
+        *SHARED,
     ),
-    "trn.client": (
+    "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client", *SHARED),
+    "trn.cli": (
         "trn.core",
         "trn.proto",
         "trn.registry",
         "trn.client",
-        "gen_worker.launcher_protocol",  # whether a worker's process lives, where there is no daemon to ask
-        *JOB_DOCUMENTS,
+        "trn.cli",
+        "gen_worker.launcher.messages",  # whether a worker's process lives, where there is no daemon to ask
+        *SHARED,
     ),
     "trn": ("trn",),
 }
+MAX_MODULES = 15  # side by side in one room
 
 # modules that stand on their own, so that both sides of a process line can import them
-IMPORTS_NO_SIBLING = (f"{TRAINER}.contracts", f"{TRAINER}.subprocess_contract")
-ASSEMBLERS = (f"{TRAINER}.runtime", f"{TRAINER}.trainer", f"{TRAINER}.attempt", f"{TRAINER}.assembly")
+IMPORTS_NO_SIBLING = ("gen_worker.trainer.contracts",)
+ASSEMBLERS = (
+    "gen_worker.trainer.runtime",
+    "gen_worker.trainer.trainer",
+    "gen_worker.trainer.attempt.attempt",
+    "gen_worker.trainer.attempt.assembly",
+)
 MAY_IMPORT_ASSEMBLERS = ("gen_worker.entrypoint", "gen_worker.pytorch_runner", TRAINER)
 
 PUBLIC_NAMES = {
@@ -272,6 +264,18 @@ def test_a_module_imports_only_what_its_room_may(name: str) -> None:
     assert strangers == set()
 
 
+def test_no_room_has_too_many_modules() -> None:
+    rooms: dict[str, int] = {}
+    for path in SRC.rglob("*.py"):
+        rooms[module_name(path.parent)] = rooms.get(module_name(path.parent), 0) + (
+            path.name != "__init__.py"
+        )
+    crowded = {
+        room: number for room, number in rooms.items() if number > MAX_MODULES and room != "trn.cli.verbs"
+    }
+    assert crowded == {}
+
+
 @pytest.mark.parametrize("name", IMPORTS_NO_SIBLING)
 def test_what_both_sides_share_imports_no_sibling(name: str) -> None:
     assert {other for other in imported(MODULES[name]) if is_below(other, TRAINER)} == set()
@@ -287,25 +291,25 @@ def test_only_entry_points_import_the_assemblers() -> None:
 def test_the_environment_is_read_in_few_known_places() -> None:
     readers = {name for name, path in MODULES.items() if "os.environ" in path.read_text(encoding="utf-8")}
     assert readers == {
-        "gen_worker.certificate_legs",  # hands it on to the workers that it compares
+        "gen_worker.tools.certificate.legs",  # hands it on to the workers that it compares
         "gen_worker.entrypoint",  # WORKER_MODE
-        "gen_worker.failpoints",  # for tests
+        "gen_worker.contract.failpoints",  # for tests
         "gen_worker.frozen_imports",  # which folder is a frozen copy of which
-        "gen_worker.launcher",  # hands it on to its workers
-        "gen_worker.launcher_worker",  # makes it the worker's
+        "gen_worker.launcher.server",  # hands it on to its workers
+        "gen_worker.launcher.worker",  # makes it the worker's
         "gen_worker.pytorch_runner",  # sets up the worker that it runs
-        f"{TRAINER}.assembly",  # sets the job's `env`
-        f"{TRAINER}.distributed",  # where torch's launcher keeps its store
-        f"{TRAINER}.import_check",  # sets the job's `env`
-        f"{TRAINER}.isolation",  # hands it on to the child
-        f"{TRAINER}.model_runtime",  # sets what CUDA's deterministic mode asks for
-        f"{TRAINER}.plugin_import",  # PYTHONPATH, to say where it looked
-        f"{TRAINER}.process_agent",  # where the launcher leaves its word
-        f"{TRAINER}.process_launch",  # hands it on to the processes
-        f"{TRAINER}.runtime",  # the default of `environ`
-        f"{TRAINER}.runtime_env",  # everything else
+        "gen_worker.trainer.attempt.assembly",  # sets the job's `env`
+        "gen_worker.trainer.processes.distributed",  # where torch's launcher keeps its store
+        "gen_worker.launcher.import_check",  # sets the job's `env`
+        "gen_worker.trainer.attempt.isolation",  # hands it on to the child
+        "gen_worker.trainer.model_runtime",  # sets what CUDA's deterministic mode asks for
+        "gen_worker.trainer.author.plugin_import",  # PYTHONPATH, to say where it looked
+        "gen_worker.trainer.processes.agent",  # where the launcher leaves its word
+        "gen_worker.trainer.processes.launch",  # hands it on to the processes
+        "gen_worker.trainer.runtime",  # the default of `environ`
+        "gen_worker.trainer.attempt.runtime_env",  # everything else
         "trn.client.caller_environment",  # what a run is given of it, and what is said that it is not
-        "trn.client.cli.output",  # NO_COLOR, TERM
+        "trn.cli.output",  # NO_COLOR, TERM
         "trn.client.daemon_start",  # what a daemon must not inherit
         "trn.core.home",  # TRN_HOME
         "trn.daemon.__main__",  # switches gRPC's fork handlers off
@@ -362,20 +366,20 @@ def test_the_command_line_loads_one_verb_and_nothing_heavy() -> None:
         "subprocess",
     }
     words = {
-        "list": "trn.client.cli.list_runs",
-        "status -h": "trn.client.cli.status",
-        "daemon -h": "trn.client.cli.daemon_verbs",
+        "list": "trn.cli.verbs.list_runs",
+        "status -h": "trn.cli.verbs.status",
+        "daemon -h": "trn.cli.verbs.daemon",
         "-h": "",
     }
     for line, verb in words.items():
         arguments = ["--home", "/nowhere", *line.split()]
         loaded = loaded_after(
-            "import contextlib, io; from trn.client.cli.main import main\n"
+            "import contextlib, io; from trn.cli.main import main\n"
             "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()),"
             f" contextlib.redirect_stderr(io.StringIO()): main({arguments})\npass"
         )
         assert loaded & heavy == set(), line
-        verbs = {f"trn.client.cli.{module}" for module, _ in VERBS.values()}
+        verbs = {f"trn.cli.verbs.{module}" for module, _ in VERBS.values()}
         assert loaded & verbs == ({verb} if verb else set()), line
 
 

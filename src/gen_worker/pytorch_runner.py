@@ -139,13 +139,13 @@ def _run(job_file: "JobFile", folder: Path, fd: int, early_signals: Sequence[int
 
 def _check(job_file: "JobFile") -> dict[str, Any]:
     """Everything that a worker would find before its first step, without a folder, an event or a step."""
+    from gen_worker.contract.job.rules import RUNNER
     from gen_worker.trainer.api import load_trainer_plugin
+    from gen_worker.trainer.attempt.data_sources import open_held_out_data, open_training_data
+    from gen_worker.trainer.attempt.runtime_env import read_environment
     from gen_worker.trainer.contracts import StepContext
-    from gen_worker.trainer.data_sources import open_held_out_data, open_training_data
     from gen_worker.trainer.inputs import MaterializedInputs
-    from gen_worker.trainer.job_spec import RUNNER
     from gen_worker.trainer.model_runtime import prepare_model_runtime
-    from gen_worker.trainer.runtime_env import read_environment
 
     job = job_file.job
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

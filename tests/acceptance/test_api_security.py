@@ -22,8 +22,8 @@ import trn
 from trn.core import errors
 from trn.core.home import Home, socket_address
 from trn.core.settings import ListenSettings, Settings
-from trn.daemon.commits import committed
-from trn.daemon.server import MAX_MESSAGE_BYTES, add_ports
+from trn.daemon.api.commits import committed
+from trn.daemon.api.server import MAX_MESSAGE_BYTES, add_ports
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
 

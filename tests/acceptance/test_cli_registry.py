@@ -516,7 +516,7 @@ def test_no_daemon_in_time_is_said_with_where_to_look(live_home: Home) -> None:
 
 
 def test_the_exit_codes_in_the_docs_are_the_codes() -> None:
-    from trn.client.cli.exit_codes import ExitCode
+    from trn.cli.exit_codes import ExitCode
 
     rows = table_rows(ROOT / "docs" / "cli-registry.md", "What all commands share")
     assert {int(row[0]): code_words(row[1])[0] for row in rows} == {
@@ -525,7 +525,7 @@ def test_the_exit_codes_in_the_docs_are_the_codes() -> None:
 
 
 def test_the_options_and_columns_of_list_in_the_docs_are_all_that_there_are() -> None:
-    from trn.client.cli.list_runs import COLUMNS, SORTS, command
+    from trn.cli.verbs.list_runs import COLUMNS, SORTS, command
 
     rows = {
         code_words(row[0])[0].split()[0]: row[1]

@@ -34,7 +34,7 @@ _RETRIES = {
 
 
 def test_the_failure_table_is_the_one_that_is_obeyed() -> None:
-    from trn.daemon.failures import rows
+    from trn.daemon.dispatch.failures import rows
 
     shown = [
         (code_words(row[0])[0], code_words(row[1])[0], row[2], row[3], row[4], row[5])
@@ -84,7 +84,7 @@ def test_the_settings_in_the_operating_guide_are_all_that_there_are() -> None:
 
 
 def test_the_statuses_in_the_api_reference_are_those_of_the_service() -> None:
-    from trn.daemon.service_errors import STATUSES
+    from trn.daemon.api.statuses import STATUSES
 
     rows = table_rows(DOCS / "api.md", "Errors")
     assert {code_words(row[1])[0]: code_words(row[0])[0] for row in rows} == {
@@ -174,6 +174,6 @@ def test_the_limits_in_the_operating_guide_are_those_of_the_code() -> None:
     rows = table_rows(DOCS / "daemon.md", "Limits")
     assert len(rows) >= 12
     for row in rows:
-        module, _, name = code_words(row[2])[0].partition(".")
+        module, _, name = code_words(row[2])[0].rpartition(".")
         found = getattr(importlib.import_module(f"trn.daemon.{module}"), name)
         assert int(code_words(row[1])[0]) == found, row

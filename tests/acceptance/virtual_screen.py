@@ -2,7 +2,7 @@
 
 import re
 
-from trn.client.cells import cell_width
+from trn.client.screen.cells import cell_width
 
 CONTROL = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 

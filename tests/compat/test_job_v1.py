@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.job_spec import read_job_spec, spec_digest
+from gen_worker.contract.job.rules import read_job_spec, spec_digest
+from gen_worker.contract.job.spec import TrainingJobSpec
 
 FOLDER = Path(__file__).parent / "job_v1"
 DIGESTS = {

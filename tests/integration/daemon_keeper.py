@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from daemon_process import DEADLINE_S, DaemonProcess
 from small_disk import SmallDisk
 
-from gen_worker.failpoints import ORCHESTRATOR
+from gen_worker.contract.failpoints import ORCHESTRATOR
 from trn.core.home import Home
 
 LOOK_EVERY_S = 0.02

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gen_worker.launcher_protocol import AttemptRecord, record_path
+from gen_worker.launcher.messages import AttemptRecord, record_path
 from trn.core.home import Home
-from trn.daemon.singleton import DaemonInfo, read_daemon_info
+from trn.daemon.upkeep.singleton import DaemonInfo, read_daemon_info
 
 DEADLINE_S = 120
 SRC = Path(__file__).parents[2] / "src"

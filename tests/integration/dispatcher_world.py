@@ -15,14 +15,14 @@ import msgspec
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, Settings
-from trn.daemon.broadcaster import RunEventBroadcaster
-from trn.daemon.devices import Devices
-from trn.daemon.dispatcher import TrainerDispatcher
-from trn.daemon.ingest import Ingest
-from trn.daemon.readiness import FakeReadiness
-from trn.daemon.secret_values import SecretValues
-from trn.daemon.submission import Asked, read_submission
-from trn.daemon.unknown_workers import UnknownWorkers
+from trn.daemon.api.broadcaster import RunEventBroadcaster
+from trn.daemon.api.secret_values import SecretValues
+from trn.daemon.dispatch.dispatcher import TrainerDispatcher
+from trn.daemon.dispatch.readiness import FakeReadiness
+from trn.daemon.ingest.ingest import Ingest
+from trn.daemon.intake.submission import Asked, read_submission
+from trn.daemon.machine.devices import Devices
+from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import AttemptKey
 from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore

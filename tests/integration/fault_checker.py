@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.launcher_protocol import read_process
+from gen_worker.launcher.messages import read_process
 from trn.core.home import Home
 from trn.core.runs import TERMINAL, AttemptRecord, RunRecord
-from trn.daemon.endings import count_stalled, is_counted
+from trn.daemon.dispatch.endings import count_stalled, is_counted
 from trn.registry.connection import check_integrity
 from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader

@@ -28,7 +28,7 @@ from lossy_socket import LossySocket
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
-from gen_worker.failpoints import BUS, ORCHESTRATOR
+from gen_worker.contract.failpoints import BUS, ORCHESTRATOR
 from trn.client.client import AsyncClient
 from trn.core.errors import TrnError
 from trn.core.home import Home

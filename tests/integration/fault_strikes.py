@@ -40,7 +40,7 @@ from faulty_bus import FaultyBus
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher.messages import (
     AttemptRecord,
     LauncherInfo,
     encode,
@@ -51,7 +51,7 @@ from gen_worker.launcher_protocol import (
 )
 from trn.core.errors import TrnError
 from trn.core.home import Home
-from trn.daemon.singleton import read_daemon_info
+from trn.daemon.upkeep.singleton import read_daemon_info
 from trn.registry.reader import RegistryReader
 
 LOOK_EVERY_S = 0.05

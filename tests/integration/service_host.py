@@ -17,16 +17,16 @@ import msgspec
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
-from trn.daemon.broadcaster import RunEventBroadcaster
-from trn.daemon.devices import Devices
-from trn.daemon.import_trials import ImportTrials
-from trn.daemon.ingest import Ingest
-from trn.daemon.removal import Removal
-from trn.daemon.secret_values import SecretValues
-from trn.daemon.server import add_ports, build_server
-from trn.daemon.service import TrainerService
-from trn.daemon.singleton import DaemonInfo
-from trn.daemon.worker_plan import WorkerFiles, build_plan
+from trn.daemon.api.broadcaster import RunEventBroadcaster
+from trn.daemon.api.secret_values import SecretValues
+from trn.daemon.api.server import add_ports, build_server
+from trn.daemon.api.service import TrainerService
+from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan
+from trn.daemon.ingest.ingest import Ingest
+from trn.daemon.intake.import_trials import ImportTrials
+from trn.daemon.machine.devices import Devices
+from trn.daemon.upkeep.removal import Removal
+from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.executors.fake import FakeExecutor
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry

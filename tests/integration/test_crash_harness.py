@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from worker_process import Run
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 STEPS = 24

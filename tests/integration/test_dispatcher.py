@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from dispatcher_world import World, in_world
 
+from gen_worker.contract.redaction import Secret
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.redaction import Secret
 from trn.core.errors import UnavailableError
 from trn.core.runs import Needs, RunState
-from trn.daemon import own_trouble
-from trn.daemon.dispatcher import TrainerDispatcher
-from trn.daemon.secret_values import SecretValues
-from trn.daemon.supervisor import QUARANTINE
+from trn.daemon.api.secret_values import SecretValues
+from trn.daemon.dispatch.dispatcher import TrainerDispatcher
+from trn.daemon.dispatch.supervisor import QUARANTINE
+from trn.daemon.upkeep import own_trouble
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit
 from trn.executors.fake import FakeExecutor, Script, read_events
 from trn.registry.sqlite import Ending, NewRun

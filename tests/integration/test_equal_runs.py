@@ -11,7 +11,7 @@ import msgspec
 from service_host import Host, job
 from test_service import channel_to, method, submit_request
 
-from gen_worker.trainer.code_identity import OUTSIDE_NAME, OutsideCode, OutsideModule
+from gen_worker.trainer.author.code_identity import OUTSIDE_NAME, OutsideCode, OutsideModule
 from trn.proto import trainer_pb2 as pb
 
 

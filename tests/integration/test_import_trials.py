@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from launched_run import LaunchedRun, is_running, living, stop_launchers, until
 
+from gen_worker.contract.job.rules import RUNNER
 from gen_worker.errors import SpecError
-from gen_worker.launcher_protocol import boot_id, read_process
+from gen_worker.launcher.messages import boot_id, read_process
 from gen_worker.pytorch.sections import read_runner_config
-from gen_worker.trainer.job_spec import RUNNER
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshots import SnapshotStore
-from trn.daemon.import_trials import ImportTrials
+from trn.daemon.intake.import_trials import ImportTrials
 from trn.executors.base import ImportTrial, WorkerIdentity
 from trn.executors.fake import FakeExecutor
 from trn.executors.local import LocalExecutor
@@ -337,7 +337,7 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_of_its_own(home: Home, tm
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     hasty = (
-        "import sys\nfrom gen_worker import launcher\nlauncher.IMPORT_PATIENCE_S = 0.5\n"
+        "import sys\nfrom gen_worker.launcher import server as launcher\nlauncher.IMPORT_PATIENCE_S = 0.5\n"
         "sys.exit(launcher.main(sys.argv[1:]))"
     )
     subprocess.run(

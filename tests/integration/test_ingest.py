@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from gen_worker.trainer.event_log import EventLog
+from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.reporting import TrainingReporter
 from trn.core.digest import run_digest
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.daemon.broadcaster import FellBehind, RunEventBroadcaster
-from trn.daemon.event_file import replay
-from trn.daemon.ingest import Ingest
+from trn.daemon.api.broadcaster import FellBehind, RunEventBroadcaster
+from trn.daemon.ingest.event_file import replay
+from trn.daemon.ingest.ingest import Ingest
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 

@@ -12,10 +12,10 @@ import traceback
 import pytest
 from object_servers import Reply, closed_port, http_server, s3_endpoint, s3_server  # noqa: F401
 
+from gen_worker.contract.redaction import SecretRedactor
 from gen_worker.errors import AuthError, InputError, TrainingCanceled
 from gen_worker.trainer.authz import authorize_start
 from gen_worker.trainer.inputs import fetch, materialize_inputs
-from gen_worker.trainer.redaction import SecretRedactor
 from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.transfer.policy import ObjectStoreOptions, RetryPolicy, TransferOptions
 
@@ -424,7 +424,7 @@ def test_a_cancelled_download_is_continued_by_the_next_one(http_server, tmp_path
 DOWNLOADER = """
 import sys
 from pathlib import Path
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.inputs import fetch
 failpoints.arm(sys.argv[3])

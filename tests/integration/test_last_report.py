@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from worker_process import Run
 
-from trn.daemon.event_file import MAX_LINE_BYTES, parse, read_batch, read_terminal
+from trn.daemon.ingest.event_file import MAX_LINE_BYTES, parse, read_batch, read_terminal
 
 KINDS = ["NoWords", "OtherWords", "Base", "Liar", "Long", "SystemExit", "GeneratorExit"]
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, wait_until
 
-from gen_worker.launcher_protocol import LauncherInfo, code_stamp, read_exit, read_record
+from gen_worker.launcher.messages import LauncherInfo, code_stamp, read_exit, read_record
 from trn.core.home import Home, socket_address
 from trn.executors.base import WorkerIdentity
 from trn.executors.launcher_process import start_launcher

@@ -13,8 +13,8 @@ import pytest
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.daemon.broadcaster import RunEventBroadcaster
-from trn.daemon.ingest import Ingest
+from trn.daemon.api.broadcaster import RunEventBroadcaster
+from trn.daemon.ingest.ingest import Ingest
 from trn.registry.metrics import MetricStore, Place, find_behind
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from worker_process import DEADLINE_S, Run
 
-from gen_worker.trainer.lease import RunLease
+from gen_worker.contract.lease import RunLease
 
 JOB: dict[str, Any] = {
     "trainer": "own_rows:OwnMlp",
@@ -125,7 +125,7 @@ def start_hanging(folder: Path) -> tuple[Run, subprocess.Popen[str]]:
 
 def loader_workers_of(worker: subprocess.Popen[str]) -> list[psutil.Process]:
     children = psutil.Process(worker.pid).children(recursive=True)
-    found = [child for child in children if "checkpoints.writer" not in " ".join(child.cmdline())]
+    found = [child for child in children if "checkpoints.writing.writer" not in " ".join(child.cmdline())]
     assert len(found) == 2
     return found
 

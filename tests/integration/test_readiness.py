@@ -18,15 +18,15 @@ from dispatcher_world import World, in_world
 from launched_run import wait_until
 
 import trn
-from gen_worker.trainer.lease import is_process_alive
-from trn.client.cli.explanation import NOT_READY, explain
+from gen_worker.contract.lease import is_process_alive
+from trn.cli.reading.explanation import NOT_READY, explain
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.daemon.devices import CUDA, ROCM, Inventory
-from trn.daemon.doctor_reports import DoctorReport, DoctorReports, Finding
-from trn.daemon.environment_report import EnvironmentReports
-from trn.daemon.left_reports import LeftReports
-from trn.daemon.readiness import NOT_YET, DoctorReadiness
+from trn.daemon.dispatch.readiness import NOT_YET, DoctorReadiness
+from trn.daemon.machine.devices import CUDA, ROCM, Inventory
+from trn.daemon.machine.doctor_reports import DoctorReport, DoctorReports, Finding
+from trn.daemon.machine.environment_report import EnvironmentReports
+from trn.daemon.machine.left_reports import LeftReports
 from trn.registry.reader import RegistryReader
 
 OURS = sys.executable

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from replaced_files import KINDS, put_in_place
 
 import trn
-from trn.client.cli.verbs import group
+from trn.cli.command_table import group
 from trn.core.errors import TrnError
 from trn.core.home import RunFolder
 from trn.core.runs import RunState

@@ -26,10 +26,11 @@ import pytest
 from object_servers import http_server, s3_endpoint, s3_server, wait_until  # noqa: F401
 from rude_server import FaultyStore, RudeServer, http_answer
 
+from gen_worker.contract.job.spec import UploadsSpec
 from gen_worker.errors import AuthError, InputError
 from gen_worker.trainer import inputs
 from gen_worker.trainer.authz import authorize_start
-from gen_worker.trainer.contracts import StopSignal, UploadsSpec
+from gen_worker.trainer.contracts import StopSignal
 from gen_worker.trainer.inputs import fetch, materialize_inputs
 from gen_worker.trainer.transfer import input_cache, upload_endpoints
 from gen_worker.trainer.transfer.input_cache import InputCache, key_of
@@ -661,10 +662,10 @@ class SayingReporter:
 
 
 def test_a_target_that_is_wrong_for_weeks_is_told_a_bounded_number_of_times(monkeypatch):
+    from gen_worker.contract.job.spec import TrainingJobSpec
     from gen_worker.errors import UploadError
-    from gen_worker.trainer.contracts import TrainingJobSpec
-    from gen_worker.trainer.runtime_env import WorkerEnvironment
-    from gen_worker.trainer.upload_session import UploadSession
+    from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
+    from gen_worker.trainer.attempt.upload_session import UploadSession
 
     reporter = SayingReporter()
     job = TrainingJobSpec(

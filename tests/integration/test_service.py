@@ -18,8 +18,8 @@ import trn
 from trn.client.caller_environment import tell_environment
 from trn.core.home import socket_address
 from trn.core.runs import RunState
-from trn.daemon.secret_values import reveal
-from trn.daemon.server import MAX_MESSAGE_BYTES
+from trn.daemon.api.secret_values import reveal
+from trn.daemon.api.server import MAX_MESSAGE_BYTES
 from trn.executors.base import ImportTrial, LaunchPlan
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
@@ -157,7 +157,7 @@ def test_a_drawn_name_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: 
         async with Host(tmp_path) as host, channel_to(host) as channel:
             await host.add_run("taken")
             for module in ("submission", "run_judge"):
-                monkeypatch.setattr(f"trn.daemon.{module}.make_run_id", lambda _config: next(names))
+                monkeypatch.setattr(f"trn.daemon.intake.{module}.make_run_id", lambda _config: next(names))
             answer = await method(channel, "SubmitRun")(submit_request(max_steps=3))
             assert answer.run.run_id == "free"
 

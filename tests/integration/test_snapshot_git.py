@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trn.client.code_excludes import Excludes, Kind
-from trn.client.git_tree import MAX_DIFF_BYTES
-from trn.client.snapshot import Snapshot, take_snapshot
+from trn.client.code.excludes import Excludes, Kind
+from trn.client.code.git_tree import MAX_DIFF_BYTES
+from trn.client.code.snapshot import Snapshot, take_snapshot
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshots import SnapshotStore, materialise
@@ -405,7 +405,7 @@ def test_a_damaged_cache_and_a_lost_object_only_cost_time(repo: Path, home: Home
 TAKE = """
 import sys
 from pathlib import Path
-from trn.client.snapshot import take_snapshot
+from trn.client.code.snapshot import take_snapshot
 from trn.core.home import Home
 sys.stdin.readline()
 print(take_snapshot(Path(sys.argv[1]), Home(Path(sys.argv[2])), max_bytes=1 << 26).digest)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from test_snapshot_git import CODE, LIMIT, git, patch, paths, write
 
-from trn.client.cli.frozen_code import FrozenCode
-from trn.client.cli.output import Output
-from trn.client.secret_content import OVERLAP_BYTES, SHAPES, SecretFinder, find_secret
-from trn.client.snapshot import take_snapshot
+from trn.cli.output import Output
+from trn.cli.submitting.frozen_code import FrozenCode
+from trn.client.code.secret_content import OVERLAP_BYTES, SHAPES, SecretFinder, find_secret
+from trn.client.code.snapshot import take_snapshot
 from trn.core.home import Home
 from trn.core.snapshots import SMALL_BYTES
 

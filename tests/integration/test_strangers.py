@@ -16,7 +16,7 @@ from daemon_process import DEADLINE_S, DaemonProcess, end_everything, worker_rec
 
 import trn
 from trn.core.runs import RunState
-from trn.daemon.tcp_guard import TcpGuard, max_connections, read_peer
+from trn.daemon.api.tcp_guard import TcpGuard, max_connections, read_peer
 
 TRAINERS = Path(__file__).parent / "trainers"
 MAX_OPEN_FILES = 1024  # as shells give it

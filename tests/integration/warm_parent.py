@@ -13,7 +13,7 @@ import pyarrow.parquet  # noqa: F401
 import torch  # noqa: F401
 
 import gen_worker.trainer.runtime  # noqa: F401
-from gen_worker.trainer.checkpoints import warm_writer
+from gen_worker.trainer.checkpoints.writing import warm_writer
 
 
 def become_worker(request: dict[str, Any]) -> NoReturn:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gen_worker.trainer.lease import RunLease
+from gen_worker.contract.lease import RunLease
 
 TRAINERS = Path(__file__).parent / "trainers"
 DEADLINE_S = 240

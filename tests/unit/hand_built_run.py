@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.trainer.artifacts import SavedCheckpoint
+from gen_worker.trainer.attempt.state import MetricsRecord, TrainerState
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
 from gen_worker.trainer.callbacks.callback_list import CallbackList
-from gen_worker.trainer.contracts import StepContext, StepResult, TrainingJobSpec
-from gen_worker.trainer.state import MetricsRecord, TrainerState
+from gen_worker.trainer.contracts import StepContext, StepResult
 
 
 class HandBuiltRun:

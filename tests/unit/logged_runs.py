@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.core.settings import Settings

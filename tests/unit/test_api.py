@@ -9,8 +9,8 @@ import pytest
 
 from gen_worker.errors import Category, PluginError, TrainingCanceled
 from gen_worker.trainer.api import load_trainer_plugin
+from gen_worker.trainer.author.plugin_import import import_symbol
 from gen_worker.trainer.contracts import TrainerPlugin
-from gen_worker.trainer.plugin_import import import_symbol
 
 SOUND = """
 class {name}:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
-from trn.daemon.api_tokens import RUN_TOKEN_LIFE_S, ApiTokens, RunGrant, read_or_make_token, require_allowed
+from trn.daemon.api.tokens import RUN_TOKEN_LIFE_S, ApiTokens, RunGrant, read_or_make_token, require_allowed
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
 

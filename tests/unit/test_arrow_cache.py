@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from gen_worker.errors import InputError
 from gen_worker.trainer.arrow_feed import ArrowFeed
 from gen_worker.trainer.feed import cache as arrow_cache

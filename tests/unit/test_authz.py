@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ed448, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gen_worker.contract.redaction import Secret, SecretRedactor, strip_url_secrets
 from gen_worker.errors import AuthError
 from gen_worker.trainer.authz import (
     SCOPES,
@@ -23,7 +24,6 @@ from gen_worker.trainer.authz import (
     mint_capability_token,
     verify_capability_token,
 )
-from gen_worker.trainer.redaction import Secret, SecretRedactor, strip_url_secrets
 from gen_worker.trainer.transfer.policy import TransferOptions, bearer_headers, has_same_origin
 
 NOW = 1_800_000_000.0

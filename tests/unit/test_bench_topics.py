@@ -167,7 +167,7 @@ def test_the_reader_by_hand_gives_each_process_its_part_of_every_batch(load: Any
 @pytest.mark.parametrize("name", ["mlp", "small mlp", "cnn"])
 def test_the_model_by_hand_has_the_runners_weights(load: Any, name: str) -> None:
     pytest.importorskip("torch")
-    from gen_worker.pytorch.model_build import build_model
+    from gen_worker.pytorch.model.build import build_model
     from gen_worker.pytorch.sections import read_runner_config
 
     section = {**load("runner_sides").model_section(name), "loss": "cross_entropy", "optimizer": "AdamW"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gen_worker.trainer import StepContext, TrainingJobSpec
-from gen_worker.trainer.author_state import _bind_optimizer
+from gen_worker.trainer.author.author_state import _bind_optimizer
 
 
 class Rate:

@@ -10,8 +10,8 @@ import pytest
 
 from trn.core.digest import run_digest
 from trn.core.runs import RunState
-from trn.daemon.broadcaster import EventWatch, FellBehind, RunEventBroadcaster
-from trn.daemon.event_file import EventBatch
+from trn.daemon.api.broadcaster import EventWatch, FellBehind, RunEventBroadcaster
+from trn.daemon.ingest.event_file import EventBatch
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
 

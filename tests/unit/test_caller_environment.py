@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_worker.trainer.redaction import Secret, SecretRedactor, looks_secret
+from gen_worker.contract.redaction import Secret, SecretRedactor, looks_secret
+from trn.cli.output import Output
+from trn.cli.submitting.environment_options import describe_differences, say_differences
 from trn.client.caller_environment import find_passed, read_given, tell_environment
-from trn.client.cli.environment_options import describe_differences, say_differences
-from trn.client.cli.output import Output
 from trn.client.wire_requests import make_submit_request
 from trn.core.errors import InvalidRequestError
 from trn.core.training_variables import matters, needs_fresh_start
-from trn.daemon.environment_difference import find_differences
-from trn.daemon.environment_report import telling_variables
-from trn.daemon.secret_values import SecretValues, reveal
+from trn.daemon.api.secret_values import SecretValues, reveal
+from trn.daemon.intake.environment_difference import find_differences
+from trn.daemon.machine.environment_report import telling_variables
 from trn.proto.records import EnvDifference
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trn.client.cells import cell_width, pad, shorten, wrap
+from trn.client.screen.cells import cell_width, pad, shorten, wrap
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gen_worker.certificate_causes import (
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.tools.certificate.causes import (
     differing_metrics,
     explain_resume,
     explain_unrepeatable,
     find_parting,
     not_restored,
 )
-from gen_worker.certificate_digest import describe_hidden, describe_tree, digest_batch
-from gen_worker.certificate_legs import Leg, plan_kills
-from gen_worker.certificate_notes import note_losses, note_memory
-from gen_worker.certificate_trace import Moment
-from gen_worker.trainer.contracts import TrainingJobSpec
+from gen_worker.tools.certificate.digest import describe_hidden, describe_tree, digest_batch
+from gen_worker.tools.certificate.legs import Leg, plan_kills
+from gen_worker.tools.certificate.notes import note_losses, note_memory
+from gen_worker.tools.certificate.trace import Moment
 
 
 def digests(value: Any) -> dict[str, str]:

@@ -12,15 +12,15 @@ import pytest
 import torch
 from sealed_meta import edit_meta
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import CheckpointError, InputError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
 from gen_worker.trainer.checkpoints.store import CheckpointStore
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.resume import choose_resume_point
-from trn.client.cli.run_lookup import find_checkpoint
+from gen_worker.trainer.restore.resume import choose_resume_point
+from trn.cli.reading.run_lookup import find_checkpoint
 from trn.core.errors import InvalidRequestError
-from trn.daemon.resumption import describe, with_checkpoint
-from trn.daemon.saved_checkpoints import find_next_start, newest_checkpoint, read_checkpoint
+from trn.daemon.intake.resumption import describe, with_checkpoint
+from trn.daemon.intake.saved_checkpoints import find_next_start, newest_checkpoint, read_checkpoint
 
 DEADLINE_S = 60.0
 JOB = TrainingJobSpec(run_id="run", max_steps=9)
@@ -239,7 +239,7 @@ def test_a_rollback_passes_over_what_a_resume_would(folder: Path) -> None:
 
 def test_to_choose_takes_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, gen_worker.trainer.checkpoints.choice\n"
+        "import sys, gen_worker.contract.checkpoints.choice\n"
         "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

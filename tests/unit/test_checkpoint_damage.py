@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from gen_worker.contract.checkpoints.choice import read_named, scan, verify_files
+from gen_worker.contract.checkpoints.meta import encode_meta, parse_meta
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoints.choice import read_named, scan, verify_files
-from gen_worker.trainer.checkpoints.meta import encode_meta, parse_meta
 from gen_worker.trainer.checkpoints.store import CheckpointStore
-from gen_worker.trainer.weights import load_weights
+from gen_worker.trainer.restore.weights import load_weights
 
 DEADLINE_S = 60.0
 

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from gen_worker.contract.checkpoints.file_check import hash_file
+from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoints import archive as checkpoint_archive
-from gen_worker.trainer.checkpoints.archive import CrcRecord
-from gen_worker.trainer.checkpoints.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
-from gen_worker.trainer.checkpoints.file_check import hash_file
-from gen_worker.trainer.checkpoints.finite_scan import find_non_finite
-from gen_worker.trainer.checkpoints.format import FloatRange, build_layout
-from gen_worker.trainer.checkpoints.image import ImageWriter
-from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry
-from gen_worker.trainer.checkpoints.staging import StagingBuffer, open_anonymous_file
-from gen_worker.trainer.checkpoints.tensors import StorageBuffers, TensorTable
+from gen_worker.trainer.checkpoints.files import archive as checkpoint_archive
+from gen_worker.trainer.checkpoints.files.archive import CrcRecord
+from gen_worker.trainer.checkpoints.files.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
+from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
+from gen_worker.trainer.checkpoints.files.format import FloatRange, build_layout
+from gen_worker.trainer.checkpoints.files.image import ImageWriter
+from gen_worker.trainer.checkpoints.files.staging import StagingBuffer, open_anonymous_file
+from gen_worker.trainer.checkpoints.files.tensors import StorageBuffers, TensorTable
 
 # A busy machine is slow; that is no fault of the code.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -371,7 +371,7 @@ def test_float_ranges_cross_the_process_line_unchanged():
 def test_the_formats_need_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import gen_worker.trainer.checkpoints.writer, gen_worker.trainer.artifacts\n"
+        "import gen_worker.trainer.checkpoints.writing.writer, gen_worker.trainer.artifacts\n"
         "assert 'pyarrow' not in sys.modules and 'httpx' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,15 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoints import client as checkpoint_client
-from gen_worker.trainer.checkpoints import commit as checkpoint_commit
-from gen_worker.trainer.checkpoints.messages import Inbox, WriterConfig
-from gen_worker.trainer.checkpoints.staging import StagingBuffer
+from gen_worker.trainer.checkpoints.files.staging import StagingBuffer
 from gen_worker.trainer.checkpoints.store import CheckpointStore
-from gen_worker.trainer.checkpoints.writer import CheckpointWriter
+from gen_worker.trainer.checkpoints.writing import client as checkpoint_client
+from gen_worker.trainer.checkpoints.writing import commit as checkpoint_commit
+from gen_worker.trainer.checkpoints.writing.messages import Inbox, WriterConfig
+from gen_worker.trainer.checkpoints.writing.writer import CheckpointWriter
 
 DEADLINE_S = 60.0
 IN_WRITER = [
@@ -241,7 +241,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_writer_never_imports_torch(tmp_path):
-    code = "import sys, gen_worker.trainer.checkpoints.writer; print('torch' in sys.modules or 'pyarrow' in sys.modules)"
+    code = "import sys, gen_worker.trainer.checkpoints.writing.writer; print('torch' in sys.modules or 'pyarrow' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
 

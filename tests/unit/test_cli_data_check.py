@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gen_worker.sizes import show_bytes
+from gen_worker.contract.sizes import show_bytes
 from gen_worker.trainer.datasets.index import DatasetIndex
-from trn.client.cli.dataset_check import find_dataset_faults
-from trn.client.cli.disk_check import check_room, count_at_once
-from trn.client.cli.job_file import Changes, read_job
-from trn.client.cli.parquet_footer import read_columns
+from trn.cli.submitting.dataset_check import find_dataset_faults
+from trn.cli.submitting.disk_check import check_room, count_at_once
+from trn.cli.submitting.job_file import Changes, read_job
+from trn.cli.submitting.parquet_footer import read_columns
 from trn.core.home import Home
 
 MB = 1_000_000

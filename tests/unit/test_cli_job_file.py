@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trn.client.cli.job_file import Changes, assign, read_assignments, read_job
-from trn.client.cli.resume import find_checkpoint
+from trn.cli.submitting.job_file import Changes, assign, read_assignments, read_job
+from trn.cli.verbs.resume import find_checkpoint
 from trn.core.errors import InvalidRequestError, NotFoundError
 
 

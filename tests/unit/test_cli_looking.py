@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from gen_worker.launcher_protocol import boot_id, read_process
-from trn.client.cli import list_runs, verbs
-from trn.client.cli.follow import describe
-from trn.client.cli.output import Output
+from gen_worker.launcher.messages import boot_id, read_process
+from trn.cli import command_table as verbs
+from trn.cli.following.follow import describe
+from trn.cli.output import Output
+from trn.cli.verbs import list_runs
 from trn.core.digest import run_digest
 from trn.core.home import Home
 from trn.core.runs import QUEUED, Needs, RunState

@@ -8,8 +8,8 @@ from typing import Any
 import click
 import pytest
 
-from trn.client.cli import verbs
-from trn.client.cli.exit_codes import ExitCode
+from trn.cli import command_table as verbs
+from trn.cli.exit_codes import ExitCode
 from trn.core.errors import ConflictError, InvalidRequestError
 
 

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from gen_worker import dataset_tool
+from gen_worker.tools import dataset as dataset_tool
+from trn.cli import command_table as verbs
+from trn.cli.submitting.log_options import read_log_paths
+from trn.cli.verbs.daemon import _find_launchers
+from trn.cli.verbs.logs import LineSink
 from trn.client import daemon_start
-from trn.client.cli import verbs
-from trn.client.cli.daemon_verbs import _find_launchers
-from trn.client.cli.log_options import read_log_paths
-from trn.client.cli.logs import LineSink
 from trn.client.daemon_start import RunningDaemon
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import InvalidRequestError
@@ -72,7 +72,7 @@ def test_a_line_that_comes_in_pieces_is_one_object(capfdbinary: pytest.CaptureFi
 
 LONG_LINE = """
 import io, json, sys
-from trn.client.cli.logs import LineSink
+from trn.cli.verbs.logs import LineSink
 
 sys.stdout = io.TextIOWrapper(io.BytesIO())
 sink = LineSink(0)

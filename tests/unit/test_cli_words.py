@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_worker.process_family import PROCESS_MARK
-from trn.client.cli import exit_codes
-from trn.client.cli.durations import parse_since, say_ago, say_duration
-from trn.client.cli.explanation import Surroundings, explain
-from trn.client.cli.faults import BLAMES, find_blame
-from trn.client.terminal_chart import draw_chart, draw_sparkline
+from gen_worker.launcher.process_family import PROCESS_MARK
+from trn.cli import exit_codes
+from trn.cli.durations import parse_since, say_ago, say_duration
+from trn.cli.reading.explanation import Surroundings, explain
+from trn.cli.reading.faults import BLAMES, find_blame
+from trn.client.screen.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.core.terminal_text import plain
@@ -36,7 +36,7 @@ def attempt(cause: str, **more: Any) -> AttemptRecord:
 
 
 def test_whose_fault_it_was_is_what_the_daemons_own_table_says() -> None:
-    from trn.daemon.failures import rows
+    from trn.daemon.dispatch.failures import rows
 
     for row in rows():
         for words in (row.words, f"{row.words}: some detail", f"{row.words} at step 3: more"):

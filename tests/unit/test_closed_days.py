@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from logged_runs import DAY_MS, NOON_MS, LoggedRuns, read_whole_lines
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from trn.core.home import LogFolder
 from trn.daemon.outlets.closed_days import ClosedDays, compress
 

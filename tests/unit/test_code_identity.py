@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from gen_worker.frozen_imports import frozen_variables
-from gen_worker.trainer import code_identity
-from gen_worker.trainer.code_identity import OUTSIDE_NAME, OutsideCodeWatch, code_changes, describe_code
+from gen_worker.trainer.author import code_identity
+from gen_worker.trainer.author.code_identity import (
+    OUTSIDE_NAME,
+    OutsideCodeWatch,
+    code_changes,
+    describe_code,
+)
 
 SOURCE = "class Mine:\n    rate = 1\n"
 

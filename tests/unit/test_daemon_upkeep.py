@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gen_worker.installed_packages import source_stamp
+from gen_worker.contract.installed_packages import source_stamp
 from trn.client.daemon_start import RunningDaemon
 from trn.core.errors import (
     AlreadyRunningError,
@@ -23,10 +23,10 @@ from trn.core.settings import Settings, read_settings
 from trn.core.snapshot_manifest import FileEntry, Manifest
 from trn.core.snapshots import SnapshotStore
 from trn.core.version import CHANGED, SOURCES, VERSION
-from trn.daemon.maintenance import BUSY_STREAK, Maintenance, WalKeeper
-from trn.daemon.own_sources import OwnSources
-from trn.daemon.singleton import DaemonInfo, Singleton, read_daemon_info
-from trn.daemon.startup_checks import check_start
+from trn.daemon.upkeep.maintenance import BUSY_STREAK, Maintenance, WalKeeper
+from trn.daemon.upkeep.own_sources import OwnSources
+from trn.daemon.upkeep.singleton import DaemonInfo, Singleton, read_daemon_info
+from trn.daemon.upkeep.startup_checks import check_start
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import NewRun, RunRegistry
 
@@ -97,7 +97,7 @@ def test_a_second_daemon_is_told_who_the_first_one_is(home: Home) -> None:
 def test_the_lock_of_a_daemon_that_was_killed_is_taken_over(home: Home) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from trn.core.home import Home; from trn.daemon.singleton import Singleton\n"
+        "from trn.core.home import Home; from trn.daemon.upkeep.singleton import Singleton\n"
         "Singleton(Home(Path(sys.argv[1]))).acquire(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(home.root)], check=False).returncode == -9
@@ -108,7 +108,7 @@ def test_the_lock_of_a_daemon_that_was_killed_is_taken_over(home: Home) -> None:
 def test_of_many_that_start_at_once_exactly_one_gets_the_home(home: Home) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from trn.core.home import Home; from trn.daemon.singleton import Singleton\n"
+        "from trn.core.home import Home; from trn.daemon.upkeep.singleton import Singleton\n"
         "from trn.core.errors import AlreadyRunningError\n"
         "one = Singleton(Home(Path(sys.argv[1])))\n"
         "try: one.acquire(); print('mine', flush=True)\n"

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from gen_worker.errors import InputError, SpecError
 from gen_worker.trainer.datasets import index as dataset_index
 from gen_worker.trainer.datasets.index import DatasetIndex, ShardRecord, resolve_dataset_paths
@@ -332,7 +332,7 @@ def test_a_shard_path_stays_inside_the_folder(text):
 
 
 BUILD = (
-    "import sys; from gen_worker import failpoints; from gen_worker.trainer.datasets.index import DatasetIndex;"
+    "import sys; from gen_worker.contract import failpoints; from gen_worker.trainer.datasets.index import DatasetIndex;"
     "failpoints.arm(sys.argv[2]); DatasetIndex.build(sys.argv[1])"
 )
 

@@ -17,9 +17,9 @@ from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings
 from trn.core.snapshot_manifest import GitState, Manifest
 from trn.core.snapshots import SnapshotStore
-from trn.daemon.devices import Devices, Inventory, parse_memory_bank, read_rocm
-from trn.daemon.environment_report import EnvironmentReports, telling_variables, write_report
-from trn.daemon.machine import Limits, read_cpus, read_limits, read_memory_mb
+from trn.daemon.machine.devices import Devices, Inventory, parse_memory_bank, read_rocm
+from trn.daemon.machine.environment_report import EnvironmentReports, telling_variables, write_report
+from trn.daemon.machine.probe import Limits, read_cpus, read_limits, read_memory_mb
 
 NO_GPUS = InventorySettings(devices=[])
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gen_worker.document_schema import convert_document, nearest_name
-from gen_worker.documents import (
+from gen_worker.contract.document_schema import convert_document, nearest_name
+from gen_worker.contract.documents import (
     MAX_CHARS,
     MAX_DEPTH,
     MAX_FAULTS_SHOWN,

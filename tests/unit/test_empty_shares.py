@@ -14,16 +14,16 @@ import torch
 from gen_worker.errors import TrainStepError
 from gen_worker.trainer import NonFiniteGuard, StepContext, StepResult, TrainingJobSpec
 from gen_worker.trainer.arrow_feed import ArrowFeed
-from gen_worker.trainer.batch_source import ListSource, StepNumbers
-from gen_worker.trainer.empty_shares import (
+from gen_worker.trainer.feed.order import GLOBAL_ROWS
+from gen_worker.trainer.processes.empty_shares import (
     EmptyShareWatch,
     empty_share_warnings,
     find_empty_shares,
     note_empty_share,
     rows_of_last_batch,
 )
-from gen_worker.trainer.feed.order import GLOBAL_ROWS
-from gen_worker.trainer.schedule import Start
+from gen_worker.trainer.steps.batch_source import ListSource, StepNumbers
+from gen_worker.trainer.steps.schedule import Start
 
 
 def feed(folder: Path, num_rows: int, **options: Any) -> ArrowFeed:

@@ -7,7 +7,7 @@ import pytest
 
 from gen_worker.errors import Category, ExitCode
 from trn.core.runs import AttemptRecord, RunRecord, RunState
-from trn.daemon.endings import (
+from trn.daemon.dispatch.endings import (
     MAX_BACKOFF_S,
     MAX_INTERRUPTIONS,
     Wish,
@@ -16,8 +16,8 @@ from trn.daemon.endings import (
     decide,
     interruption_backoff_s,
 )
-from trn.daemon.event_file import Terminal
-from trn.daemon.failures import FAILURES, rows
+from trn.daemon.dispatch.failures import FAILURES, rows
+from trn.daemon.ingest.event_file import Terminal
 from trn.executors.base import WorkerExit
 from trn.registry.sqlite import Ending
 

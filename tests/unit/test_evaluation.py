@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import PluginError, TrainStepError
 from gen_worker.trainer.arrow_feed import ArrowFeed
-from gen_worker.trainer.batch_source import FirstBatches, ListSource
-from gen_worker.trainer.contracts import StepContext, TrainingJobSpec
-from gen_worker.trainer.evaluation import Evaluator, evaluation_mode
+from gen_worker.trainer.contracts import StepContext
+from gen_worker.trainer.steps.batch_source import FirstBatches, ListSource
+from gen_worker.trainer.steps.evaluation import Evaluator, evaluation_mode
 
 torch = pytest.importorskip("torch")
 
@@ -199,7 +200,7 @@ def test_the_first_batches_again_and_again_have_a_position_of_their_own() -> Non
 
 
 def test_sums_over_many_batches_are_those_of_one_by_one_whatever_the_values_are() -> None:
-    from gen_worker.trainer.evaluation import NUM_UNREAD, RowSums
+    from gen_worker.trainer.steps.evaluation import NUM_UNREAD, RowSums
 
     sums, expected = RowSums(), 0.0
     for number in range(NUM_UNREAD + 5):
@@ -213,7 +214,7 @@ def test_sums_over_many_batches_are_those_of_one_by_one_whatever_the_values_are(
 
 
 def test_a_value_that_is_part_of_a_large_tensor_does_not_keep_it() -> None:
-    from gen_worker.trainer.evaluation import RowSums
+    from gen_worker.trainer.steps.evaluation import RowSums
 
     sums = RowSums()
     sums.add({"loss": torch.ones(10_000)[0]}, rows=1)

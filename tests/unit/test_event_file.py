@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gen_worker.trainer.event_log import read_tail
+from gen_worker.trainer.events.event_log import read_tail
 from gen_worker.trainer.reporting import TrainingReporter
-from trn.daemon.event_file import (
+from trn.daemon.ingest.event_file import (
     CHUNK_BYTES,
     MAX_LINE_BYTES,
     Damage,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from gen_worker.errors import AuthError, Category, SpecError
-from gen_worker.trainer import failure
-from gen_worker.trainer.failure import describe_failure, is_our_fault
+from gen_worker.trainer.attempt import failure
+from gen_worker.trainer.attempt.failure import describe_failure, is_our_fault
 
 
 def fail_here() -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gen_worker.errors import InputError, TrainingCanceled, TrainStepError
-from gen_worker.trainer.failure import find_cause
+from gen_worker.trainer.attempt.failure import find_cause
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:23229: Connection reset by peer"
 MISUSE = "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes"

@@ -56,7 +56,7 @@ class Project:
         lines = [
             "import json, sys",
             textwrap.dedent(before),
-            "from gen_worker.trainer.plugin_import import import_author_module as load",
+            "from gen_worker.trainer.author.plugin_import import import_author_module as load",
             textwrap.dedent(code),
         ]
         done = subprocess.run(
@@ -169,7 +169,7 @@ def test_what_the_copy_does_not_have_is_imported_live_and_named(project: Project
     left_out = [project.leave_out("src/pkg/secret.py"), project.leave_out("src/local_settings.py")]
     code = """
     found = [load(name).WHICH for name in ("pkg", "pkg.secret", "local_settings")]
-    from gen_worker.trainer.code_identity import find_outside_code, outside_imports
+    from gen_worker.trainer.author.code_identity import find_outside_code, outside_imports
     outside = {name: module.file for name, module in find_outside_code(outside_imports()).items()}
     print(json.dumps([found, outside]))
     """
@@ -212,7 +212,7 @@ def test_code_of_another_editable_install_is_named_and_installed_packages_are_no
     code = """
     load("start")
     import numpy, yaml, shared_lib, given, installed
-    from gen_worker.trainer.code_identity import find_outside_code, outside_imports
+    from gen_worker.trainer.author.code_identity import find_outside_code, outside_imports
     print(json.dumps(list(find_outside_code(outside_imports()))))
     """
     assert project.ask(code, before=before) == ["shared_lib"]
@@ -225,10 +225,12 @@ def test_our_own_package_is_never_imported_twice_though_its_folder_was_frozen(pr
     (project.copy / "src" / "gen_worker").mkdir(parents=True)
     (project.copy / "src" / "gen_worker" / "__init__.py").write_text("raise SystemExit('a second copy')")
     (project.copy / "src" / "beside.py").write_text("WHICH = 'frozen'")
-    (project.copy / "start.py").write_text("import gen_worker.sizes, trn.core.errors, gen_worker.launcher")
+    (project.copy / "start.py").write_text(
+        "import gen_worker.contract.sizes, trn.core.errors, gen_worker.launcher.server"
+    )
     code = """
     load("start")
-    print(json.dumps([sys.modules[name].__file__ for name in ("gen_worker", "trn", "gen_worker.launcher")]))
+    print(json.dumps([sys.modules[name].__file__ for name in ("gen_worker", "trn", "gen_worker.launcher.server")]))
     """
     files = project.ask(code, original=ours.parent)
     assert all(file.startswith(f"{ours}/") for file in files)

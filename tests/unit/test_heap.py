@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gen_worker.trainer.heap import keep_freed_memory
+from gen_worker.trainer.compute.heap import keep_freed_memory
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="glibc only"
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 STEPS = """
 import resource, sys
 import numpy as np
-from gen_worker.trainer.heap import keep_freed_memory
+from gen_worker.trainer.compute.heap import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory({})
 def step():

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from gen_worker.errors import CheckpointError, InputError, TrainingCanceled
-from gen_worker.pytorch.columns import fit_columns
 from gen_worker.pytorch.config import ColumnSpec, ColumnsSpec, ImageSpec
+from gen_worker.pytorch.data.columns import fit_columns
 from gen_worker.pytorch.image_folder import ImageFolder
 from gen_worker.trainer import (
     Callback,

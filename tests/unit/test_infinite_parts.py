@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from gen_worker.contract.checkpoints.choice import scan
 from gen_worker.trainer import StepContext, StepResult, Trainer, TrainerConfig, TrainingJobSpec
-from gen_worker.trainer.checkpoints.choice import scan
-from gen_worker.trainer.infinite_parts import find_infinite_parts, is_infinite_part
+from gen_worker.trainer.restore.infinite_parts import find_infinite_parts, is_infinite_part
 
 INF = float("inf")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gen_worker import installed_packages
-from gen_worker.installed_packages import is_same_python, packages_stamp, site_folders
+from gen_worker.contract import installed_packages
+from gen_worker.contract.installed_packages import is_same_python, packages_stamp, site_folders
 
 LONG_AGO = 1_600_000_000
 
@@ -105,7 +105,7 @@ def test_this_interpreter_is_never_started_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_another_process_of_this_interpreter_finds_the_same_stamp() -> None:
-    code = "from gen_worker.installed_packages import packages_stamp; print(packages_stamp())"
+    code = "from gen_worker.contract.installed_packages import packages_stamp; print(packages_stamp())"
     done = subprocess.run(
         [sys.executable, "-P", "-s", "-c", code], capture_output=True, text=True, check=True
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gen_worker.contract.job.spec import EarlyStoppingSpec
 from gen_worker.errors import TrainingCanceled, TrainStepError
 from gen_worker.trainer import (
     Callback,
@@ -18,7 +19,6 @@ from gen_worker.trainer import (
     Trainer,
     TrainerConfig,
 )
-from gen_worker.trainer.contracts import EarlyStoppingSpec
 
 BATCHES = [[float(n)] * 4 for n in range(4)]
 # Epochs of 4 steps; early stopping ends the run at step 10 of 16.

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
-from gen_worker.trainer.author_state import _bind_optimizer
-from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainingJobSpec
+from gen_worker.trainer.author.author_state import _bind_optimizer
+from gen_worker.trainer.contracts import Progress, StepContext, StopSignal
 from gen_worker.trainer.job_lifecycle import ONE_KEYPRESS_S, JobLifecycle, raise_stop
 from gen_worker.trainer.reporting import TrainingReporter
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gen_worker.documents import Format, parse_document
+from gen_worker.contract.documents import Format, parse_document
+from gen_worker.contract.job.rules import apply_profile, parse_job_spec, read_job_spec, spec_digest
+from gen_worker.contract.job.spec import DatasetSpec, TrainingJobSpec
 from gen_worker.errors import Category, SpecError
-from gen_worker.trainer.contracts import DatasetSpec, TrainingJobSpec
-from gen_worker.trainer.job_spec import apply_profile, parse_job_spec, read_job_spec, spec_digest
 
 SOUND: dict[str, Any] = {
     "trainer_api_version": "v1",

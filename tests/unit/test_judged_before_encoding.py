@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from gen_worker.documents import encode_document, parse_document, parse_value
+from gen_worker.contract.documents import encode_document, parse_document, parse_value
+from gen_worker.contract.job.spec import EarlyStoppingSpec
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.job_file import apply_settings
 from gen_worker.trainer import TrainerConfig
-from gen_worker.trainer.contracts import EarlyStoppingSpec
-from trn.client.cli.job_file import Changes, read_assignments, read_job
+from trn.cli.submitting.job_file import Changes, read_assignments, read_job
 from trn.client.client import AsyncClient
 from trn.client.wire_requests import make_submit_request
 from trn.core.digest import run_digest
 from trn.core.errors import InvalidRequestError
-from trn.daemon.submission import read_config
+from trn.daemon.intake.submission import read_config
 
 
 class Colour(enum.Enum):

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gen_worker import launcher_protocol
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher import messages as launcher_protocol
+from gen_worker.launcher.messages import (
     AttemptRecord,
     ExitRecord,
     Launch,
@@ -34,7 +34,7 @@ from trn.executors.base import LaunchPlan
 RACE = """
 import os, sys
 from pathlib import Path
-from gen_worker.launcher_protocol import AttemptRecord, claim, read_record
+from gen_worker.launcher.messages import AttemptRecord, claim, read_record
 
 folder, num_rounds, num_racers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for number in range(num_rounds):
@@ -165,7 +165,7 @@ def test_a_process_is_the_same_only_with_its_start_and_its_boot() -> None:
 def test_the_stamp_is_that_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_stamp() == code_stamp()
     (tmp_path / "one.py").write_text("a = 1\n")
-    monkeypatch.setattr(launcher_protocol, "__file__", str(tmp_path / "launcher_protocol.py"))
+    monkeypatch.setattr(launcher_protocol, "__file__", str(tmp_path / "launcher" / "messages.py"))
     before = code_stamp()
     (tmp_path / "one.py").write_text("a = 12\n")
     assert code_stamp() != before

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.lease import RunLease
 from gen_worker.errors import Category, LeaseHeldError, SpecError, StartupError, TrainStepError
-from gen_worker.trainer.child_attempt import close_attempt, report_missing_end
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.event_log import EventLog
-from gen_worker.trainer.lease import RunLease
+from gen_worker.trainer.attempt.child_attempt import close_attempt, report_missing_end
+from gen_worker.trainer.attempt.runtime_env import read_environment
+from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.runtime_env import read_environment
 
 
 def close(folder: Path, attempt: int, error: str = "it died") -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gen_worker.contract.lease import FILE_NAME, Holder, RunLease, is_process_alive, start_ticks
 from gen_worker.errors import LeaseHeldError, StartupError
-from gen_worker.trainer.lease import FILE_NAME, Holder, RunLease, is_process_alive, start_ticks
 
 HOLD = """
 import sys, pathlib
-from gen_worker.trainer.lease import RunLease
+from gen_worker.contract.lease import RunLease
 lease = RunLease.acquire(pathlib.Path(sys.argv[1]), run_id="r")
 print("held", flush=True)
 sys.stdin.read()

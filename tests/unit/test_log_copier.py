@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from logged_runs import DAY_MS, LoggedRuns, copy_all, outputs, read_whole_lines, seqs
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
 from trn.core.runs import RunState
 from trn.core.settings import Settings
 from trn.daemon.outlets import log_copier

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from gen_worker import machine_report
-from gen_worker.machine_finding import Finding, Level
-from gen_worker.machine_report import (
+from gen_worker.tools.doctor import report as machine_report
+from gen_worker.tools.doctor.finding import Finding, Level
+from gen_worker.tools.doctor.report import (
     check_disk,
     check_limits,
     check_packages,
     check_shared_memory,
     make_report,
 )
-from gen_worker.machine_torch import check_collectives, check_devices, check_expected
+from gen_worker.tools.doctor.torch_tests import check_collectives, check_devices, check_expected
 
 GIB = 1 << 30
 
@@ -159,7 +159,7 @@ def test_a_check_that_fails_does_not_hide_the_others(tmp_path: Path, monkeypatch
 
 def test_as_a_program_it_prints_one_object_and_every_warning_has_a_remedy(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gen_worker.machine_report", "--home", str(tmp_path)],
+        [sys.executable, "-m", "gen_worker.tools.doctor", "--home", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hand_built_run import HandBuiltRun
 
+from gen_worker.contract.job.spec import EarlyStoppingSpec
 from gen_worker.errors import StartupError
 from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.callbacks.model_checkpoint import ModelCheckpoint
-from gen_worker.trainer.contracts import EarlyStoppingSpec
 
 
 def asked(run: HandBuiltRun, name: str, values: list[float]) -> list[bool]:

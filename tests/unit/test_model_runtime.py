@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gen_worker.errors import CheckpointError, StartupError
+from gen_worker.trainer.compute.repro import seed_everything
 from gen_worker.trainer.model_runtime import (
     capture_rng,
     prepare_model_runtime,
@@ -20,7 +21,6 @@ from gen_worker.trainer.model_runtime import (
     restore_rng,
     select_device,
 )
-from gen_worker.trainer.repro import seed_everything
 
 
 @pytest.fixture(autouse=True)

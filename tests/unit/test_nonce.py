@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gen_worker.contract.lease import RunLease
 from gen_worker.errors import StartupError
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher.messages import (
     AttemptRecord,
     ExitRecord,
     ForeignRecordError,
@@ -21,12 +22,11 @@ from gen_worker.launcher_protocol import (
     read_record,
     write_exit,
 )
-from gen_worker.trainer.event_log import EventLog
-from gen_worker.trainer.lease import RunLease
+from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.reporting import TrainingReporter
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.daemon.event_file import last_seq_before, parse, read_terminal, replay
+from trn.daemon.ingest.event_file import last_seq_before, parse, read_terminal, replay
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.executors.worker_process import take_or_find
 

@@ -661,7 +661,7 @@ def test_settings_that_the_data_would_pass_over_are_refused_in_a_notebook(tmp_pa
 def test_the_import_trial_loads_the_source_and_checks_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gen_worker.trainer.import_check import find_import_faults
+    from gen_worker.launcher.import_check import find_import_faults
 
     trainer = "from test_trainer import Drift\n"
     (tmp_path / "my_trial_rows.py").write_text(trainer + MODULE)

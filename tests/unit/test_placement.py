@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trn.core.runs import Needs, QueuedRun
-from trn.daemon.placement import FreeResources, choose_starts
+from trn.daemon.dispatch.placement import FreeResources, choose_starts
 
 GPUS = tuple(f"cuda:{index}" for index in range(4))
 PATIENCE_S = 300.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trn.client.cli.presence import Absence, Presence
+from trn.cli.following.presence import Absence, Presence
 from trn.client.daemon_start import RunningDaemon, is_ending, silence_of
 from trn.core.errors import UnavailableError
 from trn.core.home import Home

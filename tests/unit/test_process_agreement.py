@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gen_worker.errors import Category
+from gen_worker.trainer.attempt.runtime_env import RankEnvironment
 from gen_worker.trainer.contracts import Progress, StopSignal
-from gen_worker.trainer.distributed import TorchProcesses, own_seed
-from gen_worker.trainer.process_launch import build_command
-from gen_worker.trainer.process_outcome import (
+from gen_worker.trainer.processes.distributed import TorchProcesses, own_seed
+from gen_worker.trainer.processes.launch import build_command
+from gen_worker.trainer.processes.outcome import (
     AgentFailure,
     Outcome,
     choose_root,
@@ -21,7 +22,6 @@ from gen_worker.trainer.process_outcome import (
     read_agent_failures,
     read_outcomes,
 )
-from gen_worker.trainer.runtime_env import RankEnvironment
 
 torch_distributed = pytest.importorskip("torch.distributed")
 
@@ -136,7 +136,7 @@ def test_the_command_is_torchs_own_launcher_without_restarts() -> None:
 def test_layers_that_share_weights_are_sharded_with_the_whole_and_not_alone() -> None:
     import torch
 
-    from gen_worker.trainer.distributed import _layers
+    from gen_worker.trainer.processes.distributed import _layers
 
     class Tied(torch.nn.Module):
         def __init__(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gen_worker.errors import InputError, SpecError, TrainingCanceled
-from gen_worker.pytorch.augmentation import Augmentation, step_generator
 from gen_worker.pytorch.config import AugmentSpec
+from gen_worker.pytorch.data.augmentation import Augmentation, step_generator
 from gen_worker.trainer import Callback, RunHandle, StepResult, Trainer, TrainerConfig
 
 PICTURES = torch.randint(

@@ -10,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import InputError
-from gen_worker.pytorch.columns import Columns, fit_columns, type_in_words
 from gen_worker.pytorch.config import ColumnSpec, ColumnsSpec, ImageSpec, NormalizeSpec
-from gen_worker.pytorch.preparation import Preparation, to_record_batch
-from gen_worker.trainer.contracts import StepContext, TrainingJobSpec
+from gen_worker.pytorch.data.columns import Columns, fit_columns, type_in_words
+from gen_worker.pytorch.data.preparation import Preparation, to_record_batch
+from gen_worker.trainer.contracts import StepContext
 
 ROWS = 6
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.config import LossSpec
-from gen_worker.pytorch.losses import FUNCTION_BY_NAME, FUNCTIONS, build_loss, loss_faults
+from gen_worker.pytorch.model.losses import FUNCTION_BY_NAME, FUNCTIONS, build_loss, loss_faults
 
 CPU = torch.device("cpu")
 

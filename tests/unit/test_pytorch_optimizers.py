@@ -16,7 +16,7 @@ from gen_worker.pytorch.full_state import (
     module_state,
     optimizer_state,
 )
-from gen_worker.pytorch.optimizers import (
+from gen_worker.pytorch.model.optimizers import (
     OPTIMIZERS,
     SCHEDULERS,
     build_optimizer,
@@ -24,7 +24,7 @@ from gen_worker.pytorch.optimizers import (
     optimizer_faults,
     scheduler_faults,
 )
-from gen_worker.trainer.checkpoints.state_tree import decode, encode
+from gen_worker.trainer.checkpoints.files.state_tree import decode, encode
 
 
 @pytest.fixture(autouse=True)

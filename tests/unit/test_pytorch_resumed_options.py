@@ -13,7 +13,7 @@ from gen_worker.errors import InputError
 from gen_worker.pytorch.trainer import PyTorchTrainer
 from gen_worker.trainer import Trainer, TrainerConfig
 from gen_worker.trainer.arrow_feed import ArrowFeed
-from gen_worker.trainer.optim import warmup_cosine_factor
+from gen_worker.trainer.compute.optim import warmup_cosine_factor
 
 FIRST, LAST, BATCH = 5, 12, 8
 BASE: dict[str, Any] = {

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.pytorch.config import EmaSpec, LossSpec, OptimizerSpec, SchedulerSpec
-from gen_worker.pytorch.losses import Loss, build_loss
-from gen_worker.pytorch.optimizers import build_optimizer, build_schedule
+from gen_worker.pytorch.model.losses import Loss, build_loss
+from gen_worker.pytorch.model.optimizers import build_optimizer, build_schedule
+from gen_worker.pytorch.model.weight_average import WeightAverage
 from gen_worker.pytorch.step import Prepared, StepParts, build_step, stand_in
-from gen_worker.pytorch.weight_average import WeightAverage
-from gen_worker.trainer.contracts import StepContext, TrainingJobSpec
+from gen_worker.trainer.contracts import StepContext
 
 CPU = torch.device("cpu")
 

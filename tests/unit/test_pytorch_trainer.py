@@ -14,18 +14,18 @@ import torch
 from safetensors.torch import save_file
 from torchmetrics.functional.classification import multiclass_auroc, multiclass_f1_score
 
+from gen_worker.contract.job.rules import parse_job_spec
 from gen_worker.errors import CheckpointError, ModelLoadError, SpecError, TrainStepError
 from gen_worker.pytorch.config import CnnArgs, MlpArgs, ModelSpec, TransformerLmArgs
-from gen_worker.pytorch.model_build import build_model
-from gen_worker.pytorch.models import build_cnn, build_mlp, build_transformer_lm
+from gen_worker.pytorch.model.build import build_model
+from gen_worker.pytorch.model.models import build_cnn, build_mlp, build_transformer_lm
 from gen_worker.pytorch.runner_state import RunnerState
 from gen_worker.pytorch.trainer import PyTorchTrainer
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.arrow_feed import ArrowFeed
 from gen_worker.trainer.contracts import SampleRequest, StepContext
-from gen_worker.trainer.evaluation import Evaluator
-from gen_worker.trainer.job_spec import parse_job_spec
-from gen_worker.trainer.weights import load_weights
+from gen_worker.trainer.restore.weights import load_weights
+from gen_worker.trainer.steps.evaluation import Evaluator
 
 NUM_ROWS, BATCH = 50, 8  # the last batch has two rows
 
@@ -432,7 +432,7 @@ def test_a_model_that_is_no_module_is_refused() -> None:
 
 def test_an_mlp_joins_several_columns_of_single_numbers() -> None:
     from gen_worker.pytorch.config import MlpArgs
-    from gen_worker.pytorch.models import build_mlp
+    from gen_worker.pytorch.model.models import build_mlp
 
     torch.manual_seed(0)
     joined = build_mlp(MlpArgs(out_features=2), (3,))

@@ -12,8 +12,8 @@ import pytest
 from gen_worker.errors import CheckpointError, TrainStepError
 from gen_worker.trainer import Callback, RunHandle, StepContext, StepResult, Trainer, TrainerConfig
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoints import client, patience
-from gen_worker.trainer.checkpoints.patience import MAX_COUNTED_S, Limits, Patience, describe_state
+from gen_worker.trainer.checkpoints.writing import client, patience
+from gen_worker.trainer.checkpoints.writing.patience import MAX_COUNTED_S, Limits, Patience, describe_state
 
 DEADLINE_S = 60.0
 
@@ -172,7 +172,9 @@ class StopsTheWriter(Callback):
         if run.state.step == 3:
             children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             (writer,) = (
-                pid for pid in children if b"checkpoints.writer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                pid
+                for pid in children
+                if b"checkpoints.writing.writer" in Path(f"/proc/{pid}/cmdline").read_bytes()
             )
             os.kill(int(writer), signal.SIGSTOP)
 

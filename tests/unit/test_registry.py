@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from trn.client.cli import verbs
+from trn.cli import command_table as verbs
 from trn.core.digest import run_digest
 from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError, UnavailableError
 from trn.core.home import Home, find_home

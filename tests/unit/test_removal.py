@@ -12,7 +12,7 @@ import pytest
 from trn.core.errors import ConflictError
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.daemon.removal import Freed, PruneRule, Removal
+from trn.daemon.upkeep.removal import Freed, PruneRule, Removal
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, NewRun, RunRegistry
 
@@ -166,7 +166,7 @@ def test_what_is_needed_stays_and_then_nothing_is_removed(world: World) -> None:
 def test_a_run_whose_events_the_logs_have_not_got_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trn.daemon.removal.TOLD_PATIENCE_S", 0.0)
+    monkeypatch.setattr("trn.daemon.upkeep.removal.TOLD_PATIENCE_S", 0.0)
     connection = world.registry.writer
     connection.write(
         lambda db: db.execute("INSERT INTO outbox_cursors (consumer, change) VALUES ('logs', 0)")
@@ -193,7 +193,7 @@ def test_a_daemon_that_dies_while_it_removes_is_completed_by_the_next(
     world.add("b")
     with monkeypatch.context() as patch:
         patch.setattr(
-            *(("trn.daemon.removal.shutil.rmtree", die) if step == "rmtree" else (Removal, step, die))
+            *(("trn.daemon.upkeep.removal.shutil.rmtree", die) if step == "rmtree" else (Removal, step, die))
         )
         with pytest.raises(Killed):
             world.remove("a")

@@ -9,11 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from trn.client.cli.logs import find_tail
-from trn.client.figures import show_duration, show_number, show_rate
-from trn.client.render import HELD_S, MAX_WAITING_LINES, Screen
-from trn.client.run_view import RunView, conclude
-from trn.client.worker_log import Line, WholeLines, WorkerLog
+from trn.cli.verbs.logs import find_tail
+from trn.client.screen.figures import show_duration, show_number, show_rate
+from trn.client.screen.render import HELD_S, MAX_WAITING_LINES, Screen
+from trn.client.screen.run_view import RunView, conclude
+from trn.client.screen.worker_log import Line, WholeLines, WorkerLog
 from trn.core.terminal_text import clean
 from trn.proto.records import Run
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gen_worker.contract.sizes import MAX_EVENT_BYTES
 from gen_worker.errors import Category
-from gen_worker.trainer.contracts import MAX_EVENT_BYTES
-from gen_worker.trainer.event_lines import EventLine
-from gen_worker.trainer.event_log import LAST_LINE_BYTES, EventLog
+from gen_worker.trainer.events.event_lines import EventLine
+from gen_worker.trainer.events.event_log import LAST_LINE_BYTES, EventLog
 from gen_worker.trainer.reporting import TrainingReporter
 
 

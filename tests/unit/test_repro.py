@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gen_worker.trainer.repro import seed_everything, to_float_scalar
+from gen_worker.trainer.compute.repro import seed_everything, to_float_scalar
 
 
 def draw() -> tuple[float, float, float]:
@@ -50,7 +50,7 @@ class TestSeeding:
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_torch_is_imported_only_where_it_is_wanted(self) -> None:
-        code = "import sys; from gen_worker.trainer.repro import seed_everything; seed_everything(1, torch=False); print('torch' in sys.modules)"
+        code = "import sys; from gen_worker.trainer.compute.repro import seed_everything; seed_everything(1, torch=False); print('torch' in sys.modules)"
         assert (
             subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
             == "False\n"

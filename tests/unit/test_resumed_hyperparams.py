@@ -12,8 +12,8 @@ from sealed_meta import sealed
 
 from gen_worker.errors import InputError
 from gen_worker.trainer import StepContext, StepResult, Trainer, TrainerConfig, build_default_adamw_bundle
-from gen_worker.trainer.optimizer_options import ConfiguredOptions
-from gen_worker.trainer.resumed_hyperparams import KEPT_OPTIONS, Resumption
+from gen_worker.trainer.restore.optimizer_options import ConfiguredOptions
+from gen_worker.trainer.restore.resumed_hyperparams import KEPT_OPTIONS, Resumption
 
 FIRST, LAST = 6, 14
 BATCHES = [torch.full((2, 3), 0.1 * (n + 1)) for n in range(LAST)]

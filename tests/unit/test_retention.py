@@ -5,7 +5,7 @@ import math
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gen_worker.trainer.checkpoints.retention import Candidate, select_removals
+from gen_worker.contract.checkpoints.retention import Candidate, select_removals
 
 # A busy machine is slow; that is no fault of the code.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

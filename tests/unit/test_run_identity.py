@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trn.core.runs import RunRecord, RunState
-from trn.daemon import run_identity, unfrozen_code
-from trn.daemon.run_identity import RunIdentity, say_not_trained
-from trn.daemon.unfrozen_code import UnfrozenCode
+from trn.daemon.intake import run_identity, unfrozen_code
+from trn.daemon.intake.run_identity import RunIdentity, say_not_trained
+from trn.daemon.intake.unfrozen_code import UnfrozenCode
 from trn.registry.sqlite import NewRun
 
 JOB = {"trainer": "mine:Trainer", "mock_batches": [1]}

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gen_worker.trainer.batch_source import IterableSource, ListSource
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.schedule import Schedule, Start
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.trainer.steps.batch_source import IterableSource, ListSource
+from gen_worker.trainer.steps.schedule import Schedule, Start
 
 CADENCE = st.integers(min_value=0, max_value=7)
 

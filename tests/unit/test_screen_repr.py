@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hand_built_run import HandBuiltRun
 
-from gen_worker.screen_repr import MAX_COLUMNS, MAX_LINES, screen_repr
+from gen_worker.contract.screen_repr import MAX_COLUMNS, MAX_LINES, screen_repr
 from gen_worker.trainer import (
     MetricsRecord,
     StepContext,

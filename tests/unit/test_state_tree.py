@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoints.state_tree import decode, encode
+from gen_worker.trainer.checkpoints.files.state_tree import decode, encode
 
 # A busy machine is slow; that is no fault of the code.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_worker.trainer.job_spec import parse_job_spec
+from gen_worker.contract.job.rules import parse_job_spec
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
 from trn.core.runs import Needs, RunRecord, RunState
-from trn.daemon.devices import Device, Inventory
-from trn.daemon.resumption import merge, plan_resume, with_checkpoint
-from trn.daemon.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
-from trn.daemon.submission import Asked, parse_job, read_config, read_submission
+from trn.daemon.intake.resumption import merge, plan_resume, with_checkpoint
+from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
+from trn.daemon.intake.submission import Asked, parse_job, read_config, read_submission
+from trn.daemon.machine.devices import Device, Inventory
 from trn.registry.sqlite import NewRun
 
 JOB = {"trainer": "pkg.mod:MyTrainer", "mock_batches": [1, 2]}

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from trn.client.cli.output import Output, say
+from trn.cli.output import Output, say
 from trn.core.terminal_text import LogShield, clean, keep_lines, plain, shield, shield_json
 
 EVIL = [

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gen_worker.contract.job.spec import EarlyStoppingSpec, TrainingJobSpec
 from gen_worker.errors import InputError, SpecError, StartupError, TrainingCanceled, TrainStepError
 from gen_worker.trainer import (
     Callback,
@@ -20,9 +21,8 @@ from gen_worker.trainer import (
     TrainerConfig,
     TrainerInterface,
 )
-from gen_worker.trainer.batch_source import ListSource
-from gen_worker.trainer.contracts import EarlyStoppingSpec, TrainingJobSpec
-from gen_worker.trainer.identity import changes_since, describe_identity
+from gen_worker.trainer.author.identity import changes_since, describe_identity
+from gen_worker.trainer.steps.batch_source import ListSource
 
 BATCHES = [[float(n)] * 4 for n in range(5)]
 

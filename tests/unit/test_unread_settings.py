@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import CheckpointError, SpecError
 from gen_worker.trainer import StepContext, StepResult, Trainer, TrainerConfig
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.hyperparams import Hyperparams
-from gen_worker.trainer.read_tracking import ReadTracker
-from gen_worker.trainer.weights import load_weights
+from gen_worker.trainer.author.hyperparams import Hyperparams
+from gen_worker.trainer.author.read_tracking import ReadTracker
+from gen_worker.trainer.restore.weights import load_weights
 
 BATCHES = [[float(n)] for n in range(4)]
 

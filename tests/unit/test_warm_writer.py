@@ -8,9 +8,9 @@ from pathlib import Path
 SAVE = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
-from gen_worker.trainer.checkpoints import warm_writer
+from gen_worker.trainer.checkpoints.writing import warm_writer
 warm_writer.prepare()
-from gen_worker.trainer.checkpoints.client import CheckpointWriterClient
+from gen_worker.trainer.checkpoints.writing.client import CheckpointWriterClient
 
 def refuse(*arguments, **options):
     raise AssertionError("a writer was started though one was there")

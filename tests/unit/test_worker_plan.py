@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.job_spec import read_job_spec
-from gen_worker.trainer.subprocess_contract import read_subprocess_contract
+from gen_worker.contract.job.rules import read_job_spec
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.subprocess_contract import read_subprocess_contract
 from trn.core.home import Home, RunFolder
 from trn.core.runs import Needs, RunRecord, RunState
-from trn.daemon.worker_plan import (
+from trn.daemon.dispatch.worker_plan import (
     WorkerFiles,
     build_plan,
     encode_files,

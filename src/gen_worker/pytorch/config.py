@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gen_worker.trainer.contracts import Cadence, Count, Name
+from gen_worker.contract.job.spec import Cadence, Count, Name
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]

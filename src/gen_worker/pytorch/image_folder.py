@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gen_worker.errors import InputError
-from gen_worker.pytorch.pictures import NUM_CHANNELS, Mode, decode_picture, require_pillow
+from gen_worker.pytorch.data.pictures import NUM_CHANNELS, Mode, decode_picture, require_pillow
 
 if TYPE_CHECKING:
     import pyarrow as pa

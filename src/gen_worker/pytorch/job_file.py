@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.documents import parse_document, read_document, render_value, shorten_faults
+from gen_worker.contract.documents import parse_document, read_document, render_value, shorten_faults
+from gen_worker.contract.job.rules import RUNNER, apply_profile, parse_job_spec, run_id_of
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import SpecError, StartupError
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.job_spec import RUNNER, apply_profile, parse_job_spec, run_id_of
 
 JOB_FILE = "job.json"
 

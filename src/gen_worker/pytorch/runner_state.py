@@ -12,17 +12,17 @@ import torch
 
 from gen_worker.errors import ModelLoadError, SpecError
 from gen_worker.pytorch.config import RunnerConfig, SchedulerSpec
-from gen_worker.pytorch.losses import NEXT_TOKEN, Loss, build_loss
-from gen_worker.pytorch.metrics import Evaluation, build_metrics
-from gen_worker.pytorch.model_build import build_model, freeze, shapes_in_words, try_model
-from gen_worker.pytorch.names import first_line
-from gen_worker.pytorch.optimizers import WARMUP_COSINE, Schedule, build_optimizer, build_schedule
-from gen_worker.pytorch.preparation import Preparation
+from gen_worker.pytorch.data.preparation import Preparation
+from gen_worker.pytorch.model.build import build_model, freeze, shapes_in_words, try_model
+from gen_worker.pytorch.model.losses import NEXT_TOKEN, Loss, build_loss
+from gen_worker.pytorch.model.metrics import Evaluation, build_metrics
+from gen_worker.pytorch.model.names import first_line
+from gen_worker.pytorch.model.optimizers import WARMUP_COSINE, Schedule, build_optimizer, build_schedule
+from gen_worker.pytorch.model.weight_average import WeightAverage
 from gen_worker.pytorch.step import Exchange, Step, StepParts, build_step
-from gen_worker.pytorch.weight_average import WeightAverage
+from gen_worker.trainer.author.hyperparams import RunLength, ScheduleLength
 from gen_worker.trainer.contracts import StepContext
-from gen_worker.trainer.hyperparams import RunLength, ScheduleLength
-from gen_worker.trainer.weights import load_weights
+from gen_worker.trainer.restore.weights import load_weights
 
 Forward = Callable[[Any], Any]
 Select = Callable[[Any, Any], tuple[Any, Any]]
@@ -202,7 +202,7 @@ def _distribute(
     """(the module to train with, how gradients are held back until the last part of a window)."""
     if ctx.world_size == 1:
         return module, lambda _is_last: nullcontext()
-    from gen_worker.trainer.distributed import distribute_module
+    from gen_worker.trainer.processes.distributed import distribute_module
 
     wrapped: torch.nn.Module = distribute_module(module, strategy=config.strategy, ctx=ctx)
     no_sync = getattr(wrapped, "no_sync", None)

@@ -7,7 +7,7 @@ import torch
 
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.config import SampleSpec
-from gen_worker.pytorch.names import import_reference
+from gen_worker.pytorch.model.names import import_reference
 from gen_worker.trainer.contracts import SampleRequest
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.document_schema import convert_document
-from gen_worker.documents import shorten_faults
+from gen_worker.contract.document_schema import convert_document
+from gen_worker.contract.documents import shorten_faults
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.config import (
     ColumnsSpec,
@@ -58,11 +58,11 @@ def _sound_sections(hyperparams: object) -> dict[str, Any]:
 
 
 def _section_faults(sections: Mapping[str, Any]) -> list[str]:
-    from gen_worker.pytorch.columns import column_rule_faults
-    from gen_worker.pytorch.losses import loss_faults
-    from gen_worker.pytorch.metrics import metric_faults
-    from gen_worker.pytorch.model_build import model_faults
-    from gen_worker.pytorch.optimizers import optimizer_faults, scheduler_faults
+    from gen_worker.pytorch.data.columns import column_rule_faults
+    from gen_worker.pytorch.model.build import model_faults
+    from gen_worker.pytorch.model.losses import loss_faults
+    from gen_worker.pytorch.model.metrics import metric_faults
+    from gen_worker.pytorch.model.optimizers import optimizer_faults, scheduler_faults
 
     faults: list[str] = []
     match sections.get("model"):
@@ -99,7 +99,7 @@ def _section_faults(sections: Mapping[str, Any]) -> list[str]:
 
 def _joint_faults(sections: Mapping[str, Any], *, sample_every: int) -> list[str]:
     """Faults between sections."""
-    from gen_worker.pytorch.losses import NEXT_TOKEN
+    from gen_worker.pytorch.model.losses import NEXT_TOKEN
 
     loss, columns = sections.get("loss"), sections.get("columns")
     name = loss.name if isinstance(loss, LossSpec) else loss

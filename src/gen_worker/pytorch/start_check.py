@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from gen_worker.contract.job.spec import DatasetSpec, ResourcesSpec, TrainingJobSpec
 from gen_worker.errors import SpecError, WorkerError
 from gen_worker.pytorch.config import SHIPPED_MODELS, RunnerConfig
-from gen_worker.pytorch.model_build import build_model
-from gen_worker.pytorch.preparation import Preparation
+from gen_worker.pytorch.data.preparation import Preparation
+from gen_worker.pytorch.model.build import build_model
 from gen_worker.pytorch.runner_state import build_preparation, build_tried_parts
-from gen_worker.trainer.contracts import DatasetSpec, ResourcesSpec, StepContext, TrainingJobSpec
+from gen_worker.trainer.contracts import StepContext
 from gen_worker.trainer.datasets.index import resolve_dataset_paths
 from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
 

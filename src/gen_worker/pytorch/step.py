@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from gen_worker.pytorch.losses import Loss
-from gen_worker.pytorch.optimizers import Schedule
-from gen_worker.pytorch.weight_average import WeightAverage
+from gen_worker.pytorch.model.losses import Loss
+from gen_worker.pytorch.model.optimizers import Schedule
+from gen_worker.pytorch.model.weight_average import WeightAverage
 from gen_worker.trainer.contracts import StepContext, StepResult
 
 # (inputs, target, rows here, rows over all processes)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import CheckpointError, SpecError, TrainStepError
 from gen_worker.pytorch.config import RunnerConfig
 from gen_worker.pytorch.full_state import (
@@ -14,14 +15,14 @@ from gen_worker.pytorch.full_state import (
     module_state,
     optimizer_state,
 )
-from gen_worker.pytorch.metrics import Evaluation
-from gen_worker.pytorch.model_build import shapes_in_words
+from gen_worker.pytorch.model.build import shapes_in_words
+from gen_worker.pytorch.model.metrics import Evaluation
 from gen_worker.pytorch.runner_state import RunnerState, build_state
 from gen_worker.pytorch.sampling import find_tokenizer, write_samples
 from gen_worker.pytorch.sections import read_runner_config
 from gen_worker.pytorch.step import Prepared, stand_in
-from gen_worker.trainer.contracts import SampleRequest, StepContext, StepResult, TrainingJobSpec
-from gen_worker.trainer.failure import author_place
+from gen_worker.trainer.attempt.failure import author_place
+from gen_worker.trainer.contracts import SampleRequest, StepContext, StepResult
 
 STATE_VERSION = 1
 

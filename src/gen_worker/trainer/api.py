@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import (
     PluginError,
     PluginTypeError,
@@ -13,7 +14,7 @@ from gen_worker.errors import (
     TrainingCanceled,
     TrainingTimeout,
 )
-from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin, TrainingJobSpec
+from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin
 
 # Where `module` alone is looked up, in this order.
 DEFAULT_SYMBOLS = ("TRAINER", "Trainer", "trainer")
@@ -28,8 +29,8 @@ def load_trainer_plugin(ref: str) -> TrainerPlugin:
     it come before those that it imported. The working folder and PYTHONPATH are searched first. Every refusal is a
     PluginError with the author's file and line where there is one, and mostly a TypeError or a ValueError too.
     """
-    from gen_worker.trainer.hooks import check_hooks
-    from gen_worker.trainer.plugin_import import find_symbol, import_author_module, split_ref
+    from gen_worker.trainer.author.hooks import check_hooks
+    from gen_worker.trainer.author.plugin_import import find_symbol, import_author_module, split_ref
 
     module_name, symbol = split_ref(ref)
     module = import_author_module(module_name)
@@ -56,7 +57,7 @@ def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
 
 def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec) -> list[str]:
     """What the class says of the job, by its optional hook `check_job(job)`: what is wrong, one text for each fault."""
-    from gen_worker.trainer.plugin_import import author_line, exception_text
+    from gen_worker.trainer.author.plugin_import import author_line, exception_text
 
     hook = getattr(trainer, "check_job", None)
     if hook is None:
@@ -87,7 +88,7 @@ def require_sound_job(trainer: TrainerPlugin, job: TrainingJobSpec) -> None:
 
 
 def _pick_symbol(module: ModuleType) -> str:
-    from gen_worker.trainer.hooks import missing_hooks
+    from gen_worker.trainer.author.hooks import missing_hooks
 
     names = vars(module)
     for name in DEFAULT_SYMBOLS:
@@ -127,8 +128,8 @@ def _build(found: Any, ref: str) -> object:
     import functools
     import inspect
 
-    from gen_worker.trainer.hooks import missing_hooks, source_line
-    from gen_worker.trainer.plugin_import import author_line, exception_text
+    from gen_worker.trainer.author.hooks import missing_hooks, source_line
+    from gen_worker.trainer.author.plugin_import import author_line, exception_text
 
     if isinstance(found, ModuleType):
         raise PluginTypeError(f"{ref} is a module, expected a class in it: {found.__name__}:MyTrainer")

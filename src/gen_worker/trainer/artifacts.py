@@ -13,23 +13,23 @@ from typing import Any, Literal, Self
 import msgspec
 import numpy as np
 
+from gen_worker.contract.checkpoints.choice import META_SUFFIX, checkpoint_stem
+from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, Metric
+from gen_worker.contract.failpoints import failpoint
 from gen_worker.errors import CheckpointError
-from gen_worker.failpoints import failpoint
-from gen_worker.trainer.author_state import ask_for_samples, save_author_files
-from gen_worker.trainer.checkpoints.choice import META_SUFFIX, checkpoint_stem
-from gen_worker.trainer.checkpoints.client import CheckpointWriterClient
-from gen_worker.trainer.checkpoints.commit import no_space_error
-from gen_worker.trainer.checkpoints.format import SUFFIXES, FileLayout, build_layout
-from gen_worker.trainer.checkpoints.image import make_folder
-from gen_worker.trainer.checkpoints.messages import Done, Durable, SaveRequest
-from gen_worker.trainer.checkpoints.meta import CheckpointMeta, FileEntry, Metric
-from gen_worker.trainer.checkpoints.patience import Limits
+from gen_worker.trainer.author.author_state import ask_for_samples, save_author_files
+from gen_worker.trainer.checkpoints.files.format import SUFFIXES, FileLayout, build_layout
+from gen_worker.trainer.checkpoints.files.image import make_folder
+from gen_worker.trainer.checkpoints.files.state_tree import encode
+from gen_worker.trainer.checkpoints.files.tensors import TensorTable
 from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample
-from gen_worker.trainer.checkpoints.state_tree import encode
-from gen_worker.trainer.checkpoints.tensors import TensorTable
+from gen_worker.trainer.checkpoints.writing.client import CheckpointWriterClient
+from gen_worker.trainer.checkpoints.writing.commit import no_space_error
+from gen_worker.trainer.checkpoints.writing.messages import Done, Durable, SaveRequest
+from gen_worker.trainer.checkpoints.writing.patience import Limits
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
-from gen_worker.trainer.infinite_parts import is_infinite_part
 from gen_worker.trainer.model_runtime import capture_rng
+from gen_worker.trainer.restore.infinite_parts import is_infinite_part
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gen_worker.contract.redaction import Secret
 from gen_worker.errors import AuthError
-from gen_worker.trainer.redaction import Secret
 
 AUDIENCE = "trn-worker"
 ALGORITHM = "EdDSA"

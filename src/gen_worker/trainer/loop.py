@@ -14,35 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import InputError, TrainStepError
-from gen_worker.trainer.author_state import fill_state
-from gen_worker.trainer.batch_source import BatchSource
+from gen_worker.trainer.attempt.failure import add_note, say
+from gen_worker.trainer.attempt.state import TrainerState
+from gen_worker.trainer.author.author_state import fill_state
 from gen_worker.trainer.callbacks.base import RunHandle
 from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.checkpoints.store import Checkpoint
-from gen_worker.trainer.contracts import (
-    StepContext,
-    StepControlHints,
-    StepResult,
-    TrainerPlugin,
-    TrainingJobSpec,
-)
-from gen_worker.trainer.empty_shares import EmptyShareWatch
-from gen_worker.trainer.evaluation import Evaluator
-from gen_worker.trainer.failure import add_note, say
+from gen_worker.trainer.contracts import StepContext, StepControlHints, StepResult, TrainerPlugin
 from gen_worker.trainer.job_lifecycle import pause, raise_stop
-from gen_worker.trainer.measurements import Measurements
-from gen_worker.trainer.parts import LoopArtifactWriter, LoopReporter, LoopUploader
-from gen_worker.trainer.processes import OneProcess, Processes
-from gen_worker.trainer.sampling import Sampler
-from gen_worker.trainer.saving import StateSaver
-from gen_worker.trainer.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
-from gen_worker.trainer.state import TrainerState
-from gen_worker.trainer.state_restorer import StateRestorer
-from gen_worker.trainer.step_metrics import not_a_result
-from gen_worker.trainer.step_saves import StepSaves
-from gen_worker.trainer.step_work import StepWork
-from gen_worker.trainer.work_journal import Part
+from gen_worker.trainer.processes.empty_shares import EmptyShareWatch
+from gen_worker.trainer.processes.group import OneProcess, Processes
+from gen_worker.trainer.restore.state_restorer import StateRestorer
+from gen_worker.trainer.steps.batch_source import BatchSource
+from gen_worker.trainer.steps.evaluation import Evaluator
+from gen_worker.trainer.steps.measurements import Measurements
+from gen_worker.trainer.steps.parts import LoopArtifactWriter, LoopReporter, LoopUploader
+from gen_worker.trainer.steps.sampling import Sampler
+from gen_worker.trainer.steps.saving import StateSaver
+from gen_worker.trainer.steps.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
+from gen_worker.trainer.steps.step_metrics import not_a_result
+from gen_worker.trainer.steps.step_saves import StepSaves
+from gen_worker.trainer.steps.step_work import StepWork
+from gen_worker.trainer.steps.work_journal import Part
 
 
 @dataclass(slots=True, kw_only=True, repr=False)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gen_worker.contract.job.spec import Precision
 from gen_worker.errors import CheckpointError, StartupError
-from gen_worker.trainer.contracts import Precision
-from gen_worker.trainer.repro import seed_everything
+from gen_worker.trainer.compute.repro import seed_everything
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gen_worker.errors import Category
+from gen_worker.trainer.attempt.failure import describe_failure
 from gen_worker.trainer.contracts import StopSignal
-from gen_worker.trainer.event_lines import EventLine, split_values
-from gen_worker.trainer.event_log import DiscardedEvents, EventLog
-from gen_worker.trainer.failure import describe_failure
+from gen_worker.trainer.events.event_lines import EventLine, split_values
+from gen_worker.trainer.events.event_log import DiscardedEvents, EventLog
 
 logger = logging.getLogger("gen_worker.events")
 

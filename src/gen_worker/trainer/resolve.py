@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.errors import InputError
-from gen_worker.trainer.redaction import strip_url_secrets
 
 SCHEMES = ("file", "http", "https", "s3", "gs")
 

@@ -10,7 +10,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from gen_worker import failpoints
+from gen_worker.contract import failpoints
+from gen_worker.contract.job.rules import read_job_spec
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.redaction import SecretRedactor, looks_secret
 from gen_worker.errors import (
     EXIT_CODE_BY_CATEGORY,
     Category,
@@ -21,20 +24,17 @@ from gen_worker.errors import (
     WorkerError,
 )
 from gen_worker.frozen_imports import name_originals
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.failure import describe_failure, find_cause, is_our_fault
-from gen_worker.trainer.heap import keep_freed_memory
-from gen_worker.trainer.isolation import run_isolated
-from gen_worker.trainer.job_spec import read_job_spec
-from gen_worker.trainer.process_launch import run_processes
-from gen_worker.trainer.process_outcome import leave_outcome, report_start
-from gen_worker.trainer.redaction import SecretRedactor, looks_secret
-from gen_worker.trainer.runtime_env import (
+from gen_worker.trainer.attempt.failure import describe_failure, find_cause, is_our_fault
+from gen_worker.trainer.attempt.isolation import run_isolated
+from gen_worker.trainer.attempt.runtime_env import (
     RankEnvironment,
     WorkerEnvironment,
     read_environment,
     take_capability_token,
 )
+from gen_worker.trainer.compute.heap import keep_freed_memory
+from gen_worker.trainer.processes.launch import run_processes
+from gen_worker.trainer.processes.outcome import leave_outcome, report_start
 from gen_worker.trainer.trainer import Trainer
 
 logger = logging.getLogger("gen_worker.runtime")

@@ -12,25 +12,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.screen_repr import Verbatim, screen_repr
 from gen_worker.errors import SpecError, StartupError, TrainingCanceled, TrainingTimeout
-from gen_worker.screen_repr import Verbatim, screen_repr
 from gen_worker.trainer.api import load_trainer_plugin
-from gen_worker.trainer.assembly import Assembly, Given
-from gen_worker.trainer.attempt import Attempt
+from gen_worker.trainer.attempt.assembly import Assembly, Given
+from gen_worker.trainer.attempt.attempt import Attempt
+from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment, read_library_environment
+from gen_worker.trainer.attempt.state import MetricsRecord, TrainerState
+from gen_worker.trainer.attempt.trainer_config import TrainerConfig, debug_settings
+from gen_worker.trainer.author.hooks import check_hooks
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.checkpoints.export import load_checkpoint
-from gen_worker.trainer.contracts import StopSignal, TrainerPlugin, TrainingJobSpec
-from gen_worker.trainer.evaluation import Evaluator, Kind
-from gen_worker.trainer.event_log import DiscardedEvents
-from gen_worker.trainer.hooks import check_hooks
+from gen_worker.trainer.contracts import StopSignal, TrainerPlugin
+from gen_worker.trainer.events.event_log import DiscardedEvents
 from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.runtime_env import WorkerEnvironment, read_library_environment
 from gen_worker.trainer.sources.given import GivenData, refuse_unused_settings
-from gen_worker.trainer.state import MetricsRecord, TrainerState
-from gen_worker.trainer.trainer_config import TrainerConfig, debug_settings
+from gen_worker.trainer.steps.evaluation import Evaluator, Kind
 
 logger = logging.getLogger("gen_worker.trainer")
 

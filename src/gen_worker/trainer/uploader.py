@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gen_worker.contract.redaction import SecretRedactor
 from gen_worker.errors import UploadError
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.redaction import SecretRedactor
 from gen_worker.trainer.transfer.policy import TransferOptions
 from gen_worker.trainer.transfer.upload_endpoints import check_target, open_endpoint
 from gen_worker.trainer.transfer.upload_lane import FileBacklog, Lane, PointBacklog, UploadLimits

@@ -49,7 +49,7 @@ def read_given(
 
 def set_apart(variables: Mapping[str, str]) -> GivenVariables:
     """Ordinary ones, and those whose names look like secrets."""
-    from gen_worker.trainer.redaction import looks_secret
+    from gen_worker.contract.redaction import looks_secret
 
     looking = {name: value for name, value in variables.items() if looks_secret(name)}
     return GivenVariables({name: variables[name] for name in variables if name not in looking}, looking)
@@ -75,7 +75,7 @@ def tell_environment(environ: Mapping[str, str] = os.environ) -> tuple[dict[str,
 
 def show_value(name: str) -> str | None:
     """The caller's value, where it may be shown."""
-    from gen_worker.trainer.redaction import looks_secret, strip_url_secrets
+    from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 
     return None if looks_secret(name) else strip_url_secrets(os.environ.get(name, ""))
 

@@ -41,7 +41,7 @@ from trn.proto.records import (
 )
 
 if TYPE_CHECKING:
-    from trn.client.snapshot import Snapshot
+    from trn.client.code.snapshot import Snapshot
 
 logger = logging.getLogger("trn.client")
 
@@ -419,7 +419,7 @@ class AsyncClient:
             raise InvalidRequestError(
                 "code_dir needs the daemon's home on this machine, and this client knows only its address"
             )
-        from trn.client.snapshot import take_snapshot
+        from trn.client.code.snapshot import take_snapshot
 
         max_bytes = read_settings(home.settings).max_snapshot_bytes
         return await asyncio.to_thread(take_snapshot, folder, home, max_bytes=max_bytes)

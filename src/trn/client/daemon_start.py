@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gen_worker.installed_packages import source_stamp
+from gen_worker.contract.installed_packages import source_stamp
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
@@ -269,7 +269,7 @@ def _refusal(said: str, home: Home, exit_code: int) -> str:
         return words.strip()
     import shutil
 
-    from gen_worker.sizes import show_bytes
+    from gen_worker.contract.sizes import show_bytes
 
     free_bytes = shutil.disk_usage(home.root).free
     if not said.strip() and free_bytes < MAX_OUTPUT_BYTES:

@@ -132,7 +132,7 @@ def priority_of(priority: int) -> int:
 
 def encode(document: Mapping[str, Any], what: str) -> bytes:
     """As JSON. InvalidRequestError with everything that JSON cannot hold: nothing else is sent in its place."""
-    from gen_worker.documents import encode_document
+    from gen_worker.contract.documents import encode_document
     from gen_worker.errors import SpecError
 
     try:
@@ -146,7 +146,7 @@ def read_config(config: Mapping[str, Any] | Path | str) -> tuple[dict[str, Any],
     if isinstance(config, Mapping):
         return dict(config), Path.cwd()
     path = Path(config).expanduser().absolute()
-    from gen_worker.documents import read_document
+    from gen_worker.contract.documents import read_document
     from gen_worker.errors import SpecError
 
     try:

@@ -26,7 +26,7 @@ from typing import IO
 
 import msgspec
 
-from gen_worker.regular_files import NotRegularFileError, open_regular, read_regular
+from gen_worker.contract.regular_files import NotRegularFileError, open_regular, read_regular
 from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.snapshot_manifest import DIGEST, FileEntry, Manifest, check_manifest
 

@@ -80,7 +80,7 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     import msgspec
 
-    from gen_worker.failpoints import arm_from_env
+    from gen_worker.contract.failpoints import arm_from_env
 
     arm_from_env()
     settings = read_settings(home.settings)

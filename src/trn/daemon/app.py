@@ -19,35 +19,35 @@ from typing import Protocol
 
 import msgspec
 
-from gen_worker.trainer.subprocess_contract import find_cache_dir
+from gen_worker.contract.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
 from trn.core.open_files import raise_open_files
 from trn.core.settings import Settings
 from trn.core.version import SOURCES
-from trn.daemon.broadcaster import RunEventBroadcaster
-from trn.daemon.commits import committed
-from trn.daemon.devices import Devices
-from trn.daemon.dispatcher import TrainerDispatcher
-from trn.daemon.doctor_reports import DoctorReports
-from trn.daemon.import_trials import ImportTrials
-from trn.daemon.ingest import Ingest
-from trn.daemon.maintenance import Maintenance
+from trn.daemon.api.broadcaster import RunEventBroadcaster
+from trn.daemon.api.commits import committed
+from trn.daemon.api.secret_values import SecretValues
+from trn.daemon.api.service import TrainerService, add_ports, build_server
+from trn.daemon.api.tcp_guard import TcpGuard
+from trn.daemon.dispatch.dispatcher import TrainerDispatcher
+from trn.daemon.dispatch.readiness import DoctorReadiness
+from trn.daemon.ingest.ingest import Ingest
+from trn.daemon.intake.import_trials import ImportTrials
+from trn.daemon.machine.devices import Devices
+from trn.daemon.machine.doctor_reports import DoctorReports
+from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.daemon.outlets.bus_commands import BusCommands
 from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
-from trn.daemon.own_sources import OwnSources
-from trn.daemon.readiness import DoctorReadiness
-from trn.daemon.removal import BUS, LOGS, Removal
-from trn.daemon.secret_values import SecretValues
-from trn.daemon.service import TrainerService, add_ports, build_server
-from trn.daemon.singleton import DaemonInfo, Singleton
-from trn.daemon.startup_checks import check_start
-from trn.daemon.tcp_guard import TcpGuard
-from trn.daemon.unknown_workers import UnknownWorkers
+from trn.daemon.upkeep.maintenance import Maintenance
+from trn.daemon.upkeep.own_sources import OwnSources
+from trn.daemon.upkeep.removal import BUS, LOGS, Removal
+from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
+from trn.daemon.upkeep.startup_checks import check_start
 from trn.executors.local import LocalExecutor
 from trn.registry.bus_cancels import BusCancels
 from trn.registry.metrics import MetricStore

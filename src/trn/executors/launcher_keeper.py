@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher.messages import (
     AnyReply,
     AnyRequest,
     Ended,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher.messages import (
     MAX_LINE_BYTES,
     AnyReply,
     AnyRequest,

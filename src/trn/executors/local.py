@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher.messages import (
     Close,
     Closed,
     Ended,

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
-from gen_worker.launcher_protocol import AttemptRecord, is_same_process
-from gen_worker.trainer.lease import FILE_NAME as LEASE
-from gen_worker.trainer.lease import Holder
+from gen_worker.contract.lease import FILE_NAME as LEASE
+from gen_worker.contract.lease import Holder
+from gen_worker.launcher.messages import AttemptRecord, is_same_process
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, RunFolder
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 
-from gen_worker.launcher_protocol import (
+from gen_worker.launcher.messages import (
     AttemptRecord,
     ForeignRecordError,
     claim,
@@ -14,7 +14,7 @@ from gen_worker.launcher_protocol import (
     read_record,
     record_path,
 )
-from gen_worker.process_family import END_PATIENCE_S, end_family, open_pidfd, send_process_signal
+from gen_worker.launcher.process_family import END_PATIENCE_S, end_family, open_pidfd, send_process_signal
 from trn.executors.base import WorkerIdentity
 
 logger = logging.getLogger("trn.executor")

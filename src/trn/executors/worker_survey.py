@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.launcher_protocol import AttemptRecord, boot_id, read_process
-from gen_worker.process_family import GONE, read_mark
+from gen_worker.launcher.messages import AttemptRecord, boot_id, read_process
+from gen_worker.launcher.process_family import GONE, read_mark
 from trn.executors.base import FoundWorker, WorkerIdentity
 
 OUTPUTS = (1, 2)

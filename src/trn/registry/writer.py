@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from gen_worker.failpoints import failpoint
+from gen_worker.contract.failpoints import failpoint
 from trn.core.errors import RegistryError, RegistryGoneError, UnavailableError
 from trn.registry.file_identity import OpenFile
 

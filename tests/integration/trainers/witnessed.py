@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gen_worker.process_family import MARK_FD
+from gen_worker.launcher.process_family import MARK_FD
 from gen_worker.trainer import StepContext, StepResult
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.errors import StartupError, TrainingCanceled, TrainingTimeout
+from gen_worker.trainer.attempt.state import MetricsRecord
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.redaction import strip_url_secrets
-from gen_worker.trainer.state import MetricsRecord
 
 if TYPE_CHECKING:
     from gen_worker.trainer.artifacts import SavedCheckpoint

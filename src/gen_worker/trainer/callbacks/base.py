@@ -20,14 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gen_worker.screen_repr import screen_repr
-from gen_worker.trainer.contracts import (
-    StepContext,
-    StepResult,
-    TrainerPlugin,
-    TrainingJobSpec,
-)
-from gen_worker.trainer.state import MetricsRecord, TrainerState
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.screen_repr import screen_repr
+from gen_worker.trainer.attempt.state import MetricsRecord, TrainerState
+from gen_worker.trainer.contracts import StepContext, StepResult, TrainerPlugin
 
 if TYPE_CHECKING:
     from gen_worker.trainer.artifacts import SavedCheckpoint

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from gen_worker.errors import TrainStepError, WorkerError
+from gen_worker.trainer.attempt.failure import add_note, kind_of, say
 from gen_worker.trainer.callbacks.base import HOOKS, Callback
-from gen_worker.trainer.failure import add_note, kind_of, say
 
 logger = logging.getLogger("gen_worker.callbacks")
 

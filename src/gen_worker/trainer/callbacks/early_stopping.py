@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gen_worker.contract.job.spec import EarlyStoppingSpec
 from gen_worker.errors import TrainStepError
+from gen_worker.trainer.attempt.state import MetricsRecord, Mode, is_better
+from gen_worker.trainer.author.plugin_import import nearest_names
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
-from gen_worker.trainer.contracts import EarlyStoppingSpec
-from gen_worker.trainer.plugin_import import nearest_names
-from gen_worker.trainer.state import MetricsRecord, Mode, is_better
 
 
 class EarlyStopping(Callback):

@@ -1,12 +1,12 @@
 """The callbacks that a job names."""
 
+from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import PluginError
 from gen_worker.trainer import callbacks
+from gen_worker.trainer.attempt.failure import say
+from gen_worker.trainer.author.plugin_import import import_symbol
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.early_stopping import EarlyStopping
-from gen_worker.trainer.contracts import TrainingJobSpec
-from gen_worker.trainer.failure import say
-from gen_worker.trainer.plugin_import import import_symbol
 
 
 def load_callbacks(job: TrainingJobSpec) -> list[Callback]:

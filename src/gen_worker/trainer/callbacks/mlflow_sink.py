@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.errors import StartupError
 from gen_worker.trainer.callbacks.background_logger import (
     Ending,
@@ -14,7 +15,6 @@ from gen_worker.trainer.callbacks.background_logger import (
     now_ms,
 )
 from gen_worker.trainer.callbacks.base import RunHandle
-from gen_worker.trainer.redaction import strip_url_secrets
 
 MAX_METRICS = 1000  # the limits of one `log_batch`
 MAX_PARAMS = 100

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gen_worker.errors import StartupError
+from gen_worker.trainer.attempt.state import Mode, is_better
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
 from gen_worker.trainer.contracts import StepResult
-from gen_worker.trainer.state import Mode, is_better
 
 
 class ModelCheckpoint(Callback):

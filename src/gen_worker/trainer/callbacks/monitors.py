@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from gen_worker.errors import StartupError, TrainStepError
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
 from gen_worker.trainer.callbacks.state_copy import copy_state, nonfinite_names, nonfinite_part
+from gen_worker.trainer.compute.repro import to_float_scalar
 from gen_worker.trainer.contracts import StepResult
-from gen_worker.trainer.repro import to_float_scalar
 
 WINDOW_STEPS = 1024  # a power of two: the ring is indexed with a mask
 _MASK = WINDOW_STEPS - 1
@@ -151,7 +151,7 @@ class ThroughputMonitor(Callback):
 
 def _with_share(fault: str, run: RunHandle, batch: Any) -> str:
     """In every process, since each may be the one whose error is told."""
-    from gen_worker.trainer.empty_shares import short_batch_in_words
+    from gen_worker.trainer.processes.empty_shares import short_batch_in_words
 
     words = short_batch_in_words(batch, run.ctx)
     return fault if words is None else f"{fault} ({words})"

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
 
+from gen_worker.trainer.attempt.state import MetricsRecord
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
-from gen_worker.trainer.state import MetricsRecord
 
 if TYPE_CHECKING:
     from rich.console import Console

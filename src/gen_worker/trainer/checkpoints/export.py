@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import CheckpointError, ExitCode, WorkerError
-from gen_worker.sizes import show_bytes
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:

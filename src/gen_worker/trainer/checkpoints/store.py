@@ -9,9 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.errors import CheckpointError
-from gen_worker.regular_files import open_regular
-from gen_worker.trainer.checkpoints.choice import (
+from gen_worker.contract.checkpoints.choice import (
     META_SUFFIX,
     CheckpointInfo,
     Choice,
@@ -25,8 +23,10 @@ from gen_worker.trainer.checkpoints.choice import (
     scan,
     verify_files,
 )
-from gen_worker.trainer.checkpoints.file_check import check_file, check_size, compare_hash
-from gen_worker.trainer.checkpoints.meta import CheckpointMeta
+from gen_worker.contract.checkpoints.file_check import check_file, check_size, compare_hash
+from gen_worker.contract.checkpoints.meta import CheckpointMeta
+from gen_worker.contract.regular_files import open_regular
+from gen_worker.errors import CheckpointError
 
 _PIECE = 1 << 20
 
@@ -134,8 +134,8 @@ class CheckpointStore:
         return verify_files(read_info(meta_path.parent, meta_path.name.removesuffix(META_SUFFIX))).meta
 
     def _load(self, info: CheckpointInfo) -> Checkpoint:
-        from gen_worker.trainer.checkpoints.state_tree import decode
-        from gen_worker.trainer.checkpoints.tensors import StorageBuffers
+        from gen_worker.trainer.checkpoints.files.state_tree import decode
+        from gen_worker.trainer.checkpoints.files.tensors import StorageBuffers
 
         meta, meta_path = info.meta, info.meta_path
         check_layout(meta, meta_path.name)

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from gen_worker.document_schema import convert_document
-from gen_worker.documents import read_document, render_path, render_value
+from gen_worker.contract.document_schema import convert_document
+from gen_worker.contract.documents import read_document, render_path, render_value
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.job.spec import Count, Record
 from gen_worker.errors import InputError
-from gen_worker.failpoints import failpoint
-from gen_worker.trainer.contracts import Count, Record
 from gen_worker.trainer.datasets.schema import (
     SCHEMA_NAME,
     DatasetSchema,
@@ -342,7 +342,7 @@ def _sense_faults(data: Any) -> list[str]:
 
 def _commit(folder: Path, documents: dict[str, bytes]) -> None:
     """Put all of them in place, in their order; durable when this returns. A full disk is met before the first."""
-    from gen_worker.trainer.checkpoints.image import sync_folder
+    from gen_worker.trainer.checkpoints.files.image import sync_folder
 
     staged = {name: folder / f".{name}.tmp-{os.getpid()}" for name in documents}
     try:

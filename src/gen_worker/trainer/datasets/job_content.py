@@ -289,7 +289,7 @@ def _is_remote(text: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    from gen_worker.trainer.redaction import strip_url_secrets
+    from gen_worker.contract.redaction import strip_url_secrets
 
     return strip_url_secrets(text)
 

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 
-from gen_worker.document_schema import convert_document, nearest_name
-from gen_worker.documents import read_document, render_path, render_value, require_plain, shorten_faults
+from gen_worker.contract.document_schema import convert_document, nearest_name
+from gen_worker.contract.documents import (
+    read_document,
+    render_path,
+    render_value,
+    require_plain,
+    shorten_faults,
+)
+from gen_worker.contract.job.spec import Name, Record
 from gen_worker.errors import InputError, SpecError
-from gen_worker.trainer.contracts import Name, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa

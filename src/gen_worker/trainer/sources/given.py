@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gen_worker.errors import InputError, SpecError
-from gen_worker.trainer.batch_source import BatchSource, ListSource
+from gen_worker.trainer.attempt.trainer_config import TrainerConfig
 from gen_worker.trainer.sources.base import SourceOptions
 from gen_worker.trainer.sources.opening import DEFAULT_BATCH_SIZE, open_own_data, takes_batch_size
-from gen_worker.trainer.trainer_config import TrainerConfig
+from gen_worker.trainer.steps.batch_source import BatchSource, ListSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from gen_worker.contract.job.spec import DatasetSpec
 from gen_worker.errors import InputError, PluginError
-from gen_worker.trainer.contracts import DatasetSpec
-from gen_worker.trainer.plugin_import import import_symbol
+from gen_worker.trainer.author.plugin_import import import_symbol
 from gen_worker.trainer.sources.base import OwnSource, SourceOptions
 from gen_worker.trainer.sources.random_streams import DataStreams
 

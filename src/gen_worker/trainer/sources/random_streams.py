@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.repro import seed_numpy
+from gen_worker.trainer.compute.repro import seed_numpy
 
 MAX_DEPTH = 4  # of objects within objects in which generators are looked for
 MAX_ITEMS = 64  # of a container: a list of a million paths is not searched

@@ -8,8 +8,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin, urlsplit
 
+from gen_worker.contract.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.trainer.authz import SCOPE_READ_INPUTS, TrainerAuthContext
-from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.trainer.resolve import ResolvedRef
 from gen_worker.trainer.transfer.input_cache import PartialDownload
 from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
@@ -171,7 +171,7 @@ class HttpSource:
         found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
         total_bytes = None if found is None or found[3] == "*" else int(found[3])
         validator = _validator_of(response.headers)
-        # An ETag must come again (RFC 9110 §15.3.7), a date need not.
+        # An ETag must come again (RFC 9110 15.3.7), a date need not.
         is_other = bool(partial.validator) and validator != partial.validator
         if not validator and not partial.validator.startswith('"'):
             is_other = False
@@ -280,7 +280,7 @@ def _validator_of(headers: "httpx.Headers") -> str:
 
     modified = headers.get("last-modified", "").strip()
     try:
-        # RFC 9110 §8.8.2.2: a date says "unchanged" only if the file was at rest when it was given.
+        # RFC 9110 8.8.2.2: a date says "unchanged" only if the file was at rest when it was given.
         age_s = (
             parsedate_to_datetime(headers.get("date", "")) - parsedate_to_datetime(modified)
         ).total_seconds()

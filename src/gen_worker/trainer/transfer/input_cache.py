@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gen_worker.failpoints import failpoint
-from gen_worker.sizes import show_bytes
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.sizes import show_bytes
 
 HASH_CHUNK_BYTES = 1 << 20
 LOCK_POLL_S = 0.2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from gen_worker.trainer.redaction import strip_url_secrets
+from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.trainer.transfer.policy import FaultKind, TransferFault, TransferOptions
 
 # The stores' libraries raise OSError for everything; the code is a word in its text.

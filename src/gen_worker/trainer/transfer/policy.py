@@ -11,8 +11,8 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
+from gen_worker.contract.redaction import SecretRedactor
 from gen_worker.trainer.authz import TrainerAuthContext
-from gen_worker.trainer.redaction import SecretRedactor
 
 if TYPE_CHECKING:
     import ssl

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, urlsplit
 
+from gen_worker.contract.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.errors import StartupError
 from gen_worker.trainer.authz import SCOPE_UPLOAD, TrainerAuthContext
-from gen_worker.trainer.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
 from gen_worker.trainer.transfer.policy import (
     MAX_DETAIL,

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gen_worker.failpoints import failpoint
+from gen_worker.contract.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError
 from trn.core.runs import RunRecord
-from trn.daemon.commits import committed
+from trn.daemon.api.commits import committed
+from trn.daemon.api.statuses import status_of
 from trn.daemon.outlets.event_bus import BusCommand, CommandStream
 from trn.daemon.outlets.own_thread import OwnThread
-from trn.daemon.service_errors import status_of
 from trn.proto import trainer_pb2 as pb
 
 logger = logging.getLogger("trn.bus")

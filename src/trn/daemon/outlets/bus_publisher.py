@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from gen_worker.failpoints import failpoint
+from gen_worker.contract.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, TrnError
 from trn.core.number_words import with_words
 from trn.core.runs import RunRecord
-from trn.daemon.event_file import EventBatch
+from trn.daemon.ingest.event_file import EventBatch
 from trn.daemon.outlets.event_bus import EventBus, EventMessage, Message, RunMessage
 from trn.daemon.outlets.outbox import Outbox, Place
 from trn.daemon.outlets.own_thread import OwnThread

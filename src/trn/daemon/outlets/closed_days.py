@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from gen_worker.failpoints import failpoint
+from gen_worker.contract.failpoints import failpoint
 from trn.core.home import FULL, LOG_SUFFIX, LogFolder
 
 logger = logging.getLogger("trn.daemon.logs")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gen_worker.failpoints import failpoint
+from gen_worker.contract.failpoints import failpoint
 from trn.core.home import Home, LogFolder
 from trn.core.runs import RunRecord
 from trn.core.settings import Settings

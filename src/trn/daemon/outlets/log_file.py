@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gen_worker.failpoints import failpoint
-from gen_worker.regular_files import open_regular
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.regular_files import open_regular
 from trn.core.home import FULL, LOG_SUFFIX, LogFolder
 from trn.core.runs import RunRecord
 from trn.daemon.outlets.log_lines import Mark, read_mark

@@ -12,11 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.regular_files import NotRegularFileError, open_regular
+from gen_worker.contract.regular_files import NotRegularFileError, open_regular
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
-from trn.daemon.event_file import EventBatch, Head, is_line_start, last_seq_before, parse, read_batch, split
+from trn.daemon.ingest.event_file import (
+    EventBatch,
+    Head,
+    is_line_start,
+    last_seq_before,
+    parse,
+    read_batch,
+    split,
+)
 from trn.registry.outbox import Backlog, OutboxTable, Place
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import RunRegistry

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gen_worker.regular_files import NotRegularFileError, open_regular, read_regular
+from gen_worker.contract.regular_files import NotRegularFileError, open_regular, read_regular
 from trn.core.home import Home
 from trn.core.runs import RunRecord
-from trn.daemon.event_file import read_terminal
+from trn.daemon.ingest.event_file import read_terminal
 from trn.daemon.outlets.log_lines import (
     NUM_JOB_LINES,
     AttemptStart,

@@ -1,0 +1,5 @@
+"""What crosses a process line, and what both packages may import: documents, the job, the contract file,
+the lease, checkpoint metas, secrets, failpoints.
+
+Imports nothing else of ours but `gen_worker.errors`.
+"""

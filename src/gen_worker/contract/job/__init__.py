@@ -1,0 +1,1 @@
+"""The job: its fields, and the rules that join them."""

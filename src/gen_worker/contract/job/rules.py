@@ -1,0 +1,220 @@
+"""Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.document_schema import convert_document, nearest_name, with_intended_names
+from gen_worker.contract.documents import read_document, render_value, require_plain
+from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
+from gen_worker.errors import SpecError
+
+RUNNER = "gen_worker.pytorch_runner:PyTorchTrainer"
+_OF_THE_RUNNER = frozenset({"model", "columns", "loss"})  # fields of `hyperparams` that it cannot do without
+
+
+def read_job_spec(path: str | Path, *, profile: str | None = None) -> TrainingJobSpec:
+    """The job in a JSON, YAML or TOML file, with one of its profiles applied if asked; else a SpecError."""
+    data = read_document(path)
+    if profile is not None:
+        data = apply_profile(data, profile, source=str(path))
+    return parse_job_spec(data, source=str(path))
+
+
+def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
+    """The job in plain data, or one SpecError with every fault in it."""
+    require_plain(data, source=source)
+    document = name_runner(_require_object(data, source))
+    version = document.get("trainer_api_version", API_VERSION)
+    if version != API_VERSION:
+        # Another version may mean anything by its fields: judging them by ours would only mislead.
+        raise SpecError(
+            source,
+            [
+                f"trainer_api_version: found {render_value(version)}, but this worker reads only "
+                f'"{API_VERSION}": use a worker of that version or rewrite the document as {API_VERSION}'
+            ],
+        )
+    broken_rules = list(rule_faults(with_intended_names(document, TrainingJobSpec)))
+    return convert_document(document, TrainingJobSpec, source=source, more_faults=broken_rules)
+
+
+def name_runner(document: dict[str, Any], *, path: Path | None = None) -> dict[str, Any]:
+    """The document; where it names no trainer class and its `hyperparams` are those of a config for the PyTorch
+    runner, a copy that names the runner. So a config for the runner is a job, and is called like its file.
+    """
+    hyperparams = document.get("hyperparams")
+    if document.get("trainer") is not None or not isinstance(hyperparams, dict):
+        return document
+    if len(_OF_THE_RUNNER & hyperparams.keys()) < 2:
+        return document
+    file_name = {} if path is None else {"run_id": run_id_of(path)}
+    return {**file_name, **document, "trainer": RUNNER}
+
+
+def run_id_of(path: Path) -> str:
+    """The name of a config's file, as far as it can name a run."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:128] or "run"
+
+
+def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, Any]:
+    """The document with `profiles[name]` laid over it, objects merged key by key; `profiles` itself is spent."""
+    require_plain(data, source=source)
+    document = _require_object(data, source)
+    profiles = document.get("profiles") or {}
+    if not isinstance(profiles, dict):
+        raise SpecError(source, [f"profiles: found {render_value(profiles)}, expected an object of profiles"])
+    if name not in profiles:
+        nearest = nearest_name(name, list(profiles))
+        known = ", ".join(profiles) if profiles else "none"
+        hint = f"did you mean `{nearest}`?" if nearest else f"the document has {known}"
+        raise SpecError(source, [f"profiles: unknown profile `{name}`: {hint}"])
+    overlay = profiles[name]
+    if not isinstance(overlay, dict):
+        raise SpecError(source, [f"profiles.{name}: found {render_value(overlay)}, expected an object"])
+    if "profiles" in overlay:
+        raise SpecError(source, [f"profiles.{name}.profiles: a profile cannot hold profiles"])
+    base = {key: value for key, value in document.items() if key != "profiles"}
+    return _merge(base, overlay)
+
+
+def spec_digest(spec: TrainingJobSpec) -> str:
+    """`sha256:…` over the canonical JSON of the spec.
+
+    Fields at their default are left out, so that a default written out or not, and a release that adds a
+    field, give the same digest. `profiles` are left out too: one was applied before, or none.
+    """
+    import hashlib
+    import json
+
+    asked_for = _without_defaults(spec)
+    asked_for.pop("profiles", None)
+    require_plain(asked_for, source=f"job {spec.run_id}")
+    canonical = json.dumps(
+        asked_for, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+
+
+def _require_object(data: object, source: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise SpecError(
+            source, [f"the document is {render_value(data)}, expected an object with the fields of a job"]
+        )
+    return data
+
+
+def _merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overlay.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if default is msgspec.NODEFAULT or value != default:
+            kept[field.encode_name] = _without_defaults(value) if isinstance(value, msgspec.Struct) else value
+    return kept
+
+
+def rule_faults(document: dict[str, Any]) -> Iterator[str]:
+    """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
+
+    def given(*path: str) -> Any:
+        value: Any = document
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
+        yield "max_steps: neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)"
+    yield from _data_source_faults(
+        given("dataset", "parquet_paths"),
+        given("inputs", "dataset_parquet_refs"),
+        given("dataset", "generated"),
+        given("dataset", "source"),
+        given("mock_batches"),
+    )
+    for place in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
+        if isinstance(dataset := given(*place), dict):
+            yield from _own_data_faults(".".join(place), dataset)
+    if given("dataset", "generated") and given("max_steps") is None:
+        yield "max_steps: not given, but with `dataset.generated` there is no epoch that could end: expected a number of steps"
+    if given("validate_every") not in (None, 0) and given("validation", "dataset") is None:
+        yield (
+            f"validate_every: found {render_value(given('validate_every'))}, but there is nothing to validate on: "
+            "give `validation.dataset` or set it to 0"
+        )
+    stopping = given("early_stopping")
+    if stopping is not None and given("validate_every") in (None, 0):
+        metric = given("early_stopping", "metric")
+        if not (isinstance(metric, str) and metric.startswith("train/")):
+            shown = "the default `val/loss`" if metric is None else render_value(metric)
+            yield (
+                f"early_stopping.metric: found {shown}, but nothing is validated: "
+                'set `validate_every`, or watch a metric that starts with "train/"'
+            )
+    for one, other in (
+        (("resources", "devices"), ("resources", "gpus")),
+        (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
+    ):
+        if given(*one) is not None and given(*other) is not None:
+            yield f"{'.'.join(one)}: given together with `{'.'.join(other)}`, expected at most one of the two"
+    if given("group") is not None and given("tags", "group") is not None:
+        yield "group: given together with the tag `group`, expected one of the two: a group is kept as that tag"
+    run_id = given("run_id")
+    if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
+        yield f'run_id: found {render_value(run_id)}, expected one without ".." and line ends: it names a folder'
+
+
+_NO_DATA = DatasetSpec()
+
+
+def _own_data_faults(place: str, dataset: dict[str, Any]) -> Iterator[str]:
+    """Of `source`, with which fields that are about parquet files mean nothing."""
+    source = dataset.get("source")
+    if source is None:
+        if dataset.get("args"):
+            yield f"{place}.args: given without `{place}.source`, which alone would take them"
+        if place != "dataset" and not dataset.get("parquet_paths"):
+            yield f"{place}: there is no data, expected `{place}.parquet_paths` or `{place}.source`"
+        return
+    if isinstance(source, str) and ":" not in source:
+        yield f"{place}.source: found {render_value(source)}, expected module:symbol"
+    if place != "dataset" and dataset.get("parquet_paths"):
+        yield f"{place}.parquet_paths: given together with `{place}.source`, expected only one of the two"
+    for name in ("columns", "decode_cache", "readahead"):
+        if dataset.get(name, default := getattr(_NO_DATA, name)) != default:
+            remedy = (
+                ": for parallel reading, let it be a DataLoader with num_workers"
+                if name == "readahead"
+                else ""
+            )
+            yield f"{place}.{name}: given together with `{place}.source`, but it is for parquet files{remedy}"
+
+
+def _data_source_faults(paths: Any, refs: Any, generated: Any, own: Any, mock_batches: Any) -> Iterator[str]:
+    sources = {
+        "dataset.parquet_paths": paths,
+        "inputs.dataset_parquet_refs": refs,
+        "dataset.generated": generated,
+        "dataset.source": own,
+    }
+    found = [name for name, value in sources.items() if value]
+    if mock_batches is not None:
+        found.append("mock_batches")
+    choices = "`dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`"
+    if not found:
+        yield f"dataset: there is no data, expected one of {choices}"
+    elif len(found) > 1:
+        yield f"{found[0]}: given together with {' and '.join(f'`{name}`' for name in found[1:])}, expected only one of {choices}"

@@ -1,0 +1,166 @@
+"""The lease on a run's folder: two workers can never train one run at once.
+
+It is a kernel lock on `.lease` in the checkpoints folder, so it goes with its holder, however that ends. The
+checkpoint writer inherits the lock: after `kill -9` of the worker the folder stays leased until the save in
+flight is finished, and the next worker waits for it instead of racing it. No other child keeps it.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.unshared_files import keep_from_children, no_longer_open
+from gen_worker.errors import LeaseHeldError, StartupError
+
+FILE_NAME = ".lease"
+POLL_S = 0.05
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds, or held last, the folder."""
+
+    run_id: str
+    pid: int
+    host: str
+    started_ticks: int | None = None
+    nonce: str = ""  # of the submission, where a daemon gave one
+
+    def is_alive(self) -> bool:
+        """False only when the process is known to be gone: same host, and that pid is free or was reused."""
+        if self.host != socket.gethostname():
+            return True
+        return is_process_alive(self.pid, self.started_ticks)
+
+
+def is_process_alive(pid: int, started_ticks: int | None) -> bool:
+    """Whether that very process lives; where the system cannot tell, it is taken to. One that ended and that nobody
+    has asked about yet is dead.
+    """
+    stat = _read_stat(pid)
+    if stat is None:
+        return Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists()
+    state, ticks = stat
+    return state not in ("Z", "X") and started_ticks in (None, ticks)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; with the pid it names a process for good. Linux only."""
+    stat = _read_stat(pid)
+    return None if stat is None else stat[1]
+
+
+def _read_stat(pid: int) -> tuple[str, int] | None:
+    """(its state as a letter, when it started)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[19])
+
+
+class RunLease:
+    """Held from `acquire` to `release` or to the end of the last process that has `fd` open."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+
+    @classmethod
+    def acquire(
+        cls,
+        folder: Path,
+        *,
+        run_id: str,
+        nonce: str = "",
+        wait_s: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> "RunLease":
+        """Take the folder for `run_id`. A living worker is refused at once; a finishing writer is waited for.
+
+        With a `nonce`, checkpoints of another submission under the same id are refused as another run's are.
+        """
+        path = folder / FILE_NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fd = open_regular(path, os.O_RDWR | os.O_CREAT)
+        except OSError as fault:
+            raise StartupError(
+                f"the checkpoints folder {folder} cannot be written: {fault.strerror}"
+            ) from fault
+        try:
+            _lock(fd, path, wait_s=wait_s, sleep=sleep)
+            previous = _read_holder(fd)
+            if previous is not None and _has_checkpoints(folder):
+                _require_same_run(previous, run_id, nonce, folder)
+            holder = Holder(
+                run_id=run_id,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                started_ticks=start_ticks(os.getpid()),
+                nonce=nonce,
+            )
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, msgspec.json.encode(holder), 0)
+        except OSError as fault:
+            os.close(fd)
+            raise StartupError(f"{path} cannot be written: {fault.strerror}") from fault
+        except BaseException:
+            os.close(fd)
+            raise
+        keep_from_children(fd)
+        return cls(fd, path)
+
+    def release(self) -> None:
+        no_longer_open(self.fd)
+        os.close(self.fd)
+
+
+def _lock(fd: int, path: Path, *, wait_s: float, sleep: Callable[[float], None]) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read_holder(fd)
+            if holder is not None and holder.is_alive():
+                raise LeaseHeldError(
+                    f"run {holder.run_id!r} is being trained by pid {holder.pid} on {holder.host} ({path});"
+                    " wait for it to end, or stop it first"
+                ) from None
+            if time.monotonic() > deadline:
+                raise LeaseHeldError(
+                    f"{path} is still locked {wait_s:.0f} s after its worker ended;"
+                    " a checkpoint writer may hang on a slow disk: see `fuser` on that file"
+                ) from None
+            sleep(POLL_S)
+        else:
+            return
+
+
+def _require_same_run(previous: Holder, run_id: str, nonce: str, folder: Path) -> None:
+    if previous.run_id != run_id:
+        raise StartupError(
+            f"{folder} holds the checkpoints of run {previous.run_id!r}, not of {run_id!r};"
+            " set TRAINER_ARTIFACTS_DIR (or TRAINER_CHECKPOINTS_DIR) to a folder of its own"
+        )
+    if nonce and previous.nonce != nonce:
+        raise StartupError(
+            f"{folder} holds the checkpoints of another submission of run {run_id!r}: move them away"
+        )
+
+
+def _read_holder(fd: int) -> Holder | None:
+    try:
+        return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return any(folder.glob("*.meta.json"))

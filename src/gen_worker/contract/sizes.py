@@ -1,0 +1,14 @@
+"""Sizes that both packages keep to, and how sizes are said: in powers of ten, with three digits."""
+
+MAX_EVENT_BYTES = 1 << 20  # of a line of an event file, with its newline: who writes and who reads keep to it
+
+
+def show_bytes(size_bytes: float) -> str:
+    """1500 -> `1.5 kB`."""
+    if size_bytes < 999.5:
+        return f"{size_bytes:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        size_bytes /= 1000
+        if size_bytes < 999.5:
+            return f"{size_bytes:.3g} {unit}"
+    return f"{size_bytes / 1000:,.3g} TB"

@@ -1,0 +1,1 @@
+"""The warm parent: forks workers, reaps them, and records how they ended."""

@@ -1,0 +1,217 @@
+"""Whose a process is, and the end of everything that one process started.
+
+Every process of a worker carries its mark, `pid:start` of the worker. It is in three places, since a process can leave
+each of the others behind:
+
+- a number in the soft limit RLIMIT_LOCKS, which Linux keeps and has not obeyed since 2.4.25. Forks and executed programs
+  inherit it. A new session, an empty environment and closed descriptors do not change it. Everyone may read it.
+- the environment, for what the worker executes.
+- the name of a descriptor, for the forks of a warm worker, which is never executed itself.
+
+What can still leave: a program that sets that limit itself, and one that another service starts on request (cron,
+systemd, a container engine). Needs no launcher and no daemon that was there when the process started. Linux only.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gen_worker.launcher.messages import boot_id, is_same_process
+
+PROCESS_MARK = "GEN_WORKER_PROCESS"
+MARK_FD = 199  # one number, so that to look at it is one call; beyond those that programs use by number
+RLIMIT_LOCKS = 10  # the module `resource` has no name for it
+LIMIT_NAME = b"Max file locks"
+END_PATIENCE_S = 20.0
+FIRST_POLL_S, MAX_POLL_S = 0.0005, 0.01
+# What the system says of a process that has ended meanwhile. Any other error is trouble of ours, and no answer.
+GONE = (FileNotFoundError, ProcessLookupError)
+
+
+def process_mark(pid: int, start_ticks: int | None) -> str:
+    return f"{pid}:{'' if start_ticks is None else start_ticks}"
+
+
+def hold_mark(mark: str) -> None:
+    """Give this process, and all that it will start, the mark. What it executes gets it by the limit alone."""
+    with contextlib.suppress(
+        OSError, ValueError, ImportError
+    ):  # a system without such a limit, or a lower one
+        import resource
+
+        _, most = resource.getrlimit(RLIMIT_LOCKS)
+        resource.setrlimit(RLIMIT_LOCKS, (_number(mark), most))
+    with contextlib.suppress(OSError, AttributeError):
+        fd = os.memfd_create(f"{PROCESS_MARK}={mark}")
+        try:
+            os.dup2(fd, MARK_FD, inheritable=False)
+        finally:
+            os.close(fd)
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """OSError where it cannot be found out now: for lack of descriptors, say."""
+    try:
+        held = os.readlink(f"/proc/{pid}/fd/{MARK_FD}")  # noqa: PTH115  (hot)
+        if held == f"/memfd:{PROCESS_MARK}={mark} (deleted)":
+            return True
+    except (*GONE, PermissionError):  # it has no such descriptor, is not ours to look at, or gone
+        pass
+    if _limit_of(pid) == _number(mark):
+        return True
+    with contextlib.suppress(*GONE, PermissionError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+        return f"{PROCESS_MARK}={mark}".encode() in file.read().split(b"\0")
+    return False
+
+
+def read_mark(pid: int) -> tuple[int, int | None] | None:
+    """(pid, start ticks) of the worker that this process belongs to; None where it does not say."""
+    text = ""
+    with contextlib.suppress(*GONE, PermissionError):
+        name = os.readlink(f"/proc/{pid}/fd/{MARK_FD}").removesuffix(" (deleted)")  # noqa: PTH115  (hot)
+        if name.startswith(f"/memfd:{PROCESS_MARK}="):
+            text = name.partition("=")[2]
+    if not text:
+        with contextlib.suppress(*GONE, PermissionError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            marks = (
+                item for item in file.read().split(b"\0") if item.startswith(f"{PROCESS_MARK}=".encode())
+            )
+            text = next(marks, b"").decode(errors="replace").partition("=")[2]
+    root, _, ticks = text.partition(":")
+    if not root.isdigit():
+        return None
+    return int(root), int(ticks) if ticks.isdigit() else None
+
+
+def _number(mark: str) -> int:
+    """The mark as a limit: of 61 bits, above any that somebody would set."""
+    digest = hashlib.sha256(f"{boot_id()} {mark}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 3 | 1 << 60
+
+
+def _limit_of(pid: int) -> int | None:
+    with contextlib.suppress(*GONE, PermissionError, ValueError), open(f"/proc/{pid}/limits", "rb") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith(LIMIT_NAME):
+                return int(line.removeprefix(LIMIT_NAME).split()[0])
+    return None
+
+
+def send_process_signal(pid: int, start_ticks: int | None, boot: str, number: int) -> bool:
+    """To that very process; False where it is gone."""
+    fd = open_pidfd(pid)
+    try:
+        if not is_same_process(pid, start_ticks, boot):  # after the descriptor is open: it stays this process
+            return False
+        if fd is not None:
+            signal.pidfd_send_signal(fd, number)
+        else:
+            os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        if fd is not None:
+            os.close(fd)
+    return True
+
+
+def open_pidfd(pid: int) -> int | None:
+    """None where there is no such process, or nothing to open."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def end_family(
+    pid: int, start_ticks: int | None, boot: str, *, patience_s: float = END_PATIENCE_S
+) -> list[int]:
+    """SIGKILL that process and everything it started, until none is left; blocks. Returns the pids that would not go.
+
+    All are stopped before the first is killed: so none of them can start another, or slip away from its parent.
+    OSError where the system does not let us look: then nobody knows whether some are left.
+    """
+    if boot != boot_id():
+        return []
+    deadline = time.monotonic() + patience_s
+    while True:
+        stopped: dict[int, int] = {}
+        while found := {
+            one: ticks for one, ticks in find_family(pid, start_ticks).items() if one not in stopped
+        }:
+            for one, ticks in found.items():
+                _kill(one, ticks, signal.SIGSTOP)
+            stopped |= found
+        for one, ticks in stopped.items():
+            _kill(one, ticks, signal.SIGKILL)
+        poll_s = FIRST_POLL_S
+        while left := [one for one, ticks in stopped.items() if is_same_process(one, ticks, boot)]:
+            if time.monotonic() > deadline:
+                return left
+            time.sleep(poll_s)
+            poll_s = min(2 * poll_s, MAX_POLL_S)
+        if not stopped:
+            return []
+
+
+def _kill(pid: int, ticks: int, number: int) -> None:
+    with contextlib.suppress(PermissionError):
+        send_process_signal(pid, ticks, boot_id(), number)
+
+
+def find_family(root_pid: int, start_ticks: int | None) -> dict[int, int]:
+    """pid -> start ticks of every living process that is the worker, descends from it, is of its session or group,
+    or inherited its mark.
+    """
+    earliest = start_ticks or 0
+    mark = process_mark(root_pid, start_ticks)
+    # Nothing that a worker started is older than it; so most of a busy machine is passed over at once.
+    younger = {pid: one for pid, one in _processes() if one.start_ticks >= earliest and pid != os.getpid()}
+    root = younger.get(root_pid)
+    is_reused = root is not None and start_ticks not in (None, root.start_ticks)
+    children: dict[int, list[int]] = {}
+    ours: set[int] = set()
+    for pid, one in younger.items():
+        children.setdefault(one.parent, []).append(pid)
+        if pid == root_pid:
+            is_ours = not is_reused
+        elif one.is_ended:
+            is_ours = False  # it holds nothing any more, and its children have another parent
+        else:
+            is_related = not is_reused and root_pid in (one.group, one.session)
+            is_ours = is_related or has_mark(pid, mark)
+        if is_ours:
+            ours.add(pid)
+    waiting = list(ours)
+    while waiting:
+        fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in ours]
+        ours.update(fresh)
+        waiting += fresh
+    return {pid: younger[pid].start_ticks for pid in ours if not younger[pid].is_ended}
+
+
+class _Process(NamedTuple):
+    parent: int
+    group: int
+    session: int
+    start_ticks: int
+    is_ended: bool
+
+
+def _processes() -> Iterator[tuple[int, _Process]]:
+    """Every process there is, as the system sees it. OSError where it cannot be seen."""
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(*GONE, PermissionError), open(f"/proc/{entry.name}/stat", "rb") as file:  # noqa: PTH123  (hot)
+                letter, parent, group, session, *rest = file.read().rpartition(b")")[2].split()
+                is_ended = letter in (b"Z", b"X") and int(rest[13]) <= 1  # else other threads of it still run
+                yield (
+                    int(entry.name),
+                    _Process(int(parent), int(group), int(session), int(rest[15]), is_ended),
+                )

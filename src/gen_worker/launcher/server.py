@@ -1,0 +1,395 @@
+"""`python -m gen_worker.launcher --folder F`: a warm parent that forks workers, reaps them and remembers how they ended.
+
+One thread of ours, no gRPC, the heavy modules imported: a worker is a fork away. It belongs to nobody: daemons come and
+go, and it stays while it has workers; if it goes itself, they stay. What it knows that others need is in files: the
+attempt's record (made by the worker) and its exit (made here, before the process is reaped).
+
+Libraries have idle threads in it, and a fork is safe from these alone: OpenBLAS (numpy) ends its own before each fork and
+makes them anew when they are needed, jemalloc (pyarrow) holds its locks over the fork. torch starts its threads with the
+first operator, and none is run here. A module that starts a thread and does neither must not be warm.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.frozen_imports import note_warm_modules
+from gen_worker.launcher.channel import Channel
+from gen_worker.launcher.children import Children, as_reply
+from gen_worker.launcher.log import say
+from gen_worker.launcher.messages import (
+    AnyRequest,
+    Close,
+    ForeignRecordError,
+    Hello,
+    Launch,
+    LauncherInfo,
+    List,
+    Refused,
+    Retire,
+    Retired,
+    TryImports,
+    Welcome,
+    Worker,
+    Workers,
+    boot_id,
+    code_stamp,
+    encode,
+    read_id,
+    read_process,
+    read_record,
+    record_path,
+    request_decoder,
+    write_atomically,
+)
+from gen_worker.launcher.worker import Ground, become_closer, become_importer, become_worker
+
+TICK_S = 5.0
+BUSY_TICK_S = 0.2
+CLOSE_PATIENCE_S = 90.0  # the writer of a dead worker may take up to 60 s to finish
+IMPORT_PATIENCE_S = 60.0
+PR_SET_CHILD_SUBREAPER = 36
+MADV_COLLAPSE = 25  # Linux 6.1; others refuse it, and nothing is lost
+PAGE_BYTES = 2 << 20
+
+# Everything that a worker would import before the author's code.
+WARM_MODULES = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # a second of imports that the first optimizer would cause
+    "pyarrow.parquet",
+    "gen_worker.trainer.runtime",
+    "gen_worker.trainer.arrow_feed",
+    "gen_worker.launcher.import_check",
+    "gen_worker.trainer.checkpoints.writing.writer",
+    "gen_worker.trainer.checkpoints.writing.warm_writer",
+    "gen_worker.trainer.datasets.shard_loader",
+    "gen_worker.trainer.feed.tensors",
+)
+
+
+class Launcher:
+    """`listen`, `warm_up`, `run`: in this order, in the thread that also forks. The current folder is its folder."""
+
+    def __init__(self, folder: Path, *, idle_exit_s: float, worker_open_files: int | None = None) -> None:
+        self.folder = folder
+        self._worker_open_files = worker_open_files
+        self._idle_exit_s = idle_exit_s
+        self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._inode = folder.stat().st_ino
+        self._environ = dict(os.environ)
+        self._import_path = _import_path_without(self._environ.get("PYTHONPATH", ""))
+        self._stamp = code_stamp()
+        self._selector = selectors.DefaultSelector()
+        self._channels: dict[int, Channel] = {}
+        self._children = Children(self._selector, self._reply, self._announce)
+        self._is_retired = False
+        self._last_asked_at = time.monotonic()
+
+    def listen(self) -> None:
+        """Before the long imports: whoever connects meanwhile waits for them."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old = os.umask(0o177)
+        try:
+            listener.bind(f"{self._instance}.sock")  # relative, so that no folder is too deep for it
+        finally:
+            os.umask(old)
+        listener.listen(64)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        self._publish(is_warm=False)
+
+    def _publish(self, *, is_warm: bool) -> None:
+        state = read_process(os.getpid())
+        info = LauncherInfo(
+            pid=os.getpid(),
+            start_ticks=None if state is None else state.start_ticks,
+            boot_id=boot_id(),
+            socket=f"{self._instance}.sock",
+            stamp=self._stamp,
+            is_warm=is_warm,
+        )
+        write_atomically(Path(f"{self._instance}.json"), encode(info))
+
+    def warm_up(self, modules: Sequence[str]) -> None:
+        """Import what every worker would. What is not installed is passed over."""
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except ImportError as fault:
+                say(f"{name} is not warm: {fault}")
+        runtime = sys.modules.get("gen_worker.trainer.runtime")
+        if runtime is not None:
+            runtime.set_log_levels()  # once here, instead of in each worker
+        note_warm_modules()
+        gc.collect()
+        gc.freeze()  # a collection in a child would copy every page it looks at
+        _collapse_pages()
+        with contextlib.suppress(OSError):  # then it is only given more time to answer
+            self._publish(is_warm=True)
+
+    def run(self) -> None:
+        """Until there is nobody to serve."""
+        waker = _take_signals(self._retire)
+        self._selector.register(waker, selectors.EVENT_READ, lambda: _drain(waker))
+        while not self._is_over():
+            tick_s = BUSY_TICK_S if self._children.is_busy else min(TICK_S, self._idle_exit_s)
+            for key, events in self._selector.select(tick_s):
+                if isinstance(key.data, Channel):
+                    self._serve(key.data, events)
+                else:
+                    key.data()
+            self._children.reap()
+            self._children.look_after()
+        self._leave()
+
+    def _is_over(self) -> bool:
+        if not self._is_home():
+            return True
+        if self._children:
+            return False
+        if self._is_retired:
+            return not any(channel.has_unsent for channel in self._channels.values())
+        return not self._channels and time.monotonic() - self._last_asked_at > self._idle_exit_s
+
+    def _is_home(self) -> bool:
+        try:
+            return self.folder.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _leave(self) -> None:
+        for name in (f"{self._instance}.json", f"{self._instance}.sock"):
+            Path(name).unlink(missing_ok=True)
+
+    def _retire(self) -> None:
+        self._is_retired = True
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            channel = Channel(connection)
+            self._channels[connection.fileno()] = channel
+            self._selector.register(connection, selectors.EVENT_READ, channel)
+
+    def _serve(self, channel: Channel, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            channel.flush()
+        if events & selectors.EVENT_READ:
+            for line in channel.receive():
+                self._last_asked_at = time.monotonic()
+                self._answer(channel, line)
+        self._keep(channel)
+
+    def _keep(self, channel: Channel) -> None:
+        """Watch what there is to watch, or let go of it."""
+        fd = channel.socket.fileno()
+        if fd not in self._channels:
+            return
+        if channel.is_lost:
+            self._selector.unregister(channel.socket)
+            del self._channels[fd]
+            channel.socket.close()
+            self._last_asked_at = time.monotonic()
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
+        if self._selector.get_key(channel.socket).events != wanted:
+            self._selector.modify(channel.socket, wanted, channel)
+
+    def _reply(self, channel: Channel, message: msgspec.Struct) -> None:
+        if not channel.is_lost:
+            channel.send(message)
+            self._keep(channel)
+
+    def _announce(self, message: msgspec.Struct) -> None:
+        for channel in list(self._channels.values()):
+            self._reply(channel, message)
+
+    def _answer(self, channel: Channel, line: bytes) -> None:
+        try:
+            request: AnyRequest = request_decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
+            self._reply(channel, Refused(id=read_id(line), message=f"this is no request: {fault}"))
+            return
+        try:
+            self._do(channel, request)
+        except OSError as fault:
+            self._reply(channel, Refused(id=request.id, message=f"it cannot be done: {fault}"))
+
+    def _do(self, channel: Channel, request: AnyRequest) -> None:
+        match request:
+            case Hello():
+                welcome = Welcome(
+                    id=request.id,
+                    pid=os.getpid(),
+                    stamp=self._stamp,
+                    is_retired=self._is_retired,
+                    environ=self._environ,
+                )
+                self._reply(channel, welcome)
+            case Launch():
+                self._launch(channel, request)
+            case Close():
+                child = self._children.fork(request, lambda fd: become_closer(request, fd))
+                child.deadline = time.monotonic() + CLOSE_PATIENCE_S
+                child.waiting.append((channel, request.id))
+            case TryImports():
+                child = self._children.fork(
+                    request, lambda fd: become_importer(request, fd, self._ground(request))
+                )
+                child.deadline = time.monotonic() + IMPORT_PATIENCE_S
+                child.waiting.append((channel, request.id))
+            case List():
+                workers = tuple(
+                    Worker(run_id=child.plan.run_id, number=child.plan.number, pid=pid)
+                    for pid, child in self._children.workers().items()
+                    if child.is_claimed
+                )
+                self._reply(channel, Workers(id=request.id, workers=workers))
+            case Retire():
+                self._retire()
+                self._reply(channel, Retired(id=request.id, num_workers=len(self._children.workers())))
+
+    def _ground(self, request: Launch | TryImports) -> Ground:
+        """What a fresh interpreter would start from."""
+        environ = dict(os.environ) if request.plan.is_warm else self._environ
+        return Ground(
+            import_path=self._import_path,
+            environ={**environ, **request.secret_env},
+            open_files=self._worker_open_files,
+        )
+
+    def _launch(self, channel: Channel, request: Launch) -> None:
+        plan = request.plan
+        starting = self._children.find_starting(plan)
+        if starting is not None:
+            starting.waiting.append((channel, request.id))
+            return
+        try:
+            record = read_record(record_path(plan.attempt_dir, plan.number), plan.nonce)
+        except ForeignRecordError as fault:
+            self._reply(channel, Refused(id=request.id, message=str(fault)))
+            return
+        if record is not None:
+            self._reply(channel, as_reply(request.id, record))
+        elif self._children.is_hopeless(plan):
+            self._reply(channel, Refused(id=request.id, message="this attempt failed to start already"))
+        elif self._is_retired:
+            text = "this launcher starts no workers any more"
+            self._reply(channel, Refused(id=request.id, message=text, is_retired=True))
+        else:
+            try:
+                child = self._children.fork(
+                    request, lambda fd: become_worker(plan, fd, self._ground(request))
+                )
+            except OSError as fault:
+                record = self._children.give_up(plan)
+                self._reply(
+                    channel, as_reply(request.id, record, f"no process can be started: {fault.strerror}")
+                )
+            else:
+                child.waiting.append((channel, request.id))
+
+
+def _import_path_without(given: str) -> list[str]:
+    """What a fresh interpreter would have, beside its PYTHONPATH and the folder of its script."""
+    named = {os.path.abspath(path) for path in given.split(os.pathsep) if path}  # noqa: PTH100
+    start = 0 if sys.flags.safe_path else 1
+    return [path for path in sys.path[start:] if os.path.abspath(path) not in named]  # noqa: PTH100
+
+
+def _take_signals(retire: Callable[[], None]) -> socket.socket:
+    """SIGCHLD and SIGTERM end the loop's wait; what a terminal sends is not for us."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    _kept.append(theirs)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: retire())
+    return ours
+
+
+_kept: list[socket.socket] = []  # open for as long as the process lives
+
+
+def _drain(waker: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while waker.recv(4096):
+            pass
+
+
+def _collapse_pages() -> None:
+    """Ask for large pages under the heap: a fork copies the table of pages, and so takes a third of the time."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        libc = ctypes.CDLL(None)
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, access, _, device, *rest = line.split()
+            if access != "rw-p" or device != "00:00" or (len(rest) > 1 and rest[1] != "[heap]"):
+                continue
+            start, end = (int(text, 16) for text in span.split("-"))
+            for address in range(-(-start // PAGE_BYTES) * PAGE_BYTES, end - PAGE_BYTES + 1, PAGE_BYTES):
+                libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(PAGE_BYTES), MADV_COLLAPSE)
+
+
+def _adopt_orphans() -> None:
+    """What a worker leaves behind comes to us instead of to init, and is reaped here."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns (in the process that was started) when the launcher listens; the launcher itself is detached from it."""
+    parser = argparse.ArgumentParser(prog="gen_worker.launcher", description="Keeps workers a fork away.")
+    parser.add_argument("--folder", type=Path, required=True, help="where it listens")
+    parser.add_argument(
+        "--idle-exit-s", type=float, default=600.0, help="leave after that long without anyone"
+    )
+    parser.add_argument(
+        "--bare", action="store_true", help="import nothing ahead: slower starts, less memory"
+    )
+    parser.add_argument(
+        "--worker-open-files", type=int, help="how many files a worker may have open (default: as many as we)"
+    )
+    options = parser.parse_args(arguments)
+    ready_fd, tell_fd = os.pipe()
+    if os.fork() > 0:
+        os.close(tell_fd)
+        return 0 if os.read(ready_fd, 1) else 1
+    os.close(ready_fd)
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    code = 1
+    try:
+        folder = options.folder.absolute()
+        os.chdir(folder)
+        _adopt_orphans()
+        launcher = Launcher(
+            folder, idle_exit_s=options.idle_exit_s, worker_open_files=options.worker_open_files
+        )
+        launcher.listen()
+        os.write(tell_fd, b"1")
+        os.close(tell_fd)
+        launcher.warm_up(() if options.bare else WARM_MODULES)
+        launcher.run()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)

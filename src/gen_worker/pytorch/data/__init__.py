@@ -1,0 +1,1 @@
+"""From columns of a batch to the tensors that the runner's model takes."""

@@ -1,0 +1,163 @@
+"""From what the worker delivers to what a step takes."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from gen_worker.errors import InputError
+from gen_worker.pytorch.config import ColumnsSpec
+from gen_worker.pytorch.data.augmentation import step_generator
+from gen_worker.pytorch.data.columns import Column, Columns, fit_columns
+from gen_worker.pytorch.step import Prepared
+from gen_worker.trainer.contracts import StepContext
+
+_NUM_TRIAL_ROWS = 2
+
+
+class Preparation:
+    """Reads batches by the config's columns. Held-out data may have types of its own: it is fitted on its first batch."""
+
+    def __init__(
+        self, spec: ColumnsSpec, ctx: StepContext, *, is_next_token: bool, channels_last: bool = False
+    ) -> None:
+        self._spec = spec
+        self._device = str(ctx.device)
+        self._is_next_token = is_next_token
+        self._channels_last = channels_last
+        self._seed, self._rank = ctx.seed, ctx.rank
+        self._all_rows = _all_rows(ctx)
+        self._fitted: list[tuple[pa.Schema, Columns]] = []
+        schema = _schema_of(ctx)
+        self.columns = None if schema is None else self._fit(schema)
+
+    def __call__(self, raw_batch: Any, *, step: int | None = None) -> Prepared:
+        """`step` is that of training; without it pictures stay as they are in the data."""
+        batch = raw_batch if isinstance(raw_batch, pa.RecordBatch) else to_record_batch(raw_batch)
+        columns = self._columns_for(batch.schema)
+        generator = None
+        if step is not None and columns.is_augmented:
+            generator = step_generator(self._seed, step=step, rank=self._rank)
+        inputs, target = columns.read(batch, generator)
+        rows = batch.num_rows
+        all_rows = rows if self._all_rows is None else self._all_rows(raw_batch)
+        if self._is_next_token:
+            return inputs[:, :-1], inputs[:, 1:], rows, all_rows
+        return inputs, target, rows, all_rows
+
+    def require(self, schema: Any) -> None:
+        """InputError where data of this schema does not have the columns. Own data may not know its schema."""
+        if isinstance(schema, pa.Schema):
+            self._columns_for(schema)
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """Of the only input, as the model will see it; of several, the number of their values together. None where
+        nobody can tell yet.
+        """
+        if self.columns is None:
+            return None
+        if len(self.columns.inputs) > 1:
+            return (sum(math.prod(column.row_shape) for column in self.columns.inputs.values()),)
+        (column,) = self.columns.inputs.values()
+        shape = column.row_shape
+        return (shape[0] - 1, *shape[1:]) if self._is_next_token and shape else shape
+
+    @property
+    def pad_id(self) -> int | None:
+        """The token that fills rows up, where the data may need it."""
+        (item,) = self._spec.inputs.values() if self._is_next_token else (None,)
+        if item is None or isinstance(item, str):
+            return None
+        may_pad = self.columns is None or any(column.may_pad for column in self.columns.inputs.values())
+        return item.pad_id if item.sequence_length is not None and may_pad else None
+
+    def trial(self) -> tuple[Any, Any] | None:
+        """(inputs, target) of zeros as a step would get them; None where the shapes are not known yet."""
+        if self.columns is None:
+            return None
+
+        def zeros(column: Column) -> torch.Tensor:
+            return torch.zeros((_NUM_TRIAL_ROWS, *column.row_shape), dtype=column.dtype, device=self._device)
+
+        if self._is_next_token:
+            (column,) = self.columns.inputs.values()
+            tokens = zeros(column) + int(self.pad_id == 0)  # padding would leave nothing to measure
+            return tokens[:, :-1], tokens[:, 1:]
+        named = {name: zeros(column) for name, column in self.columns.inputs.items()}
+        inputs: Any = next(iter(named.values())) if len(named) == 1 else named
+        return inputs, None if self.columns.target is None else zeros(self.columns.target)
+
+    def _columns_for(self, schema: pa.Schema) -> Columns:
+        for known, columns in self._fitted:
+            if schema.equals(known):
+                return columns
+        return self._fit(schema)
+
+    def _fit(self, schema: pa.Schema) -> Columns:
+        columns = fit_columns(
+            self._spec,
+            schema,
+            device=self._device,
+            channels_last=self._channels_last,
+            like=self._fitted[0][1] if self._fitted else None,
+        )
+        if self._is_next_token:
+            _require_tokens(columns)
+        self._fitted.append((schema, columns))
+        return columns
+
+
+def to_record_batch(raw_batch: Any) -> pa.RecordBatch:
+    """Columns by name, or rows as objects: what `mock_batches` can say, and a Dataset whose rows are dicts gives."""
+    try:
+        if isinstance(raw_batch, Mapping):
+            return pa.RecordBatch.from_pydict({name: _to_column(value) for name, value in raw_batch.items()})
+        if isinstance(raw_batch, list) and raw_batch and all(isinstance(row, dict) for row in raw_batch):
+            return pa.RecordBatch.from_pylist(raw_batch)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(f"a batch cannot be read as columns: {error}") from error
+    raise InputError(
+        f"a batch is a {type(raw_batch).__name__}, expected a record batch, columns by name, or a list of rows"
+    )
+
+
+def _to_column(values: Any) -> Any:
+    """Tensors and arrays of several dimensions as what Arrow has for them; anything else is Arrow's to judge."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    if not isinstance(values, np.ndarray) or values.ndim < 2:
+        return values
+    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(values.dtype), values.shape[1:])
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    storage = pa.FixedSizeListArray.from_arrays(flat, math.prod(values.shape[1:]))
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _require_tokens(columns: Columns) -> None:
+    for column in columns.inputs.values():
+        is_sequence = len(column.row_shape) == 1 and column.row_shape[0] >= 2
+        if not is_sequence or column.dtype.is_floating_point:
+            raise InputError(
+                "the columns do not fit the data\n"
+                f"  - {column.path}: rows of {str(column.dtype).removeprefix('torch.')} {list(column.row_shape)}, but"
+                " next_token needs rows of token ids, at least two each: lists of whole numbers"
+            )
+
+
+def _schema_of(ctx: StepContext) -> pa.Schema | None:
+    schema = getattr(ctx.dataset, "schema", None)
+    if schema is None and ctx.job.mock_batches:
+        return to_record_batch(ctx.job.mock_batches[0]).schema
+    return schema if isinstance(schema, pa.Schema) else None
+
+
+def _all_rows(ctx: StepContext) -> Callable[[Any], int] | None:
+    if ctx.world_size == 1:
+        return None
+    from gen_worker.trainer.processes.distributed import global_rows
+
+    return lambda batch: int(global_rows(batch, ctx))

@@ -1,0 +1,1 @@
+"""The runner's model, loss, optimizer and metrics, built from a config."""

@@ -1,0 +1,1 @@
+"""Programs that the command line runs in a worker's interpreter."""

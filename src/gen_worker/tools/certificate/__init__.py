@@ -1,0 +1,1 @@
+"""`trn check`: is a trainer class sound, and does it resume exactly?"""

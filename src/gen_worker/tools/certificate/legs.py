@@ -1,0 +1,168 @@
+"""Runs of a certificate: real workers on folders of their own, straight to the end or killed and resumed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract import failpoints
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.errors import Category, WorkerError
+from gen_worker.tools.certificate.trace import PLAN_NAME, KillKind, Moment, Plan, read_trace
+
+STRAIGHT_HASH_SEED = 1
+# How the words of a breach of the contract begin, whatever the data was.
+BREACHES = ("train_step returned ", "StepResult.", "SystemExit")
+MID_SAVE = "checkpoint.staged=kill"  # the state is copied, its file is not there yet
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """One death of a worker: where, and why there."""
+
+    kind: KillKind
+    step: int
+    words: str
+
+
+class LegFailedError(WorkerError):
+    """A worker ended in a way that it was not to."""
+
+
+class OwnFaultError(WorkerError):
+    """A worker ended by the fault of the class itself: no other data would help."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Leg:
+    """One run in its folder. A later attempt goes on where the one before it died."""
+
+    folder: Path
+    job: TrainingJobSpec
+    base_dir: Path
+    attempts: list[int] = field(default_factory=list, init=False)  # exit codes
+
+    def run_attempt(self, plan: Plan, *, hash_seed: int) -> int:
+        """Its exit code; below 0 for a signal. Blocks."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        job_path = self.folder / "job.json"
+        job_path.write_bytes(msgspec.json.encode(self.job))
+        (self.folder / PLAN_NAME).write_bytes(msgspec.json.encode(plan))
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
+        environ = {
+            **inherited,
+            "WORKER_MODE": "trainer",
+            "TRAINER_JOB_SPEC_PATH": str(job_path),
+            "TRAINER_ARTIFACTS_DIR": str(self.folder),
+            "TRAINER_BASE_DIR": str(self.base_dir),
+            "PYTHONHASHSEED": str(hash_seed),
+            failpoints.ENV: MID_SAVE if plan.kill == "mid-save" else "",
+        }
+        command = [sys.executable, "-P", "-m", "gen_worker.entrypoint"]
+        with (self.folder / "worker.log").open("ab") as log:
+            done = subprocess.run(command, env=environ, stdout=log, stderr=log, check=False)
+        self.attempts.append(done.returncode)
+        return done.returncode
+
+    def run_straight(self, *, save_step: int = 0, hash_seed: int = STRAIGHT_HASH_SEED) -> list[Moment]:
+        """To the end in one attempt; its trace."""
+        code = self.run_attempt(Plan(save_step=save_step), hash_seed=hash_seed)
+        if code != 0:
+            raise LegFailedError(self.explain(code))
+        return self.trace()
+
+    def run_killed(self, kills: list[Kill], *, save_step: int) -> list[Moment]:
+        """Die at each of `kills`, then finish; its trace, of all attempts in order. Each has a hash seed of its own.
+
+        A run may be at its end before the last kill: `num_kills` tells.
+        """
+        plans = [Plan(save_step=save_step, kill=kill.kind, kill_step=kill.step) for kill in kills]
+        for number, plan in enumerate([*plans, Plan(save_step=save_step)]):
+            code = self.run_attempt(plan, hash_seed=STRAIGHT_HASH_SEED + 1 + number)
+            if code == 0:
+                break
+            if code != -signal.SIGKILL or plan.kill == "none":
+                raise LegFailedError(f"attempt {number + 1}: {self.explain(code)}")
+        return self.trace()
+
+    @property
+    def num_kills(self) -> int:
+        return self.attempts.count(-signal.SIGKILL)
+
+    def trace(self) -> list[Moment]:
+        return read_trace(self.folder)
+
+    def checkpoints(self) -> list[tuple[float, int]]:
+        """(duration_s, size_bytes) of each that was reported."""
+        found = [event for event in self._events() if event.get("event") == "checkpoint"]
+        return [(float(event["duration_s"]), int(event["size_bytes"])) for event in found]
+
+    def is_own_fault(self, *, is_data_theirs: bool) -> bool:
+        """Whether the class's code broke off the training. Of data that is not theirs, only what has nothing to do with it."""
+        failed = [event for event in self._events() if event.get("event") == "failed"]
+        if not failed:
+            return False
+        category, error = str(failed[-1]["category"]), str(failed[-1]["error"])
+        if is_data_theirs:
+            return category == Category.TRAIN_STEP or "(at " in error
+        return category == Category.TRAIN_STEP and error.startswith(BREACHES)
+
+    def explain(self, code: int) -> str:
+        """How a worker ended, in its own words where it left some."""
+        failed = [event for event in self._events() if event.get("event") == "failed"]
+        if failed:
+            return f"{failed[-1]['category']}: {failed[-1]['error']}"
+        log = (self.folder / "worker.log").read_text(errors="replace").strip().splitlines()
+        return f"the worker ended with {code}: {log[-1] if log else 'it wrote nothing'}"
+
+    def _events(self) -> list[dict[str, Any]]:  # as far as they can be read
+        try:
+            lines = (self.folder / "metrics" / "events.jsonl").read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        events = []
+        for line in lines:
+            try:
+                events.append(msgspec.json.decode(line, type=dict))
+            except msgspec.DecodeError:
+                continue  # the half line of one that died
+        return events
+
+
+def plan_kills(
+    num_steps: int, steps_per_epoch: int | None, checkpoint_every: int, *, seed: int
+) -> tuple[list[Kill], int]:
+    """Three deaths in the order in which a run meets them, and the step of an additional save (0: none).
+
+    One at a random step, one in mid-save, one on the boundary of an epoch; where the steps hold none, a second random.
+    """
+    draw = random.Random(seed)
+    mid_save = Kill(kind="mid-save", step=0, words="in the middle of its next save")
+
+    def at_random(low: int, high: int) -> Kill:
+        step = draw.randint(low, max(low, high))
+        return Kill(kind="step", step=step, words=f"after step {step}")
+
+    boundary = steps_per_epoch if steps_per_epoch and steps_per_epoch <= num_steps else 0
+    if boundary and boundary <= num_steps // 2:
+        kill = Kill(
+            kind="checkpoint", step=boundary, words=f"on the epoch's boundary, step {boundary}, saved"
+        )
+        return [kill, at_random(boundary + 1, num_steps - 1), mid_save], boundary
+    early = at_random(min(checkpoint_every + 1, num_steps - 1), min(2 * checkpoint_every, num_steps - 1))
+    if boundary == num_steps:
+        last = Kill(
+            kind="epoch-end", step=boundary, words=f"on the epoch's boundary, step {boundary}, unsaved"
+        )
+        return [early, mid_save, last], 0
+    if boundary:
+        kill = Kill(
+            kind="checkpoint", step=boundary, words=f"on the epoch's boundary, step {boundary}, saved"
+        )
+        return [early, mid_save, kill], boundary
+    return [early, mid_save, at_random(min(early.step + 1, num_steps - 1), num_steps - 1)], 0

@@ -1,0 +1,1 @@
+"""`trn doctor`: what this machine can do."""

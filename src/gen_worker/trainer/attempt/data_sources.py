@@ -1,0 +1,148 @@
+"""A job's data, opened: parquet files, an Arrow IPC file, people's own, batches in the job, or none at all."""
+
+from contextlib import ExitStack
+from typing import Any
+
+from gen_worker.contract.job.spec import DatasetSpec, TrainingJobSpec
+from gen_worker.errors import InputError
+from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
+from gen_worker.trainer.contracts import StopSignal
+from gen_worker.trainer.inputs import MaterializedInputs
+from gen_worker.trainer.job_lifecycle import raise_stop
+from gen_worker.trainer.processes.group import Processes
+from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.sources.base import OwnSource, SourceOptions
+from gen_worker.trainer.sources.opening import load_source, open_own_data
+from gen_worker.trainer.steps.batch_source import BatchSource, ListSource, StepNumbers
+
+
+def open_training_data(
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    inputs: MaterializedInputs,
+    *,
+    rank: int,
+    world_size: int,
+    stop: StopSignal | None = None,
+) -> BatchSource:
+    """What this process trains on."""
+    if job.mock_batches is not None:
+        if not job.mock_batches:
+            raise InputError("mock_batches is empty: there is nothing to train on")
+        return ListSource(job.mock_batches)
+    dataset = job.dataset or DatasetSpec()  # a job may name its data by ref alone
+    if dataset.generated:
+        return StepNumbers()
+    if dataset.source is not None:
+        return _open_own(job, dataset, dataset.source, rank=rank, world_size=world_size)
+    from gen_worker.trainer.arrow_feed import ArrowFeed
+
+    options = _feed_options(job, dataset, rank, world_size)
+    if environment.arrow_ipc_path is not None:
+        return ArrowFeed.open_ipc(environment.arrow_ipc_path, **options)
+    paths = [str(path) for path in inputs.parquet_paths] or local_paths(environment, dataset, stop=stop)
+    cache_dir = environment.cache_dir / "decoded" if dataset.decode_cache else None
+    return ArrowFeed.open(paths, cache_dir=cache_dir, **options)
+
+
+def open_held_out_data(
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    dataset: DatasetSpec,
+    *,
+    rank: int,
+    world_size: int,
+    stop: StopSignal | None = None,
+) -> BatchSource:
+    """What is only looked at: in the order of its rows, since a mean does not depend on it."""
+    if dataset.source is not None:
+        return _open_own(job, dataset, dataset.source, rank=rank, world_size=world_size, is_held_out=True)
+    from gen_worker.trainer.arrow_feed import ArrowFeed
+
+    return ArrowFeed.open(
+        local_paths(environment, dataset, stop=stop),
+        cache_dir=environment.cache_dir / "decoded" if dataset.decode_cache else None,
+        **{**_feed_options(job, dataset, rank, world_size), "shuffle": False},
+    )
+
+
+def _open_own(
+    job: TrainingJobSpec,
+    dataset: DatasetSpec,
+    ref: str,
+    *,
+    rank: int,
+    world_size: int,
+    is_held_out: bool = False,
+) -> BatchSource:
+    options = SourceOptions(
+        batch_size=dataset.batch_size,
+        shuffle=dataset.shuffle and not is_held_out,
+        drop_last=dataset.drop_last,
+        seed=job.seed,
+        rank=rank,
+        world_size=world_size,
+        is_held_out=is_held_out,
+    )
+    return open_own_data(load_source(ref, dataset.args, seed=job.seed), options)
+
+
+def attach_own_data(
+    source: BatchSource,
+    kind: str,
+    processes: Processes,
+    reporter: TrainingReporter,
+    stop: StopSignal,
+    stack: ExitStack,
+) -> None:
+    """People's own data may have a word to say, and every process must have the same of it."""
+    if not isinstance(source, OwnSource):
+        return
+    source.attach(tell=reporter.log, stop=stop)
+    stack.callback(source.close)
+    if processes.world_size == 1:
+        return
+    first, *others = processes.gather(source.signature())
+    for rank, other in enumerate(others, start=1):
+        differing = [name for name in first if first[name] != other.get(name)]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"the {kind} data is not the same in all processes: {name} is {first[name]!r:.60} in process 0 and"
+                f" {other.get(name)!r:.60} in process {rank}. Seed its generators with a fixed number, and let"
+                " nothing in it depend on the process"
+            )
+
+
+def local_paths(
+    environment: WorkerEnvironment, dataset: DatasetSpec, *, stop: StopSignal | None = None
+) -> list[str]:
+    """The files that a job names. Indexed folders are checked against their index: schema, sizes, rows and hashes."""
+    import pyarrow.parquet as pq
+
+    from gen_worker.trainer.datasets.index import resolve_dataset_paths
+    from gen_worker.trainer.datasets.schema import check_schema
+    from gen_worker.trainer.datasets.shard_loader import ShardLoader
+
+    base = environment.job_dir
+    resolved = resolve_dataset_paths([str(base / path) for path in dataset.parquet_paths])
+    for (folder, index), schema in zip(resolved.indexes, resolved.schemas, strict=True):
+        with ShardLoader(index, folder, cache_dir=environment.cache_dir / "verified") as shards:
+            if not shards.verify_all(stop=stop).is_complete and stop is not None:
+                raise_stop(stop)
+        for first in index.shard_paths(folder)[:1]:  # the feed compares the others with it
+            check_schema(schema, pq.read_schema(first), str(folder))
+    return resolved.parquet_paths
+
+
+def _feed_options(job: TrainingJobSpec, dataset: DatasetSpec, rank: int, world_size: int) -> dict[str, Any]:
+    return {
+        "batch_size": dataset.batch_size,
+        "columns": dataset.columns,
+        "shuffle": dataset.shuffle,
+        "drop_last": dataset.drop_last,
+        "seed": job.seed,
+        "readahead": dataset.readahead,
+        "rank": rank,
+        "world_size": world_size,
+    }

@@ -1,0 +1,157 @@
+"""`TrainerConfig`: the settings of a `Trainer` that is used from Python, under the names that a job has for them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gen_worker.contract.document_schema import convert_document
+from gen_worker.contract.job.spec import (
+    Cadence,
+    CheckpointsSpec,
+    Count,
+    DatasetSpec,
+    EarlyStoppingSpec,
+    HeldOutSpec,
+    Precision,
+    RunId,
+    TrainingJobSpec,
+)
+from gen_worker.contract.screen_repr import struct_repr
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to train. A cadence of 0 is off; steps are optimizer steps. SpecError names every fault at once.
+
+    `learning_rate`, `gradient_accumulation` and `gradient_clip_norm` reach the trainer class in `ctx.job.hyperparams`,
+    with all that is in `hyperparams`: it is the class that has an optimizer.
+    """
+
+    epochs: Count | None = None
+    max_steps: Count | None = None
+    batch_size: Count = 32
+    shuffle: bool = False
+    drop_last: bool = False
+    learning_rate: Positive | None = None
+    gradient_accumulation: Count | None = None
+    gradient_clip_norm: Positive | None = None
+    precision: Precision = "fp32"
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    deterministic: bool = False
+    strict: bool = False
+    metric_every: Cadence = 10
+    validate_every: Cadence | Literal["epoch"] = "epoch"
+    checkpoint_every: Cadence = 500
+    sample_every: Cadence = 0
+    early_stopping: EarlyStoppingSpec | None = None
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
+    fast_dev_run: Cadence = 0
+    overfit_batches: Cadence = 0
+    resume_from_latest: bool = True
+    hyperparams: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.epochs is None and self.max_steps is None and not self.fast_dev_run:
+            faults.append("epochs: neither it nor `max_steps` is given, expected at least one")
+        given = self.hyperparams if isinstance(self.hyperparams, dict) else {}
+        doubled = [name for name in _HYPERPARAMS if getattr(self, name) is not None and name in given]
+        faults += [
+            f"hyperparams.{name}: given together with `{name}`, expected one of the two" for name in doubled
+        ]
+        plain = {name: _plain(value) for name, value in msgspec.structs.asdict(self).items()}
+        found: Any = convert_document(plain, _schema(), source="TrainerConfig", more_faults=faults)
+        for name in ("early_stopping", "checkpoints"):  # plain dicts become the records they describe
+            msgspec.structs.force_setattr(self, name, getattr(found, name))
+
+    def __repr__(self) -> str:
+        return struct_repr(self)
+
+    @classmethod
+    def from_document(cls, data: object, *, source: str = "TrainerConfig") -> "TrainerConfig":
+        """From plain data, a misspelt field being told with the name that was meant."""
+        return cls(**msgspec.structs.asdict(convert_document(data, _schema(), source=source)))
+
+    def to_job(
+        self,
+        run_id: RunId,
+        *,
+        train: list[str] | None = None,
+        validation: list[str] | None = None,
+        test: list[str] | None = None,
+        has_validation: bool = False,
+    ) -> TrainingJobSpec:
+        """The job of these settings, on parquet files; data that is handed over in memory is not part of a job."""
+        own = {name: value for name in _HYPERPARAMS if (value := getattr(self, name)) is not None}
+        is_validated = has_validation or validation is not None
+        return TrainingJobSpec(
+            run_id=run_id,
+            epochs=self.epochs,
+            max_steps=self.max_steps,
+            metric_every=self.metric_every,
+            checkpoint_every=self.checkpoint_every,
+            sample_every=self.sample_every,
+            validate_every=self.validate_every if is_validated else 0,
+            early_stopping=self.early_stopping,
+            fast_dev_run=self.fast_dev_run,
+            overfit_batches=self.overfit_batches,
+            hyperparams={**self.hyperparams, **own},
+            seed=self.seed,
+            precision=self.precision,
+            deterministic=self.deterministic,
+            strict=self.strict,
+            dataset=None
+            if train is None
+            else self._dataset(train, shuffle=self.shuffle, drop_last=self.drop_last),
+            validation=None if validation is None else HeldOutSpec(dataset=self._dataset(validation)),
+            test=None if test is None else HeldOutSpec(dataset=self._dataset(test)),
+            checkpoints=self.checkpoints,
+            resume_from_latest=self.resume_from_latest,
+        )
+
+    def _dataset(self, paths: list[str], *, shuffle: bool = False, drop_last: bool = False) -> DatasetSpec:
+        return DatasetSpec(
+            parquet_paths=paths, batch_size=self.batch_size, shuffle=shuffle, drop_last=drop_last
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Records as dicts; everything else as it is, to be judged by the schema. `to_builtins` would convert it first."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    return {name: _plain(item) for name, item in msgspec.structs.asdict(value).items()}
+
+
+_HYPERPARAMS = ("learning_rate", "gradient_accumulation", "gradient_clip_norm")
+
+
+def _schema() -> type[msgspec.Struct]:
+    """The same fields without the checks of `__post_init__`, which would else check itself."""
+    fields = [
+        (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(TrainerConfig)
+        if field.default is not msgspec.NODEFAULT
+    ]
+    fields += [
+        (field.name, field.type, msgspec.field(default_factory=field.default_factory))
+        for field in msgspec.structs.fields(TrainerConfig)
+        if field.default is msgspec.NODEFAULT
+    ]
+    return msgspec.defstruct("TrainerConfig", fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+
+
+def debug_settings(job: TrainingJobSpec) -> TrainingJobSpec:
+    """The job as `fast_dev_run` makes it: a few steps, every one reported, a pass of validation, one checkpoint."""
+    steps = job.fast_dev_run
+    if not steps:
+        return job
+    validate_every = steps if job.validation is not None or job.validate_every else 0
+    return msgspec.structs.replace(
+        job,
+        max_steps=min(steps, job.max_steps or steps),
+        metric_every=1,
+        checkpoint_every=0,
+        validate_every=validate_every,
+        sample_every=steps if job.sample_every else 0,
+    )

@@ -1,0 +1,123 @@
+"""An attempt's uploads as the runtime sees them: opened if asked for, settled before the end, told the end."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+from gen_worker.contract.job.spec import TrainingJobSpec, UploadsSpec
+from gen_worker.errors import Category, UploadError
+from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
+from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.contracts import StopSignal
+from gen_worker.trainer.reporting import TrainingReporter
+from gen_worker.trainer.transfer.policy import ObjectStoreOptions, TransferOptions
+from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
+
+DRAIN_S = 60.0
+STOPPED_DRAIN_S = 5.0  # whoever asked for a stop waits for it
+NUM_LISTED = 3
+NUM_TOLD = 20  # failures of a kind that are each told; after them every doubling is
+
+
+class UploadSession:
+    """`uploader` is None where nothing is to be uploaded; every method is then free."""
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        job: TrainingJobSpec,
+        auth: TrainerAuthContext | None,
+        reporter: TrainingReporter,
+        stop: StopSignal,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._reporter = reporter
+        self._stop = stop
+        self._num_failed: Counter[str] = Counter()
+        self._num_lost = 0
+        self._first_failures: list[UploadFailure] = []
+        self.uploader: ArtifactUploader | None = None
+        wanted = _merge(job.uploads, environment.uploads)
+        if wanted != UploadsSpec():
+            self.uploader = ArtifactUploader(
+                targets=UploadTargets(
+                    metrics_url=wanted.metrics_url,
+                    checkpoint_url=wanted.checkpoint_url,
+                    sample_url=wanted.sample_url,
+                    terminal_url=wanted.terminal_url,
+                ),
+                run_id=job.run_id,
+                owner=job.owner,
+                attempt=reporter.attempt,
+                auth=auth,
+                on_failure=self._on_failure,
+                options=transfer_options(environment),
+            )
+
+    def _on_failure(self, failure: UploadFailure) -> None:
+        """Called by a lane's thread. What is kept and told of failures is bounded: a target may be wrong for weeks."""
+        with self._lock:
+            if not failure.is_skipped:  # thinned or overtaken by something newer: told, but no reason to fail
+                self._num_lost += 1
+                if len(self._first_failures) < NUM_LISTED:
+                    self._first_failures.append(failure)
+            self._num_failed[failure.kind] += 1
+            number = self._num_failed[failure.kind]
+        if number > NUM_TOLD and number & (number - 1):
+            return
+        so_far = f" ({number} so far)" if number > NUM_TOLD else ""
+        self._reporter.log(
+            f"upload of {failure.kind} at step {failure.step} failed{so_far}: {failure.reason}",
+            level="warning",
+        )
+
+    def settle(self) -> None:
+        """Wait for what is under way, unless asked to stop; raise UploadError for what was finally not delivered."""
+        if self.uploader is None:
+            return
+        self._reporter.flush()  # a checkpoint is handed over once its event is on disk
+        self.uploader.drain(DRAIN_S, give_up=self._stop)
+        if self._num_lost:
+            listed = [f"{item.kind} of step {item.step}: {item.reason}" for item in self._first_failures]
+            if self._num_lost > NUM_LISTED:
+                listed.append(f"and {self._num_lost - NUM_LISTED} more")
+            raise UploadError(
+                f"{_count(self._num_lost)} ({'; '.join(listed)}); the training is complete and everything is safe in"
+                " the run's folder: run the job again to send the final checkpoint"
+            )
+
+    def tell_completed(self, step: int, final_checkpoint: Path | None) -> None:
+        if self.uploader is not None:
+            self.uploader.terminal("completed", step, final_checkpoint=final_checkpoint)
+            self.uploader.drain(DRAIN_S)
+
+    def tell_failed(self, step: int, category: Category, error: str) -> None:
+        if self.uploader is not None:
+            self.uploader.terminal("failed", step, category=category.value, error=error)
+            self.uploader.drain(STOPPED_DRAIN_S if self._stop else DRAIN_S)
+
+    def close(self) -> None:
+        if self.uploader is not None:
+            self.uploader.close()
+
+
+def _count(number: int) -> str:
+    return "1 upload failed" if number == 1 else f"{number} uploads failed"
+
+
+def transfer_options(environment: WorkerEnvironment) -> TransferOptions:
+    """How this worker reaches other machines; downloads and uploads share it."""
+    return TransferOptions(
+        object_store=ObjectStoreOptions(
+            s3_endpoint=environment.s3_endpoint,
+            s3_region=environment.s3_region,
+            gcs_endpoint=environment.gcs_endpoint,
+        )
+    )
+
+
+def _merge(job: UploadsSpec, environment: UploadsSpec) -> UploadsSpec:
+    """The environment is the operator's word and wins, target by target."""
+    return UploadsSpec(
+        **{name: getattr(environment, name) or getattr(job, name) for name in UploadsSpec.__struct_fields__}
+    )

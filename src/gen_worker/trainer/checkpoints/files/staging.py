@@ -1,0 +1,51 @@
+"""The shared buffer between trainer and writer: one reused file image, in memory that has no name.
+
+It is an anonymous file (memfd on Linux, an unlinked temporary file elsewhere) whose descriptor the writer
+inherits: when both processes are gone, however they went, so is the memory.
+"""
+
+import mmap
+import os
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from gen_worker.contract.checkpoints.file_check import PAGE
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def open_anonymous_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create("checkpoint-staging", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class StagingBuffer:
+    """Maps the file; grows it when asked. Both sides have one over the same descriptor, which each owns."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    def view(self, size_bytes: int) -> Bytes:
+        """At least `size_bytes`, in whole pages. A view of an earlier, smaller mapping stays valid memory."""
+        padded = max(-(-size_bytes // PAGE) * PAGE, PAGE)
+        if self._map is None or len(self._map) < padded:
+            size = os.fstat(self.fd).st_size
+            if size < padded:
+                os.ftruncate(self.fd, padded)
+                if hasattr(os, "posix_fallocate"):  # too little memory is an OSError here, a SIGBUS later
+                    os.posix_fallocate(self.fd, size, padded - size)
+            # The old mapping is released with its last view: mmap.resize would fail while one is held.
+            self._map = mmap.mmap(self.fd, padded, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        return np.frombuffer(self._map, dtype=np.uint8)[:padded]
+
+    def close(self) -> None:
+        self._map = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

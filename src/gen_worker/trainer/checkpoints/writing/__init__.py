@@ -1,0 +1,1 @@
+"""One save as durable steps, in a process of its own."""

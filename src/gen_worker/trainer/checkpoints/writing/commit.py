@@ -1,0 +1,240 @@
+"""One save as a sequence of durable steps, and what a crash between any two of them leaves to the next start.
+
+Invariant: at every instant, if a verified checkpoint existed in the folder, one exists.
+
+- Data and meta are written under temporary names, synced and renamed; the meta's rename is the commit.
+- A name that already holds a verified checkpoint is replaced only after that one has a second life as
+  `<stem>.previous` (a hard link and a meta of its own), which goes when the new one is read back and verified.
+- Retention runs last, on what was read back.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gen_worker.contract.checkpoints.choice import META_SUFFIX, CheckpointInfo
+from gen_worker.contract.checkpoints.file_check import check_file, hash_file
+from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, encode_meta
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.errors import Cause, CheckpointError
+from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
+from gen_worker.trainer.checkpoints.files.image import ImageWriter, sync_folder
+from gen_worker.trainer.checkpoints.writing.folder import CheckpointFolder
+from gen_worker.trainer.checkpoints.writing.messages import Done, SaveRequest
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Save:
+    """Performs one SaveRequest. `run` either returns or raises CheckpointError with the folder as it was."""
+
+    def __init__(self, folder: CheckpointFolder, request: SaveRequest, image: Bytes, token: str) -> None:
+        self._folder = folder
+        self._dir = folder.path
+        self._request = request
+        self._image = image
+        data_name = request.stem + request.suffix
+        self._data = self._dir / data_name
+        self._meta = self._dir / (request.stem + META_SUFFIX)
+        self._data_tmp = self._dir / f"{data_name}.tmp-{token}"
+        self._meta_tmp = self._dir / f"{self._meta.name}.tmp-{token}"
+        self._author_tmp = Path(request.author_files) if request.author_files else None
+        self._author_dir: Path | None = None
+        self._replaced: CheckpointInfo | None = None
+        self._set_aside: CheckpointInfo | None = None
+        self._data_is_placed = False
+
+    def run(self, on_durable: Callable[[], None]) -> Done:
+        try:
+            meta = self._commit()
+        except (OSError, CheckpointError) as error:
+            self._undo()
+            raise self._explain(error) from error
+        try:
+            sync_folder(self._dir)
+            failpoint("checkpoint.meta_renamed")
+        except OSError as error:  # committed for every reader, if not for a power cut: nothing to undo
+            raise self._explain(error) from error
+        on_durable()
+        self._read_back(meta)
+        warnings: list[str] = []
+        removed: tuple[str, ...] = ()
+        try:
+            failpoint("checkpoint.reread")
+            self._drop_replaced(meta)
+            removed = tuple(self._folder.apply_retention(self._request.stem))
+        except (
+            OSError
+        ) as error:  # the save itself is sound: a file that will not go is no reason to stop training
+            warnings.append(f"{self._request.stem} is saved, but older files could not be removed: {error}")
+        return Done(
+            verified=meta.verified,
+            reason=meta.reason,
+            files=meta.files,
+            removed=removed,
+            warnings=tuple(warnings),
+        )
+
+    def _commit(self) -> CheckpointMeta:
+        digest, bad = self._write_data()
+        data_entry = FileEntry(name=self._data.name, size_bytes=self._request.size_bytes, hash=digest)
+        author_entries = self._place_author_files()
+        self._replaced = self._folder.read(self._request.stem)
+        self._place_data(data_entry)
+        failpoint("checkpoint.data_renamed")
+        reason = ""
+        if bad:
+            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+            reason = f"non-finite values in {', '.join(bad[:3])}{more}"
+        meta = msgspec.structs.replace(
+            self._request.meta,
+            verified=not bad,
+            reason=reason,
+            created_ms=time.time_ns() // 1_000_000,
+            author_dir=self._author_dir.name if self._author_dir else None,
+            files=(data_entry, *author_entries),
+        )
+        self._write_meta(meta)
+        self._meta_tmp.replace(self._meta)  # the commit
+        return meta
+
+    def _write_data(self) -> tuple[str, list[str]]:
+        """Write, checksum and hash at once; look for non-finite values while the disk catches up."""
+        writer = ImageWriter(self._image, self._request.size_bytes, self._data_tmp)
+        try:
+            digest = writer.hash(self._request.crcs)
+            bad = find_non_finite(self._image, self._request.floats)
+            fd = writer.finish()
+            failpoint("checkpoint.data_written")
+            os.fsync(fd)
+        finally:
+            writer.close()
+        failpoint("checkpoint.data_synced")
+        return digest, bad
+
+    def _place_author_files(self) -> list[FileEntry]:
+        """Sync and hash the files of the author's hook and give their folder its lasting name."""
+        if self._author_tmp is None:
+            return []
+        base = f"{self._request.stem}.files"
+        target, number = self._dir / base, 2
+        while target.exists():  # in use by the checkpoint that is being replaced, or left by a crash
+            target, number = self._dir / f"{base}-{number}", number + 1
+        entries = []
+        folders = {self._author_tmp}
+        for path in sorted(self._author_tmp.rglob("*")):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise CheckpointError(
+                    f"save_checkpoint wrote {path.relative_to(self._author_tmp)}, which is neither a file nor a folder"
+                )
+            if path.is_dir():
+                folders.add(path)
+                continue
+            _sync_file(path)
+            name = f"{target.name}/{path.relative_to(self._author_tmp).as_posix()}"
+            entries.append(FileEntry(name=name, size_bytes=path.stat().st_size, hash=hash_file(path)))
+        for folder in folders:
+            sync_folder(folder)
+        self._author_tmp.rename(target)
+        self._author_dir = target
+        failpoint("checkpoint.author_files")
+        return entries
+
+    def _place_data(self, entry: FileEntry) -> None:
+        old = self._replaced
+        if old is not None and old.meta.data == entry and _is_sound(self._data, entry):
+            self._data_tmp.unlink()  # the same bytes are there already: the commit only changes the meta
+            return
+        if old is not None:
+            self._set_aside = self._folder.set_aside(old)
+        failpoint("checkpoint.set_aside")
+        self._data_is_placed = True
+        self._data_tmp.replace(self._data)
+        sync_folder(self._dir)
+
+    def _write_meta(self, meta: CheckpointMeta) -> None:
+        with self._meta_tmp.open("wb") as file:
+            file.write(encode_meta(meta))
+            file.flush()
+            failpoint("checkpoint.meta_written")
+            os.fsync(file.fileno())
+        failpoint("checkpoint.meta_synced")
+
+    def _read_back(self, meta: CheckpointMeta) -> None:
+        """What the disk gives back must be what was hashed; a checkpoint that fails this is no longer one."""
+        try:
+            for entry in meta.files:
+                check_file(self._dir / entry.name, entry, from_disk=True)
+        except CheckpointError as error:
+            damaged = self._meta.with_name(self._meta.name + ".damaged")
+            self._meta.replace(damaged)
+            sync_folder(self._dir)
+            raise CheckpointError(
+                f"{self._request.stem} did not read back as written ({error}); it is marked {damaged.name}. "
+                "Check the disk; older checkpoints are untouched"
+            ) from error
+
+    def _drop_replaced(self, meta: CheckpointMeta) -> None:
+        """Remove what this save replaced, unless that is verified and this is not."""
+        if meta.verified:
+            self._folder.remove_previous(self._request.stem)
+        if self._replaced is not None and self._replaced.data_path != self._data:
+            self._replaced.data_path.unlink(missing_ok=True)  # saved in the other format
+
+    def _undo(self) -> None:
+        """Leave the folder as it was before the save. The meta was not renamed, or it is the old one still."""
+        with contextlib.suppress(OSError):  # the error that brought us here is the one to report
+            if self._set_aside is not None and self._replaced is not None:
+                self._folder.restore(self._set_aside, self._replaced)
+            if self._data_is_placed and (self._replaced is None or self._replaced.data_path != self._data):
+                self._data.unlink(missing_ok=True)
+        for path in (self._data_tmp, self._meta_tmp):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        for folder in (self._author_tmp, self._author_dir):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _explain(self, error: OSError | CheckpointError) -> CheckpointError:
+        stem = self._request.stem
+        if isinstance(error, CheckpointError):
+            return CheckpointError(f"saving {stem} failed: {error}")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return no_space_error(stem, self._request.size_bytes, self._dir)
+        return CheckpointError(
+            f"saving {stem} in {self._dir} failed: {error.strerror or error}; older checkpoints are untouched"
+        )
+
+
+def no_space_error(stem: str, needed_bytes: int, folder: Path) -> CheckpointError:
+    free = shutil.disk_usage(folder).free
+    error = CheckpointError(
+        f"no space left for {stem}: it needs {needed_bytes / 1e6:.1f} MB, {free / 1e6:.1f} MB free in {folder}. "
+        "Older checkpoints are untouched; free some space or lower checkpoints.keep_last"
+    )
+    error.cause = Cause.DISK_FULL
+    return error
+
+
+def _is_sound(path: Path, entry: FileEntry) -> bool:
+    try:
+        check_file(path, entry)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

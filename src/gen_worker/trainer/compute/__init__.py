@@ -1,0 +1,1 @@
+"""Helpers around torch: seeds, optimizers, checkpoints of trainable modules, memory."""

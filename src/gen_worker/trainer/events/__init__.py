@@ -1,0 +1,1 @@
+"""The one ordered event file of a run."""

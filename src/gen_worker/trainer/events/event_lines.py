@@ -1,0 +1,93 @@
+"""An event as a line: never longer than `MAX_EVENT_BYTES`, which is what every reader of an event file takes.
+
+What does not fit is cut where it is longest, with a mark in the text and the names of the fields in `cut`. The whole of it
+is for the log.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.sizes import MAX_EVENT_BYTES
+
+MAX_NAMES = 1000  # of metrics in one event; more are several events
+MAX_NAMES_CHARS = MAX_EVENT_BYTES // 8  # of these together: a character may take several bytes
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EventLine:
+    """One event, before it has its number. `whole` is what was cut, by the name of its field."""
+
+    def __init__(self, head: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+        self._head = head
+        self._fields = fields
+        self.whole: dict[str, Any] = {}
+
+    def encode(self, seq: int, max_bytes: int = MAX_EVENT_BYTES) -> bytes:
+        """With its newline, at most `max_bytes` long."""
+        head = {**self._head, "seq": seq}
+        line = _json({**head, **self._fields}) + b"\n"
+        if len(line) <= max_bytes:
+            return line
+        fields = dict(self._fields)
+        sizes = {name: len(_json(value)) for name, value in fields.items()}
+        excess = len(line) - max_bytes + _NAMES_ROOM
+        for name in sorted(sizes, key=lambda name: -sizes[name]):
+            if excess <= 0:
+                break
+            self.whole[name] = fields[name]
+            fields[name] = _shorten(fields[name], max(sizes[name] - excess, 0))
+            excess -= sizes[name] - len(_json(fields[name]))
+        return _json({**head, **fields, "cut": list(self.whole)[:_MAX_CUT]}) + b"\n"
+
+
+_MAX_CUT = 8
+_NAMES_ROOM = 512  # for `cut` itself
+
+
+def _shorten(value: Any, max_bytes: int) -> Any:
+    """The beginning of a text, with a mark, in so many bytes of JSON; None for anything else, or where nothing fits."""
+    if not isinstance(value, str):
+        return None
+    mark = f" … [cut: {len(value)} characters in all; the log has the whole text]"
+    room = max_bytes - len(_json(mark))
+    if room <= 0:
+        return None
+    kept = value[:room]
+    while len(_json(kept)) > room:  # a character may take up to twelve bytes
+        kept = kept[: len(kept) * room // len(_json(kept))]
+    return kept + mark
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:  # a file name that is not UTF-8, say, in an error's text
+        return _encode(_writable(value))
+
+
+def _writable(value: Any) -> Any:
+    """The same, with what UTF-8 cannot say written out."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_writable(name): _writable(item) for name, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def split_values(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Metrics as parts that fit into one event each; nearly always one."""
+    if len(values) <= MAX_NAMES and sum(map(len, values)) <= MAX_NAMES_CHARS:
+        yield values
+        return
+    part: dict[str, Any] = {}
+    num_chars = 0
+    for name, value in values.items():
+        if part and (len(part) == MAX_NAMES or num_chars + len(name) > MAX_NAMES_CHARS):
+            yield part
+            part, num_chars = {}, 0
+        part[name] = value
+        num_chars += len(name)
+    yield part

@@ -1,0 +1,440 @@
+"""The run's one event file: recovered at start, appended in order, never holding up the caller.
+
+Invariants
+- `seq` is 1, 2, 3… over all attempts of the run, without a gap: it is given under the lock that also queues the
+  line, and a line that is dropped is dropped before it gets a number.
+- A reader never takes half a line for an event: a line counts once its newline is there, and what a crash left
+  after the last newline is cut off at the next start.
+- `append` does no I/O. One thread writes what is queued; memory is bounded by `max_pending_bytes`, and whatever
+  was left out because the disk did not keep up is counted and told in a `log` event.
+- `append_last` returns after fsync, also on a full disk and below a file-size limit: a reserve file is given up for it,
+  and other lines stay as far below the limit. Nothing follows it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.sizes import MAX_EVENT_BYTES
+from gen_worker.contract.unshared_files import keep_from_children, no_longer_open
+from gen_worker.errors import LeaseHeldError, StartupError
+from gen_worker.trainer.events.doorbell import Doorbell
+
+logger = logging.getLogger("gen_worker.events")
+
+WRITE_EVERY_S = 0.02  # how stale the file may be; the loop pays nothing for waking the writer
+MAX_PENDING_BYTES = 32 << 20
+RESERVE_BYTES = 64 << 10
+LAST_LINE_BYTES = RESERVE_BYTES // 2  # of a terminal line that has only the reserve
+COPY_BYTES = 1 << 20
+
+
+# Damage may also be nested deeper than the decoder goes, or be no text.
+_NOT_AN_EVENT = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+
+
+class EventTail(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an event file stands: what the next attempt continues from."""
+
+    last_seq: int = 0
+    last_attempt: int = 0
+    last_event: str | None = None
+    last_step: int = 0
+    run_id: str | None = None
+    nonce: str = ""
+    good_bytes: int = 0
+    damaged_bytes: int = 0
+
+
+class _Head(msgspec.Struct):
+    seq: int
+    run_id: str
+    attempt: int
+    event: str = ""
+    step: int | None = None
+    nonce: str = ""
+
+
+def read_tail(path: Path) -> EventTail:
+    """Find the last whole event. Reads backwards, so a long file costs no more than a short one."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return EventTail()
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
+        block = b""
+        start = size
+        while start > 0:
+            step = min(64 << 10, start)
+            start -= step
+            file.seek(start)
+            block = file.read(step) + block
+            found = _last_event(block, is_whole_file=start == 0)
+            if found is not None:
+                head, end = found
+                good = start + end
+                return EventTail(
+                    last_seq=head.seq,
+                    last_attempt=head.attempt,
+                    last_event=head.event,
+                    last_step=head.step if head.step is not None else _last_step(block[:end]),
+                    run_id=head.run_id,
+                    nonce=head.nonce,
+                    good_bytes=good,
+                    damaged_bytes=size - good,
+                )
+            # What was looked at holds no event. Only a line that may still be one is kept, and none is longer than that.
+            begun = block.find(b"\n")
+            block = block if begun < 0 else block[: begun + 1]
+            if len(block) > MAX_EVENT_BYTES + step:
+                start = _line_before(file, start)
+                block = b""
+    return EventTail(damaged_bytes=size)
+
+
+def _line_before(file: BinaryIO, end: int) -> int:
+    """Where the line ends that is before the one at `end`; 0 where there is none."""
+    while end > 0:
+        start = max(end - COPY_BYTES, 0)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | None:
+    """The last line of `block` that is an event, and the offset just after its newline."""
+    end = block.rfind(b"\n")
+    while end >= 0:
+        begin = block.rfind(b"\n", 0, end)
+        if begin < 0 and not is_whole_file:
+            return None
+        try:
+            if end - begin <= MAX_EVENT_BYTES:  # no reader takes a longer one
+                return msgspec.json.decode(block[begin + 1 : end], type=_Head), end + 1
+        except _NOT_AN_EVENT:
+            pass
+        end = begin
+    return None
+
+
+def _last_step(block: bytes) -> int:
+    """The step of the last event in `block` that has one: a `log` line, say, has none."""
+    for line in reversed(block.splitlines()[1:]):
+        try:
+            head = msgspec.json.decode(line, type=_Head)
+        except _NOT_AN_EVENT:
+            return 0
+        if head.step is not None:
+            return head.step
+    return 0
+
+
+class EventLog:
+    """Appends event lines. Any thread may append; one thread of its own writes.
+
+    `is_continued` goes on with the last attempt instead of a new one: for whoever reports on a worker that died.
+    `attempt` is the number that this attempt must carry; None: the one after the last. With a `nonce`, a file of another
+    submission under the same id is refused as another run's is. `doorbell` is told the run's id after each write.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        is_continued: bool = False,
+        attempt: int | None = None,
+        nonce: str = "",
+        doorbell: str | None = None,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        write_every_s: float = WRITE_EVERY_S,
+    ) -> None:
+        self.path = path
+        self.run_id = run_id
+        self.nonce = nonce
+        self._is_continued = is_continued
+        self._wanted_attempt = attempt
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=True)
+        except OSError as fault:
+            raise StartupError(f"the events file {path} cannot be written: {fault.strerror}") from fault
+        try:
+            self._take_over()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        keep_from_children(self._fd)
+        self._doorbell = Doorbell(doorbell, run_id) if doorbell else None
+        self._max_pending_bytes = max_pending_bytes
+        self._write_every_s = write_every_s
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._unwritten = b""
+        self._is_at_line_start = True
+        self._is_sealed = False
+        self._needs_sync = False
+        self._after_sync: list[Callable[[], None]] = []
+        self._num_dropped = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._write_fault: OSError | None = None
+        self._thread = threading.Thread(target=self._write_forever, name="event-writer", daemon=True)
+        self._thread.start()
+
+    def _take_over(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LeaseHeldError(
+                f"{self.path} is being written by another worker; wait for it to end or give this run its own folder"
+            ) from None
+        tail = read_tail(self.path)
+        if tail.run_id not in (None, self.run_id):
+            raise StartupError(
+                f"{self.path} holds the events of run {tail.run_id!r}, not of {self.run_id!r};"
+                " set TRAINER_ARTIFACTS_DIR (or TRAINER_EVENTS_PATH) to a folder of its own"
+            )
+        if self.nonce and tail.run_id is not None and tail.nonce != self.nonce:
+            raise StartupError(
+                f"{self.path} holds the events of another submission of run {self.run_id!r}: move it away"
+            )
+        self.attempt = self._choose_attempt(tail)
+        if tail.damaged_bytes:
+            self._set_aside(tail)
+        self.damaged_bytes = tail.damaged_bytes
+        is_ours = self.attempt == tail.last_attempt
+        self.last_event = tail.last_event if is_ours else None  # of this attempt
+        self.last_step = tail.last_step if is_ours else 0
+        self._seq = tail.last_seq
+        self._reserve = self.path.with_name(f".{self.path.name}.reserve")
+        try:
+            self._reserve.write_bytes(b"\0" * RESERVE_BYTES)
+        except OSError as fault:
+            logger.warning("no room for the %d byte reserve of %s: %s", RESERVE_BYTES, self.path, fault)
+
+    def _choose_attempt(self, tail: EventTail) -> int:
+        wanted = self._wanted_attempt
+        if wanted is None:
+            return tail.last_attempt if self._is_continued else tail.last_attempt + 1
+        if wanted < tail.last_attempt or (wanted == tail.last_attempt and not self._is_continued):
+            raise StartupError(
+                f"{self.path} holds events of attempt {tail.last_attempt}, and this is attempt {wanted}:"
+                f" give the next one a number above {tail.last_attempt}"
+            )
+        return wanted
+
+    def _set_aside(self, tail: EventTail) -> None:
+        blocks = range(tail.good_bytes, tail.good_bytes + tail.damaged_bytes, COPY_BYTES)
+        if any(b"\n" in os.pread(self._fd, COPY_BYTES, at) for at in blocks):
+            # More than the half line a crash leaves: keep it for whoever wants to look.
+            aside = self.path.with_name(f"{self.path.name}.damaged-after-{tail.last_seq}")
+            with aside.open("wb") as file:
+                for at in blocks:
+                    file.write(os.pread(self._fd, COPY_BYTES, at))
+            logger.warning(
+                "%s: %d bytes are not events; moved to %s", self.path, tail.damaged_bytes, aside.name
+            )
+        os.ftruncate(self._fd, tail.good_bytes)
+        os.fsync(self._fd)
+
+    def append(self, encode: Callable[..., bytes], *, may_drop: bool = False) -> int | None:
+        """Queue the line that `encode(seq)` makes; its `seq`, or None where it was dropped (and counted)."""
+        with self._lock:
+            if may_drop and self._pending_bytes > self._max_pending_bytes:
+                self._num_dropped += 1
+                return None
+            return self._queue(encode)
+
+    def append_synced(self, encode: Callable[..., bytes], then: Callable[[], None] | None = None) -> None:
+        """Queue a line that must be on disk before anyone is told; `then` runs after its fsync, in the thread that did it."""
+        with self._lock:
+            if self._queue(encode) is None:
+                return
+            self._needs_sync = True
+            if then is not None:
+                self._after_sync.append(then)
+        self._wake.set()
+
+    def append_last(self, encode: Callable[..., bytes]) -> None:
+        """Append the terminal line; returns when it is on disk, and nothing can follow it.
+
+        On a full disk the reserve is given up for it, and if that is not enough, what is queued before it.
+        """
+        with self._lock:
+            self._queue(encode)
+            self._is_sealed = True
+            self._needs_sync = True
+        try:
+            self.flush()
+        except OSError as fault:
+            logger.warning("%s: %s; using the reserve", self.path, fault)
+            self._reserve.unlink(missing_ok=True)
+            try:
+                self.flush()
+            except OSError:
+                _lift_size_limit()
+                self._give_up_backlog(encode)
+                self.flush()
+
+    def _queue(self, encode: Callable[..., bytes]) -> int | None:
+        """Under the lock. A number is given only once its line exists."""
+        if self._is_sealed:
+            return None
+        line = encode(self._seq + 1)
+        self._seq += 1
+        self._pending.append(line)
+        self._pending_bytes += len(line)
+        return self._seq
+
+    def _give_up_backlog(self, encode: Callable[..., bytes]) -> None:
+        """Leave out every line that has not begun to be written, and queue the last one anew with the free number."""
+        with self._write_lock, self._lock:
+            unwritten = self._unwritten + b"".join(self._pending)
+            begun_bytes = 0 if self._is_at_line_start else unwritten.find(b"\n") + 1
+            lost = unwritten[begun_bytes:].splitlines()
+            if lost:
+                self._seq = msgspec.json.decode(lost[0], type=_Head).seq - 1
+                logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
+            self._unwritten = unwritten[:begun_bytes]
+            self._seq += 1
+            self._pending = [encode(self._seq, max_bytes=LAST_LINE_BYTES)]
+            self._after_sync.clear()
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_dropped
+
+    def take_num_dropped(self) -> int:
+        with self._lock:
+            count, self._num_dropped = self._num_dropped, 0
+            return count
+
+    @property
+    def is_behind(self) -> bool:
+        return self._pending_bytes > self._max_pending_bytes
+
+    def flush(self) -> None:
+        """Write (and where asked for, sync) everything that is queued; raises OSError where the disk refuses."""
+        with self._write_lock:
+            with self._lock:
+                queued = self._pending
+                self._pending = []
+                needs_sync, self._needs_sync = self._needs_sync, False
+                after_sync, self._after_sync = self._after_sync, []
+            self._unwritten += b"".join(queued)
+            has_news = bool(self._unwritten)
+            try:
+                self._require_room()
+                while self._unwritten:
+                    failpoint("events.write")
+                    written = os.write(self._fd, self._unwritten)
+                    self._is_at_line_start = self._unwritten[written - 1 : written] == b"\n"
+                    self._unwritten = self._unwritten[written:]
+                if needs_sync:
+                    failpoint("events.written")
+                    os.fsync(self._fd)
+                    failpoint("events.synced")
+            except OSError:
+                with self._lock:
+                    self._needs_sync = self._needs_sync or needs_sync
+                    self._after_sync = after_sync + self._after_sync
+                raise
+            finally:
+                with self._lock:
+                    self._pending_bytes = len(self._unwritten) + sum(map(len, self._pending))
+            if self._doorbell is not None and has_news:
+                self._doorbell.ring()
+            for then in after_sync:  # under the lock: whoever flushes next finds them done
+                then()
+
+    def _require_room(self) -> None:
+        """OSError where these lines would pass the file-size limit; all but the last stay below it by the reserve.
+
+        The limit is looked at each time, since the author's code may set one. To run into it would leave half a line.
+        """
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY and self._unwritten:
+            room = limit - os.fstat(self._fd).st_size - (0 if self._is_sealed else RESERVE_BYTES)
+            if len(self._unwritten) > room:
+                raise OSError(errno.EFBIG, "the file-size limit (RLIMIT_FSIZE) is reached", str(self.path))
+
+    def _write_forever(self) -> None:
+        while not self._closing:
+            self._wake.wait(self._write_every_s)
+            self._wake.clear()
+            if self._pending or self._unwritten:
+                self._flush_and_note()
+
+    def _flush_and_note(self) -> None:
+        try:
+            self.flush()
+        except OSError as fault:
+            if self._write_fault is None:
+                logger.warning("%s cannot be written: %s; will try again", self.path, fault)
+            self._write_fault = fault
+        else:
+            self._write_fault = None
+
+    def close(self) -> None:
+        """Write what is left and let go of the file. Safe to call twice."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._flush_and_note()
+        self._reserve.unlink(missing_ok=True)
+        no_longer_open(self._fd)
+        os.close(self._fd)
+        if self._doorbell is not None:
+            self._doorbell.close()
+
+
+def _lift_size_limit() -> None:
+    """As far as this process may: nothing but a last line is written after it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+class DiscardedEvents:
+    """Stands in for an `EventLog` in a process that is not the one that writes."""
+
+    attempt = 0
+    nonce = ""
+    damaged_bytes = 0
+    num_dropped = 0
+    is_behind = False
+    path = Path()
+
+    def append(self, encode: Callable[..., bytes], *, may_drop: bool = False) -> int | None:  # noqa: ARG002
+        return 0
+
+    def append_synced(self, encode: Callable[..., bytes], then: Callable[[], None] | None = None) -> None: ...
+
+    def append_last(self, encode: Callable[..., bytes]) -> None: ...
+
+    def take_num_dropped(self) -> int:
+        return 0
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Several processes of one run: starting, meeting, stopping together, whose error is reported."""

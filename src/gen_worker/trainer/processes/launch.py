@@ -1,0 +1,175 @@
+"""A run of several processes on this machine, under torch's elastic launcher.
+
+This process validates the job, starts the launcher, passes signals on to the main process of the run, and judges the
+end. The run's main process (rank 0) does what a worker does: lease, events, checkpoints, and the terminal event of
+every end that all agreed on. Where a process fails, this one writes the terminal event, since only it can tell which
+failed first.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.lease import start_ticks
+from gen_worker.errors import Category, LeaseHeldError, TrainStepError
+from gen_worker.trainer.attempt.child_attempt import ChildAttemptError, Redact, report_missing_end
+from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
+from gen_worker.trainer.processes.outcome import (
+    choose_root,
+    read_agent_failures,
+    read_living,
+    read_main,
+    read_outcomes,
+)
+
+POLL_S = 0.05
+KILL_PATIENCE_S = 10.0  # for the system to take a killed process away
+
+
+def build_command(num_processes: int) -> list[str]:
+    """What starts the processes; everything else is in their environment."""
+    return [
+        sys.executable,
+        "-m",
+        "gen_worker.trainer.processes.agent",
+        "--standalone",
+        f"--nproc-per-node={num_processes}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        "--module",
+        "gen_worker.entrypoint",
+    ]
+
+
+def run_processes(
+    environment: WorkerEnvironment,
+    job: TrainingJobSpec,
+    *,
+    token: str | None,
+    redact: Redact,
+    early_signals: Sequence[int] = (),
+) -> int:
+    """Start, wait, and end as the run ended: 0, or an error of its category."""
+    folder = environment.events_path.parent / f"processes-{os.getpid()}"
+    _remove_leftovers(folder)
+    folder.mkdir(parents=True)
+    try:
+        with _SignalRelay(folder, early_signals) as relay:
+            code = _run_launcher(folder, job.resources.processes, token, relay)
+            _end_survivors(folder, relay, grace_s=job.grace_s)
+        return _judge(code, folder, environment, job, redact)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Of this process's number, and of those that were killed."""
+    for other in folder.parent.glob("processes-*"):
+        pid = other.name.rpartition("-")[2]
+        if other == folder or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: "_SignalRelay") -> int:
+    pid = os.getpid()
+    environ = {
+        "OMP_NUM_THREADS": str(_threads_each(num_processes)),
+        **os.environ,
+        "WORKER_MODE": "trainer",
+        "GEN_WORKER_OUTCOME_DIR": str(folder),
+        "GEN_WORKER_LAUNCHER": f"{pid}:{start_ticks(pid) or ''}",
+    }
+    environ.pop("TRAINER_ISOLATED", None)  # they are processes of their own already
+    if token is not None:
+        environ["TRAINER_CAPABILITY_TOKEN"] = token
+    # A session of its own, so that a Ctrl-C at the terminal reaches the run once, through us.
+    launcher = subprocess.Popen(build_command(num_processes), env=environ, start_new_session=True)
+    try:
+        while True:
+            try:
+                return launcher.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                relay.pass_on()
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait()
+
+
+def _end_survivors(folder: Path, relay: "_SignalRelay", *, grace_s: float) -> None:
+    """Where the launcher itself was killed, the processes are left: they get to save and leave, and then have to."""
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_PATIENCE_S)):
+        for pid in read_living(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience_s
+        while read_living(folder) and time.monotonic() < deadline:
+            relay.pass_on()
+            time.sleep(POLL_S)
+
+
+def _threads_each(num_processes: int) -> int:
+    """As many threads as leave every process its own cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // num_processes)
+
+
+class _SignalRelay:
+    """SIGTERM and SIGINT reach the run's main process, as soon as there is one."""
+
+    def __init__(self, folder: Path, early_signals: Sequence[int]) -> None:
+        self._folder = folder
+        self._early = early_signals  # that came before there was a relay; it may still grow
+        self._asked: list[int] = []
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> "_SignalRelay":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._old[number] = signal.signal(number, self._keep)
+        self._asked[:0] = self._early
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _keep(self, number: int, _frame: FrameType | None) -> None:
+        self._asked.append(number)
+
+    def pass_on(self) -> None:
+        main = read_main(self._folder) if self._asked else None
+        while main is not None and self._asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(main, self._asked.pop(0))
+
+
+def _judge(
+    code: int, folder: Path, environment: WorkerEnvironment, job: TrainingJobSpec, redact: Redact
+) -> int:
+    outcomes = read_outcomes(folder)
+    main = outcomes.get(0)
+    if main is not None and main.category is None and code == 0:
+        return 0
+    if main is not None and main.category is not None and main.is_agreed:
+        raise ChildAttemptError(main.category, main.error)  # the terminal event is written
+    root = choose_root(outcomes, read_agent_failures(folder))
+    if root is None:
+        cause: ChildAttemptError | TrainStepError = TrainStepError(
+            f"the launcher of the run's processes ended with exit code {code}, and none of them said why"
+        )
+    else:
+        verb = "" if root.error.startswith(("was ", "ended ")) else ": "
+        text = f"process {root.rank} of {job.resources.processes}{verb or ' '}{root.error}"
+        cause = ChildAttemptError(Category(root.category), text, root.cause)
+    with contextlib.suppress(LeaseHeldError):  # then the run is another worker's, and so is its event file
+        report_missing_end(environment, job, cause, redact, is_continued=True)
+    raise cause

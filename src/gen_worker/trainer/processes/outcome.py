@@ -1,0 +1,154 @@
+"""How each process of a run ended: small files in a folder that the launcher made, and what they say together."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.contract.lease import is_process_alive, start_ticks
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, Cause
+from gen_worker.trainer.attempt.runtime_env import RankEnvironment
+
+AGENT_FILE = "agent.json"
+_CATEGORY_BY_CODE = {int(code): category for category, code in EXIT_CODE_BY_CATEGORY.items()}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one process, as it tells it itself. No category: it completed."""
+
+    rank: int
+    category: Category | None = None
+    error: str = ""
+    cause: str = ""  # see `failure.find_cause`
+    is_agreed: bool = False  # all processes ended so, at the same step
+    at_ns: int = 0
+
+
+class AgentFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one process, as torch's launcher saw it."""
+
+    rank: int
+    exit_code: int
+    at_s: float = 0.0
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """The failure that the others followed from."""
+
+    rank: int
+    category: Category
+    error: str
+    cause: str = ""
+
+
+def report_start(process: RankEnvironment | None) -> None:
+    """Let the launcher know which process this is: it passes signals on, and leaves nobody behind."""
+    if process is not None and process.outcome_dir is not None:
+        pid = os.getpid()
+        _write(process.outcome_dir / f"rank-{process.rank}.pid", f"{pid}:{start_ticks(pid) or ''}".encode())
+
+
+def read_main(folder: Path) -> int | None:
+    """The pid of the main process, where it lives."""
+    return _living_pid(folder / "rank-0.pid")
+
+
+def read_living(folder: Path) -> list[int]:
+    """The pids of all that live."""
+    found = (_living_pid(path) for path in folder.glob("rank-*.pid"))
+    return [pid for pid in found if pid is not None]
+
+
+def _living_pid(path: Path) -> int | None:
+    try:
+        pid, _, ticks = path.read_text().partition(":")
+    except FileNotFoundError:
+        return None
+    return int(pid) if is_process_alive(int(pid), int(ticks) if ticks else None) else None
+
+
+def leave_outcome(
+    process: RankEnvironment | None,
+    category: Category | None,
+    error: str = "",
+    *,
+    cause: str = "",
+    is_agreed: bool = False,
+) -> None:
+    """Tell the launcher how this process ends."""
+    if process is not None and process.outcome_dir is not None:
+        outcome = Outcome(
+            rank=process.rank,
+            category=category,
+            error=error,
+            cause=cause,
+            is_agreed=is_agreed,
+            at_ns=time.time_ns(),
+        )
+        _write(process.outcome_dir / f"rank-{process.rank}.json", msgspec.json.encode(outcome))
+
+
+def leave_agent_failures(folder: Path, failures: Sequence[AgentFailure]) -> None:
+    _write(folder / AGENT_FILE, msgspec.json.encode(failures))
+
+
+def read_outcomes(folder: Path) -> dict[int, Outcome]:
+    """By rank; a process that was killed left none."""
+    found = (msgspec.json.decode(path.read_bytes(), type=Outcome) for path in folder.glob("rank-*.json"))
+    return {outcome.rank: outcome for outcome in found}
+
+
+def read_agent_failures(folder: Path) -> list[AgentFailure]:
+    path = folder / AGENT_FILE
+    return msgspec.json.decode(path.read_bytes(), type=list[AgentFailure]) if path.exists() else []
+
+
+def choose_root(outcomes: Mapping[int, Outcome], failures: Sequence[AgentFailure]) -> Root | None:
+    """The earliest end that is not about another process: an error that a process told, or a kill that it could not
+    tell. Else the earliest complaint of a lost process. None where nobody left a word.
+
+    A process that the launcher ended after the fact ended later than what it was ended for.
+    """
+    causes = [_told(item) for item in outcomes.values() if item.category and not _is_of_another(item)]
+    is_killed = {item.rank for item in failures if item.exit_code < 0} - outcomes.keys()
+    causes += [
+        _seen(item) for item in failures if item.rank in is_killed and item.exit_code != -signal.SIGTERM
+    ]
+    complaints = [_told(item) for item in outcomes.values() if item.category and _is_of_another(item)]
+    others = [_seen(item) for item in failures if item.rank not in outcomes]
+    for found in (causes, complaints, others):
+        if found:
+            return min(found, key=lambda item: item[0])[1]
+    return None
+
+
+def _is_of_another(outcome: Outcome) -> bool:
+    return outcome.cause == Cause.CONNECTION
+
+
+def _told(outcome: Outcome) -> tuple[float, Root]:
+    assert outcome.category is not None
+    root = Root(rank=outcome.rank, category=outcome.category, error=outcome.error, cause=outcome.cause)
+    return outcome.at_ns / 1e9, root
+
+
+def _seen(failure: AgentFailure) -> tuple[float, Root]:
+    category = _CATEGORY_BY_CODE.get(failure.exit_code, Category.TRAIN_STEP)
+    name = ""
+    if failure.exit_code < 0:
+        name = signal.Signals(-failure.exit_code).name
+        error = f"was killed by {name}{': out of memory?' if name == 'SIGKILL' else ''}"
+    else:
+        error = f"ended with exit code {failure.exit_code}"
+    return failure.at_s, Root(rank=failure.rank, category=category, error=error, cause=name)
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):  # the launcher is gone, and its folder with it
+        temporary.write_bytes(content)
+        temporary.replace(path)

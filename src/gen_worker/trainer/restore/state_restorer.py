@@ -1,0 +1,200 @@
+"""How the author's state comes to be: fresh, from a checkpoint, or back to an earlier one while training."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gen_worker.errors import SpecError
+from gen_worker.trainer.author.author_state import fill_from_checkpoint, prepare_state
+from gen_worker.trainer.author.identity import changes_since, words_of_change
+from gen_worker.trainer.author.read_tracking import ReadTracker
+from gen_worker.trainer.author.state_parts import find_parts
+from gen_worker.trainer.checkpoints.store import Checkpoint
+from gen_worker.trainer.compute.repro import seed_everything
+from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.model_runtime import restore_rng
+from gen_worker.trainer.processes.group import Processes
+from gen_worker.trainer.restore.infinite_parts import find_infinite_parts
+from gen_worker.trainer.restore.optimizer_options import (
+    ConfiguredOptions,
+    OptionChange,
+    learning_rates,
+)
+from gen_worker.trainer.restore.rate_watch import RateWatch
+from gen_worker.trainer.restore.resumed_hyperparams import KEPT_OPTIONS, Resumption, fill_and_apply
+from gen_worker.trainer.steps.parts import LoopReporter
+
+KEPT_SCHEDULE = "schedule_steps"  # in the loop state of a checkpoint
+Level = Literal["info", "warning"]
+_MAX_TOLD = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class StateRestorer:
+    """Of one attempt. `options` are those of the state's optimizers, once `make` has made it."""
+
+    trainer: TrainerPlugin
+    ctx: StepContext
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    is_library: bool = True
+    options: ConfiguredOptions = field(default_factory=ConfiguredOptions, init=False)
+    infinite_parts: frozenset[str] = field(default=frozenset(), init=False)
+    reads: ReadTracker = field(init=False)
+    rate_watch: RateWatch = field(default_factory=RateWatch, init=False)
+    notes: list[tuple[Level, str]] = field(
+        default_factory=list, init=False
+    )  # for people, once the state is made
+
+    def __post_init__(self) -> None:
+        self.reads = ReadTracker(ctx=self.ctx, is_library=self.is_library)
+
+    def make(self, checkpoint: Checkpoint | None) -> Any:
+        """The state to train with. Then the random streams, so that no hook can move them."""
+        state = self.configure()
+        if checkpoint is None:
+            self._load_weights(state)
+            self._note_schedule(None)
+            self._seed_fresh()
+            return state
+        resumption, applied = self.fill(state, checkpoint)
+        self._note_changes(checkpoint, resumption, applied)
+        self._note_schedule(checkpoint)
+        if "seed" in resumption.fields:  # where the order of the data depends on it, the cursor was refused
+            self._seed_apart(step=checkpoint.step)
+        else:
+            self._restore_streams(checkpoint)
+        return state
+
+    def configure(self) -> Any:
+        """A fresh state, with the options of its optimizers noted."""
+        trainer, ctx = self.trainer, self.ctx
+        state = prepare_state(trainer, ctx)
+        self.infinite_parts = find_infinite_parts(state, trainer)
+        self.options = ConfiguredOptions.of(
+            state=state, optimizer=ctx.optimizer, scheduler=ctx.scheduler, trainer=trainer
+        )
+        return state
+
+    def make_to_evaluate(self, checkpoint: Checkpoint | None) -> Any:
+        """The state to look at: nothing is trained, so no setting has to take effect."""
+        state = prepare_state(self.trainer, self.ctx)
+        if checkpoint is None:
+            self._load_weights(state)
+            self._seed_fresh()
+        else:
+            fill_from_checkpoint(self.trainer, state, self.ctx, checkpoint)
+            self._restore_streams(checkpoint)
+        self.reads.close(self.trainer)
+        return state
+
+    def fill(self, state: Any, checkpoint: Checkpoint) -> tuple[Resumption, list[OptionChange]]:
+        """Load into a state that `configure` made; what the job changed since then takes effect, or is refused."""
+        resumption = Resumption.between(checkpoint.identity, self.identity)
+        applied = fill_and_apply(
+            self.trainer, state, self.ctx, checkpoint, options=self.options, resumption=resumption
+        )
+        return resumption, applied
+
+    def saved_facts(self) -> dict[str, Any]:
+        """For the loop state of a checkpoint."""
+        return {KEPT_OPTIONS: self.options.describe(), KEPT_SCHEDULE: self._schedule_steps()}
+
+    def tell_unread(self, reporter: LoopReporter, processes: Processes) -> None:
+        """After an attempt's first step: what was given and never read had no effect. `strict` makes it an error."""
+        read_now = [words for name, words in self.reads.later.items() if self.reads.has_read(name)]
+        unread = processes.from_main(self.reads.close(self.trainer))  # another process may read less
+        if unread and self.ctx.job.strict:
+            raise SpecError(f"the job of run {self.ctx.job.run_id} is strict", unread)
+        for words in (*read_now, *unread):
+            reporter.log(words, level="warning")
+
+    def watch_rate(self, values: Mapping[str, float], end_step: int | None, reporter: LoopReporter) -> None:
+        """Where metrics are emitted."""
+        self.rate_watch.look(self.options, values, step=self.ctx.step, end_step=end_step, reporter=reporter)
+
+    def _load_weights(self, state: Any) -> None:
+        """The job's `weights`, where the class has not looked at them."""
+        path = self.reads.unread_weights
+        if path is None:
+            return
+        from gen_worker.trainer.restore.weights import load_into_modules
+
+        modules = dict(find_parts(_has_weights, {"state": state})) or dict(
+            find_parts(_has_weights, {"trainer": self.trainer})
+        )
+        load_into_modules(modules, path)
+        self.notes.append(("info", f"weights of {path} were loaded into {', '.join(modules)}"))
+
+    def _note_changes(
+        self, checkpoint: Checkpoint, resumption: Resumption, applied: list[OptionChange]
+    ) -> None:
+        """Say what changed, but of a hyperparameter only once it is read."""
+        for name, (was, now) in resumption.hyperparams.items():
+            if not self.reads.has_read(name):
+                self.reads.later[name] = (
+                    f"since the checkpoint {words_of_change(f'hyperparams.{name}', was, now)}"
+                )
+        unread = [f"hyperparams.{name}" for name in self.reads.later]
+        for change in changes_since(checkpoint.identity, self.identity, unsaid=unread):
+            self.notes.append(("warning", f"since the checkpoint {change}"))
+        told = [
+            f"{part.optimizer} {part.name} {part.was} → {part.now}" for part in applied if part.group == 0
+        ]
+        if told:
+            self.notes.append(
+                ("info", f"optimizer options set after the load: {'; '.join(told[:_MAX_TOLD])}")
+            )
+
+    def _schedule_steps(self) -> int | None:
+        """Where the schedule that was built ends; None without one of known length."""
+        return max((part.steps for part in self.reads.run_length.schedules), default=None)
+
+    def _note_schedule(self, checkpoint: Checkpoint | None) -> None:
+        """A schedule that became longer or shorter, and one that ends before the run does."""
+        steps, planned = self._schedule_steps(), self.ctx.total_steps
+        was = None if checkpoint is None else checkpoint.loop.get(KEPT_SCHEDULE)
+        rates = learning_rates(self.options.optimizers)
+        if was is not None and steps is not None and was != steps:
+            rate = f"; learning rate continues at {max(rates):.6g}" if rates else ""
+            self.notes.append(("info", f"schedule: {was} → {steps} steps{rate}"))
+        for part in self.reads.run_length.schedules:
+            if (
+                part.setting is not None
+                and planned is not None
+                and part.steps < planned
+                and not part.final_ratio
+            ):
+                self.rate_watch.is_told = True
+                self.notes.append(
+                    (
+                        "warning",
+                        f"the learning rate is 0 from step {part.steps} on: {part.setting} is {part.steps}, and the run"
+                        f" trains to step {planned}. Set {part.setting} to {planned}, or leave it out: the schedule then"
+                        " has the length of the run",
+                    )
+                )
+
+    def _seed_fresh(self) -> None:
+        if self.ctx.rank > 0:
+            self._seed_apart()
+
+    def _restore_streams(self, checkpoint: Checkpoint) -> None:
+        rank, rng = self.ctx.rank, checkpoint.rng
+        streams: Any = rng.get("ranks", [rng]) if rng else []
+        if rank < len(streams):
+            restore_rng(streams[rank])
+        elif self.ctx.world_size > 1:
+            self._seed_apart(step=checkpoint.step)
+
+    def _seed_apart(self, step: int = 0) -> None:
+        """All processes build the same model; from here on each has random numbers of its own."""
+        from gen_worker.trainer.processes.distributed import own_seed
+
+        seed = own_seed(self.ctx.job.seed, self.ctx.rank, step)
+        seed_everything(seed, torch="torch" in sys.modules)
+
+
+def _has_weights(value: Any) -> bool:
+    """A torch module with something to load; its parts are not looked at."""
+    return hasattr(type(value), "named_modules") and bool(value.state_dict())

@@ -1,0 +1,64 @@
+"""Samples: the author's hook is asked for some, and what it wrote is kept and told.
+
+Every process calls the hook, since its forward pass may be one that all take part in; what the main one wrote counts.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gen_worker.trainer.author.author_state import ask_for_samples
+from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.model_runtime import capture_rng, restore_rng
+from gen_worker.trainer.steps.parts import LoopArtifactWriter, LoopReporter, LoopUploader
+
+VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi")
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampler:
+    ctx: StepContext
+    trainer: TrainerPlugin
+    reporter: LoopReporter
+    artifacts: LoopArtifactWriter | None
+    uploader: LoopUploader | None = None
+
+    def has_sample(self, step: int) -> bool:
+        """True in the main process once the sample of that step was kept, by this attempt or an earlier one."""
+        return self.artifacts is not None and self.artifacts.has_sample(step)
+
+    def sample(self, model_state: Any, step: int) -> None:
+        """Nothing where there is no `sample` hook. The random streams are as they were afterwards."""
+        rng = capture_rng()
+        try:
+            if self.artifacts is None:
+                self._sample_for_others(model_state, step)
+            else:
+                self._report(self.artifacts.write_samples(step=step, state=model_state, ctx=self.ctx), step)
+        finally:
+            restore_rng(rng)
+
+    def _sample_for_others(self, model_state: Any, step: int) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="gen_worker-sample-"))
+        try:
+            ask_for_samples(self.trainer, model_state, self.ctx, step=step, folder=folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _report(self, paths: Sequence[Path | str], step: int) -> None:
+        for path in paths:
+            is_video = Path(path).suffix.lower() in VIDEO_SUFFIXES
+            report = self.reporter.video if is_video else self.reporter.sample
+            report(path=path, step=step, **_size_of(path))
+            if self.uploader is not None:
+                self.uploader.upload_sample(local_path=path, step=step)
+
+
+def _size_of(path: Path | str) -> dict[str, int]:
+    try:
+        return {"size_bytes": Path(path).stat().st_size}
+    except OSError:  # a writer may name what is no file of this machine
+        return {}

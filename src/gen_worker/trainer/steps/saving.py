@@ -1,0 +1,216 @@
+"""What a save gathers from all processes, hands to the artifact writer, and tells when it is durable.
+
+Every process takes part in a save, since a state may be spread over them; the main one writes. Asking the author's
+hooks must not move the random streams: a save that only an interrupted run makes would else change the run.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gen_worker.errors import CheckpointError, InputError, TrainStepError
+from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
+from gen_worker.trainer.author.identity import DATA_READ
+from gen_worker.trainer.contracts import StepContext, TrainerPlugin
+from gen_worker.trainer.feed.content import CONTENT, merge_content
+from gen_worker.trainer.model_runtime import capture_rng, restore_rng
+from gen_worker.trainer.processes.group import Processes
+from gen_worker.trainer.steps.evaluation import Evaluator
+from gen_worker.trainer.steps.held_out import HELD_OUT, contents_of, describe_held_out
+from gen_worker.trainer.steps.parts import LoopArtifactWriter, LoopReporter, LoopUploader
+
+
+def _split_content(
+    cursors: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], dict[str, str] | None]:
+    """(the places, checksums of the data that any process has read)."""
+    places = [{name: cursor[name] for name in cursor if name != CONTENT} for cursor in cursors]
+    return list(places), merge_content([cursor[CONTENT] for cursor in cursors if CONTENT in cursor])
+
+
+def _cursor_of_all(cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One place for all processes; with `ranks` where the data of each has a state of its own."""
+    first = cursors[0]
+    is_shared = all(_is_same(cursor, first) for cursor in cursors[1:])
+    return first if is_shared else {**first, "ranks": [dict(cursor) for cursor in cursors]}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if hasattr(one, "shape") and hasattr(other, "shape"):
+        return bool(one.shape == other.shape and (one == other).all())
+    return type(one) is type(other) and bool(one == other)
+
+
+def own_cursor(cursor: Mapping[str, Any], processes: Processes) -> Mapping[str, Any]:
+    """This process's place in a checkpoint; InputError where as many processes must go on as saved it."""
+    ranks: Any = cursor.get("ranks")
+    if ranks is None:
+        return cursor
+    if len(ranks) != processes.world_size:
+        raise InputError(
+            f"the data of the checkpoint has a state for each of {len(ranks)} processes, and there are now"
+            f" {processes.world_size}: resume with {len(ranks)}"
+        )
+    return ranks[processes.rank]  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True, kw_only=True)
+class StateSaver:
+    """Checkpoints of one attempt. `artifacts` is there in the main process only."""
+
+    ctx: StepContext
+    trainer: TrainerPlugin
+    reporter: LoopReporter
+    artifacts: LoopArtifactWriter | None
+    processes: Processes
+    identity: Mapping[str, Any]
+    uploader: LoopUploader | None = None
+    held_out: Sequence[Evaluator] = ()
+    _is_compared: bool = field(default=False, init=False)
+
+    @property
+    def is_saving(self) -> bool:
+        return self.artifacts is not None and self.artifacts.is_saving
+
+    def save(
+        self,
+        model_state: Any,
+        *,
+        step: int,
+        epoch: int,
+        final: bool,
+        cursor: Mapping[str, Any],
+        loop: Mapping[str, Any],
+        metric: tuple[str, float, str] | None,
+    ) -> None:
+        """Copy the state; the rest happens in the writer. Raises TrainStepError where it cannot be saved."""
+        with contextlib.suppress(OSError):  # a full disk is the save's to report
+            self.reporter.flush()  # what a resume will not repeat is in the file before the checkpoint is
+        rng = capture_rng()
+        payload: Mapping[str, Any] = self.trainer.state_dict(model_state)
+        if not isinstance(payload, Mapping):
+            raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
+        if self.processes.world_size > 1 and not self._is_compared:
+            if self.processes.rank == 0 and not self.processes.has_loaded:
+                self._warn_of_shards(payload)
+            self._compare(payload)
+        payload = self.processes.whole(payload)
+        all_rng = self.processes.gather(rng)
+        gathered = self.processes.gather((cursor, contents_of(self.held_out)))
+        cursors, content_read = _split_content([cursor for cursor, _ in gathered])
+        cursor = _cursor_of_all(cursors)
+        if self.artifacts is None:
+            restore_rng(rng)
+            return
+        content = CheckpointContent(
+            step=step,
+            epoch=epoch,
+            final=final,
+            state=payload,
+            loop=loop,
+            cursor=cursor,
+            rng=rng if len(all_rng) == 1 else {**rng, "ranks": list(all_rng)},
+            identity={
+                **self.identity,
+                DATA_READ: content_read,
+                HELD_OUT: describe_held_out(self.held_out, [contents for _, contents in gathered]),
+            },
+            metric=metric,
+        )
+        try:
+            self.artifacts.begin_checkpoint(content, trainer=self.trainer, state=model_state, ctx=self.ctx)
+        except CheckpointError as fault:
+            raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
+        restore_rng(rng)
+
+    def _warn_of_shards(self, payload: Mapping[str, Any]) -> None:
+        """Once a run: who saves shards as they are may have a `load_state_dict` that takes only shards."""
+        from gen_worker.trainer.processes.distributed import sharded_places
+
+        if getattr(self.trainer, "shards_when_loading", False):
+            return
+        places = sharded_places(payload)
+        if places:
+            more = f" and {len(places) - 5} more" if len(places) > 5 else ""
+            self.reporter.log(
+                f"state_dict returned tensors that are sharded over {self.processes.world_size} processes:"
+                f" {', '.join(places[:5])}{more}. They are saved whole. A plain load_state_dict of a module or an"
+                " optimizer cannot shard them again: a resume in several processes will fail, in one process it works."
+                " Use set_model_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict, as"
+                " docs/distributed.md shows, and set `shards_when_loading = True` in the class",
+                level="warning",
+            )
+
+    def _compare(self, payload: Mapping[str, Any]) -> None:
+        """Once an attempt: processes that never exchange gradients train one model each, and only one is saved."""
+        from gen_worker.trainer.processes.distributed import digest_tensors
+
+        self._is_compared = True
+        first, *others = self.processes.gather(digest_tensors(payload))
+        # What a process does not have at all was left to the main one: torch's own functions can do that.
+        differing = [
+            name for name in first if any(name in other and other[name] != first[name] for other in others)
+        ]
+        if differing:
+            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+            self.reporter.log(
+                f"the processes have different values in {', '.join(differing[:5])}{more}; those of process 0 are saved."
+                " If these are weights, the trainer class does not exchange gradients: wrap its module with"
+                " gen_worker.trainer.distribute_module",
+                level="warning",
+            )
+
+    def poll(self) -> list[SavedCheckpoint]:
+        """Report what became durable meanwhile. Never waits."""
+        return [] if self.artifacts is None else self._report(self.artifacts.poll)
+
+    def wait(self) -> list[SavedCheckpoint]:
+        """Report the save in flight once it is durable and read back."""
+        return [] if self.artifacts is None else self._report(self.artifacts.wait)
+
+    def _report(self, ask: Callable[[], list[SavedCheckpoint]]) -> list[SavedCheckpoint]:
+        try:
+            saved = ask()
+        except CheckpointError as fault:  # a failure of training, not of an input
+            raise TrainStepError(str(fault)) from fault
+        for checkpoint in saved:
+            self.reporter.checkpoint(
+                path=checkpoint.path,
+                step=checkpoint.step,
+                then=self._upload(checkpoint),
+                final=checkpoint.final,
+                verified=checkpoint.verified,
+                size_bytes=checkpoint.size_bytes,
+                duration_s=round(checkpoint.duration_s, 3),
+            )
+            if not checkpoint.verified:
+                is_taken = self.ctx.job.resume_non_finite
+                resumes = (
+                    "a resume takes it, since resume_non_finite is true"
+                    if is_taken
+                    else "a resume passes it over"
+                )
+                self.reporter.log(
+                    f"the checkpoint of step {checkpoint.step} holds non-finite weights ({checkpoint.reason}). It is"
+                    f" kept; {resumes}",
+                    level="warning",
+                )
+        return saved
+
+    def _upload(self, checkpoint: SavedCheckpoint) -> Callable[[], None] | None:
+        uploader = self.uploader
+        if uploader is None:
+            return None
+        return lambda: uploader.upload_checkpoint_files(
+            local_path=checkpoint.path,
+            meta_path=checkpoint.meta_path,
+            step=checkpoint.step,
+            final=checkpoint.final,
+            digest=checkpoint.files[0].hash if checkpoint.files else None,
+            author_files=[entry.name for entry in checkpoint.files[1:]],
+        )

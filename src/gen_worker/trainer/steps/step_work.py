@@ -1,0 +1,160 @@
+"""What follows a step before its checkpoint: its metrics, validation, and where an epoch ends and the next begins.
+
+Each part is done once, also where an attempt is interrupted between two of them: the `WorkJournal` keeps how far it was.
+What only the step itself can give, its metrics, is read first: where they cannot be read, the step is not sound.
+
+Of data with a length, the last step of an epoch is known beforehand. Of other data, the end is found when there is no
+next batch; the epoch is closed then, before anything else happens.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from gen_worker.trainer.callbacks.base import RunHandle
+from gen_worker.trainer.callbacks.callback_list import CallbackList
+from gen_worker.trainer.contracts import StepContext, StepResult
+from gen_worker.trainer.job_lifecycle import raise_stop
+from gen_worker.trainer.processes.group import Processes
+from gen_worker.trainer.restore.state_restorer import StateRestorer
+from gen_worker.trainer.steps.evaluation import Evaluator, count_rows
+from gen_worker.trainer.steps.measurements import Measurements
+from gen_worker.trainer.steps.parts import LoopReporter
+from gen_worker.trainer.steps.schedule import Schedule, is_due
+from gen_worker.trainer.steps.step_metrics import read_metrics
+from gen_worker.trainer.steps.work_journal import Part, WorkJournal
+
+
+@dataclass(slots=True, kw_only=True)
+class StepWork:
+    ctx: StepContext
+    schedule: Schedule
+    callbacks: CallbackList
+    handle: RunHandle
+    measurements: Measurements
+    reporter: LoopReporter
+    processes: Processes
+    restorer: StateRestorer
+    validation: Evaluator | None
+    in_authors_hands: Callable[[], AbstractContextManager[None]]  # what leaves it by raising is not saved
+    journal: WorkJournal = field(init=False)
+    _begun: int = field(default=-1, init=False)
+    _closed: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        self.journal = WorkJournal(self.callbacks)
+
+    def do(self, step: int, result: StepResult, batch: Any) -> None:
+        """All of it, for a step that was just committed."""
+        journal = self.journal
+        journal.open(step)
+        if is_due(self.schedule.job.metric_every, step):
+            with (
+                self.in_authors_hands()
+            ):  # to read a tensor waits for its device: an error there is the step's
+                journal.values = self._read(result, batch)
+            self.restorer.watch_rate(journal.values, self.handle.end_step, self.reporter)
+        self._do(step)
+
+    def finish(self, step: int) -> None:
+        """What an interrupted attempt has left of it."""
+        if self.journal.has_left(Part.ON_EPOCH_END):
+            self._do(step)
+
+    def _do(self, step: int) -> None:
+        journal, schedule = self.journal, self.schedule
+        if values := journal.values:
+            journal.do(Part.METRICS, lambda: self.measurements.take(values))
+            journal.call(Part.ON_METRICS, "on_metrics", self.handle, values)
+        self.ctx.progress.epoch, batch = schedule.position(step)
+        if schedule.is_validation_due(step):
+            self._validate()
+        if batch == 0 and schedule.is_epoch_end(step):
+            self._end_epoch()
+        journal.close()
+
+    def _read(self, result: StepResult, batch: Any) -> Mapping[str, float]:
+        is_quiet = getattr(getattr(result, "control", None), "skip_cadence_emit", False)
+        values = {} if is_quiet else read_metrics(result, self.ctx.optimizer, self.handle.model_state)
+        if self.processes.world_size > 1:
+            values = self.processes.mean(values, weight=count_rows(batch))
+        return values
+
+    def emit(self, values: Mapping[str, float]) -> None:
+        """What a callback reports of the present step."""
+        self.measurements.take(values)
+        self.callbacks.call("on_metrics", self.handle, values)
+
+    def _validate(self) -> None:
+        journal, evaluator = self.journal, self.validation
+        if evaluator is None:
+            return
+        wraps = self.callbacks.wraps_validation
+        # One that swaps weights for a validation has put them back once all have been told of its end.
+        with self.in_authors_hands() if wraps else nullcontext():
+            journal.do(Part.VALIDATION, lambda: self._evaluate(evaluator, may_leave=not wraps))
+            record = journal.record
+            assert record is not None
+            journal.do(Part.VALIDATED, lambda: self.measurements.take_evaluation(record))
+            journal.call(Part.ON_VALIDATION_END, "on_validation_end", self.handle, record)
+        journal.call(Part.ON_VALIDATION_METRICS, "on_metrics", self.handle, record.metrics)
+
+    def _evaluate(self, evaluator: Evaluator, *, may_leave: bool) -> None:
+        if evaluator.kind == "validation":
+            self.callbacks.call("on_validation_begin", self.handle)
+        with self.in_authors_hands():
+            record = evaluator.run(self.handle.model_state, may_leave=may_leave)
+        if record is None:
+            raise_stop(self.ctx.is_canceled)
+        self.journal.record = record
+
+    def test(self, evaluator: Evaluator) -> None:
+        """After the last step."""
+        journal = self.journal
+        journal.open(self.ctx.step, Part.TEST)
+        journal.do(Part.TEST, lambda: self._evaluate(evaluator, may_leave=True))
+        record = journal.record
+        assert record is not None
+        journal.do(Part.TESTED, lambda: self.measurements.take_evaluation(record))
+        journal.call(Part.ON_TEST_METRICS, "on_metrics", self.handle, record.metrics)
+
+    def begin_epoch(self, step: int) -> None:
+        """Where `step` is the last before one."""
+        epoch, batch = self.schedule.position(step)
+        if batch == 0 and epoch != self._begun:
+            self._begun = epoch
+            self.journal.open(step, Part.ON_EPOCH_BEGIN)
+            self.journal.call(Part.ON_EPOCH_BEGIN, "on_epoch_begin", self.handle)
+            self.journal.close()
+
+    def end_pass(self, step: int) -> bool:
+        """There is no next batch: close the epoch, unless its last step has. False where the run ends with it."""
+        schedule = self.schedule
+        if schedule.is_one_pass:
+            return False
+        self.ctx.progress.epoch, _ = schedule.position(step)
+        if self.ctx.epoch != self._closed:
+            is_validated = schedule.job.validate_every == "epoch"
+            self.journal.open(step, Part.VALIDATION if is_validated else Part.ON_EPOCH_END)
+            if is_validated:
+                self._validate()
+            self._end_epoch()
+            self.journal.close()
+        num_epochs = schedule.num_epochs
+        return num_epochs is None or self.ctx.epoch < num_epochs
+
+    def end_epoch(self, step: int) -> None:
+        """At a place in the data to which the run came without a step."""
+        self.journal.open(step, Part.ON_EPOCH_END)
+        self._end_epoch()
+        self.journal.close()
+
+    def end_run(self) -> None:
+        """The end of data that does not tell where its epochs end is the end of its only one."""
+        if self.schedule.is_one_pass and self._begun >= 0:
+            self.callbacks.call("on_epoch_end", self.handle)
+
+    def _end_epoch(self) -> None:
+        self._closed = self.ctx.epoch
+        self.journal.call(Part.ON_EPOCH_END, "on_epoch_end", self.handle)

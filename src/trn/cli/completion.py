@@ -1,0 +1,81 @@
+"""What the shell completes beside verbs and options: folders, live runs, the profiles of a job, names in a list."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trn.cli.reading.registry_view import RegistryView, RunFilter
+from trn.core.errors import RegistryError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+LIVE = ("PENDING", "DISPATCHING", "RUNNING")
+MAX_COMPLETIONS = 100
+MAX_JOB_BYTES = 1 << 20  # of a job that is read for its profiles' names
+
+Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+
+
+def complete_folder(
+    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """The shell itself knows them."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_live_run(
+    ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Runs that have not ended, the newest first."""
+    from click.shell_completion import CompletionItem
+
+    from trn.cli.command_table import chosen_home
+
+    view = RegistryView(chosen_home(ctx.find_root().params.get("home")))
+    try:
+        rows = view.heads(RunFilter(states=LIVE))
+    except RegistryError:
+        return []  # a completion that fails says nothing
+    finally:
+        view.close()
+    found = [row for row in rows if row.run_id.startswith(incomplete)][:MAX_COMPLETIONS]
+    return [CompletionItem(row.run_id, help=f"{row.state.lower()} {row.name}".strip()) for row in found]
+
+
+def complete_profile(
+    ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Of the job that the same line names, if it can be read."""
+    from click.shell_completion import CompletionItem
+
+    from gen_worker.contract.documents import read_document
+
+    config = ctx.params.get("config") or ctx.params.get("job")
+    try:
+        if config is None or os.stat(config).st_size > MAX_JOB_BYTES:  # noqa: PTH116
+            return []
+        document: Any = read_document(config)
+        profiles = document["profiles"]
+    except Exception:  # whatever is wrong with it, `trn run` says it better
+        return []
+    names = sorted(profiles) if isinstance(profiles, dict) else []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def complete_names(names: Iterable[str], *, is_list: bool = False) -> Completion:
+    """One of those names; with `is_list` the last of several, which commas part."""
+
+    def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        before, comma, last = incomplete.rpartition(",") if is_list else ("", "", incomplete)
+        taken = before.split(",")
+        found = [name for name in names if name.startswith(last) and name not in taken]
+        return [CompletionItem(f"{before}{comma}{name}") for name in found]
+
+    return complete

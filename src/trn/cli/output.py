@@ -1,0 +1,161 @@
+"""Where a command's words go: the one place that tells a terminal from a pipe.
+
+At a terminal, or with `--format table`: tables on stdout. In a pipe, or with `--format json`: JSON lines on stdout, one
+object a line, and nothing else there. Words for people about what happens go to stderr in both.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from trn.core.terminal_text import shield, shield_json
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATE_COLOURS = {
+    "PENDING": "yellow",
+    "DISPATCHING": "cyan",
+    "RUNNING": "blue",
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "magenta",
+}
+DEFAULT_WIDTH = 100
+TABLE, JSON = "table", "json"
+
+
+class Output:
+    """How this command speaks: `is_json` says which of `record` and `show` is heard on stdout. None: a pipe gets JSON."""
+
+    def __init__(self, *, is_json: bool | None = None) -> None:
+        self.is_json = not sys.stdout.isatty() if is_json is None else is_json
+        self.has_colour = _may_colour() and sys.stdout.isatty() and not self.is_json
+        self._held: list[str] | None = None
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """One object on a line of stdout, where programs read; nothing at a terminal."""
+        if self.is_json:
+            _print(_as_json(record))
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        """`record` with its name first: job_submitted, job_rejected, job_completed, …"""
+        self.record({"event": name, **fields})
+
+    def show(self, text: str = "") -> None:
+        """A line for people on stdout; nothing where programs read."""
+        if not self.is_json:
+            _print(shield(text))
+
+    def show_wrapped(self, text: str, *, indent: int = 0) -> None:
+        """`show`, cut between words where the terminal ends; `indent`: where the lines after the first begin."""
+        from trn.client.screen.cells import wrap
+
+        for line in wrap(text, self.size[0], indent=indent):
+            self.show(line)
+
+    def say(self, text: str) -> None:
+        """A line for people on stderr, always."""
+        if self._held is None:
+            say(text)
+        else:
+            self._held.append(text)
+
+    def say_first(self, text: str) -> None:
+        """`say`, before the lines that are held."""
+        say(text)
+
+    @contextlib.contextmanager
+    def holding_lines(self) -> Iterator[None]:
+        """What is said within is shown at its end: a line that must come first can still be said."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for text in held:
+                say(text)
+
+    def paint(self, text: str, colour: str = "", *, is_bold: bool = False, is_dim: bool = False) -> str:
+        if not self.has_colour:
+            return text
+        return click.style(text, fg=colour or None, bold=is_bold or None, dim=is_dim or None)
+
+    def paint_state(self, state: str, text: str = "") -> str:
+        """The state's word (or `text`) in the state's colour."""
+        return self.paint(text or state, STATE_COLOURS.get(state, ""))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(columns, lines) of the terminal."""
+        try:
+            found = os.get_terminal_size(sys.stdout.fileno())
+        except (OSError, ValueError):
+            return DEFAULT_WIDTH, 24
+        return found.columns or DEFAULT_WIDTH, found.lines or 24
+
+    @property
+    def is_unicode(self) -> bool:
+        return "utf" in (sys.stdout.encoding or "").lower()
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    import json
+
+    try:
+        text = json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:  # a loss is NaN, say
+        from trn.core.number_words import with_words
+
+        text = json.dumps(with_words(dict(record)), ensure_ascii=False, default=str)
+    return shield_json(text)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:  # `trn list | head`: whoever reads us has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(0) from None
+
+
+def say(text: str) -> None:
+    """A line for people on stderr. Never fails: there may be nobody left to hear it."""
+    with contextlib.suppress(OSError):
+        print(shield(text), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def json_option(command: F) -> F:
+    """`--format table|json`, and `--json` for short: the command gets `is_json`, None where neither is given."""
+    import functools
+
+    @functools.wraps(command)
+    def with_format(*args: Any, is_json: bool, format_: str | None, **options: Any) -> Any:
+        if is_json and format_ == TABLE:
+            raise click.UsageError("--json and --format table exclude each other")
+        chosen = True if is_json else None if format_ is None else format_ == JSON
+        return command(*args, is_json=chosen, **options)
+
+    add_format = click.option(
+        "--format",
+        "format_",
+        type=click.Choice((TABLE, JSON)),
+        help="Tables for people or JSON lines for programs (default: tables at a terminal, JSON in a pipe).",
+    )
+    add_json = click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+    return add_json(add_format(with_format))  # type: ignore[return-value]
+
+
+def asks_for_json(words: Sequence[str]) -> bool | None:
+    """What a command line asks for that could not be understood whole."""
+    text = " ".join(words).replace("--format=", "--format ")
+    if "--json" in words or f"--format {JSON}" in text:
+        return True
+    return False if f"--format {TABLE}" in text else None
+
+
+def _may_colour() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,1 @@
+"""Runs as the registry has them: finding one, explaining it, its line of descent."""

@@ -1,0 +1,163 @@
+"""One run and all that is known of it, read without a daemon."""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
+from gen_worker.launcher.messages import boot_id, is_same_process
+from trn.cli.reading.explanation import Checkpoint, Surroundings
+from trn.cli.reading.registry_view import open_read_only, unreadable
+from trn.core.errors import NotFoundError
+from trn.core.home import Home
+from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.registry.families import FIRST
+from trn.registry.metrics import Extremes, MetricReader, Series, line_of_descent
+from trn.registry.reader import RegistryReader
+
+
+class FoundRun(NamedTuple):
+    """A run, its attempts, its line of descent (the oldest run first, itself last), and the newest of its family."""
+
+    run: RunRecord
+    attempts: list[AttemptRecord]
+    lineage: list[LineagePart]
+    newest: str = ""
+
+    @property
+    def as_typed(self) -> RunRecord:
+        """The run under the id that means it on a command line: the first of a family is `family.1` once there are
+        newer ones.
+        """
+        run = self.run
+        is_older = run.member == 1 and self.newest not in ("", run.run_id)
+        return msgspec.structs.replace(run, run_id=f"{run.run_id}{FIRST}") if is_older else run
+
+
+class _Reader(RegistryReader):
+    """As its base, also in a home that cannot be written."""
+
+    def __init__(self, home: Home) -> None:
+        self._read = open_read_only(str(home.registry))
+        self._read.row_factory = sqlite3.Row
+
+
+class _MetricReader(MetricReader):
+    """The same."""
+
+    def __init__(self, home: Home) -> None:
+        self._read = open_read_only(str(home.metrics))
+        self._read.row_factory = sqlite3.Row
+        self._reading = threading.Lock()
+
+
+class FoundMetrics(NamedTuple):
+    """The metrics of a run by name: its points, thinned out, and the extremes of all of them."""
+
+    series: dict[str, Series]
+    extremes: dict[str, Extremes]
+    curves: dict[str, Series]  # of its whole line of descent
+
+
+def find_metrics(home: Home, found: FoundRun, *, max_points: int) -> FoundMetrics:
+    """None where there is no file of them, or it cannot be read."""
+    run_id = found.run.run_id
+    with contextlib.suppress(sqlite3.Error), open_metrics(home) as reader:
+        if reader is not None:
+            series = {series.name: series for series in reader.query(run_id, max_points=max_points)}
+            line = reader.query_line(line_of_descent(found.lineage), max_points=max_points)
+            return FoundMetrics(series, reader.extremes(run_id), {curve.name: curve for curve in line})
+    return FoundMetrics({}, {}, {})
+
+
+@contextlib.contextmanager
+def open_metrics(home: Home) -> Iterator[MetricReader | None]:
+    """The home's metric points; None where no run has reported any yet."""
+    if not home.metrics.exists():
+        yield None
+        return
+    reader = _MetricReader(home)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def find_run(home: Home, run_id: str, *, is_exact: bool = False) -> FoundRun:
+    """The run that is meant, by the rules of the daemon. NotFoundError, AmbiguousError, RegistryError."""
+    if not home.registry.exists():
+        raise NotFoundError(f"there is no run {run_id!r}: nothing was ever submitted to {home.root}")
+    with _reading(home) as reader:
+        run = reader.find(run_id, is_exact=is_exact)
+        newest = reader.find(run.family).run_id
+        return FoundRun(run, reader.attempts(run.run_id), reader.lineage(run), newest)
+
+
+def require_known(home: Home, run_ids: Sequence[str]) -> None:
+    """NotFoundError or AmbiguousError for the first that means no run, unless it was removed before."""
+    for run_id in run_ids:
+        try:
+            find_run(home, run_id)
+        except NotFoundError:
+            if not home.registry.exists():
+                raise
+            with _reading(home) as reader:
+                if not reader.was_removed(run_id):
+                    raise
+
+
+def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
+    """What its explanation takes besides: of the registry, the process table and the run's folder. RegistryError."""
+    run = found.run
+    if run.state is RunState.PENDING:
+        with _reading(home) as reader:
+            devices: dict[str, list[str]] = {}
+            for slot in reader.slots():
+                if slot["run_id"]:
+                    devices.setdefault(slot["run_id"], []).append(slot["device_id"])
+            holdings = reader.holdings()
+            return Surroundings(
+                devices=devices,
+                cpus={row["run_id"]: row["cpus"] for row in holdings},
+                memory_mb={row["run_id"]: row["memory_mb"] for row in holdings},
+                num_ahead=reader.num_ahead(run, at_ms),
+                checkpoint=find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce),
+            )
+    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce)
+    newest = found.attempts[-1] if found.attempts else None
+    if newest is None or newest.ended_ms is not None or not newest.pid:
+        return Surroundings(checkpoint=checkpoint)
+    return Surroundings(worker_gone=_say_gone(newest), checkpoint=checkpoint)
+
+
+def _say_gone(attempt: AttemptRecord) -> str:
+    if is_same_process(attempt.pid, attempt.start_ticks, attempt.boot_id):
+        return ""
+    if attempt.boot_id != boot_id():
+        return f"its process {attempt.pid} was started before this machine was, or on another"
+    return f"its process {attempt.pid} has ended"
+
+
+def find_checkpoint(folder: Path, run_id: str, nonce: str = "") -> Checkpoint | None:
+    """What a resume takes, if its bytes are what their sizes promise: the worker reads them, and may pass it over."""
+    with contextlib.suppress(OSError):
+        newest = choose_newest(folder, check_quickly, of_run=run_id, nonce=nonce).taken
+        return None if newest is None else Checkpoint(path=str(newest.meta_path), step=newest.step)
+    return None
+
+
+@contextlib.contextmanager
+def _reading(home: Home) -> Iterator[_Reader]:
+    try:
+        reader = _Reader(home)
+        try:
+            yield reader
+        finally:
+            reader.close()
+    except sqlite3.Error as fault:
+        raise unreadable(home, fault) from fault

@@ -1,0 +1,249 @@
+"""`trn daemon start|stop|status`: the home's daemon. Its workers do not depend on it."""
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trn.cli.durations import now_ms, say_duration
+from trn.cli.exit_codes import ExitCode
+from trn.cli.output import Output, json_option
+from trn.cli.reading.registry_view import STATES, RegistryView, RunFilter
+from trn.cli.seconds import Seconds
+from trn.core.errors import ConflictError, RegistryError, TrnError, UnavailableError
+from trn.core.home import Home
+from trn.core.version import CHANGED
+
+if TYPE_CHECKING:
+    from trn.client.daemon_start import RunningDaemon
+    from trn.proto.records import Health
+
+ANSWER_PATIENCE_S = 5.0
+STOP_PATIENCE_S = 30.0
+LOOK_EVERY_S = 0.02
+LAUNCHER_STAYS = "10 minutes"
+
+event_bus_option = click.option(
+    "--event-bus",
+    metavar="URL",
+    default="",
+    help="Publish every event there: redis://host:port/db, rediss://…, unix://path, or a plug-in's scheme. A password"
+    " is better kept in the home's settings.toml.",
+)
+
+
+EPILOG = """\b
+Examples:
+  trn daemon start
+  trn daemon status
+  trn daemon stop
+"""
+
+
+@click.group(
+    "daemon", epilog=EPILOG, short_help="Start, stop and look at the daemon.", invoke_without_command=True
+)
+@event_bus_option
+@click.pass_context
+def command(ctx: click.Context, event_bus: str) -> None:
+    """Start, stop and look at the daemon of this home.
+
+    `trn run` starts one by itself where none runs. `trn daemon --event-bus URL` is `trn daemon start --event-bus URL`.
+    """
+    if event_bus and ctx.invoked_subcommand is not None:
+        raise click.UsageError(f"--event-bus stands after the verb: trn daemon {ctx.invoked_subcommand} …")
+    if event_bus:
+        ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, is_json=False, format_=None)
+    elif ctx.invoked_subcommand is None:
+        raise click.exceptions.NoArgsIsHelpError(ctx)
+
+
+@command.command(
+    epilog="\b\nExamples:\n  trn daemon start\n  trn --home /data/trn daemon start --idle-exit-s 600\n"
+    "  trn daemon start --event-bus redis://localhost:6379/0\n"
+)
+@click.option(
+    "--idle-exit-s",
+    type=Seconds(min=0, min_open=True),
+    metavar="N",
+    help="It leaves by itself when nothing ran and nobody asked for N seconds. Without it, it stays.",
+)
+@event_bus_option
+@json_option
+@click.pass_obj
+def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: bool | None) -> None:
+    """Start the daemon in the background, and return when it answers. Where one runs, that is fine."""
+    from trn.client.daemon_start import ensure_daemon
+
+    output = Output(is_json=is_json)
+    wanted = _shown_bus(event_bus)
+    daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s, event_bus=event_bus)
+    if wanted not in ("", daemon.event_bus):
+        raise ConflictError(
+            f"the daemon, pid {daemon.pid}, runs with {daemon.event_bus or 'no event bus'} and not with {wanted}:"
+            " `trn daemon stop`, then start it again; runs go on meanwhile"
+        )
+    output.event("daemon_started" if is_new else "daemon_already_running", **_describe(home, daemon))
+    output.show(
+        f"the daemon {'runs now' if is_new else 'runs already'}: pid {daemon.pid}, {', '.join(daemon.addresses)}"
+    )
+    _warn_of_version(output, daemon)
+
+
+@command.command(epilog="\b\nExamples:\n  trn daemon stop && trn daemon start\n")
+@json_option
+@click.pass_obj
+def stop(home: Home, *, is_json: bool | None) -> None:
+    """Stop the daemon. Its workers go on, and the next daemon takes them over."""
+    from trn.client.daemon_start import find_daemon, is_daemon, is_running
+
+    output = Output(is_json=is_json)
+    daemon = find_daemon(home)
+    if daemon is None:
+        output.event("daemon_not_running", home=str(home.root))
+        output.show(f"no daemon runs for {home.root}")
+        return
+    if not is_daemon(daemon.pid):
+        raise UnavailableError(
+            f"pid {daemon.pid} is no daemon here: the one of {home.root} may be in another container; stop it there"
+        )
+    try:
+        os.kill(daemon.pid, signal.SIGTERM)
+        os.kill(daemon.pid, signal.SIGCONT)  # one that is suspended would not hear the first
+    except ProcessLookupError:
+        pass
+    except PermissionError as fault:
+        raise UnavailableError(f"the daemon, pid {daemon.pid}, is not yours to stop") from fault
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    while is_running(daemon.pid):
+        if time.monotonic() >= deadline:
+            raise UnavailableError(
+                f"the daemon, pid {daemon.pid}, was asked to stop {STOP_PATIENCE_S:g} s ago and still runs: see"
+                f" {home.daemon_log}; after `kill -9 {daemon.pid}` nothing is lost either"
+            )
+        time.sleep(LOOK_EVERY_S)
+    try:
+        num_live = _count(home, "DISPATCHING", "RUNNING")
+    except RegistryError as fault:  # it is stopped all the same, perhaps for the sake of that
+        num_live = 0
+        output.say(f"trn: {fault}")
+    launchers = _find_launchers(home)
+    output.event("daemon_stopped", pid=daemon.pid, num_live_runs=num_live, launcher_pids=launchers)
+    output.show(f"the daemon, pid {daemon.pid}, has stopped")
+    if num_live:
+        output.show(
+            f"{num_live} run{'s go' if num_live > 1 else ' goes'} on; `trn daemon start` takes over again"
+        )
+    for pid in launchers:
+        output.show(
+            f"its launcher, pid {pid}, stays {LAUNCHER_STAYS} for the next daemon, then leaves by itself;"
+            f" `kill {pid}` ends it when no run needs it"
+        )
+
+
+@command.command(
+    epilog="\b\nExamples:\n  trn daemon status\n  trn daemon status --json | jq .runs_by_state\n"
+)
+@json_option
+@click.pass_obj
+def status(home: Home, *, is_json: bool | None) -> ExitCode:
+    """Say whether the daemon is up, and how it does. Ends with 5 where none answers."""
+    from trn.client.daemon_start import find_daemon, silence_of
+
+    output = Output(is_json=is_json)
+    daemon = find_daemon(home)
+    if daemon is None:
+        counts = {state: num for state in STATES if (num := _count(home, state))}
+        output.record({"is_up": False, "home": str(home.root), "runs_by_state": counts})
+        output.show(f"{output.paint('down', 'red')}: no daemon runs for {home.root}")
+        output.show(f"runs      {_say_counts(counts)}")
+        output.show("start it  trn daemon start")
+        return ExitCode.UNAVAILABLE
+    try:
+        health = _ask(home)
+    except TrnError:
+        what, remedy = silence_of(daemon)
+        output.record({"is_up": False, **_describe(home, daemon), "warnings": [f"{what}: {remedy}"]})
+        output.show(f"{output.paint('silent', 'red')}: {what}; runs go on meanwhile")
+        output.show(f"mend it   {remedy}; after `kill -9 {daemon.pid}` nothing is lost either")
+        output.show(f"see       {home.daemon_log}")
+        return ExitCode.UNAVAILABLE
+    output.record(
+        {
+            "is_up": True,
+            **_describe(home, daemon),
+            "runs_by_state": health.runs_by_state,
+            "launcher": health.launcher,
+            "num_watchers": health.num_watchers,
+            "warnings": list(health.warnings),
+        }
+    )
+    up_ms = now_ms() - daemon.started_ms
+    output.show(
+        f"{output.paint('up', 'green')} for {say_duration(up_ms)}, pid {daemon.pid}, trn {daemon.version}"
+    )
+    output.show(f"home      {home.root}")
+    output.show(f"address   {', '.join(daemon.addresses)}")
+    if daemon.event_bus:
+        output.show(f"bus       {daemon.event_bus}")
+    output.show(f"runs      {_say_counts(health.runs_by_state)}")
+    output.show(f"launcher  {health.launcher}")
+    output.show(f"watchers  {health.num_watchers}")
+    for warning in health.warnings:
+        output.show(f"{output.paint('warning', 'yellow')}   {warning}")
+    if CHANGED not in health.warnings:
+        _warn_of_version(output, daemon)
+    return ExitCode.OK
+
+
+def _ask(home: Home) -> "Health":
+    from trn.client.sync_client import Client
+
+    with Client(home.root, patience_s=0, timeout_s=ANSWER_PATIENCE_S) as client:
+        return client.health()
+
+
+def _describe(home: Home, daemon: "RunningDaemon") -> dict[str, Any]:
+    said = {name: value for name, value in daemon._asdict().items() if not name.startswith("source_")}
+    return {**said, "addresses": list(daemon.addresses), "home": str(home.root)}
+
+
+def _shown_bus(url: str) -> str:
+    """As a daemon shows its own; what is no URL is refused before a daemon starts with it."""
+    from trn.core.bus_url import read_bus_url
+
+    return read_bus_url(url).shown if url else ""
+
+
+def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
+    if warning := daemon.version_warning:
+        output.say(f"trn: {warning}")
+
+
+def _find_launchers(home: Home) -> list[int]:
+    """Of the home, those that live: they outlive the daemon as workers do."""
+    import json
+
+    from trn.client.daemon_start import is_running
+
+    pids = []
+    for path in sorted(home.launcher.glob("*.json")):
+        try:
+            pids.append(int(json.loads(path.read_bytes())["pid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it has just left
+    return [pid for pid in pids if is_running(pid)]
+
+
+def _count(home: Home, *states: str) -> int:
+    view = RegistryView(home)
+    try:
+        return view.num_runs(RunFilter(states=states))
+    finally:
+        view.close()
+
+
+def _say_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{num} {state.lower()}" for state, num in counts.items() if num) or "none yet"

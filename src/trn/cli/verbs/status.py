@@ -1,0 +1,311 @@
+"""`trn status RUN`: everything about one run, from its home; no daemon is needed."""
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trn.cli.durations import now_ms, say_ago, say_duration
+from trn.cli.output import Output, json_option
+from trn.cli.reading.registry_view import run_id_argument
+from trn.client.screen.cells import cell_width, pad, shorten, wrap
+from trn.client.screen.figures import show_number
+from trn.core.home import Home
+from trn.core.terminal_text import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trn.cli.reading.explanation import Checkpoint, Explanation
+    from trn.cli.reading.run_lookup import FoundMetrics, FoundRun
+    from trn.core.home import LogFolder
+    from trn.core.runs import AttemptRecord, RunRecord
+    from trn.registry.metrics import Series
+
+DEFAULT_METRIC = "train/loss"
+MAX_POINTS = 400  # of each metric: more than a terminal has dots
+MAX_METRICS = 24
+MIN_NAME_WIDTH = 12
+MAX_CHART_WIDTH = 100
+LINES, COPY, EVENTS = "lines", "copy", "events"  # the home's log for machines, that of --log-dir, --event-log
+LABEL_WIDTH = 7
+DAY_MS, MAX_DAYS = 24 * 3600 * 1000, 400
+
+EPILOG = """\b
+Examples:
+  trn status mnist-1f2e
+  trn status mnist --metric val/accuracy
+  trn status mnist --json | jq .metrics
+"""
+
+
+@click.command("status", epilog=EPILOG, short_help="Show everything about one run.")
+@run_id_argument
+@click.option(
+    "--metric", metavar="NAME", help=f"The metric of the chart (default: {DEFAULT_METRIC}, else the first)."
+)
+@click.option(
+    "--lineage/--no-lineage",
+    "is_lineage",
+    default=None,
+    help="The chart of the whole line of descent with its seams (default), or of this run alone. With --json --lineage"
+    " its points are there, too, as `curves`.",
+)
+@json_option
+@click.pass_obj
+def command(
+    home: Home, *, run_id: str, metric: str | None, is_lineage: bool | None, is_json: bool | None
+) -> None:
+    """Show a run: its state and why, its attempts, its metrics, its files; also while no daemon runs."""
+    from trn.cli.reading.explanation import explain
+    from trn.cli.reading.run_lookup import find_metrics, find_run, look_around
+    from trn.client.daemon_start import find_daemon
+
+    output = Output(is_json=is_json)
+    found, at_ms, daemon = find_run(home, run_id), now_ms(), find_daemon(home)
+    if daemon is not None and (warning := daemon.version_warning):
+        output.say(f"trn: {warning}")
+    around = look_around(home, found, at_ms)
+    told = explain(
+        found.as_typed, found.attempts, at_ms=at_ms, is_daemon_up=daemon is not None, around=around
+    )
+    metrics = find_metrics(home, found, max_points=MAX_POINTS)
+    if is_lineage is False:
+        metrics, found = metrics._replace(curves=metrics.series), found._replace(lineage=found.lineage[-1:])
+    if metric is not None and metric not in metrics.curves:
+        raise click.BadParameter(
+            f"the run has no metric {metric!r}: it has {', '.join(metrics.curves) or 'none yet'}",
+            param_hint="--metric",
+        )
+    if output.is_json:
+        curves = {"curves": _curves(metrics)} if is_lineage else {}
+        output.record({**_record(home, found, told, metrics, around.checkpoint), **curves})
+        return
+    width = output.size[0]
+    for line in [
+        *_head(output, found, at_ms),
+        *wrap(plain(told.sentence), width),
+        *_attempts(output, found, around.worker_gone, at_ms),
+        *_metrics(output, found.run, metrics),
+        *_chart(output, found, metrics.curves, metric),
+        *_files(output, home, found, around.checkpoint),
+    ]:
+        output.show(line)
+
+
+def _summarize(run: "RunRecord", name: str, metrics: "FoundMetrics") -> dict[str, Any]:
+    """The last value, the min and the max of all finite ones, and which of these is the best, where that is known."""
+    series, extremes = metrics.series[name], metrics.extremes[name]
+    which = _which_is_best(run, name)
+    values = {"min": extremes.min_value, "max": extremes.max_value}
+    steps = {"min": extremes.min_step, "max": extremes.max_step}
+    return {
+        "last": series.values[-1],
+        **values,
+        "best": values.get(which),
+        "best_is": which,
+        "best_step": steps.get(which),
+        "step": series.steps[-1],
+        "num_points": series.num_points,
+    }
+
+
+def _which_is_best(run: "RunRecord", name: str) -> str:
+    """`min` or `max`: as the job's early stopping has it, the min of a loss; empty where it is not known."""
+    stopping = run.config.get("early_stopping")
+    if isinstance(stopping, dict) and stopping.get("metric", "val/loss") == name:
+        return "max" if stopping.get("mode") == "max" else "min"
+    return "min" if "loss" in name.rpartition("/")[2].lower() else ""
+
+
+def _record(
+    home: Home,
+    found: "FoundRun",
+    told: "Explanation",
+    metrics: "FoundMetrics",
+    checkpoint: "Checkpoint | None",
+) -> dict[str, Any]:
+    import msgspec
+
+    run: dict[str, Any] = msgspec.to_builtins(found.run)
+    attempts = [msgspec.to_builtins(attempt) for attempt in found.attempts]
+    return {
+        **run,
+        "why": {**told._asdict(), "run_id": found.run.run_id, "sentence": told.sentence},
+        "attempts": attempts,
+        "metrics": {name: _summarize(found.run, name, metrics) for name in metrics.series},
+        "folder": str(home.run(found.run.run_id).root),
+        "log_files": [path for paths in _line_files(home, found).values() for path in paths],
+        "checkpoint": None if checkpoint is None else checkpoint._asdict(),
+        "lineage": msgspec.to_builtins(found.lineage),
+    }
+
+
+def _curves(metrics: "FoundMetrics") -> dict[str, Any]:
+    from trn.core.number_words import with_words
+
+    return {
+        name: {"steps": curve.steps, "values": with_words(curve.values)}
+        for name, curve in metrics.curves.items()
+    }
+
+
+def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
+    run = found.run
+    steps = f"step {run.step}"
+    if run.end_step:
+        steps += f" of {run.end_step} ({100 * run.step // run.end_step} %)"
+    facts = [steps, f"submitted {say_ago(run.submitted_ms, at_ms)}"]
+    if run.ended_ms is not None:
+        facts.append(f"took {say_duration(run.ended_ms - run.submitted_ms)}")
+    if run.devices:
+        facts.append(f"on {', '.join(run.devices)}")
+    if run.parent_run_id:
+        facts.append(f"continues {run.parent_run_id} from step {run.start_step}")
+    if found.newest not in ("", run.run_id):
+        facts.append(f"{found.newest} is the newest run of its family")
+    width, name = output.size[0], plain(run.name)
+    title = f"{output.paint(run.run_id, is_bold=True)}  {output.paint_state(run.state)}"
+    if name and cell_width(f"{run.run_id}  {run.state}  {name}") <= width:
+        title, name = f"{title}  {name}", ""
+    return [title, *(wrap(name, width) if name else ()), *wrap(", ".join(facts), width)]
+
+
+def _attempts(output: Output, found: "FoundRun", worker_gone: str, at_ms: int) -> list[str]:
+    if not found.attempts:
+        return []
+    lines = ["", output.paint("attempts", is_bold=True)]
+    for attempt in found.attempts:
+        took = say_duration((attempt.ended_ms or at_ms) - attempt.launched_ms)
+        line = f"  {attempt.number:>2}  {took:>7}  to step {attempt.step}  {plain(_ending(attempt, worker_gone))}"
+        lines += wrap(line, output.size[0], indent=6)
+    return lines
+
+
+def _ending(attempt: "AttemptRecord", worker_gone: str) -> str:
+    if attempt.ended_ms is None:
+        return worker_gone or (f"runs as process {attempt.pid}" if attempt.pid else "is being launched")
+    code = "" if attempt.exit_code is None else f"exit {attempt.exit_code}: "
+    return f"{code}{attempt.cause}"
+
+
+def _metrics(output: Output, run: "RunRecord", metrics: "FoundMetrics") -> list[str]:
+    if not metrics.series:
+        return []
+    shown = list(metrics.series)[:MAX_METRICS]
+    found = {plain(name): _summarize(run, name, metrics) for name in shown}
+    # On a narrow terminal long names give way, not the numbers; on a very narrow one the table does.
+    room = output.size[0] - 2 - 3 * 13 - 2 - max(len(_say_best(values)) for values in found.values())
+    lines = _narrow_metrics(output, found) if room < MIN_NAME_WIDTH else _wide_metrics(output, found, room)
+    if len(metrics.series) > len(shown):
+        lines.append(f"  … and {len(metrics.series) - len(shown)} more: --json has all")
+    return lines
+
+
+def _wide_metrics(output: Output, found: dict[str, dict[str, Any]], room: int) -> list[str]:
+    width = max(min(max(map(cell_width, found)), room), len("metrics"))
+    header = f"  {'metrics'.ljust(width)}  {'last':>11}  {'min':>11}  {'max':>11}  best"
+    lines = ["", output.paint(header.replace("  metrics  ", "metrics    ", 1), is_bold=True)]
+    for name, values in found.items():
+        numbers = "  ".join(f"{_number(values[key]):>11}" for key in ("last", "min", "max"))
+        lines.append(f"  {pad(shorten(name, width), width)}  {numbers}  {_say_best(values)}")
+    return lines
+
+
+def _narrow_metrics(output: Output, found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["", output.paint("metrics", is_bold=True)]
+    for name, values in found.items():
+        words = [f"{key} {_number(values[key])}" for key in ("last", "min", "max")]
+        if values["best_is"]:
+            words.append(f"best {_say_best(values)}")
+        lines += wrap(f"  {name}  {', '.join(words)}", output.size[0], indent=4)
+    return lines
+
+
+def _say_best(values: dict[str, Any]) -> str:
+    """Which of the two is the best value, and its first step."""
+    if not values["best_is"] or values["best"] is None:
+        return "-"
+    return f"{values['best_is']} at step {values['best_step']}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else show_number(value)
+
+
+def _chart(output: Output, found: "FoundRun", series: "dict[str, Series]", metric: str | None) -> list[str]:
+    from trn.client.screen.terminal_chart import draw_chart
+
+    chosen = metric or (DEFAULT_METRIC if DEFAULT_METRIC in series else next(iter(series), ""))
+    if chosen not in series or len(series[chosen].steps) < 2:
+        return []
+    points = series[chosen]
+    width = min(output.size[0] - 2, MAX_CHART_WIDTH)
+    seams = [part.from_step for part in found.lineage[1:]]
+    lines = draw_chart(points.steps, points.values, width=width, is_unicode=output.is_unicode, seams=seams)
+    title = [output.paint(plain(chosen), is_bold=True)]
+    if seams:
+        whose = [f"{part.run_id} to step {part.to_step}" for part in found.lineage[:-1]]
+        title += wrap(f"  {', '.join([*whose, found.run.run_id])}", output.size[0], indent=2)
+    return ["", *title, *(f"  {line}" for line in lines)]
+
+
+def _line_files(home: Home, found: "FoundRun") -> dict[str, list[str]]:
+    """Its logs for machines, the newest last: those of the home, of its `--log-dir`, and its event log."""
+    from pathlib import Path
+
+    from trn.core.home import LogFolder
+
+    run = found.run
+    named = {LINES: home.logs} | ({COPY: LogFolder(Path(run.log_dir))} if run.log_dir else {})
+    files = {label: [str(path) for path in _day_logs(home, folder, run)] for label, folder in named.items()}
+    files[EVENTS] = [run.event_log] if run.event_log else []
+    return {label: paths for label, paths in files.items() if paths}
+
+
+def _day_logs(home: Home, folder: "LogFolder", run: "RunRecord") -> "Iterator[Path]":
+    """Of each of its days: those that were renamed because they were long enough, then the one that is written.
+
+    Those of a day that is over may be compressed.
+    """
+    from trn.core.home import FULL, LOG_SUFFIX
+
+    last_ms = max(run.updated_ms, now_ms() if not run.state.is_terminal else 0)
+    days = range(max(run.submitted_ms, last_ms - MAX_DAYS * DAY_MS), last_ms + DAY_MS, DAY_MS)
+    for path in dict.fromkeys(folder.run(run.run_id, min(at_ms, last_ms)) for at_ms in days):
+        for sign in (".", FULL):  # releases before families wrote `<run>.1`
+            for number in itertools.count(1):
+                renamed = _as_it_is(path.with_name(f"{run.run_id}{sign}{number}{LOG_SUFFIX}"))
+                if renamed is None:
+                    break
+                if (
+                    sign == FULL or not home.run(f"{run.run_id}.{number}").root.exists()
+                ):  # else it is that run's
+                    yield renamed
+        if newest := _as_it_is(path):
+            yield newest
+
+
+def _as_it_is(path: "Path") -> "Path | None":
+    packed = path.with_name(f"{path.name}.gz")
+    return path if path.exists() else packed if packed.exists() else None
+
+
+def _files(output: Output, home: Home, found: "FoundRun", checkpoint: "Checkpoint | None") -> list[str]:
+    from trn.cli.reading.explanation import how_to_resume, where_it_resumes
+
+    run, folder = found.as_typed, home.run(found.run.run_id)
+    lines = ["", output.paint("files", is_bold=True), f"  {folder.root}"]
+    facts = [("log", f"trn logs {run.run_id}")]
+    for label, paths in _line_files(home, found).items():
+        before = f" and {len(paths) - 1} before it" if len(paths) > 1 else ""
+        facts.append((label, f"{paths[-1]}{before}"))
+    if checkpoint is not None:
+        facts.append(("saved", f"step {checkpoint.step} in {checkpoint.path}"))
+    is_worth_it = run.attempt and (checkpoint is not None or run.state != "COMPLETED")
+    if run.state.is_terminal and is_worth_it and (how := how_to_resume(run)):
+        facts.append(("go on", f"`{how}` {where_it_resumes(run, checkpoint)}"))
+    for label, words in facts:
+        lines += wrap(f"  {label:<{LABEL_WIDTH}}  {words}", output.size[0], indent=LABEL_WIDTH + 4)
+    return lines

@@ -1,0 +1,1 @@
+"""The calls of the API, who may make them, and live streams."""

@@ -1,0 +1,437 @@
+"""The life of one attempt, from its claim to its end in the registry.
+
+    claimed ──> files ──> launch ──> launched ──> watch ──> [SIGTERM, grace, kill] ──> ended
+                  │          │ adopted after a restart: find ──┘                         │
+                  └──────────┴── never started ──> decide <── close the events <── end what it left
+                                                      └──> registry.end: slots freed, run moved on
+
+Invariant: at every await the daemon may die, and the next supervisor of this attempt enters through `find`, the only
+judge of whether a process stands for it: by the registry, where that knows it, else by the attempt's record. So whatever was done is either repeatable (files, launch, signals, the
+terminal event, the end) or asked for again (what the process is, how it ended, what its events say). Nothing is
+remembered here that a restart would need:
+- before `launch` returns: `find` gives the process, or makes sure that there never is one;
+- between `launch` and `launched`: the same, the registry only learns later what process it is;
+- while watching: all clocks begin anew, which can only be kinder to the worker; a cancel is in the registry;
+- after its end: how it ended is in its exit file; its terminal event carries our cause; `registry.end` is the last act,
+  and repeatable. Slots are freed there and nowhere else: after everything that the worker started is gone.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.regular_files import NotRegularFileError, open_regular
+from trn.core.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
+from trn.core.runs import RunRecord, RunState
+from trn.core.snapshots import materialise
+from trn.daemon.api.secret_values import how_to_pass, reveal
+from trn.daemon.dispatch.attempt_parts import Parts
+from trn.daemon.dispatch.endings import Wish, close_words, decide
+from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan, write_attempt_files
+from trn.daemon.ingest.event_file import Terminal
+from trn.daemon.intake.saved_checkpoints import find_next_start
+from trn.daemon.upkeep.own_trouble import STEP_TIMEOUT_S, Pause, insist, is_own_trouble, record, try_step
+from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
+from trn.executors.run_folders import find_foreign, set_aside
+from trn.registry.sqlite import Ending
+
+logger = logging.getLogger("trn.daemon.dispatch.supervisor")
+
+MAX_CLOSE_TRIES = 10  # over 20 s: the disk may be full just then, or a new launcher slow
+QUARANTINE = "still in use: "  # how our own reasons begin; the dispatcher lifts only those
+_TAIL_BYTES = 64 << 10
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    """The fields of a job that say how long is too long."""
+
+    grace_s: float = 60.0
+    heartbeat_s: float = 5.0
+    time_limit_s: float | None = None
+
+
+class AttemptSupervisor:
+    """Owns one attempt until it has ended. `run` is its whole life; cancelling that leaves the worker running."""
+
+    def __init__(self, run: RunRecord, parts: Parts, *, is_adopted: bool) -> None:
+        self._run = run
+        self._parts = parts
+        self._is_adopted = is_adopted
+        self._key = AttemptKey(run.run_id, run.attempt, run.nonce)
+        self._folder = parts.home.run(run.run_id)
+        self._attempt_dir = str(self._folder.attempts)
+        self._limits = _read_limits(run)
+        self._wish: Wish | None = None
+        self._is_cancel_asked = run.is_cancel_wanted
+        self._nap: asyncio.Timeout | None = None
+        self._has_spoken = False
+        self._num_looks = 0
+        self._quiet_since = 0.0  # silence is counted from here at the earliest
+
+    def cancel(self) -> None:
+        """Look at the registry now: a cancel was recorded there."""
+        self._is_cancel_asked = True
+        if self._nap is not None and not self._nap.expired():
+            self._nap.reschedule(asyncio.get_running_loop().time())
+
+    async def run(self) -> None:
+        """From launch or adoption to the end in the registry."""
+        failpoint("attempt.claimed")
+        identity = await self._begin()
+        worker_exit = None
+        if identity is not None:
+            self._wish = None
+            worker_exit = await self._watch_to_end(identity)
+            failpoint("attempt.exited")
+            await self._end_all(identity)
+            await self._check_devices()
+            await self._close(worker_exit)
+        await self._conclude(worker_exit)
+
+    async def _begin(self) -> WorkerIdentity | None:
+        """The attempt's process; None: there is none and never will be, and `_wish` may say why."""
+        if self._is_adopted or self._is_cancel_asked:
+            return await self._find()
+        run = self._run
+        secrets, missing = self._parts.secrets.find(run.submission_id, run.secret_env)
+        if missing:
+            how = f"`trn resume {run.run_id} {how_to_pass(missing)}` passes them again"
+            self._wish = Wish(cause="secret-missing", detail=f"{', '.join(missing)}; {how}")
+            return await self._find()
+        try:
+            files = self._build_files(self._devices_env())
+            await asyncio.to_thread(self._prepare, files)
+            failpoint("attempt.files_written")
+            async with asyncio.timeout(self._parts.settings.start_timeout_s):
+                identity = await self._parts.executor.launch(files.plan, reveal(secrets))
+        except LaunchUnknownError as fault:
+            logger.warning("%s: %s", self._key, fault)
+        except (NotFoundError, InvalidRequestError) as fault:
+            self._wish = Wish(cause="code-missing", detail=str(fault))
+        except (UnavailableError, OSError) as fault:
+            self._wish = Wish(cause="launch-failed", detail=str(fault))
+        except Exception as fault:
+            logger.exception("%s could not be launched", self._key)
+            self._wish = Wish(cause="trn-fault", detail=f"{type(fault).__name__}: {fault}")
+        else:
+            failpoint("attempt.launched")
+            python, store = files.plan.argv[0], self._parts.home.snapshots
+            self._parts.reports.write_soon(self._run, self._folder.report, python=python, store=store)
+            return identity
+        return await self._find()
+
+    def _devices_env(self) -> Mapping[str, str]:
+        try:
+            return self._parts.devices.worker_env(self._run.devices)
+        except NotFoundError as fault:  # it waits again, and says for what
+            raise UnavailableError(str(fault)) from fault
+
+    def _prepare(self, files: WorkerFiles) -> None:
+        python = files.plan.argv[0]
+        if not Path(python).is_file():
+            raise NotFoundError(
+                f"the run was submitted with the Python {python}, which is not there any more"
+            )
+        self._require_own_folder()
+        write_attempt_files(files, self._folder)
+        if self._run.snapshot:
+            materialise(self._parts.home.snapshots, self._run.snapshot, self._folder.code)
+
+    def _require_own_folder(self) -> None:
+        """What another submission left there is moved aside. UnavailableError where its worker still lives."""
+        run = self._run
+        foreign = find_foreign(self._folder, run.nonce, is_first_attempt=run.attempt == 1)
+        if foreign:
+            logger.warning("%s: %s: %s", self._key, self._folder.root, foreign)
+            self._parts.unknown.note_moved(run.run_id, set_aside(self._parts.home, run.run_id))
+
+    def _build_files(self, devices_env: Mapping[str, str]) -> WorkerFiles:
+        parts = self._parts
+        return build_plan(
+            self._run,
+            self._key.number,
+            self._folder,
+            device_ids=self._run.devices,
+            devices_env=devices_env,
+            doorbell=parts.doorbell,
+            python=parts.python,
+            launcher_python=parts.launcher_python,
+            is_detected=parts.settings.inventory.devices is None,
+            inherited=parts.executor.worker_environ(),
+        )
+
+    async def _find(self) -> WorkerIdentity | None:
+        """What the registry knows of the process counts before the absence of a file."""
+        known = self._find_recorded()
+        if known is not None:
+            return known
+        pause = Pause()
+        while True:
+            try:
+                return await self._parts.executor.find(self._key, self._attempt_dir)
+            except Exception:
+                logger.exception("whether %s has a process could not be found out; trying again", self._key)
+            await pause.rest()
+
+    def _find_recorded(self) -> WorkerIdentity | None:
+        for attempt in self._parts.registry.attempts(self._key.run_id):
+            if attempt.number == self._key.number and attempt.pid:
+                return WorkerIdentity(
+                    boot_id=attempt.boot_id, pid=attempt.pid, start_ticks=attempt.start_ticks
+                )
+        return None
+
+    async def _watch_to_end(self, identity: WorkerIdentity) -> WorkerExit:
+        """How the worker ended. A fault of ours never ends it: it is watched again, for as long as it runs."""
+        pause = Pause()
+        while True:
+            num_looks = self._num_looks
+            try:
+                return await self._watch(identity)
+            except Exception:
+                logger.exception("%s: watching it failed; beginning again", self._key)
+            if self._num_looks > num_looks:
+                pause.reset()
+            # Whatever is wrong with the rest of the watch, its end is not missed.
+            pause_s = pause.lengthen()
+            try:
+                worker_exit = await self._wait(identity, pause_s)
+            except Exception:
+                logger.exception("%s: waiting for its end failed, too", self._key)
+                await asyncio.sleep(pause_s)
+            else:
+                if worker_exit is not None:
+                    return worker_exit
+
+    async def _watch(self, identity: WorkerIdentity) -> WorkerExit:
+        parts = self._parts
+        parts.ingest.follow(*self._named)
+        begun = self._quiet_since = parts.clock()
+        try:
+            await record(
+                self._key,
+                lambda: parts.registry.launched(
+                    *self._named,
+                    boot_id=identity.boot_id,
+                    pid=identity.pid,
+                    start_ticks=identity.start_ticks,
+                ),
+            )
+        except ConflictError as fault:  # the registry knows it as ended: it must not go on
+            return await self._stop(identity, Wish(cause="trn-fault", detail=str(fault)))
+        limits_s = parts.settings.start_timeout_s, parts.settings.heartbeat_timeout_s
+        look_s = min(parts.settings.sweep_s, min(limits_s) / 4)
+        due = parts.clock() + look_s
+        while True:
+            nap_s = 0 if self._is_cancel_asked else max(due - parts.clock(), 0)
+            worker_exit = await self._wait(identity, nap_s, is_nap=True)
+            if worker_exit is not None:
+                return worker_exit
+            now = parts.clock()
+            if not self._has_spoken:
+                self._has_spoken = await asyncio.to_thread(_has_events, self._folder.events, self._key)
+            if now - due > self._silence_limit_s() / 2:
+                self._quiet_since = now  # it was us who slept
+            wish = await self._judge(begun)
+            if wish is not None:
+                return await self._stop(identity, wish)
+            due = parts.clock() + look_s
+            self._num_looks += 1
+
+    async def _wait(
+        self, identity: WorkerIdentity, timeout_s: float, *, is_nap: bool = False
+    ) -> WorkerExit | None:
+        """None where it still runs then; `cancel` ends a nap early, but not the grace of one that is stopping."""
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                self._nap = limit if is_nap else None
+                return await self._parts.executor.wait(self._key, self._attempt_dir, identity)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
+        finally:
+            self._nap = None
+
+    async def _judge(self, begun: float) -> Wish | None:
+        """Why it has to end now, if it has to."""
+        parts, limits = self._parts, self._limits
+        self._is_cancel_asked = False
+        run = parts.registry.get(self._key.run_id)
+        if run.is_cancel_wanted:
+            return Wish(cause="cancel", detail=run.cancel_reason)
+        patience_s = limits.grace_s + parts.settings.kill_patience_s
+        if limits.time_limit_s is not None and parts.clock() - begun > limits.time_limit_s + patience_s:
+            return Wish(cause="time-limit", detail=f"{limits.time_limit_s:g} s")
+        if self._silence_s() <= self._silence_limit_s():
+            return None
+        try:  # it may have spoken, and only we did not listen
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                await parts.ingest.drain(self._key.run_id)
+        except Exception:
+            logger.exception("%s seems silent, but its events cannot be read: it is left alone", self._key)
+            self._quiet_since = parts.clock()
+            return None
+        silence_s, limit_s = self._silence_s(), self._silence_limit_s()
+        if silence_s <= limit_s:
+            return None
+        cause = "heartbeat-timeout" if self._has_spoken else "start-timeout"
+        return Wish(cause=cause, detail=f"silent for {silence_s:.0f} s, allowed are {limit_s:g} s")
+
+    def _silence_s(self) -> float:
+        grown = self._parts.ingest.last_growth(self._key.run_id)
+        return self._parts.clock() - max(grown, self._quiet_since)
+
+    def _silence_limit_s(self) -> float:
+        settings = self._parts.settings
+        if not self._has_spoken:
+            return settings.start_timeout_s
+        return max(settings.heartbeat_timeout_s, settings.min_heartbeats_missed * self._limits.heartbeat_s)
+
+    async def _stop(self, identity: WorkerIdentity, wish: Wish) -> WorkerExit:
+        """SIGTERM, patience, SIGKILL to all of it."""
+        executor, patience_s = self._parts.executor, self._parts.settings.kill_patience_s
+        self._wish = wish
+        if wish.cause == "cancel":
+            patience_s += self._limits.grace_s
+        await executor.signal(identity, signal.SIGTERM)
+        worker_exit = await self._wait(identity, patience_s)
+        if worker_exit is None:
+            self._wish = msgspec.structs.replace(wish, was_killed=True)
+            await self._end_all(identity)
+            worker_exit = await executor.wait(self._key, self._attempt_dir, identity)
+        return worker_exit
+
+    async def _end_all(self, identity: WorkerIdentity) -> None:
+        """End whatever it left behind. As long as that cannot be done, its slots stay held, and the devices say so."""
+        while True:
+            try:
+                return await self._parts.executor.end(identity)
+            except Exception as fault:
+                logger.error("%s: what it started cannot be ended: %s", self._key, fault)  # noqa: TRY400
+                for device_id in self._run.devices:
+                    reason = f"{QUARANTINE}what {self._key} started cannot be ended: {fault}"
+                    await record(self._key, partial(self._parts.registry.quarantine, device_id, reason))
+            await asyncio.sleep(self._parts.settings.sweep_s)
+
+    async def _check_devices(self) -> None:
+        """A device that somebody still uses is set aside before its slot is free."""
+        for device_id in self._run.devices:
+            try:
+                pids = await self._parts.devices.foreign_processes(device_id, set())
+            except Exception:
+                logger.exception("who uses %s could not be found out", device_id)
+                continue
+            if pids:
+                who = ", ".join(map(str, sorted(pids)))
+                reason = f"{QUARANTINE}after {self._key} ended, process {who} still used it; end it to free the device"
+                await record(self._key, partial(self._parts.registry.quarantine, device_id, reason))
+
+    async def _close(self, worker_exit: WorkerExit) -> None:
+        """See that the events have a terminal one, and that all of them are taken in; the run ends without it too."""
+        try:
+            await self._close_events(worker_exit)
+        except Exception:
+            logger.exception("%s: its events could not be closed", self._key)
+
+    async def _close_events(self, worker_exit: WorkerExit) -> None:
+        parts, run_id = self._parts, self._key.run_id
+        await try_step(self._key, "take in its events", lambda: parts.ingest.drain(run_id))
+        failpoint("attempt.drained")
+        if await insist(self._key, "read its last event", self._read_terminal) is None:
+            run = parts.registry.get(run_id)
+            category, error, cause = close_words(run, worker_exit, self._wish)
+            plan = self._build_files({}).plan  # its devices may be gone from the machine by now
+            await try_step(
+                self._key,
+                "write its terminal event",
+                lambda: parts.executor.close_attempt(plan, category=category, error=error, cause=cause),
+                num_tries=MAX_CLOSE_TRIES,
+            )
+            failpoint("attempt.closed")
+            await try_step(self._key, "take in its events", lambda: parts.ingest.drain(run_id))
+
+    async def _conclude(self, worker_exit: WorkerExit | None) -> None:
+        parts, run_id = self._parts, self._key.run_id
+        try:
+            ending = await insist(self._key, "decide how it ended", lambda: self._decide(worker_exit))
+        except Exception as fault:
+            logger.exception("%s: how it ended could not be decided", self._key)
+            reason = f"a fault of trn itself, please report it: {type(fault).__name__}: {fault}"
+            ending = Ending(state=RunState.FAILED, reason=reason, cause=reason, category="startup")
+        if worker_exit is not None:
+            await try_step(self._key, "let go of its events", lambda: parts.ingest.unfollow(run_id))
+        await record(self._key, lambda: parts.registry.end(*self._named, ending))
+        failpoint("attempt.ended")
+        logger.info("%s: %s: %s", self._key, ending.state, ending.reason)
+
+    async def _decide(self, worker_exit: WorkerExit | None) -> Ending:
+        parts, run_id = self._parts, self._key.run_id
+        terminal = None
+        if worker_exit is not None:
+            try:
+                terminal = await self._read_terminal()
+            except NotRegularFileError as fault:  # it says nothing of how the worker ended
+                detail = f"{worker_exit.detail}; its events file was replaced: {fault.strerror}"
+                worker_exit = msgspec.structs.replace(worker_exit, detail=detail)
+        saved_step = await self._find_next_start()
+        return decide(
+            parts.registry.get(run_id),
+            [item for item in parts.registry.attempts(run_id) if item.number < self._key.number],
+            worker_exit,
+            terminal,
+            self._wish,
+            saved_step=saved_step,
+        )
+
+    async def _read_terminal(self) -> Terminal | None:
+        return await self._parts.ingest.terminal(*self._named)
+
+    async def _find_next_start(self) -> int:
+        try:
+            return await asyncio.to_thread(
+                find_next_start, self._folder.checkpoints, self._key.run_id, self._key.nonce
+            )
+        except Exception as fault:
+            if is_own_trouble(fault):
+                raise
+            logger.exception("%s: what it saved cannot be found out, so it counts as no progress", self._key)
+            return 0
+
+    @property
+    def _named(self) -> tuple[str, int]:
+        return self._key.run_id, self._key.number
+
+
+def _read_limits(run: RunRecord) -> _Limits:
+    try:
+        return msgspec.convert(run.config, _Limits)
+    except msgspec.ValidationError as fault:  # never submitted so; its worker will say more
+        logger.warning("run %s: its limits are not valid: %s", run.run_id, fault)
+        return _Limits()
+
+
+def _has_events(path: Path, key: AttemptKey) -> bool:
+    """True where the newest event of that file is of this attempt. Blocks."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            file.seek(max(file.seek(0, 2) - _TAIL_BYTES, 0))
+            tail = file.read()
+    except OSError:
+        return False
+    found = re.findall(rb'"attempt":\s*(\d+)', tail)
+    return bool(found) and int(found[-1]) == key.number and key.nonce.encode() in tail

@@ -1,0 +1,1 @@
+"""Events files to the registry, each event once."""

@@ -1,0 +1,442 @@
+"""A run's events file, read from the outside while its worker writes it.
+
+- A line counts once its newline is there; half a line at the end is left for later.
+- A whole line that is no event (damaged, over 1 MiB, a number that does not follow) is put aside and stops nothing.
+- An event of another submission (its `nonce` is not the run's) is no event of this run, and put aside like damage.
+- What counts here as an event also counts for the worker that continues the file: it never cuts one off.
+"""
+
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+
+from gen_worker.contract.regular_files import open_regular, read_regular
+from gen_worker.contract.sizes import MAX_EVENT_BYTES
+
+MAX_LINE_BYTES = MAX_EVENT_BYTES
+CHUNK_BYTES = 256 << 10  # what is parsed at a time, and sent in a message
+MAX_DAMAGED_BYTES = 16 << 20  # of lines put aside; more are only counted
+SHOWN_BYTES = 4 << 10  # of each of them
+PLAUSIBLE_GAP = 1 << 20
+BLOCK_BYTES = 64 << 10
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_METRIC_EVENTS = frozenset({"metric", "metrics", "validation"})
+
+# What SQLite and a JavaScript reader can hold.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+_Seq = Annotated[int, msgspec.Meta(ge=1, le=(1 << 53) - 1)]
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What every event has."""
+
+    event: str
+    seq: _Seq
+    run_id: str
+    attempt: _Count
+    timestamp_ms: _Count
+    nonce: str = ""  # of the submission; older workers, and those without a daemon, write none
+
+
+class Event(Head, frozen=True, kw_only=True, gc=False):
+    """A line, as far as the registry needs it."""
+
+    step: _Count | None = None
+    name: str | None = None
+    value: float | str | None = None
+    values: dict[str, float | str] | None = None
+    end_step: _Count | None = None
+    max_steps: _Count | None = None
+
+    def points(self) -> Iterable[tuple[str, float]]:
+        """Names and values that it measured."""
+        if self.event not in _METRIC_EVENTS or self.step is None:
+            return ()
+        values = self.values
+        if values is None:
+            if self.name is None or self.value is None:
+                return ()
+            values = {self.name: self.value}
+        return [(name, number) for name, value in values.items() if (number := _number(value)) is not None]
+
+
+class _End(Head, frozen=True, kw_only=True):
+    step: int | None = None
+    category: str | None = None
+    error: str | None = None
+    cause: str | None = None
+    closed_by: str | None = None
+    final_checkpoint: str | None = None
+    reason: str | None = None
+
+
+class Terminal(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt says that it ended."""
+
+    event: str  # completed or failed
+    step: int = 0
+    category: str = ""
+    error: str = ""
+    cause: str = ""  # a row of the table of failures
+    closed_by: str = ""  # who wrote it for a worker that could not
+    final_checkpoint: str = ""
+    stop_reason: str = ""  # of `completed`: why a callback ended it before its last step
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole line that is no event."""
+
+    offset: int
+    size_bytes: int
+    reason: str
+    line: bytes  # at least its beginning
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole lines from an offset on."""
+
+    offset: int
+    lines: bytes = b""
+    next_offset: int
+    size_bytes: int  # of the file, as it was before it was read
+    is_end: bool = True  # there is no other whole line in those bytes
+    is_cut: bool = False  # the offset is no place between two lines any more
+    damaged: tuple[Damage, ...] = ()
+
+
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Events for watchers: JSON objects, one a line, in order."""
+
+    first_seq: int
+    last_seq: int
+    lines: bytes
+
+    def after(self, seq: int) -> "EventBatch | None":
+        """Those after `seq`; None where there are none."""
+        if self.first_seq > seq:
+            return self
+        if self.last_seq <= seq:
+            return None
+        for start, line in split(self.lines, 1):
+            first_seq = _decode_head(line).seq
+            if first_seq > seq:
+                return EventBatch(first_seq=first_seq, last_seq=self.last_seq, lines=self.lines[start:])
+        return None
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Parsed lines: `lines` are those of `events`, one for one."""
+
+    events: Sequence[Event]
+    lines: bytes
+    ends: Sequence[int]  # where in the file each event ends, or only where the last one does
+    damaged: Sequence[Damage] = ()
+    num_missing: int = 0  # numbers that were left out
+
+    @property
+    def batch(self) -> EventBatch:
+        return EventBatch(first_seq=self.events[0].seq, last_seq=self.events[-1].seq, lines=self.lines)
+
+    def end_of(self, seq: int) -> int | None:
+        """Where in the file the last event ends whose number is not greater; None where there is none."""
+        if not self.events:
+            return None
+        ends = self.ends
+        if len(ends) < len(self.events):  # there is nothing between them
+            begin = ends[-1] - len(self.lines)
+            ends = [begin + start + len(line) for start, line in split(self.lines, 1)]
+        known = [end for event, end in zip(self.events, ends, strict=True) if event.seq <= seq]
+        return known[-1] if known else None
+
+
+_decoder = msgspec.json.Decoder(Event)
+_decode_head = msgspec.json.Decoder(Head).decode
+_decode_any = msgspec.json.Decoder().decode
+_decode_end = msgspec.json.Decoder(_End).decode
+_NO_EVENT = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def read_batch(path: Path, offset: int, max_bytes: int = MAX_LINE_BYTES) -> Batch:
+    """The whole lines from `offset` on that are there now, at most `max_bytes` of them (not less than one may have)."""
+    assert max_bytes >= MAX_LINE_BYTES
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        return Batch(offset=offset, next_offset=offset, size_bytes=0, is_cut=offset > 0)
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        before = min(offset, 1)
+        data = os.pread(file.fileno(), max_bytes + before, offset - before)
+        if offset and data[:1] != b"\n":
+            return Batch(offset=offset, next_offset=offset, size_bytes=size, is_cut=True)
+        lines = data[before : data.rfind(b"\n", before) + 1]
+        is_end = offset + len(data) - before >= size
+        if not lines and not is_end:
+            return _skip_long_line(file.fileno(), offset, size)
+    return Batch(offset=offset, lines=lines, next_offset=offset + len(lines), size_bytes=size, is_end=is_end)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return os.fdopen(open_regular(path), "rb", buffering=0)
+
+
+def _skip_long_line(fd: int, offset: int, size: int) -> Batch:
+    at = offset
+    while block := os.pread(fd, MAX_LINE_BYTES, at):
+        newline = block.find(b"\n")
+        if newline >= 0:
+            at += newline + 1
+            reason = f"has more than {MAX_LINE_BYTES} bytes"
+            shown = os.pread(fd, SHOWN_BYTES, offset)
+            damage = Damage(offset=offset, size_bytes=at - offset, reason=reason, line=shown)
+            return Batch(offset=offset, next_offset=at, size_bytes=size, is_end=at >= size, damaged=(damage,))
+        at += len(block)
+    return Batch(offset=offset, next_offset=offset, size_bytes=size)
+
+
+def split(lines: bytes, max_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
+    """(where it begins, whole lines), each of at most `max_bytes` or of one line."""
+    start = 0
+    while start < len(lines):
+        end = lines.rfind(b"\n", start, start + max_bytes) + 1 or lines.find(b"\n", start) + 1
+        yield start, lines[start:end]
+        start = end
+
+
+def parse(lines: bytes, offset: int, after_seq: int | None, nonce: str = "") -> Chunk:
+    """The events of whole lines that follow the one numbered `after_seq` (None: any), of that submission."""
+    try:
+        _require_utf8(lines)
+        events = _decoder.decode_lines(lines)
+    except _NO_EVENT:
+        return _parse_each(lines, offset, after_seq, nonce)
+    first = after_seq + 1 if after_seq is not None else events[0].seq if events else 0
+    if len(events) == lines.count(b"\n") and all(
+        event.seq == seq and event.nonce == nonce for seq, event in enumerate(events, first)
+    ):
+        return Chunk(events=events, lines=lines, ends=(offset + len(lines),))
+    return _parse_each(lines, offset, after_seq, nonce)
+
+
+def _parse_each(lines: bytes, offset: int, after_seq: int | None, nonce: str) -> Chunk:
+    found: list[tuple[int, bytes, Event]] = []
+    damaged: list[Damage] = []
+
+    def put_aside(at: int, line: bytes, reason: str) -> None:
+        damaged.append(Damage(offset=offset + at, size_bytes=len(line), reason=reason, line=line))
+
+    for at, line in split(lines, 1):
+        try:
+            event = _decode_event(line)
+        except _NO_EVENT as fault:
+            put_aside(at, line, f"is no event: {fault}")
+            continue
+        if event.nonce == nonce:
+            found.append((at, line, event))
+        else:
+            put_aside(at, line, "is of another submission")
+    events: list[Event] = []
+    kept: list[bytes] = []
+    ends: list[int] = []
+    num_missing = 0
+    last = after_seq
+    next_seqs = [*(event.seq for _, _, event in found), None][1:]
+    for (at, line, event), next_seq in zip(found, next_seqs, strict=True):
+        if last is not None and not _follows(event.seq, last, next_seq):
+            put_aside(at, line, f"has number {event.seq} and comes after {last}")
+            continue
+        num_missing += 0 if last is None else event.seq - last - 1
+        last = event.seq
+        events.append(event)
+        kept.append(line)
+        ends.append(offset + at + len(line))
+    return Chunk(events=events, lines=b"".join(kept), ends=ends, damaged=damaged, num_missing=num_missing)
+
+
+def _follows(seq: int, last: int, next_seq: int | None) -> bool:
+    """A number may leave some out, where lines were damaged; it may not send all that come after it into the past."""
+    if seq <= last + 1:
+        return seq == last + 1
+    if next_seq is None or next_seq <= last:  # which says nothing
+        return seq - last <= PLAUSIBLE_GAP
+    return next_seq > seq
+
+
+def _require_utf8(lines: bytes) -> None:
+    """The decoder looks only into the fields that it knows."""
+    if not lines.isascii():
+        lines.decode()
+
+
+def _decode_event(line: bytes) -> Event:
+    _require_utf8(line)
+    try:
+        return _decoder.decode(line)
+    except _NO_EVENT:
+        _decode_any(line)  # a field of an author's own may be of any type, but it must be JSON
+        head: dict[str, Any] = msgspec.structs.asdict(_decode_head(line))
+        return Event(**head)
+
+
+def _number(value: float | str) -> float | None:
+    return _WORDS.get(value) if isinstance(value, str) else value
+
+
+def last_seq_before(path: Path, offset: int, nonce: str = "") -> int:
+    """The number of the last event that ends at or before there; 0 where there is none."""
+    for line in _lines_backwards(path, offset):
+        try:
+            event = _decode_event(line)
+        except _NO_EVENT:
+            continue
+        if event.nonce == nonce:
+            return event.seq
+    return 0
+
+
+def is_line_start(path: Path, offset: int) -> bool:
+    """Whether a line may begin there: at the beginning, or after a newline."""
+    if offset == 0:
+        return True
+    try:
+        with _open(path) as file:
+            return os.pread(file.fileno(), 1, offset - 1) == b"\n"
+    except FileNotFoundError:
+        return False
+
+
+def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
+    """The terminal event of an attempt, looked for from the end: nothing of the attempt follows it."""
+    for line in _lines_backwards(path, None):
+        try:
+            end = _decode_end(line)
+        except _NO_EVENT:
+            continue
+        if end.attempt > attempt or end.nonce != nonce:
+            continue
+        if end.attempt < attempt or end.event not in ("completed", "failed"):
+            return None
+        return Terminal(
+            event=end.event,
+            step=end.step or 0,
+            category=end.category or "",
+            error=end.error or "",
+            cause=end.cause or "",
+            closed_by=end.closed_by or "",
+            final_checkpoint=end.final_checkpoint or "",
+            stop_reason=(end.reason or "") if end.event == "completed" else "",
+        )
+    return None
+
+
+def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
+    """Whole lines before `end`, the last one first, without those that are too long to be events."""
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        return
+    with file:
+        start = os.fstat(file.fileno()).st_size if end is None else end
+        rest, is_ended = b"", False  # whether the line that `rest` is of has its newline
+        while start > 0:
+            size = min(BLOCK_BYTES, start)
+            start -= size
+            rest, *lines = (os.pread(file.fileno(), size, start) + rest).split(b"\n")
+            if lines and not is_ended:
+                lines.pop()
+                is_ended = True
+            yield from (line for line in reversed(lines) if len(line) < MAX_LINE_BYTES)
+            if len(rest) > MAX_LINE_BYTES:
+                start, rest = _end_of_line_before(file.fileno(), start), b""
+                is_ended = False  # what follows from there is a newline, and before it a line
+        if is_ended and len(rest) < MAX_LINE_BYTES:
+            yield rest
+
+
+def _end_of_line_before(fd: int, at: int) -> int:
+    """Just after the last newline before `at`; 0 where there is none."""
+    while at > 0:
+        start = max(at - MAX_LINE_BYTES, 0)
+        found = os.pread(fd, at - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        at = start
+    return 0
+
+
+def replay(
+    path: Path, after_seq: int, from_offset: int, until_offset: int, nonce: str = ""
+) -> Iterator[EventBatch]:
+    """Events after `after_seq` that lie between two offsets, for whoever missed them. Reads as it is iterated."""
+    offset, seq = from_offset, None
+    while offset < until_offset:
+        batch = read_batch(path, offset)
+        if batch.is_cut and offset:  # the place was of a part that is gone: look from the beginning
+            offset, seq = 0, None
+            continue
+        lines = batch.lines[: until_offset - offset]
+        lines = lines[: lines.rfind(b"\n") + 1]
+        for start, part in split(lines):
+            chunk = parse(part, offset + start, seq, nonce)
+            if not chunk.events:
+                continue
+            seq = chunk.events[-1].seq
+            wanted = chunk.batch.after(after_seq)
+            if wanted is not None:
+                after_seq = wanted.last_seq
+                yield wanted
+        if batch.next_offset == offset:
+            return
+        offset = batch.next_offset
+
+
+class DamagedLines:
+    """Keeps lines that are no events beside the file they were found in; each once, so many bytes at most."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: set[tuple[int, int]] | None = None
+        self.num_lines = 0  # that were not known from before
+
+    def add(self, damaged: Sequence[Damage]) -> None:
+        if self._known is None:
+            self._known = set(self._read_known())
+        fresh = {(damage.offset, zlib.crc32(damage.line)): damage for damage in damaged}
+        fresh = {key: damage for key, damage in fresh.items() if key not in self._known}
+        self.num_lines += len(fresh)
+        if not fresh:
+            return
+        with os.fdopen(open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            if os.fstat(file.fileno()).st_size > MAX_DAMAGED_BYTES:
+                return
+            file.write(b"".join(_record(damage, key[1]) for key, damage in fresh.items()))
+        self._known.update(fresh)
+
+    def _read_known(self) -> Iterator[tuple[int, int]]:
+        try:
+            known = read_regular(self._path, 2 * MAX_DAMAGED_BYTES)
+        except FileNotFoundError:
+            return
+        for line in known.split(b"\n"):
+            try:
+                record = _decode_any(line)
+                yield record["offset"], record["crc32"]
+            except (*_NO_EVENT, LookupError, TypeError):
+                continue
+
+
+def _record(damage: Damage, crc32: int) -> bytes:
+    record = {
+        "offset": damage.offset,
+        "size_bytes": damage.size_bytes,
+        "reason": damage.reason,
+        "crc32": crc32,
+        "line": damage.line[:SHOWN_BYTES].decode("utf-8", "backslashreplace").rstrip("\n"),
+    }
+    return msgspec.json.encode(record) + b"\n"

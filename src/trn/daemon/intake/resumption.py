@@ -1,0 +1,241 @@
+"""Going on from where an ended run stood: the config of the run that does, and the checkpoint it begins at."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.redaction import Secret
+from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
+from trn.core.home import Home
+from trn.core.runs import RunRecord, RunState
+from trn.daemon.api.secret_values import SecretValues, how_to_pass
+from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
+from trn.daemon.intake.submission import Asked, read_config
+from trn.proto import trainer_pb2 as pb
+from trn.registry.reader import RegistryReader
+
+# A run of its own; the profile was laid over before; what was forced once is not forced again.
+_NOT_INHERITED = ("run_id", "profiles", "resume_non_finite", "resume_older")
+
+
+class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to submit, and where it begins, in words."""
+
+    config: dict[str, Any]
+    note: str
+
+
+class Resumption:
+    """Reads what a resume asks for, in a daemon's home."""
+
+    def __init__(
+        self, registry: RegistryReader, home: Home, *, secrets: SecretValues, max_config_bytes: int
+    ) -> None:
+        self._registry = registry
+        self._secrets = secrets
+        self._home = home
+        self._max_config_bytes = max_config_bytes
+
+    async def read(self, request: pb.ResumeRunRequest) -> tuple[Asked, list[str]]:
+        """(the submit that it comes to, what is worth knowing of it). Of the checkpoint, only the meta is read."""
+        overrides = self._read_config(request.overrides_json) if request.overrides_json else {}
+        checkpoint = None
+        if request.checkpoint_path:
+            path = Path(request.checkpoint_path)
+            if not path.is_absolute():
+                raise InvalidRequestError(
+                    f"checkpoint_path is {request.checkpoint_path!r}, expected an absolute path"
+                )
+            if not await asyncio.to_thread(path.is_file):
+                raise NotFoundError(f"there is no checkpoint {path}")
+            checkpoint = await asyncio.to_thread(read_checkpoint, path, is_forced=request.is_forced)
+        if request.run_id:
+            return await self._resume_run(request, overrides, checkpoint)
+        if checkpoint is None or not request.config_json:
+            raise InvalidRequestError(
+                "resume needs a run_id, or a checkpoint_path with the config to go on with"
+            )
+        config = merge(self._read_config(request.config_json), overrides)
+        asked = Asked(
+            config_json=msgspec.json.encode(with_checkpoint(config, checkpoint)),
+            code_identity=request.code_identity,
+            snapshot=request.snapshot,
+            frozen_from=request.frozen_from,
+            base_dir=request.base_dir,
+            interpreter=request.interpreter,
+            priority=request.priority,
+            parent_run_id=self._known(checkpoint),
+            log_dir=request.log_dir,
+            event_log=request.event_log,
+            submission_id=request.submission_id,
+            family=self._family_of(checkpoint),
+            start_step=checkpoint.step,
+            secret_env=_read_secrets(request),
+            caller_env=request.caller_env,
+            caller_salt=request.caller_salt,
+        )
+        return asked, [describe(checkpoint)]
+
+    async def _resume_run(
+        self,
+        request: pb.ResumeRunRequest,
+        overrides: Mapping[str, Any],
+        checkpoint: SavedCheckpoint | None,
+    ) -> tuple[Asked, list[str]]:
+        if request.config_json:
+            raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
+        self._home.run(request.run_id)  # what could be no id is refused before anything is looked up
+        parent = self._registry.find(request.run_id, is_exact=request.is_exact)
+        if checkpoint is None:
+            checkpoint = await asyncio.to_thread(
+                newest_checkpoint,
+                self._home.run(parent.run_id).checkpoints,
+                parent.run_id,
+                parent.nonce,
+                is_forced=request.is_forced,
+            )
+        plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
+        asked = Asked(
+            config_json=msgspec.json.encode(plan.config),
+            code_identity=request.code_identity,
+            snapshot=request.snapshot or parent.snapshot,
+            frozen_from=request.frozen_from if request.snapshot else parent.frozen_from,
+            base_dir=request.base_dir or parent.base_dir,
+            interpreter=request.interpreter or parent.interpreter,
+            priority=request.priority,
+            parent_run_id=self._known(checkpoint) or parent.run_id,
+            log_dir=request.log_dir,
+            event_log=request.event_log,
+            submission_id=request.submission_id,
+            family=parent.family,
+            # Without a checkpoint of its own it begins where its parent did.
+            start_step=parent.start_step if checkpoint is None else checkpoint.step,
+            secret_env=self._find_secrets(parent, plan.config, _read_secrets(request)),
+            caller_env=request.caller_env,
+            caller_salt=request.caller_salt,
+        )
+        passed_over = () if checkpoint is None else checkpoint.passed_over
+        return asked, [*(f"passed over {words}" for words in passed_over), plan.note]
+
+    def _find_secrets(
+        self, parent: RunRecord, config: Mapping[str, Any], given: dict[str, Secret]
+    ) -> dict[str, Secret]:
+        """Those that are given, and those that its parent had. InvalidRequestError where a value is not known."""
+        env = config.get("env") or {}
+        wanted = [name for name in parent.secret_env if name not in given and name not in env]
+        found, missing = self._secrets.find(parent.submission_id, wanted)
+        if missing:
+            raise InvalidRequestError(
+                f"run {parent.run_id} had secret variables whose values this daemon does not have:"
+                f" {', '.join(missing)}. Pass them again: `trn resume {parent.run_id} {how_to_pass(missing)}`"
+            )
+        return {**found, **given}
+
+    def _known(self, checkpoint: SavedCheckpoint | None) -> str:
+        """The run that saved it, if it is one of ours: it may be of another home, or of another submission of that id."""
+        run = self._find_saver(checkpoint)
+        return "" if run is None else run.run_id
+
+    def _find_saver(self, checkpoint: SavedCheckpoint | None) -> RunRecord | None:
+        with contextlib.suppress(NotFoundError):
+            run = None if checkpoint is None else self._registry.get(checkpoint.run_id)
+            if run is not None and checkpoint is not None and run.nonce == checkpoint.nonce:
+                return run
+        return None
+
+    def _family_of(self, checkpoint: SavedCheckpoint) -> str:
+        run = self._find_saver(checkpoint)
+        return "" if run is None else run.family
+
+    def _read_config(self, text: bytes) -> dict[str, Any]:
+        return read_config(text, max_config_bytes=self._max_config_bytes)
+
+
+def _read_secrets(request: pb.ResumeRunRequest) -> dict[str, Secret]:
+    return {name: Secret(value) for name, value in request.secret_env.items()}
+
+
+def plan_resume(
+    parent: RunRecord, *, overrides: Mapping[str, Any], checkpoint: SavedCheckpoint | None
+) -> ResumePlan:
+    """The config that goes on from that checkpoint of an ended run; None: it never saved one."""
+    if not parent.state.is_terminal:
+        raise ConflictError(
+            f"run {parent.run_id} is {parent.state}: it goes on by itself; cancel it first, or wait for its end"
+        )
+    config = merge(
+        {name: value for name, value in parent.config.items() if name not in _NOT_INHERITED}, overrides
+    )
+    # From an earlier step of its own, or from another run's, there is something left to do.
+    if checkpoint is None or (checkpoint.run_id == parent.run_id and checkpoint.step >= parent.step):
+        _require_more(parent, config, overrides)
+    if checkpoint is None:
+        begins = config.get("resume_checkpoint_path")
+        where = f"begins at {begins}, as it did" if begins else "starts from the beginning"
+        return ResumePlan(config=config, note=f"run {parent.run_id} saved no checkpoint: this one {where}")
+    return ResumePlan(config=with_checkpoint(config, checkpoint), note=describe(checkpoint))
+
+
+def describe(checkpoint: SavedCheckpoint) -> str:
+    of = f" of run {checkpoint.run_id}" if checkpoint.run_id else ""
+    forced = f", although it holds {checkpoint.non_finite}" if checkpoint.non_finite else ""
+    unverifiable = "" if checkpoint.is_verifiable else "; its meta has no digest, so it cannot be verified"
+    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}{forced}{unverifiable}"
+
+
+def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> dict[str, Any]:
+    """The config, to begin at that checkpoint; instead of where it began before."""
+    resumed = {**config, "resume_checkpoint_path": str(checkpoint.path)}
+    if checkpoint.non_finite:
+        resumed["resume_non_finite"] = True
+    resumed.pop("resume_older", None)
+    if checkpoint.is_chosen:
+        resumed["resume_older"] = True
+    inputs = resumed.get("inputs")
+    if isinstance(inputs, dict):
+        resumed["inputs"] = {name: ref for name, ref in inputs.items() if name != "resume_checkpoint_ref"}
+    return resumed
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`overlay` over `base`, objects key by key; null takes a field away."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        below = merged.get(key)
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _require_more(parent: RunRecord, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """A complete run has nothing left to do: its worker would load the checkpoint and end at once."""
+    if parent.state is not RunState.COMPLETED:
+        return
+    batches = config.get("mock_batches")
+    if isinstance(batches, list) and len(batches) <= parent.step:
+        raise InvalidRequestError(
+            f"run {parent.run_id} is complete at step {parent.step}, and its {len(batches)} mock_batches are one pass:"
+            " there is nothing left to do"
+        )
+    if batches != parent.config.get("mock_batches"):
+        return
+    wanted = config.get("max_steps")
+    is_enough = isinstance(wanted, int) and wanted <= parent.step
+    is_early = parent.end_step is not None and parent.step < parent.end_step
+    is_same = not is_early and all(
+        config.get(name) == parent.config.get(name) for name in ("max_steps", "epochs")
+    )
+    if is_enough or is_same:
+        given = f" (max_steps is {wanted})" if "max_steps" in overrides else ""
+        raise InvalidRequestError(
+            f"run {parent.run_id} is complete at step {parent.step}: there is nothing left to do{given}; raise max_steps"
+            " or epochs to go on"
+        )

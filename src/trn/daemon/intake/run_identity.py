@@ -1,0 +1,131 @@
+"""What makes two runs equal: config, code, the content of their data, the interpreter and its packages."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.installed_packages import is_same_python, packages_stamp, real_python
+from gen_worker.trainer.datasets.job_content import ContentReader, JobContent, names_files
+from trn.core.digest import run_digest
+from trn.core.runs import NOT_TRAINED, RunRecord, RunState
+from trn.daemon.intake.unfrozen_code import UnfrozenCode
+from trn.registry.sqlite import NewRun
+
+MAX_NAMED = 3
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """`by_name`: data that was compared by its name alone, for people."""
+
+    digest: str
+    by_name: tuple[str, ...] = ()
+
+
+class RunIdentity:
+    """Finds the digest of runs. Belongs to the loop's thread; what has to be read is read in another."""
+
+    def __init__(self, python: str = sys.executable) -> None:
+        """`python` is for runs that name no interpreter."""
+        self._python = python
+        self._contents = ContentReader()
+        self._code = UnfrozenCode()
+
+    async def find(self, new: NewRun, *, code_identity: str, family: str) -> Identity:
+        """`family` is the name that was asked for, empty where none was."""
+        python = new.interpreter or self._python
+        refs = list(_code_refs(new.config))
+        code: str | None = code_identity or new.snapshot
+        if not code:
+            code = self._code.known(new.base_dir, refs) if new.base_dir else ""
+        content = None if names_files(new.config) else JobContent()
+        if code is None or content is None or not is_same_python(python, sys.executable):
+            return await asyncio.to_thread(self._read, new, python, code, content, family)
+        return _identity(new, code, content, _environment(python), family)
+
+    def _read(
+        self, new: NewRun, python: str, code: str | None, content: JobContent | None, family: str
+    ) -> Identity:
+        if code is None:
+            code = self._code.read(new.base_dir, list(_code_refs(new.config)))
+        if content is None:
+            content = self._contents.read(new.config, new.base_dir)
+        return _identity(new, code, content, _environment(python), family)
+
+
+def _identity(new: NewRun, code: str, content: JobContent, environment: str, family: str) -> Identity:
+    digest = run_digest(
+        new.config,
+        code,
+        new.base_dir,
+        family=family,
+        parent_run_id=new.parent_run_id,
+        data=content.digest,
+        environment=environment,
+        secret_env=new.secret_env,
+    )
+    return Identity(digest=digest, by_name=content.by_name)
+
+
+def _environment(python: str) -> str:
+    """The interpreter of an environment and all that is installed there. `python3` beside `python` is the same one."""
+    place = f"{os.path.dirname(python)} {real_python(python)}"  # noqa: PTH120
+    try:
+        return f"{place} {packages_stamp(python)}"
+    except OSError:  # it cannot be asked; its worker will say what is wrong with it
+        return place
+
+
+def _code_refs(config: Mapping[str, Any]) -> Iterator[str]:
+    """Every `module:symbol` that a job names."""
+    yield from (
+        text for text in (config.get("trainer"), *(config.get("callbacks") or ())) if isinstance(text, str)
+    )
+    for place in (config, config.get("validation"), config.get("test")):
+        dataset = place.get("dataset") if isinstance(place, Mapping) else None
+        source = dataset.get("source") if isinstance(dataset, Mapping) else None
+        if isinstance(source, str):
+            yield source
+
+
+def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:
+    """What to say where an equal run answers: since when its result stands, and how to train anew."""
+    if run.state is RunState.COMPLETED:
+        stands = f"completed at {_say_time(run.ended_ms or run.updated_ms)}, at step {run.step}"
+    elif run.state is RunState.PENDING:
+        stands = f"waits to start since {_say_time(run.submitted_ms)}"
+    else:
+        of = f" of {run.end_step}" if run.end_step else ""
+        stands = f"is running now, at step {run.step}{of}"
+    words = (
+        f"{NOT_TRAINED} {run.run_id} has the same config, code, data and packages, and {stands}. To train anew:"
+        " --another (API: is_another_wanted)"
+    )
+    if by_name:
+        more = f" and {len(by_name) - MAX_NAMED} more" if len(by_name) > MAX_NAMED else ""
+        words += f". Compared by name, not by content: {', '.join(by_name[:MAX_NAMED])}{more}"
+    if run.secret_env:
+        words += f". The values of secret variables are not compared: {', '.join(run.secret_env)}"
+    return words
+
+
+def say_kept(run: RunRecord, new: NewRun) -> list[str]:
+    """What was asked for with a submit and an equal run does not take over: it has no part in what is trained."""
+    kept = []
+    if run.state is RunState.PENDING and new.priority != run.priority:
+        kept.append(f"priority {run.priority}, not {new.priority}")
+    if new.tags != run.tags and new.tags:
+        kept.append(f"tags {_say_tags(run.tags)}, not {_say_tags(new.tags)}")
+    return [f"{run.run_id} keeps what it was submitted with: {'; '.join(kept)}"] if kept else []
+
+
+def _say_tags(tags: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(tags.items())) or "none"
+
+
+def _say_time(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms // 1000))

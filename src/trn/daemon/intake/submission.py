@@ -1,0 +1,281 @@
+"""What is asked for -> a run that can be queued, or every fault of it. Pure but for the names and the nonce that it
+draws: nothing is looked up or written.
+
+What it is equal to is found out after that, see `run_identity`.
+
+A run that no machine of ours could ever hold is refused here, with the most that it could ask for.
+"""
+
+import contextlib
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.documents import MAX_DEPTH, parse_document
+from gen_worker.contract.job.rules import name_runner, parse_job_spec, rule_faults
+from gen_worker.contract.job.spec import API_VERSION, TrainingJobSpec
+from gen_worker.contract.redaction import Secret
+from gen_worker.errors import SpecError
+from trn.core import workers_variables
+from trn.core.errors import InfeasibleError, InvalidRequestError
+from trn.core.home import require_run_id
+from trn.core.runs import Needs
+from trn.core.training_variables import is_variable_name
+from trn.daemon.dispatch.placement import kind_of
+from trn.daemon.machine.devices import Inventory
+from trn.registry.sqlite import NewRun
+
+MAX_PRIORITY = 1000
+MAX_TEXT = 4096  # of a path, a name, an identity
+MAX_SLUG = 40
+MAX_SECRET = 64 << 10
+NONCE_BYTES = 8
+CPU = "cpu"
+_SOURCE = "the job"
+_IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A submit, as it came."""
+
+    config_json: bytes
+    code_identity: str = ""
+    snapshot: str = ""
+    frozen_from: str = ""
+    base_dir: str = ""
+    interpreter: str = ""
+    priority: int = 0
+    parent_run_id: str = ""
+    log_dir: str = ""
+    event_log: str = ""
+    submission_id: str = ""
+    family: str = ""  # of a run that is asked for without a run_id; empty: a name is drawn
+    start_step: int = 0
+    secret_env: Mapping[str, Secret] = {}
+    caller_env: Mapping[str, str] = {}  # fingerprints, made with the salt
+    caller_salt: str = ""
+
+
+def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
+    """The run to queue, but for its digest. InvalidRequestError with all faults; InfeasibleError where it could never
+    start."""
+    config = name_runner(read_config(asked.config_json, max_config_bytes=max_config_bytes))
+    config = _without_secrets(config, asked.secret_env)
+    faults = [*_request_faults(asked), *_variable_faults(config)]
+    if config.get("run_id") is None:
+        config.pop("run_id", None)
+        named = {**config, "run_id": asked.family or make_run_id(config)}
+    else:
+        named = config
+    try:
+        job = parse_job(named)
+    except SpecError as fault:
+        raise InvalidRequestError(f"{_SOURCE} is not valid", [*fault.faults, *faults]) from fault
+    if job.trainer is None:
+        faults.append("trainer: not given, expected the trainer class as module:symbol")
+    if job.resources.nodes > 1:
+        faults.append(
+            f"resources.nodes: found {job.resources.nodes}, but this daemon starts workers on its own machine only:"
+            " set it to 1, or start the worker with torchrun on each node"
+        )
+    if faults:
+        raise InvalidRequestError(f"{_SOURCE} is not valid", faults)
+    require_run_id(job.run_id)
+    needs = needs_of(job, inventory)
+    check_fit(job, needs, inventory)
+    return NewRun(
+        run_id=job.run_id,
+        digest="",
+        config=config,
+        name=job.name or "",
+        priority=asked.priority,
+        parent_run_id=asked.parent_run_id,
+        snapshot=asked.snapshot,
+        frozen_from=asked.frozen_from,
+        base_dir=asked.base_dir,
+        interpreter=asked.interpreter,
+        max_attempts=job.retry.max_attempts,
+        needs=needs,
+        tags=job.tags if job.group is None else {**job.tags, "group": job.group},
+        log_dir=asked.log_dir,
+        event_log=asked.event_log,
+        submission_id=asked.submission_id,
+        start_step=asked.start_step,
+        secret_env=tuple(sorted(asked.secret_env)),
+        nonce=secrets.token_hex(NONCE_BYTES),
+    )
+
+
+def read_config(config_json: bytes, *, max_config_bytes: int) -> dict[str, Any]:
+    """The plain data of a config: bounded in size and depth."""
+    if len(config_json) > max_config_bytes:
+        raise InvalidRequestError(
+            f"the config has {len(config_json)} bytes, at most {max_config_bytes} are taken: put data into files and"
+            " name them, or raise max_config_bytes in the settings"
+        )
+    simple = _read_simple(config_json)
+    if simple is not None:
+        return simple
+    try:
+        config = parse_document(config_json.decode(), format_="json", source=_SOURCE)
+    except UnicodeDecodeError as fault:
+        raise InvalidRequestError(f"the config is not UTF-8 text: byte {fault.start}") from fault
+    except SpecError as fault:
+        raise InvalidRequestError(f"{_SOURCE} is not valid", fault.faults) from fault
+    if not isinstance(config, dict):
+        raise InvalidRequestError("the config is no object: expected one with the fields of a job")
+    return config
+
+
+def _read_simple(config_json: bytes) -> dict[str, Any] | None:
+    """The usual config, as our clients write it: then what came is what would be written again, byte for byte, and so
+    has no name twice and no number that lost a digit. None: it takes the long way, which says what is wrong.
+    """
+    if config_json.count(b"{") + config_json.count(b"[") > MAX_DEPTH or _IS_ODD.search(config_json):
+        return None
+    try:
+        config = msgspec.json.decode(config_json)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    is_as_written = isinstance(config, dict) and msgspec.json.encode(config) == config_json
+    return config if is_as_written else None
+
+
+def parse_job(config: dict[str, Any]) -> TrainingJobSpec:
+    """The job in plain data, or a SpecError with every fault.
+
+    A good one is converted at once; only what msgspec or a rule refuses takes the long way, which finds all faults.
+    """
+    if config.get("trainer_api_version", API_VERSION) == API_VERSION:
+        with contextlib.suppress(msgspec.ValidationError):
+            job = msgspec.convert(config, TrainingJobSpec)
+            if next(rule_faults(config), None) is None:
+                return job
+    return parse_job_spec(config, source=_SOURCE)
+
+
+def make_run_id(config: dict[str, Any]) -> str:
+    """A name that a person can tell from others, and that nobody has."""
+    name = config.get("name") or str(config.get("trainer") or "").rpartition(":")[2] or "run"
+    slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:MAX_TEXT].lower()).strip("-")[:MAX_SLUG].strip("-")
+    return f"{slug or 'run'}-{secrets.token_hex(4)}"
+
+
+def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:
+    """What the run holds while it runs. Where the job says nothing: a GPU for each process, as far as there are any."""
+    wanted = job.resources
+    devices: tuple[str, ...] = ()
+    gpus = 0
+    if wanted.device_names is not None:
+        devices = tuple(dict.fromkeys(name for name in wanted.device_names if name != CPU))
+    elif wanted.gpus is not None:
+        gpus = wanted.gpus
+    else:
+        gpus = min(wanted.processes, most_gpus([device.device_id for device in inventory.devices]))
+    return Needs(
+        devices=devices,
+        gpus=gpus,
+        cpus=wanted.cpus or wanted.processes,
+        memory_mb=wanted.memory_mb or 0,
+    )
+
+
+def most_gpus(device_ids: list[str]) -> int:
+    """How many GPUs one run can have: they are of one kind."""
+    kinds = [kind_of(device_id) for device_id in device_ids]
+    return max(map(kinds.count, kinds), default=0)
+
+
+def check_fit(job: TrainingJobSpec, needs: Needs, inventory: Inventory) -> None:
+    """InfeasibleError with every reason why it could never start here, and the most that would."""
+    device_ids = [device.device_id for device in inventory.devices]
+    faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
+    num_gpus, processes = len(needs.devices) or needs.gpus, job.resources.processes
+    is_shared_on_purpose = num_gpus == 1 and (job.resources.devices or job.resources.gpus)
+    if not faults and 0 < num_gpus < processes and not is_shared_on_purpose:
+        faults.append(
+            f"resources.processes: {processes} processes need a GPU each and get {num_gpus}: ask for at most"
+            f' {num_gpus}, or for the CPU with resources.devices ["cpu"]'
+        )
+    if faults:
+        raise InfeasibleError("this machine could never run it", faults)
+
+
+def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: int) -> list[str]:
+    """Why needs exceed all that there is; empty where they would fit if nobody else were there."""
+    faults = []
+    unknown = [name for name in needs.devices if name not in device_ids]
+    if unknown:
+        there = ", ".join(device_ids) or "no GPU"
+        faults.append(
+            f"resources.devices: asks for {', '.join(unknown)}, this machine has {there}: name one of those, or any"
+            " with resources.gpus"
+            if device_ids
+            else f"resources.devices: asks for {', '.join(unknown)}, this machine has {there}: use"
+            f' ["{CPU}"], or leave it out'
+        )
+    elif len({kind_of(name) for name in needs.devices}) > 1:
+        faults.append("resources.devices: names GPUs of several kinds, a run can have only one kind")
+    most = most_gpus(device_ids)
+    if needs.gpus > most:
+        asks = f"resources.gpus: asks for {needs.gpus} GPUs, this machine has"
+        instead = f'none: leave it out, or set resources.devices to ["{CPU}"]'
+        faults.append(f"{asks} {most}: ask for at most {most}" if most else f"{asks} {instead}")
+    if needs.cpus > cpus:
+        faults.append(
+            f"resources.cpus: asks for {needs.cpus} CPUs, this machine has {cpus}: ask for at most {cpus} (it is the"
+            " number of processes where it is not given)"
+        )
+    if needs.memory_mb > memory_mb:
+        faults.append(
+            f"resources.memory_mb: asks for {needs.memory_mb} MB, this machine has {memory_mb}: ask for at most"
+            f" {memory_mb}"
+        )
+    return faults
+
+
+def _without_secrets(config: dict[str, Any], secret_env: Mapping[str, Secret]) -> dict[str, Any]:
+    """The config, without variables whose values are given as secrets: those win, and must not be recorded."""
+    env = config.get("env")
+    if not isinstance(env, dict) or not any(name in secret_env for name in env):
+        return config
+    return {**config, "env": {name: value for name, value in env.items() if name not in secret_env}}
+
+
+def _variable_faults(config: dict[str, Any]) -> list[str]:
+    env = config.get("env")
+    faults = []
+    for name, value in env.items() if isinstance(env, dict) else ():
+        if not isinstance(name, str) or not isinstance(value, str):
+            continue  # told as a fault of the job's fields
+        if "=" in name or "\0" in name + value:
+            faults.append(
+                f"env: {name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
+            )
+        elif instead := workers_variables.instead_of(name):
+            faults.append(f"env.{name}: trn sets this variable for every worker: {instead}")
+    return faults
+
+
+def _request_faults(asked: Asked) -> list[str]:
+    faults = []
+    if not -MAX_PRIORITY <= asked.priority <= MAX_PRIORITY:
+        faults.append(
+            f"priority: found {asked.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    for name in ("base_dir", "frozen_from", "interpreter", "log_dir", "event_log"):
+        path: str = getattr(asked, name)
+        if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
+            faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")
+    for name, secret in asked.secret_env.items():
+        if not is_variable_name(name) or name.startswith(workers_variables.PREFIXES):
+            faults.append(f"secret_env: {name[:60]!r} is no name for a variable of a worker")
+        elif "\0" in secret.reveal() or len(secret.reveal()) > MAX_SECRET:
+            faults.append(f"secret_env.{name}: its value holds a NUL, or more than {MAX_SECRET} characters")
+    for name in ("code_identity", "snapshot", "parent_run_id", "submission_id"):
+        if len(getattr(asked, name)) > MAX_TEXT:
+            faults.append(f"{name}: has {len(getattr(asked, name))} characters, expected at most {MAX_TEXT}")
+    return faults

@@ -1,0 +1,1 @@
+"""GPUs, CPUs, memory; what an interpreter has; what a run trained with."""

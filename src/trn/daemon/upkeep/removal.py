@@ -1,0 +1,352 @@
+"""Removing ended runs and what nobody needs any more.
+
+Invariant: a run is removed in this order: its folder is renamed into the trash, its points and then its record are
+forgotten, the files are deleted. The rename decides. Whoever is killed after it leaves a folder in the trash, and the
+next daemon completes that removal before it serves; before it, nothing has happened. So a record without its folder
+is never seen for long, and no folder is left that a later run of the same id could take for its own.
+
+A run stays while it is needed: it has not ended, a run that stays began from it, a run that waits or runs names a file
+in its folder, or not all of its events have reached the logs and the event bus. A folder that another submission left
+under its id is not deleted with it, but moved aside.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gen_worker.contract.checkpoints.choice import scan
+from gen_worker.contract.checkpoints.retention import candidate_of, select_removals
+from trn.core.errors import ConflictError, TrnError
+from trn.core.home import Home
+from trn.core.runs import RunRecord
+from trn.core.snapshots import collect_garbage
+from trn.daemon.api.commits import committed
+from trn.executors.run_folders import find_foreign, set_aside
+from trn.registry.metrics import Extremes, MetricStore
+from trn.registry.sqlite import RunRegistry
+
+logger = logging.getLogger("trn.daemon.upkeep.removal")
+
+LOGS, BUS = "logs", "bus"  # who is told of every event, as the outbox names them
+CACHES = ("decoded", "inputs")
+DEFAULT_METRICS = ("val/loss", "train/loss")
+TOLD_PATIENCE_S, TOLD_EVERY_S = 10.0, 0.1
+_SEPARATOR = "~"  # no run id has it
+
+
+class Freed(NamedTuple):
+    """Something that was removed, or would be."""
+
+    kind: str  # run, checkpoint, snapshots, cache
+    name: str
+    size_bytes: int
+
+
+class Pruned(NamedTuple):
+    freed: list[Freed]
+    kept: list[str]  # runs that are old enough and stay, each with the reason
+
+
+class PruneRule(NamedTuple):
+    """Which runs are old, and which of them stay for their result."""
+
+    ended_before_ms: int
+    keep_best: int = 0
+    metric: str = ""
+    is_max_best: bool = False
+
+
+class Removal:
+    """One at a time: calls wait for each other. Belongs to the loop."""
+
+    def __init__(
+        self,
+        *,
+        registry: RunRegistry,
+        metrics: MetricStore,
+        home: Home,
+        cache_dir: Path,
+        consumers: Sequence[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._home = home
+        self._cache_dir = cache_dir
+        self._consumers = consumers
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self.process_in: Callable[[str], int] = lambda _run_id: (
+            0
+        )  # an unknown worker in the folder of that run
+
+    async def complete(self) -> None:
+        """Complete the removals that an earlier daemon was killed in. Before anything is served."""
+        left = await asyncio.to_thread(_list_folder, self._home.trash)
+        for path in left:
+            run_id = path.name.partition(_SEPARATOR)[0]
+            logger.info("completing the removal of run %s", run_id)
+            with contextlib.suppress(TrnError):  # it was forgotten before, or its id is used again
+                if not self._home.run(run_id).root.exists():
+                    await self._forget([run_id])
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        # The points are synced lazily: a power cut may have brought back those of a run that is gone.
+        known = self._metrics.run_ids()
+        gone = [run_id for run_id in known if not self._registry.has(run_id)]
+        if gone:
+            await committed(self._metrics.remove(gone))
+
+    async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> list[Freed]:
+        """Remove these runs. ConflictError with every reason why one of them stays; then nothing is removed."""
+        async with self._turn:
+            wanted = list(dict.fromkeys(run_ids))
+            reasons = await self._find_reasons(wanted)
+            if reasons:
+                raise ConflictError("\n  - ".join(["nothing was removed", *reasons.values()]))
+            sizes = await asyncio.to_thread(self._measure, wanted)
+            if not is_dry_run:
+                await self._remove(wanted)
+            return sizes
+
+    async def prune(self, rule: PruneRule, *, is_dry_run: bool = False) -> Pruned:
+        """Remove the old runs that nobody needs, then superseded checkpoints of those that stay, code and caches."""
+        async with self._turn:
+            old = self._registry.ended_before(rule.ended_before_ms)
+            kept = await asyncio.to_thread(self._keep_best, old, rule)
+            wanted = [run.run_id for run in old if run.run_id not in kept]
+            while reasons := await self._find_reasons(wanted):
+                kept |= reasons  # and so its parent, in the next round
+                wanted = [run_id for run_id in wanted if run_id not in reasons]
+            staying = [run.run_id for run in old if run.run_id in kept]
+            needed = set(self._registry.resume_paths())
+            superseded = await asyncio.to_thread(self._find_superseded, staying, needed)
+            freed = await asyncio.to_thread(self._measure, wanted)
+            freed += [
+                Freed("checkpoint", f"{item.run_id} {item.name}", sum(map(size_of, item.files)))
+                for item in superseded
+            ]
+            if not is_dry_run:
+                await self._remove(wanted)
+                await asyncio.to_thread(_delete, [path for item in superseded for path in item.files])
+            snapshots = self._registry.snapshots(without=wanted)
+            freed += await asyncio.to_thread(self._collect_snapshots, snapshots, is_dry_run=is_dry_run)
+            if not self._registry.has_unfinished():  # a run that lives may be about to use a cache
+                freed += await asyncio.to_thread(
+                    self._clear_caches, rule.ended_before_ms / 1000, is_dry_run=is_dry_run
+                )
+            return Pruned(freed, list(kept.values()))
+
+    async def _find_reasons(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Why runs stay, by id."""
+        reasons: dict[str, str] = {}
+        for run_id in run_ids:
+            run = self._registry.get(run_id)
+            if not run.state.is_terminal:
+                reasons[run_id] = f"{run_id} is {run.state}: `trn cancel {run_id}` ends it"
+            elif pid := self.process_in(run_id):
+                reasons[run_id] = (
+                    f"{run_id}: process {pid}, which the registry does not know, works in its folder"
+                )
+        for child, parent in self._registry.children(run_ids):
+            reasons.setdefault(parent, f"{parent}: run {child} began from it; remove that one as well")
+        unfinished = self._registry.unfinished_configs()
+        for run_id in run_ids:
+            folder = f"{self._home.run(run_id).root}/"
+            for other, config in unfinished.items():
+                if other != run_id and folder in config:
+                    reasons.setdefault(
+                        run_id, f"{run_id}: run {other} has not ended and uses a file in its folder"
+                    )
+        for run_id in run_ids:
+            if run_id not in reasons and (late := await self._wait_until_told(run_id)):
+                reasons[run_id] = f"{run_id}: its last events have not reached {late} yet; try again later"
+        return reasons
+
+    async def _wait_until_told(self, run_id: str) -> str:
+        """Which consumers have not got all of it; of a run that has just ended they get it in a moment."""
+        deadline = self._clock() + TOLD_PATIENCE_S
+        while late := self._registry.not_told(run_id, self._consumers):
+            if self._clock() >= deadline:
+                return " and ".join({LOGS: "the logs", BUS: "the event bus"}.get(name, name) for name in late)
+            await asyncio.sleep(TOLD_EVERY_S)
+        return ""
+
+    async def _remove(self, run_ids: Sequence[str]) -> None:
+        runs = [self._registry.get(run_id) for run_id in run_ids]
+        moved = await asyncio.to_thread(self._move_away, runs)
+        try:
+            await self._forget(run_ids)
+        except TrnError:
+            await asyncio.to_thread(_move_back, moved)
+            raise
+        for path in moved:
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    async def _forget(self, run_ids: Sequence[str]) -> None:
+        await committed(self._registry.remove(run_ids))
+        await committed(self._metrics.remove(run_ids))
+
+    def _move_away(self, runs: Sequence[RunRecord]) -> dict[Path, Path]:
+        """Where in the trash each folder is now, and where it was."""
+        self._home.trash.mkdir(mode=0o700, exist_ok=True)
+        moved = {}
+        for run in runs:  # before anything is moved: it may refuse
+            if find_foreign(self._home.run(run.run_id), run.nonce):
+                set_aside(self._home, run.run_id)
+        for run in runs:
+            folder = self._home.run(run.run_id).root
+            place = self._home.trash / f"{run.run_id}{_SEPARATOR}{secrets.token_hex(4)}"
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(place)
+                moved[place] = folder
+        _sync(self._home.trash)
+        return moved
+
+    def _measure(self, run_ids: Iterable[str]) -> list[Freed]:
+        return [Freed("run", run_id, size_of(self._home.run(run_id).root)) for run_id in run_ids]
+
+    def _keep_best(self, old: Sequence[RunRecord], rule: PruneRule) -> dict[str, str]:
+        """The best runs of each trainer class, with the reason."""
+        if not rule.keep_best:
+            return {}
+        judged: dict[str, list[tuple[float, str, str]]] = {}
+        for run in old:
+            found = _best_value(self._metrics.extremes(run.run_id), rule)
+            if found is not None:
+                value, metric = found
+                order = -value if rule.is_max_best else value
+                judged.setdefault(str(run.config.get("trainer")), []).append((order, run.run_id, metric))
+        kept = {}
+        for trainer, runs in judged.items():
+            for order, run_id, metric in sorted(runs)[: rule.keep_best]:
+                value = -order if rule.is_max_best else order
+                kept[run_id] = (
+                    f"{run_id}: among the {rule.keep_best} best of {trainer} ({metric} {value:.6g})"
+                )
+        return kept
+
+    def _find_superseded(self, run_ids: Sequence[str], needed: set[str]) -> list["_Superseded"]:
+        """Checkpoints of ended runs that are neither the newest nor the best, and that no run began from."""
+        return [
+            item
+            for run_id in run_ids
+            for item in _superseded(run_id, self._home.run(run_id).checkpoints)
+            if str(item.files[0]) not in needed
+        ]
+
+    def _collect_snapshots(self, keep: set[str], *, is_dry_run: bool) -> list[Freed]:
+        """Code that no run names."""
+        found = collect_garbage(self._home.snapshots, keep, is_dry_run=is_dry_run)
+        if not found.freed_bytes:
+            return []
+        return [Freed("snapshots", f"{found.num_manifests} code snapshots", found.freed_bytes)]
+
+    def _clear_caches(self, before_s: float, *, is_dry_run: bool) -> list[Freed]:
+        """What nobody has used since then."""
+        unused = _unused(self._cache_dir, before_s)
+        freed = [Freed("cache", str(path), size_of(path)) for path in unused]
+        if not is_dry_run:
+            _delete(unused)
+        return freed
+
+
+def _best_value(extremes: Mapping[str, Extremes], rule: PruneRule) -> tuple[float, str] | None:
+    for metric in (rule.metric,) if rule.metric else DEFAULT_METRICS:
+        found = extremes.get(metric)
+        value = None if found is None else found.max_value if rule.is_max_best else found.min_value
+        if value is not None and math.isfinite(value):
+            return value, metric
+    return None
+
+
+class _Superseded(NamedTuple):
+    run_id: str
+    name: str
+    files: tuple[Path, ...]  # the meta first: without it the rest is no checkpoint
+
+
+def _superseded(run_id: str, folder: Path) -> list[_Superseded]:
+    infos = (
+        {info.stem: info for info in scan(folder)[0] if info.meta.run_id == run_id} if folder.is_dir() else {}
+    )
+    removable = select_removals([candidate_of(info) for info in infos.values()], keep_last=1, keep_best=1)
+    return [
+        _Superseded(
+            run_id,
+            stem,
+            (
+                infos[stem].meta_path,
+                *(folder / item.name for item in infos[stem].meta.files),
+                *([folder / author_dir] if (author_dir := infos[stem].meta.author_dir) else []),
+            ),
+        )
+        for stem in removable
+    ]
+
+
+def _unused(cache_dir: Path, before_s: float) -> list[Path]:
+    """What a cache holds that was last written before then: an entry is written again when it is used again."""
+    found = []
+    for kind in CACHES:
+        for path in _list_folder(cache_dir / kind):
+            with contextlib.suppress(OSError):
+                if _newest_use(path) < before_s:
+                    found.append(path)
+    return found
+
+
+def _newest_use(path: Path) -> float:
+    """When one of its files was last read or written. Of a folder, only the latter: to list it is to read it."""
+    found = [item.lstat() for item in (path, *(path.rglob("*") if path.is_dir() else ()))]
+    return max(
+        float(item.st_mtime if stat.S_ISDIR(item.st_mode) else max(item.st_mtime, item.st_atime))
+        for item in found
+    )
+
+
+def size_of(path: Path) -> int:
+    """Of a file, or of all files below a folder; 0 where it is gone."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            return found.st_size
+        return sum(size_of(Path(entry.path)) for entry in os.scandir(path))
+    except OSError:
+        return 0
+
+
+def _list_folder(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _move_back(moved: Mapping[Path, Path]) -> None:
+    for place, folder in moved.items():
+        place.rename(folder)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

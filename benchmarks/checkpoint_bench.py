@@ -48,7 +48,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurem
             key="durable_s",
             ours=OURS,
             beside=[WRITE, *saves],
-            bar=Bar(limit=2.2, against=(WRITE,), text="write + fsync"),
+            bar=Bar(limit=1.4, against=(WRITE,), text="write + fsync"),
             note="ours is also hashed and committed by then; background saves run beside a busy training thread",
         ),
         build_row(

@@ -70,7 +70,7 @@ def _start_rows(measured: Measurements) -> list[Row]:
             key="ms",
             ours=START,
             beside=(FORK, IMPORT, RAY, SUBMITIT),
-            bar=Bar(limit=100),
+            bar=Bar(limit=40),
             note=(
                 "one at a time on an idle daemon, from the call of AsyncClient.submit to the step's own clock; the fork"
                 " makes the model and begins a step, without queue, record or events; Ray Jobs and submitit: submit →"
@@ -94,7 +94,7 @@ def _start_rows(measured: Measurements) -> list[Row]:
             key="runs_per_s",
             ours=BURST,
             beside=(RAY, SUBMITIT),
-            bar=Bar(limit=20, at_least=True),
+            bar=Bar(limit=40, at_least=True),
             note=(
                 "all 100 submitted at once, one step each, as many at a time as the machine has CPUs; the end is the last"
                 " COMPLETED seen by a watcher; Ray Jobs a burst of 10 (quick: 5), submitit of 20, in rounds of their own"

@@ -46,6 +46,7 @@ class DataStreams:
     def __init__(self, seed: int, owned: Mapping[str, object] | None = None) -> None:
         self._seed = seed
         self._owned = dict(owned or {})
+        self._numpy_bits: Any = None  # what numpy's global generator draws from, inside `apart`
         self.inside: States = self._capture_owned()  # as the data left them
         self.initial: States = self.inside
 
@@ -65,7 +66,13 @@ class DataStreams:
     def apart(self) -> Iterator[None]:
         """The data's streams in, whatever is in use there out; and back."""
         python, numpy, torch = random.getstate(), sys.modules.get("numpy"), sys.modules.get("torch")
-        numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
+        if numpy is not None:
+            # Exchanged, not copied: a copy there and back takes 46 µs of every batch. Either side loses the second
+            # number of a pair of normal ones that it has not drawn yet, at each batch alike, resumed or not.
+            numpy_bits = numpy.random.get_bit_generator()
+            if self._numpy_bits is None:
+                self._numpy_bits = numpy.random.MT19937()
+            numpy.random.set_bit_generator(self._numpy_bits)
         torch_state = None if torch is None else torch.default_generator.get_state()
         outside = self._capture_owned()
         self._set_owned(self.inside)
@@ -76,7 +83,7 @@ class DataStreams:
             self._set_owned(outside)
             random.setstate(python)
             if numpy is not None:
-                numpy.random.set_state(numpy_state)
+                numpy.random.set_bit_generator(numpy_bits)
             if torch is not None:
                 torch.default_generator.set_state(torch_state)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -857,6 +858,22 @@ def test_an_error_that_is_not_ours_is_a_number_for_the_caller_and_a_trace_in_the
             assert number
             assert f"error {number} in trn.v1.Trainer/GetHealth" in caplog.text
             assert "ZeroDivisionError" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_daemon_without_descriptors_asks_its_callers_to_come_again(tmp_path: Path) -> None:
+    """As a client takes it, which then waits: an internal error would end it."""
+
+    def fail() -> dict[str, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            host.registry.counts = fail  # type: ignore[method-assign]
+            code, text = await refusal(method(channel, "GetHealth")(pb.GetHealthRequest()))
+            assert code == grpc.StatusCode.UNAVAILABLE
+            assert "Too many open files" in text
 
     asyncio.run(main())
 

@@ -115,16 +115,22 @@ class Connection:
                     if is_end(answer):
                         break
             except AioRpcError as fault:
-                await self._pause_or_raise(fault, name, patience)
+                await self._pause_or_raise(fault, name, patience, is_stream=True)
             else:
                 return
             finally:
                 call.cancel()
 
-    async def _pause_or_raise(self, fault: "grpc.aio.AioRpcError", name: str, patience: "_Patience") -> None:
-        if not _is_broken(fault):
+    async def _pause_or_raise(
+        self, fault: "grpc.aio.AioRpcError", name: str, patience: "_Patience", *, is_stream: bool = False
+    ) -> None:
+        """A daemon that says that it cannot answer now is asked again by streams, which can go on where they were."""
+        is_broken = _is_broken(fault)
+        if not is_broken and not (is_stream and fault.code().name == "UNAVAILABLE"):
             raise self._error(fault, name) from None
         pause_s = patience.next_pause_s()
+        if pause_s is None and not is_broken:
+            raise self._error(fault, name) from None
         if pause_s is None:
             raise UnavailableError(self._explain_absence(fault, patience.waited_s)) from None
         await asyncio.sleep(pause_s)

@@ -20,6 +20,7 @@ from trn.core.settings import ListenSettings, Settings
 from trn.daemon.api.statuses import status_of
 from trn.daemon.api.tcp_guard import AUTHENTICATE_S, max_connections
 from trn.daemon.api.tokens import ApiTokens, RunGrant, require_allowed
+from trn.daemon.upkeep.own_trouble import is_own_trouble
 from trn.proto.addresses import is_loopback
 from trn.proto.methods import ERROR_KEY, METHODS, SERVICE
 
@@ -241,6 +242,9 @@ def _caller(context: Context, tokens: ApiTokens) -> RunGrant | None:
 
 
 async def _abort(context: Context, fault: Exception, path: str) -> None:
+    if not isinstance(fault, TrnError) and is_own_trouble(fault):
+        logger.warning("%s: %s", path, fault)
+        fault = UnavailableError(f"the daemon cannot answer now: {fault}; try again")
     status, message = status_of(fault, method=path)
     if not isinstance(fault, TrnError) and context.done():
         return  # the caller is gone, and that is what failed

@@ -16,7 +16,7 @@ from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.screen_repr import Verbatim, screen_repr
 from gen_worker.errors import SpecError, StartupError, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.api import load_trainer_plugin
-from gen_worker.trainer.attempt.assembly import Assembly, Given
+from gen_worker.trainer.attempt.assembly import Assembly, InjectedParts
 from gen_worker.trainer.attempt.attempt import Attempt
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment, read_library_environment
 from gen_worker.trainer.attempt.state import MetricsRecord, TrainerState
@@ -102,7 +102,7 @@ class Trainer(TrainerInterface):
         self._open(
             environment=read_library_environment(folder),
             job=job,
-            given=Given(
+            injected=InjectedParts(
                 trainer=_build(trainer),
                 train=train.source,
                 validation=validation.source,
@@ -116,7 +116,7 @@ class Trainer(TrainerInterface):
     def for_worker(cls, environment: WorkerEnvironment, job: TrainingJobSpec, **options: Any) -> "Trainer":
         """The trainer of a worker process, from its environment and job. `options`: see `Attempt`."""
         trainer = cls.__new__(cls)
-        trainer._open(environment=environment, job=job, given=Given(), **options)
+        trainer._open(environment=environment, job=job, injected=InjectedParts(), **options)
         return trainer
 
     @staticmethod
@@ -125,17 +125,17 @@ class Trainer(TrainerInterface):
         return load_checkpoint(path)
 
     def _open(
-        self, *, environment: WorkerEnvironment, job: TrainingJobSpec, given: Given, **options: Any
+        self, *, environment: WorkerEnvironment, job: TrainingJobSpec, injected: InjectedParts, **options: Any
     ) -> None:
         self._environment = environment
         self._job = debug_settings(job)
-        self._given = given
+        self._injected = injected
         self._options = options
         self._loop: TrainingLoop | None = None
         self.attempt: Attempt | None = None
 
     def __repr__(self) -> str:
-        state, trainer = self.state, self._given.trainer
+        state, trainer = self.state, self._injected.trainer
         shown: dict[str, object] = {
             "trainer": Verbatim(self._job.trainer if trainer is None else type(trainer).__qualname__),
             "run_id": self._job.run_id,
@@ -172,7 +172,7 @@ class Trainer(TrainerInterface):
         """
         started_s = time.monotonic()
         self.attempt = Attempt(
-            environment=self._environment, job=self._job, given=self._given, **self._options
+            environment=self._environment, job=self._job, injected=self._injected, **self._options
         )
         try:
             loop = self.attempt.run()
@@ -183,7 +183,7 @@ class Trainer(TrainerInterface):
             raise stop.with_traceback(None) from None  # where our own loop was says nothing to anybody
         finally:
             self._keep(self.attempt.loop)
-        if is_finished and self._given.trainer is not None:  # a worker's log has said so
+        if is_finished and self._injected.trainer is not None:  # a worker's log has said so
             logger.warning(
                 "nothing was trained: the run in %s is finished at step %d; raise epochs or max_steps, or use another"
                 " folder",
@@ -226,7 +226,7 @@ class Trainer(TrainerInterface):
             assembly = Assembly(
                 environment=self._environment,
                 job=self._job,
-                given=self._given,
+                injected=self._injected,
                 reporter=TrainingReporter(Path(), run_id=self._job.run_id, log=DiscardedEvents()),
                 stack=stack,
             )

@@ -49,7 +49,7 @@ logger = logging.getLogger("gen_worker.runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class InjectedParts:
     """Parts that a caller in this process hands over, instead of naming them in the job."""
 
     trainer: TrainerPlugin | None = None
@@ -65,7 +65,7 @@ class Assembly:
 
     environment: WorkerEnvironment
     job: TrainingJobSpec
-    given: Given = field(default_factory=Given)
+    injected: InjectedParts = field(default_factory=InjectedParts)
     auth: TrainerAuthContext | None = None
     reporter: TrainingReporter
     uploader: ArtifactUploader | None = None
@@ -83,7 +83,7 @@ class Assembly:
         self._enter(Category.STARTUP)
         os.environ.update({**job.env, **self.environment.extra_env})
         trainer = self._load_trainer()
-        callbacks = CallbackList([*load_callbacks(job), *self.given.callbacks])
+        callbacks = CallbackList([*load_callbacks(job), *self.injected.callbacks])
         device = self._meet_others()
 
         self._enter(Category.INPUT)
@@ -202,7 +202,7 @@ class Assembly:
 
     def make_evaluator(self, kind: Kind, trainer: TrainerPlugin, ctx: StepContext) -> Evaluator | None:
         """None where the job has no such data."""
-        source = self.given.validation if kind == "validation" else self.given.test
+        source = self.injected.validation if kind == "validation" else self.injected.test
         if source is None:
             wanted = self.job.validation if kind == "validation" else self.job.test
             if wanted is None:
@@ -234,7 +234,7 @@ class Assembly:
 
     def _load_trainer(self) -> TrainerPlugin:
         ref = self.environment.plugin or self.job.trainer
-        trainer = self.given.trainer
+        trainer = self.injected.trainer
         if trainer is None:
             trainer = load_jobs_plugin(ref, job_dir=self.environment.job_dir)
         require_sound_job(trainer, self.job)
@@ -283,7 +283,7 @@ class Assembly:
         return inputs
 
     def _open_data(self, inputs: MaterializedInputs) -> BatchSource:
-        source = self.given.train
+        source = self.injected.train
         if source is None:
             rank, world_size = self.processes.rank, self.processes.world_size
             source = open_training_data(
@@ -357,7 +357,7 @@ class Assembly:
             tell=lambda words: self.reporter.log(words, level="warning"),
             # Nothing asks for a save before the end: no cadence, and no callback that could.
             is_writer_in_process=not (
-                self.job.checkpoint_every or self.job.callbacks or self.given.callbacks
+                self.job.checkpoint_every or self.job.callbacks or self.injected.callbacks
             ),
         )
         self.stack.callback(artifacts.close)

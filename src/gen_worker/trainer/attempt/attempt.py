@@ -22,7 +22,7 @@ from gen_worker.contract.lease import FILE_NAME as LEASE_FILE
 from gen_worker.contract.lease import RunLease, is_process_alive
 from gen_worker.contract.screen_repr import screen_repr
 from gen_worker.errors import Category, TrainingCanceled, TrainingTimeout
-from gen_worker.trainer.attempt.assembly import Assembly, Given, is_finished
+from gen_worker.trainer.attempt.assembly import Assembly, InjectedParts, is_finished
 from gen_worker.trainer.attempt.failure import describe_failure, find_cause
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.attempt.upload_session import UploadSession
@@ -43,7 +43,7 @@ class Attempt:
 
     environment: WorkerEnvironment
     job: TrainingJobSpec
-    given: Given = field(default_factory=Given)
+    injected: InjectedParts = field(default_factory=InjectedParts)
     token: str | None = None
     redact: Callable[[str], str] = str
     early_signals: Sequence[int] = ()
@@ -103,7 +103,7 @@ class Attempt:
             assembly = Assembly(
                 environment=environment,
                 job=job,
-                given=self.given,
+                injected=self.injected,
                 auth=auth,
                 reporter=reporter,
                 uploader=None if uploads is None else uploads.uploader,
@@ -207,8 +207,8 @@ class Attempt:
     def _started_fields(self) -> dict[str, Any]:
         job, process = self.job, self.environment.process
         trainer = self.environment.plugin or job.trainer
-        if trainer is None and self.given.trainer is not None:
-            kind = type(self.given.trainer)
+        if trainer is None and self.injected.trainer is not None:
+            kind = type(self.injected.trainer)
             trainer = f"{kind.__module__}:{kind.__qualname__}"
         fields: dict[str, Any] = {
             "trainer": trainer,

@@ -102,7 +102,13 @@ class LeaseHeldError(StartupError):
 
 
 class InputError(WorkerError):
+    """`faults` lists them one by one where the message names several."""
+
     category = Category.INPUT
+
+    def __init__(self, *words: object, faults: list[str] | None = None) -> None:
+        super().__init__(*words)
+        self.faults = faults or []
 
 
 class CheckpointError(InputError):

@@ -54,7 +54,7 @@ def test_a_resume_on_inverted_labels_is_refused_by_file(
     assert refused.returncode == 11, refused.stderr
     failed = run.events("failed")[-1]
     assert failed["category"] == "input"
-    assert "1.parquet: row group 0 holds other data than when this run read it" in failed["error"]
+    assert "1.parquet: row group 0 has changed since this run read it" in failed["error"]
     assert "0.parquet" not in failed["error"]
 
     shutil.copyfile(kept, path)

@@ -78,7 +78,7 @@ def test_swapped_rows_are_found_before_the_first_step(
     with (
         open_feed(folder, shuffle=shuffle) as feed,
         pytest.raises(
-            InputError, match=r"1\.parquet: row group 0 holds other data than when this run read it"
+            InputError, match=r"1\.parquet: row group 0 has changed since this run read it"
         ) as refused,
     ):
         feed.position(saved, manifest=manifest)
@@ -104,7 +104,7 @@ def test_what_is_too_much_to_compare_at_once_is_compared_when_it_is_read(
             "1 of 2 data files were written, copied or moved since the checkpoint: 1 of their 12 row groups are as they"
             " were; 11 more are compared when they are read",
         )
-        with pytest.raises(InputError, match=r"0\.parquet: row group 11 holds other data"):
+        with pytest.raises(InputError, match=r"0\.parquet: row group 11 has changed"):
             read_some(feed, 48, epoch=1)
 
 
@@ -156,7 +156,7 @@ def test_what_any_process_has_read_is_known_to_all_at_any_number_of_them(folder:
         for rank in range(world_size):
             with (
                 open_feed(folder, shuffle=True, rank=rank, world_size=world_size) as feed,
-                pytest.raises(InputError, match="holds other data"),
+                pytest.raises(InputError, match="has changed"),
             ):
                 feed.position(merged, manifest=manifest)
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_rewritten_under_a_run_is_found_in_its_next_epoch(folder:
         os.utime(folder / "0.parquet")  # a touch alone is no change
         read_some(feed, 48, epoch=1)
         write_file(folder / "0.parquet", flip=1)
-        with pytest.raises(InputError, match=r"0\.parquet: row group 0 holds other data"):
+        with pytest.raises(InputError, match=r"0\.parquet: row group 0 has changed"):
             read_some(feed, 48, epoch=2)
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_reads_from_its_cache_knows_what_it_read(folder: Path, tmp_pa
     assert saved == read_and_save(folder, 48)[0]
     write_file(folder / "0.parquet", flip=1)
     for options in ({}, {"cache_dir": tmp_path / "cache"}):
-        with open_feed(folder, **options) as feed, pytest.raises(InputError, match="holds other data"):
+        with open_feed(folder, **options) as feed, pytest.raises(InputError, match="has changed"):
             feed.position(saved, manifest=manifest)
 
 
@@ -222,7 +222,7 @@ def test_an_arrow_file_has_the_checksums_of_its_parquet_files(folder: Path, tmp_
             if is_same:
                 assert feed.position(saved, manifest=manifest) == (1, 0)
             else:
-                with pytest.raises(InputError, match="record batch 0 holds other data"):
+                with pytest.raises(InputError, match="record batch 0 has changed"):
                     feed.position(saved, manifest=manifest)
         write_file(folder / "0.parquet", flip=1)
     with ArrowFeed.open_ipc(tmp_path / "0.arrow", batch_size=10, columns=["label"]) as feed:
@@ -250,7 +250,7 @@ def test_an_arrow_file_of_another_program_is_compared_too(tmp_path: Path) -> Non
     (tmp_path / "x.arrow").write_bytes(content)
     with (
         ArrowFeed.open_ipc(tmp_path / "x.arrow", batch_size=10) as feed,
-        pytest.raises(InputError, match=r"dataset|holds other data"),
+        pytest.raises(InputError, match=r"dataset|has changed"),
     ):
         feed.position(saved, manifest=manifest)
 

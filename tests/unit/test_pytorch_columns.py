@@ -232,7 +232,7 @@ def test_the_next_tokens_are_the_tokens_one_on() -> None:
     inputs, target, _, _ = prepare(pa.record_batch({"t": pa.array([[1, 2, 3], [4, 5, 6, 7, 8]])}))
     assert inputs.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert target.tolist() == [[2, 3, 9], [5, 6, 7]]
-    with pytest.raises(InputError, match="next_token needs rows of token ids"):
+    with pytest.raises(InputError, match="next_token needs token ids"):
         Preparation(ColumnsSpec(inputs={"t": "t"}), context(), is_next_token=True).require(
             pa.schema({"t": pa.float32()})
         )

@@ -316,6 +316,17 @@ def test_a_wrong_config_gives_one_clear_message(
     assert any(expected in fault for fault in rejected["faults"])
 
 
+def test_a_module_beside_the_config_that_python_does_not_find_is_pointed_out(folder: Path) -> None:
+    (folder / "nets_beside.py").write_text("")
+    config = folder / "beside.json"
+    config.write_text(json.dumps(job({"model": {"type": "nets_beside:Net"}, "loss": "mse"})))
+    with pytest.raises(SpecError) as found:
+        read_job_file(config)
+    assert found.value.__notes__ == [
+        f"nets_beside.py is in {folder}: start there, or set PYTHONPATH={folder}"
+    ]
+
+
 def test_what_is_wrong_in_many_places_is_told_at_once(folder: Path) -> None:
     wrong = {
         "model": {"type": "mlp", "args": {"out_features": 0}},

@@ -29,12 +29,15 @@ _MAX_LISTED_FIELDS = 12
 
 
 def convert_document(
-    data: object, record: type[T], *, source: str, more_faults: list[str] | None = None
+    data: object, record: type[T], *, source: str, at: Steps = (), more_faults: list[str] | None = None
 ) -> T:
-    """A `record` made of plain `data`, or one SpecError with all faults (`more_faults` joins them at the end)."""
+    """A `record` made of plain `data`, or one SpecError with all faults (`more_faults` joins them at the end).
+
+    `at` is the path of `data` in its document.
+    """
     require_plain(data, source=source)
     reader = _Reader(record)
-    value = reader.read(data, record, ())
+    value = reader.read(data, record, at)
     faults = reader.faults + (more_faults or [])
     if faults:
         raise SpecError(source, shorten_faults(faults))

@@ -2,9 +2,11 @@
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from gen_worker.contract.documents import parse_document, read_document, render_
 from gen_worker.contract.job.rules import RUNNER, apply_profile, parse_job_spec, run_id_of
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import SpecError, StartupError
+from gen_worker.trainer.datasets.job_content import texts_in
 
 JOB_FILE = "job.json"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
+_REF = re.compile(r"(?P<module>[^\W\d]\w*)[\w.]*:[\w.]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +135,25 @@ def _check_document(document: dict[str, Any], source: str, config_path: Path) ->
             )
         except SpecError as error:
             faults = faults + error.faults
-            _add_search_hint(error, config_path)
-            if job is not None:
-                raise
     if faults or job is None:
-        raise SpecError(source, shorten_faults(faults))
+        refused = SpecError(source, shorten_faults(faults))
+        for name in _modules_beside(config_path, document.get("hyperparams")):
+            folder = config_path.absolute().parent
+            refused.add_note(f"{name}.py is in {folder}: start there, or set PYTHONPATH={folder}")
+        raise refused
     return job
 
 
-def _add_search_hint(error: SpecError, config_path: Path) -> None:
-    """The author's modules are found from the working folder; say so where they lie beside the config."""
-    for found in re.findall(r"module '(\w+)", str(error)):
-        folder = config_path.absolute().parent
-        if (folder / f"{found}.py").exists():
-            error.add_note(f"{found}.py is in {folder}: start there, or set PYTHONPATH={folder}")
+def _modules_beside(config_path: Path, hyperparams: object) -> list[str]:
+    """Modules that `hyperparams` name, that Python does not find, and that are in the config's folder."""
+    refs = (found for text in texts_in(hyperparams) if (found := _REF.fullmatch(text)))
+    return [
+        name
+        for name in dict.fromkeys(ref["module"] for ref in refs)
+        if config_path.with_name(f"{name}.py").exists()
+        and name not in sys.modules
+        and find_spec(name) is None
+    ]
 
 
 def _make_paths_absolute(document: dict[str, Any], folder: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from gen_worker.contract.job.spec import DatasetSpec, ResourcesSpec, TrainingJobSpec
-from gen_worker.errors import SpecError, WorkerError
+from gen_worker.errors import WorkerError
 from gen_worker.pytorch.config import SHIPPED_MODELS, RunnerConfig
 from gen_worker.pytorch.data.preparation import Preparation
 from gen_worker.pytorch.model.build import build_model
@@ -56,7 +55,7 @@ def find_start_faults(config: RunnerConfig, job: TrainingJobSpec, base_dir: Path
         if _is_small(config, prepare):
             build_tried_parts(config, ctx, prepare, nullcontext())
     except WorkerError as error:
-        return _faults(error)
+        return getattr(error, "faults", None) or [str(error)]
     return []
 
 
@@ -88,10 +87,3 @@ def _is_small(config: RunnerConfig, prepare: Preparation) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS
-
-
-def _faults(error: WorkerError) -> list[str]:
-    if isinstance(error, SpecError):
-        return list(error.faults)
-    found: Any = [line.strip().removeprefix("- ") for line in str(error).splitlines()[1:] if line.strip()]
-    return found or [str(error)]

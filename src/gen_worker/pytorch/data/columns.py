@@ -141,9 +141,7 @@ def fit_columns(
     inputs = {name: fit(f"{INPUTS}.{name}", item, name) for name, item in spec.inputs.items()}
     target = None if spec.target is None else fit(TARGET, spec.target, "target")
     if faults:
-        raise InputError(
-            "\n".join(["the columns do not fit the data", *(f"  - {fault}" for fault in faults)])
-        )
+        raise columns_error(faults)
     found = {name: column for name, column in inputs.items() if column is not None}
     every = [*found.values(), *([] if target is None else [target])]
     views = dict.fromkeys(column.name for column in every if column.read is None)
@@ -153,6 +151,11 @@ def fit_columns(
         views=tuple(views),
         is_augmented=any(column.augment is not None for column in found.values()),
     )
+
+
+def columns_error(faults: list[str]) -> InputError:
+    lines = ["the columns do not match the data", *(f"  - {fault}" for fault in faults)]
+    return InputError("\n".join(lines), faults=faults)
 
 
 def type_in_words(data_type: pa.DataType) -> str:

@@ -11,7 +11,7 @@ import torch
 from gen_worker.errors import InputError
 from gen_worker.pytorch.config import ColumnsSpec
 from gen_worker.pytorch.data.augmentation import step_generator
-from gen_worker.pytorch.data.columns import Column, Columns, fit_columns
+from gen_worker.pytorch.data.columns import Column, Columns, columns_error, fit_columns
 from gen_worker.pytorch.step import Prepared
 from gen_worker.trainer.contracts import StepContext
 
@@ -141,11 +141,9 @@ def _require_tokens(columns: Columns) -> None:
     for column in columns.inputs.values():
         is_sequence = len(column.row_shape) == 1 and column.row_shape[0] >= 2
         if not is_sequence or column.dtype.is_floating_point:
-            raise InputError(
-                "the columns do not fit the data\n"
-                f"  - {column.path}: rows of {str(column.dtype).removeprefix('torch.')} {list(column.row_shape)}, but"
-                " next_token needs rows of token ids, at least two each: lists of whole numbers"
-            )
+            found = f"{str(column.dtype).removeprefix('torch.')} {list(column.row_shape)}"
+            expected = "token ids: lists of at least 2 integers"
+            raise columns_error([f"{column.path}: found rows of {found}, but next_token needs {expected}"])
 
 
 def _schema_of(ctx: StepContext) -> pa.Schema | None:

@@ -41,15 +41,15 @@ def model_faults(spec: ModelSpec) -> list[str]:
         what = "module:symbol or a shipped model"
         return [unknown_name(f"{_PATH}.type", spec.type, SHIPPED_MODELS, what)]
     try:
-        convert_document(dict(spec.args), SHIPPED_MODELS[spec.type], source=_PATH)
+        _shipped_args(spec)
     except SpecError as error:
-        return [_below_args(fault) for fault in error.faults]
+        return error.faults
     return []
 
 
-def _below_args(fault: str) -> str:
-    is_unknown = fault.startswith("unknown field")
-    return f"{_PATH}.args: {fault}" if is_unknown else f"{_PATH}.args.{fault}"
+def _shipped_args(spec: ModelSpec) -> Any:
+    at = ("hyperparams", "model", "args")
+    return convert_document(dict(spec.args), SHIPPED_MODELS[spec.type], source=_PATH, at=at)
 
 
 def build_model(spec: ModelSpec, *, seed: int, row_shape: Shape | None, device: str) -> torch.nn.Module:
@@ -64,8 +64,7 @@ def build_model(spec: ModelSpec, *, seed: int, row_shape: Shape | None, device: 
             with _named_after(f"building {spec.type}"):
                 model = found(**spec.args)
         else:
-            args = convert_document(dict(spec.args), SHIPPED_MODELS[spec.type], source=_PATH)
-            model = _BUILDERS[spec.type](args, row_shape)
+            model = _BUILDERS[spec.type](_shipped_args(spec), row_shape)
     finally:
         restore_rng(rng)
     if not isinstance(model, torch.nn.Module):

@@ -85,7 +85,7 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
         try:
             manifest = read_manifest([str(folder / name) for name in names]) if names else None
         except InputError as error:
-            faults += str(error).split("\n  - ")[1:]  # one error of all files, taken apart to join the others
+            faults += error.faults
         if faults:
             raise_input_faults(
                 str(folder), faults, "nothing was indexed: put these files right, or move them away"

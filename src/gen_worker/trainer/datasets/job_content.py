@@ -67,7 +67,7 @@ def find_changed_hyperparams(
 ) -> list[str]:
     """Paths in the hyperparams of a job that changed since then: files and folders, or files alone. Blocks."""
     changed = []
-    for text in _texts(config.get("hyperparams")):
+    for text in texts_in(config.get("hyperparams")):
         status = _stat(path) if (path := _absolute(text, base_dir)) else None
         if status is None or (is_file_meant and not stat.S_ISREG(status.st_mode)):
             continue
@@ -161,7 +161,7 @@ def _named_files(config: Mapping[str, Any], base_dir: str, by_name: list[str]) -
                 yield from _parquet_files(field, path)
         if dataset.get("source"):
             by_name.append(f"{field}.source {dataset['source']}")
-            for text in _texts(dataset.get("args")):
+            for text in texts_in(dataset.get("args")):
                 if path := _absolute(text, base_dir):
                     yield from _files_at(f"{field}.args", path, by_name)
     inputs = config.get("inputs")
@@ -270,17 +270,17 @@ def _list(value: Any) -> Iterator[str]:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Every text in plain data that could be a path."""
     if isinstance(value, str):
         if 0 < len(value) <= MAX_PATH and value.isprintable():
             yield value
     elif isinstance(value, Mapping):
         for below in value.values():
-            yield from _texts(below)
+            yield from texts_in(below)
     elif isinstance(value, list):
         for below in value:
-            yield from _texts(below)
+            yield from texts_in(below)
 
 
 def _is_remote(text: str) -> bool:

@@ -158,10 +158,10 @@ def check_columns(schema: DatasetSchema, columns: Sequence[str], source: str) ->
 
 
 def raise_input_faults(source: str, faults: list[str], remedy: str = "") -> NoReturn:
-    """One InputError, one fault a line, what to do at the end."""
+    """One InputError, one fault per line, what to do at the end."""
     count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
     lines = [f"{source}: {count}", *(f"  - {fault}" for fault in shorten_faults(faults))]
-    raise InputError("\n".join([*lines, remedy] if remedy else lines))
+    raise InputError("\n".join([*lines, remedy] if remedy else lines), faults=faults)
 
 
 def refuse_other_version(data: object, version: str, *, source: str) -> None:

@@ -24,7 +24,11 @@ _BYTES = 4
 
 
 class ContentChangedError(InputError):
-    """A row group holds other data than when it was read before."""
+    """A row group holds other data than when it was read before. `change` says which, without the remedy."""
+
+    def __init__(self, place: str, before: int, now: int) -> None:
+        self.change = f"{place} has changed since this run read it: checksum was {before:08x}, is {now:08x}"
+        super().__init__(f"{self.change}. Restore the file and resume, or start a new run with the new data")
 
 
 class GroupChecksums:
@@ -48,10 +52,7 @@ class GroupChecksums:
             before = self._values[group]
             self._values[group] = before or checksum
         if before not in (_UNREAD, checksum):
-            raise ContentChangedError(
-                f"{place} holds other data than when this run read it: checksum {before:08x}, now {checksum:08x}."
-                " Put the file back and resume; for other data, start a new run"
-            )
+            raise ContentChangedError(place, before, checksum)
 
     def expect(self, state: Mapping[str, Any]) -> list[int] | None:
         """Take what a checkpoint knows: row groups that were read before this call, and differ from it.

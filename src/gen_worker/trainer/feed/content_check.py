@@ -50,7 +50,7 @@ def compare_content(
         try:
             source.check(group)
         except ContentChangedError as fault:
-            changes.append(str(fault).partition(". ")[0])
+            changes.append(fault.change)
     more = [f"and {len(changes) - MAX_NAMED} more"] if len(changes) > MAX_NAMED else []
     return ComparedContent(
         changes=changes[:MAX_NAMED] + more,

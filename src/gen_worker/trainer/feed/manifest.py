@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
+from gen_worker.trainer.datasets.schema import raise_input_faults
 
 MANIFEST_VERSION = 1
 PARQUET_MAGIC = b"PAR1"
@@ -120,7 +121,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def select(self, columns: Sequence[str], source: str) -> "Manifest":
         """The manifest of the same files read with fewer columns, or with another order of them."""
         faults = column_faults(self.schema, columns, source)
-        raise_faults(faults)
+        if faults:
+            raise_input_faults("dataset", faults)
         schema = pa.schema([self.schema.field(name) for name in columns])
         return Manifest.build(self.files, schema, {name: self.row_bytes[name] for name in columns})
 
@@ -169,7 +171,7 @@ def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) ->
     faults.extend(outcome for outcome in outcomes if isinstance(outcome, str))
     footers = [outcome for outcome in outcomes if isinstance(outcome, _Footer)]
     if not footers:
-        raise_faults(faults or ["no files were given: set dataset.parquet_paths"])
+        raise_input_faults("dataset", faults or ["no files were given: set dataset.parquet_paths"])
 
     # The first file that has all columns sets the types; the others are compared with it.
     names = list(columns) if columns is not None else list(footers[0].schema.names)
@@ -191,18 +193,13 @@ def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) ->
         faults.extend(found)
     if not faults and not any(footer.record.num_rows for footer in footers):
         faults.append(f"the dataset has no rows: {', '.join(footer.record.path for footer in footers)}")
-    raise_faults(faults)
+    if faults:
+        raise_input_faults("dataset", faults)
     assert reference is not None
     schema = pa.schema([reference.schema.field(name).remove_metadata() for name in names])
     sized = next(footer for footer in footers if footer.record.num_rows)
     row_bytes = {name: sized.row_bytes(name) for name in names}
     return Manifest.build([footer.record for footer in footers], schema, row_bytes)
-
-
-def raise_faults(faults: list[str]) -> None:
-    if faults:
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        raise InputError("\n".join([f"dataset: {count}", *(f"  - {fault}" for fault in faults)]))
 
 
 def column_faults(schema: pa.Schema, columns: Sequence[str], source: str) -> list[str]:

@@ -316,14 +316,14 @@ def test_a_wrong_config_gives_one_clear_message(
     assert any(expected in fault for fault in rejected["faults"])
 
 
-def test_a_module_beside_the_config_that_python_does_not_find_is_pointed_out(folder: Path) -> None:
-    (folder / "nets_beside.py").write_text("")
-    config = folder / "beside.json"
+def test_a_module_beside_the_config_that_python_does_not_find_is_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "nets_beside.py").write_text("")
+    config = tmp_path / "beside.json"
     config.write_text(json.dumps(job({"model": {"type": "nets_beside:Net"}, "loss": "mse"})))
     with pytest.raises(SpecError) as found:
         read_job_file(config)
     assert found.value.__notes__ == [
-        f"nets_beside.py is in {folder}: start there, or set PYTHONPATH={folder}"
+        f"nets_beside.py is in {tmp_path}: start there, or set PYTHONPATH={tmp_path}"
     ]
 
 

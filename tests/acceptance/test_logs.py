@@ -1,4 +1,4 @@
-"""Logs for machines, written by the real daemon: whoever submitted a run may be gone, and the daemon may be killed."""
+"""Logs for machines, written by the real daemon: the client may have left, and the daemon may be killed."""
 
 import json
 import os
@@ -30,8 +30,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, without repeats."""
     data = path.read_bytes() if path.exists() else b""
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    return drop_repeats(lines)
+
+
+def drop_repeats(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    keyed = {
+        (line["run_id"], line["event"], line.get("seq", line.get("offset"))): line for line in lines[::-1]
+    }
+    return list(keyed.values())[::-1]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -47,7 +56,8 @@ def check_day_logs(home: Home, root: Path, run_id: str) -> None:
     printed = home.run(run_id).log.read_text().splitlines()
 
     def lines() -> list[dict[str, Any]]:  # of two files, if it was midnight
-        return [line for path in sorted(root.glob(f"*/*/*/{run_id}.log.jsonl")) for line in read(path)]
+        paths = sorted(root.glob(f"*/*/*/{run_id}.log.jsonl"))
+        return drop_repeats([line for path in paths for line in read(path)])
 
     wait_until(lambda: len(lines()) >= len(events) + len(printed))
     assert [line for line in lines() if "seq" in line] == events
@@ -69,8 +79,9 @@ def test_lines_are_written_by_the_daemon_also_when_the_client_left_and_a_daemon_
     names = {("job_completed", run_id) for run_id in run_ids}
     wait_until(lambda: {(line["event"], line["run_id"]) for line in read(event_log)} >= names)
     for run_id in run_ids:
-        ours = [line for line in event_log.read_bytes().splitlines() if json.loads(line)["run_id"] == run_id]
-        assert ours[1:-1] == home.run(run_id).events.read_bytes().splitlines()
+        ours = [line for line in read(event_log) if line["run_id"] == run_id]
+        events = home.run(run_id).events.read_bytes().splitlines()
+        assert ours[1:-1] == [json.loads(line) for line in events]
         for root in (home.logs.root, log_dir):
             check_day_logs(home, root, run_id)
             index = [

@@ -157,13 +157,12 @@ class LoggedRuns:
         """All lines of the run below the folder, in the order of the files."""
         root = root or self.home.logs.root
         paths = sorted(root.glob(f"*/*/*/{run_id}[.~]*jsonl"), key=log_order)
-        return [json.loads(line) for path in paths for line in read_whole_lines(path)]
+        return [line for path in paths for line in read_lines(path)]
 
     def index(self, root: Path | None = None) -> list[tuple[str, str]]:
         root = root or self.home.logs.root
         paths = sorted((root / "jobs").iterdir(), key=log_order)
-        lines = [json.loads(line) for path in paths for line in read_whole_lines(path)]
-        return [(line["run_id"], line["event"]) for line in lines]
+        return [(line["run_id"], line["event"]) for path in paths for line in read_lines(path)]
 
 
 def copy_all(copier: LogCopier) -> None:
@@ -184,6 +183,25 @@ def read_whole_lines(path: Path) -> list[bytes]:
     data = path.read_bytes()
     assert data.endswith(b"\n") or not data, f"{path} ends with half a line"
     return data.splitlines()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """As a collector reads a log: a line that is not JSON is dropped."""
+    lines = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def drop_repeats(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As docs/logs.md tells readers to do it: by the key. A repeat says the same, except when it was copied."""
+    first: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        number = line.get("seq", line.get("offset", 0))
+        known = first.setdefault((line["run_id"], line.get("nonce"), line["event"], number), line)
+        assert {**line, "timestamp_ms": 0} == {**known, "timestamp_ms": 0}
+    return list(first.values())
 
 
 def outputs(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,10 +13,9 @@ from trn.core.home import LogFolder
 from trn.daemon.outlets.closed_days import ClosedDays, compress
 
 
-def closed_days(*folders: Path, now_ms: int = NOON_MS, pending: tuple[str, ...] = ()) -> ClosedDays:
+def closed_days(*folders: Path, now_ms: int = NOON_MS) -> ClosedDays:
     return ClosedDays(
         folders=lambda: [LogFolder(folder) for folder in folders],
-        is_pending=lambda run_id: run_id in pending,
         min_free_bytes=0,
         clock_ms=lambda: now_ms,
     )
@@ -38,19 +37,14 @@ def test_files_of_closed_days_are_compressed_and_no_others(tmp_path: Path) -> No
         write(tmp_path / "home", f"day-{days_ago}", days_ago=days_ago)
     write(tmp_path / "home", "day-4.7", days_ago=4)
     write(tmp_path / "other", "elsewhere", days_ago=40)
-    write(tmp_path / "home", "busy", days_ago=9)
-    old = write(tmp_path / "home", "busy.1", days_ago=9)
-    old.with_name("busy~1.log.jsonl").write_text("line\n")
+    write(tmp_path / "home", "full", days_ago=9).with_name("full~1.log.jsonl").write_text("line\n")
     (tmp_path / "home" / "notes").mkdir()
     (tmp_path / "home" / "notes" / "a.log.jsonl").write_text("not ours\n")
-    days = closed_days(tmp_path / "home", tmp_path / "other", tmp_path / "gone", pending=("busy",))
+    days = closed_days(tmp_path / "home", tmp_path / "other", tmp_path / "gone")
     while days.step():
         pass
     assert names(tmp_path) == [
         "a.log.jsonl",
-        "busy.1.log.jsonl",
-        "busy.log.jsonl",
-        "busy~1.log.jsonl",
         "day-0.log.jsonl",
         "day-1.log.jsonl",
         "day-2.log.jsonl.gz",
@@ -58,6 +52,8 @@ def test_files_of_closed_days_are_compressed_and_no_others(tmp_path: Path) -> No
         "day-4.7.log.jsonl.gz",
         "day-4.log.jsonl.gz",
         "elsewhere.log.jsonl.gz",
+        "full.log.jsonl.gz",
+        "full~1.log.jsonl.gz",
     ]
     [packed] = (tmp_path / "other").rglob("*.gz")
     assert gzip.decompress(packed.read_bytes()) == b"line\n"
@@ -79,6 +75,17 @@ def test_a_kill_while_a_file_is_compressed_loses_and_doubles_nothing(name: str, 
         pass
     assert names(tmp_path) == ["a.log.jsonl.gz"]
     assert gzip.decompress(path.with_name("a.log.jsonl.gz").read_bytes()) == b"one\ntwo\n"
+
+
+def test_a_compressed_file_is_not_replaced_by_one_that_a_clock_set_back_has_begun(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", days_ago=3)
+    compress(path)
+    path.write_text("another line\n")
+    days = closed_days(tmp_path)
+    while days.step():
+        pass
+    assert path.read_text() == "another line\n"
+    assert gzip.decompress(path.with_name("a.log.jsonl.gz").read_bytes()) == b"line\n"
 
 
 def test_a_full_disk_leaves_the_plain_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Every event and every line of output is in the logs exactly once and whole, whatever happens on the way."""
+"""Every event and every line of output is in the logs, whatever happens on the way; repeats have the same key."""
 
 import json
 import os
@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logged_runs import DAY_MS, LoggedRuns, copy_all, outputs, read_whole_lines, seqs
+from logged_runs import (
+    DAY_MS,
+    LoggedRuns,
+    copy_all,
+    drop_repeats,
+    outputs,
+    read_lines,
+    read_whole_lines,
+    seqs,
+)
 
 from gen_worker.contract import failpoints
 from trn.core.runs import RunState
 from trn.core.settings import Settings
-from trn.daemon.outlets import log_copier
 
 OUTPUT = b"loading\nstep 1 \xff\n" + "größer\n".encode() + b"the last has no end"
 NAMES = (
@@ -45,9 +53,13 @@ def runs(make_runs: Callable[..., LoggedRuns]) -> LoggedRuns:
     return make_runs()
 
 
-def check(runs: LoggedRuns, run_id: str, output: bytes = OUTPUT, *, root: Path | None = None) -> None:
-    """All of the run is in the day logs below that folder, once and in order."""
-    lines = runs.day_log(run_id, root)
+def check(
+    runs: LoggedRuns, run_id: str, output: bytes = OUTPUT, *, root: Path | None = None, is_exact: bool = True
+) -> None:
+    """All of the run is in the day logs below that folder, in order; without repeats where nothing failed."""
+    found = runs.day_log(run_id, root)
+    lines = drop_repeats(found)
+    assert not is_exact or lines == found
     told = [line for line in lines if "seq" in line]
     assert told == [json.loads(line) for line in runs.events(run_id)]
     printed = outputs(lines)
@@ -56,14 +68,16 @@ def check(runs: LoggedRuns, run_id: str, output: bytes = OUTPUT, *, root: Path |
     assert [line["offset"] for line in printed] == [0, *ends][: len(printed)]
 
 
-def check_event_log(runs: LoggedRuns, path: Path, *run_ids: str) -> None:
-    """The file has each run's lines as they are in its own, between its two job lines."""
-    lines = read_whole_lines(path)
+def check_event_log(runs: LoggedRuns, path: Path, *run_ids: str, is_exact: bool = True) -> None:
+    """The file has each run's events between its two job lines; without repeats where nothing failed."""
+    found = read_lines(path)
+    lines = drop_repeats(found)
+    assert not is_exact or lines == found
     for run_id in run_ids:
-        ours = [line for line in lines if json.loads(line)["run_id"] == run_id]
-        assert ours[1:-1] == runs.events(run_id)
-        assert json.loads(ours[0])["event"] == "job_submitted"
-        assert json.loads(ours[-1])["event"] == "job_completed"
+        ours = [line for line in lines if line["run_id"] == run_id]
+        assert ours[1:-1] == [json.loads(line) for line in runs.events(run_id)]
+        assert ours[0]["event"] == "job_submitted"
+        assert ours[-1]["event"] == "job_completed"
     assert len(lines) == sum(len(runs.events(run_id)) + 2 for run_id in run_ids)
 
 
@@ -121,7 +135,7 @@ def test_output_of_a_run_that_goes_on_waits_for_its_newline_and_knows_its_attemp
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_daemon_that_is_killed_at_any_step_loses_and_doubles_nothing(
+def test_a_daemon_that_is_killed_at_any_step_loses_nothing_and_repeats_have_the_same_key(
     name: str, make_runs: Callable[..., LoggedRuns], tmp_path: Path
 ) -> None:
     nth = 0
@@ -144,33 +158,12 @@ def test_a_daemon_that_is_killed_at_any_step_loses_and_doubles_nothing(
         is_killed = runs.copy_and_die(f"{name}=kill@{nth}") or is_killed
         runs.copy()
         for run_id in ("a", "b"):
-            check(runs, run_id)
-        check_event_log(runs, event_log, "a", "b")
+            check(runs, run_id, is_exact=False)
+        check_event_log(runs, event_log, "a", "b", is_exact=False)
         ends = [(run_id, event) for run_id in ("a", "b") for event in ("job_completed", "job_submitted")]
-        assert sorted(runs.index()) == ends
+        assert sorted(set(runs.index())) == ends
         runs.close()
     assert nth > 2
-
-
-def test_what_was_found_of_runs_that_have_to_wait_is_committed_before_anything_is_written_below_it(
-    runs: LoggedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event_log = tmp_path / "events.jsonl"
-    for run_id in ("a", "b"):
-        runs.submit(run_id, event_log=str(event_log))
-        runs.start(run_id)
-        runs.say(run_id, "started")
-    assert runs.copy_and_die("logs.synced=kill@4")  # all of the files, and nothing is committed
-    monkeypatch.setattr(log_copier, "ROUND_BYTES", 1)  # one run in a round
-    runs.say("b", "metric")
-    runs.say("a", "metric")
-    assert runs.copy_and_die("logs.committed=kill")
-    monkeypatch.undo()
-    for run_id in ("a", "b"):
-        runs.say(run_id, "completed")
-        runs.end(run_id)
-    runs.copy()
-    check_event_log(runs, event_log, "a", "b")
 
 
 def test_a_rename_that_was_the_last_thing_a_daemon_did_loses_and_doubles_nothing(
@@ -188,7 +181,7 @@ def test_a_rename_that_was_the_last_thing_a_daemon_did_loses_and_doubles_nothing
     assert len(list(runs.home.logs.day(runs.now_ms).iterdir())) == 2
 
 
-def test_a_half_line_that_a_full_disk_left_is_completed_wherever_it_was_cut(
+def test_a_half_line_that_a_full_disk_left_is_ended_and_written_again_wherever_it_was_cut(
     make_runs: Callable[..., LoggedRuns], tmp_path: Path
 ) -> None:
     def world(name: str) -> tuple[LoggedRuns, list[Path]]:
@@ -213,10 +206,11 @@ def test_a_half_line_that_a_full_disk_left_is_completed_wherever_it_was_cut(
         runs.copy()
         for path, begun in zip(paths, kept, strict=True):
             assert path.read_bytes().startswith(begun)
-        check(runs, "a")
-        check(runs, "b")
-        check_event_log(runs, paths[2], "a", "b")
-        assert len(runs.index()) == len(set(runs.index())) == 4
+            assert len(read_whole_lines(path)) - len(read_lines(path)) <= 1
+        check(runs, "a", is_exact=False)
+        check(runs, "b", is_exact=False)
+        check_event_log(runs, paths[2], "a", "b", is_exact=False)
+        assert len(set(runs.index())) == 4
         runs.close()
 
 
@@ -248,7 +242,7 @@ def test_a_disk_that_is_full_is_waited_for_and_nothing_is_lost(runs: LoggedRuns,
             copy_all(copier)
             assert copier.warnings == []
         assert event_log.read_bytes().startswith(written)
-        check_event_log(runs, event_log, "a")
+        check_event_log(runs, event_log, "a", is_exact=False)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -282,6 +276,28 @@ def test_an_event_log_that_cannot_be_written_harms_no_other_and_is_caught_up(
     assert len(runs.index()) == 8
 
 
+def test_a_run_whose_folder_cannot_be_read_stops_no_other_run_in_the_same_event_log(
+    runs: LoggedRuns, tmp_path: Path
+) -> None:
+    event_log = tmp_path / "events.jsonl"
+    for run_id in ("bad", "good"):
+        runs.train(run_id, event_log=str(event_log))
+    events = runs.home.run("bad").events
+    events.rename(tmp_path / "aside")
+    os.mkfifo(events)
+    with runs.copier() as copier:
+        copy_all(copier)
+        assert copier.warnings == [
+            f"{events.parent.parent} cannot be read: it is a FIFO, expected a regular file; will try again"
+        ]
+        assert seqs([line for line in read_lines(event_log) if line["run_id"] == "good"]) == [1, 2, 3, 4, 5]
+        (tmp_path / "aside").replace(events)
+        runs.now += 1
+        copy_all(copier)
+        assert copier.warnings == []
+    check_event_log(runs, event_log, "bad", "good")
+
+
 def test_pauses_between_two_tries_grow_and_end_with_the_trouble(runs: LoggedRuns, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("in the way")
@@ -312,30 +328,16 @@ def test_a_run_that_goes_on_over_midnight_gets_another_file(runs: LoggedRuns) ->
     ] == [1, 1]
 
 
-def test_a_half_line_of_a_day_that_is_over_is_completed_in_that_days_file(runs: LoggedRuns) -> None:
+def test_a_crash_before_midnight_repeats_lines_in_the_file_of_the_next_day(runs: LoggedRuns) -> None:
     runs.submit("a")
     runs.start("a")
-    runs.say("a", "started", "metric", "metric")
-    events = runs.events("a")
-    before = runs.home.logs.run("a", runs.now_ms)
-    before.parent.mkdir(parents=True)
-    before.write_bytes(events[0] + b"\n" + events[1][:30])
-    runs.now_ms += 5 * DAY_MS
-    runs.copy()
-    assert read_whole_lines(before) == events[:2]
-    assert read_whole_lines(runs.home.logs.run("a", runs.now_ms)) == events[2:]
-
-
-def test_a_clock_that_was_put_back_doubles_nothing(runs: LoggedRuns) -> None:
-    runs.submit("a")
-    runs.start("a")
-    runs.now_ms += 3 * DAY_MS
-    runs.say("a", "started")
+    runs.say("a", "started", "metric")
     assert runs.copy_and_die("logs.synced=kill")
-    runs.now_ms -= 3 * DAY_MS
+    runs.now_ms += DAY_MS
     runs.say("a", "metric")
     runs.copy()
-    assert sorted(seqs(runs.day_log("a"))) == [1, 2]
+    assert seqs(runs.day_log("a")) == [1, 2, 1, 2, 3]
+    check(runs, "a", b"", is_exact=False)
 
 
 def test_a_file_is_renamed_between_two_lines_and_a_tailer_gets_each_of_them_once(
@@ -422,6 +424,7 @@ def test_somebody_elses_lines_in_an_event_log_stay_and_ours_begin_below(
     lines = event_log.read_bytes().splitlines()
     assert lines[:2] == [b"a title", b"and half a"]
     assert lines[3:-1] == runs.events("a")
+    assert len(read_whole_lines(event_log)) - len(read_lines(event_log)) == 2
 
 
 def test_an_event_log_that_is_no_regular_file_is_not_waited_for(runs: LoggedRuns, tmp_path: Path) -> None:
@@ -457,7 +460,6 @@ def test_runs_that_were_copied_are_not_looked_at_again_also_where_their_logs_wer
     shutil.rmtree(runs.home.logs.root)
     with runs.copier() as copier:
         assert copier.copy() is None
-        assert not copier.is_pending("run-0")
     assert not runs.home.logs.root.exists()
     runs.train("new", output=OUTPUT)
     runs.copy()
@@ -490,7 +492,7 @@ def test_many_lines_take_several_rounds_and_others_have_their_turn(runs: LoggedR
     runs.train("quiet")
     with runs.copier() as copier:
         assert copier.copy() == 0
-        assert copier.is_pending("loud")
-        assert not copier.is_pending("quiet")
+        assert len(outputs(runs.day_log("loud"))) < 6000
+        assert runs.index()[-1] == ("quiet", "job_completed")
         copy_all(copier)
     assert len(outputs(runs.day_log("loud"))) == 6000

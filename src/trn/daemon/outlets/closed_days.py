@@ -1,28 +1,28 @@
-"""Days that are over are compressed: a file that nobody writes any more becomes `<name>.gz`.
+"""Compresses log files of past days: a file that is no longer written becomes `<name>.gz`.
 
-The compressed file is written under another name, synced, read back and compared; then it gets its name, then the
-plain one goes. Killed at any point, the next pass does it again: there is always at least one whole file of the two.
+The compressed file is written under another name, synced, read back and compared. Then it gets its name, then the
+plain file is deleted. After a crash at any point the next pass does it again: one of the two files is always whole.
 """
 
-import contextlib
 import gzip
 import hashlib
 import logging
 import os
-import re
+import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 from gen_worker.contract.failpoints import failpoint
-from trn.core.home import FULL, LOG_SUFFIX, LogFolder
+from trn.core.home import LOG_SUFFIX, LogFolder
+from trn.daemon.outlets.log_file import sync_folder
 
 logger = logging.getLogger("trn.daemon.logs")
 
 DAY_MS = 24 * 3600 * 1000
-BLOCK_BYTES = 1 << 20
 LEVEL = 6
+DAY_FOLDERS = "[0-9][0-9][0-9][0-9]/[0-9][0-9]/[0-9][0-9]"
 
 
 class ClosedDays:
@@ -32,12 +32,10 @@ class ClosedDays:
         self,
         *,
         folders: Callable[[], list[LogFolder]],
-        is_pending: Callable[[str], bool],
         min_free_bytes: int,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._folders = folders
-        self._is_pending = is_pending
         self._min_free_bytes = min_free_bytes
         self._clock_ms = clock_ms
         self._day = -1  # of the last pass
@@ -49,7 +47,7 @@ class ClosedDays:
         return (self._clock_ms() // DAY_MS + 1) * DAY_MS
 
     def step(self) -> bool:
-        """Compress one file; False where none is left today."""
+        """Compress one file; False when none is left today."""
         day = self._clock_ms() // DAY_MS
         if day != self._day:
             self._day = day
@@ -59,22 +57,17 @@ class ClosedDays:
                 if self._has_room(path):
                     compress(path)
                     return True
-            except OSError as fault:
-                logger.warning("%s cannot be compressed: %s; it is tried again tomorrow", path, fault)
+            except (OSError, EOFError, zlib.error) as fault:
+                logger.warning("%s cannot be compressed: %s; will try again tomorrow", path, fault)
         return False
 
     def _find(self, day: int) -> Iterator[Path]:
-        """Files older than the day before, of runs that have nothing left for them."""
-        oldest_open = time.strftime("%Y/%m/%d", time.gmtime((day - 1) * DAY_MS // 1000))
+        """Files of the days before yesterday."""
+        yesterday = time.strftime("%Y/%m/%d", time.gmtime((day - 1) * DAY_MS // 1000))
         for folder in self._folders():
-            for path in _day_folders(folder.root):
-                if path.relative_to(folder.root).as_posix() < oldest_open:
-                    for name in _names(path):
-                        run_id = name.removesuffix(LOG_SUFFIX)
-                        # Releases before families wrote `<run>.1` for `<run>~1`.
-                        run_ids = {run_id.partition(FULL)[0], re.sub(r"\.\d+\Z", "", run_id)}
-                        if name.endswith(LOG_SUFFIX) and not any(map(self._is_pending, run_ids)):
-                            yield path / name
+            for path in sorted(folder.root.glob(f"{DAY_FOLDERS}/*{LOG_SUFFIX}")):
+                if path.parent.relative_to(folder.root).as_posix() < yesterday:
+                    yield path
 
     def _has_room(self, path: Path) -> bool:
         found = os.statvfs(path.parent)
@@ -82,61 +75,38 @@ class ClosedDays:
 
 
 def compress(path: Path) -> None:
-    """`<path>.gz` instead of it."""
+    """Replace the file by `<path>.gz`. Does nothing if another file has that name: the clock was set back."""
     target = path.with_name(f"{path.name}.gz")
+    if not target.exists():
+        _write(path, target)
+    elif not _is_same(path, target):
+        return
+    path.unlink()
+    sync_folder(path.parent)
+
+
+def _write(path: Path, target: Path) -> None:
     temporary = path.with_name(f"{path.name}.gz.tmp")
     times = path.stat()
     with path.open("rb") as source, temporary.open("wb") as raw:
         with gzip.GzipFile(
             filename=path.name, fileobj=raw, mode="wb", compresslevel=LEVEL, mtime=0
         ) as packed:
-            digest = _copy(source, packed)
+            shutil.copyfileobj(source, packed, 1 << 20)
         raw.flush()
         os.fsync(raw.fileno())
     failpoint("logs.zip_written")
-    with gzip.open(temporary, "rb") as packed_again:
-        if _copy(packed_again, None) != digest:
-            temporary.unlink()
-            raise OSError(f"{temporary} does not hold what was written")
+    if not _is_same(path, temporary):
+        temporary.unlink()
+        raise OSError(f"{temporary} differs from what was written")
     os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
     temporary.rename(target)
-    _sync(path.parent)
+    sync_folder(path.parent)
     failpoint("logs.zip_renamed")
-    path.unlink()
-    _sync(path.parent)
 
 
-def _copy(source: IO[bytes] | gzip.GzipFile, target: gzip.GzipFile | None) -> bytes:
-    """The digest of what there is."""
-    digest = hashlib.sha256()
-    while block := source.read(BLOCK_BYTES):
-        digest.update(block)
-        if target is not None:
-            target.write(block)
-    return digest.digest()
-
-
-def _day_folders(root: Path) -> Iterator[Path]:
-    """`YYYY/MM/DD` below it, the oldest first."""
-    for year in _numbered(root, 4):
-        for month in _numbered(year, 2):
-            yield from _numbered(month, 2)
-
-
-def _numbered(folder: Path, width: int) -> list[Path]:
-    return [folder / name for name in _names(folder) if re.fullmatch(rf"\d{{{width}}}", name)]
-
-
-def _names(folder: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(os.listdir(folder))  # noqa: PTH208
-    return []
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+def _is_same(plain: Path, packed: Path) -> bool:
+    """Whether the compressed file holds the plain one."""
+    with plain.open("rb") as one, gzip.open(packed, "rb") as two:
+        digests = [hashlib.file_digest(file, "sha256").digest() for file in (one, two)]
+    return digests[0] == digests[1]

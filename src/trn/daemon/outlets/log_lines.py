@@ -1,11 +1,8 @@
-"""The lines of the logs: what each is made of, and how it is known again.
+"""The lines of the logs. Every line has a key, so a reader can drop repeats.
 
-A line is a function of its source: a run's events file, its worker.log, its record. Only the time of an output line is
-not, and that comes last. So what is in a log already can be told from what is still to be written, and a line of which
-only the beginning was written is completed byte for byte.
+The key is (run_id, nonce) and: `seq` of an event, `offset` of an output line, `event` of a job line.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,40 +11,36 @@ import msgspec
 from trn.core.number_words import as_word
 from trn.core.runs import RunRecord
 
-OUTPUT_VERSION = "trainer_log.v1"
-JOB_VERSION = "trainer_job.v1"
-MAX_MESSAGE_BYTES = 16 << 10  # of an output line; a longer one is cut
+MAX_MESSAGE_BYTES = 16 << 10  # of an output line; a longer one is split
 NUM_JOB_LINES = 2
 
-_TIME = b'"timestamp_ms":'
-_IS_TIME_BEGUN = re.compile(rb"(\d{0,13})(\}?)\Z")
-_encode = msgspec.json.encode
+_encoder = msgspec.json.Encoder()
+encode_lines = _encoder.encode_lines
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that a worker printed, or a part of one that was too long."""
+    """A line that a worker printed, or a part of one that is too long."""
 
-    schema_version: str = OUTPUT_VERSION
+    schema_version: str = "trainer_log.v1"
     event: str = "output"
     run_id: str
     attempt: int
     offset: int  # in worker.log
-    size_bytes: int  # there, with its newline
-    is_partial: bool  # the next one goes on with it
+    size_bytes: int  # in worker.log, with the newline
+    is_partial: bool  # the next line continues it
     message: str
-    nonce: str | msgspec.UnsetType = msgspec.UNSET  # of the submission; runs from before have none
+    nonce: str | msgspec.UnsetType = msgspec.UNSET  # of the submission; runs of older releases have none
     timestamp_ms: int  # when it was copied
 
 
-class JobSubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A run was accepted. Nothing in it ever changes."""
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What both lines of the jobs index have."""
 
-    schema_version: str = JOB_VERSION
-    event: str = "job_submitted"
+    schema_version: str = "trainer_job.v1"
+    event: str
     run_id: str
-    state: str = "PENDING"
+    state: str
     name: str
-    priority: int
     parent_run_id: str
     digest: str
     tags: dict[str, str]
@@ -57,73 +50,58 @@ class JobSubmitted(msgspec.Struct, frozen=True, kw_only=True):
     timestamp_ms: int
 
 
-class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A run has ended for good."""
+class JobSubmitted(JobLine, frozen=True, kw_only=True):
+    priority: int
 
-    schema_version: str = JOB_VERSION
-    event: str  # job_completed, job_failed, job_cancelled
-    run_id: str
-    state: str
-    name: str
+
+class JobEnded(JobLine, frozen=True, kw_only=True):
     reason: str
     attempt: int
     step: int
     end_step: int | None
-    metrics: dict[str, float | str]  # the words nan, inf and -inf where it is no number
+    metrics: dict[str, float | str]  # a number, or nan, inf, -inf as a string
     devices: tuple[str, ...]
-    parent_run_id: str
-    digest: str
-    tags: dict[str, str]
-    folder: str
     final_checkpoint: str
-    submitted_ms: int
     ended_ms: int
     stop_reason: str
-    nonce: str | msgspec.UnsetType = msgspec.UNSET
-    timestamp_ms: int
 
 
 def job_submitted(run: RunRecord, folder: str) -> bytes:
+    fields = _job_fields(run, folder)
     line = JobSubmitted(
-        run_id=run.run_id,
-        name=run.name,
+        **fields,
+        event="job_submitted",
+        state="PENDING",
         priority=run.priority,
-        parent_run_id=run.parent_run_id,
-        digest=run.digest,
-        tags=run.tags,
-        folder=folder,
-        submitted_ms=run.submitted_ms,
-        nonce=run.nonce or msgspec.UNSET,
         timestamp_ms=run.submitted_ms,
     )
-    return _encode(line) + b"\n"
+    return encode_lines([line])
 
 
 def job_ended(run: RunRecord, folder: str, final_checkpoint: str) -> bytes:
     ended_ms = run.ended_ms or run.updated_ms
     line = JobEnded(
+        **_job_fields(run, folder),
         event=f"job_{run.state.lower()}",
-        run_id=run.run_id,
         state=run.state,
-        name=run.name,
         reason=run.reason,
         attempt=run.attempt,
         step=run.step,
         end_step=run.end_step,
         metrics={name: as_word(value) for name, value in run.metrics.items()},
         devices=run.devices,
-        parent_run_id=run.parent_run_id,
-        digest=run.digest,
-        tags=run.tags,
-        folder=folder,
         final_checkpoint=final_checkpoint,
-        submitted_ms=run.submitted_ms,
         ended_ms=ended_ms,
         stop_reason=run.stop_reason,
-        nonce=run.nonce or msgspec.UNSET,
         timestamp_ms=ended_ms,
     )
-    return _encode(line) + b"\n"
+    return encode_lines([line])
+
+
+def _job_fields(run: RunRecord, folder: str) -> dict[str, Any]:
+    names = ("run_id", "name", "parent_run_id", "digest", "tags", "submitted_ms")
+    fields = {name: getattr(run, name) for name in names}
+    return {**fields, "folder": folder, "nonce": run.nonce or msgspec.UNSET}
 
 
 class AttemptStart(NamedTuple):
@@ -133,13 +111,20 @@ class AttemptStart(NamedTuple):
     number: int
 
 
-def cut_output(
-    data: bytes, offset: int, *, is_all: bool, starts: Sequence[AttemptStart] = ()
-) -> Iterator[tuple[int, int, int, bool, str]]:
-    """(attempt, offset, size, is partial, text) of the lines in bytes of a worker.log that begin at `offset`.
+def split_output(
+    data: bytes,
+    offset: int,
+    *,
+    run_id: str,
+    nonce: str = "",
+    now_ms: int = 0,
+    is_all: bool,
+    starts: Sequence[AttemptStart] = (),
+) -> Iterator[OutputLine]:
+    """The lines in `data`, which begins at `offset` of worker.log.
 
-    A line ends with its newline, where another attempt begins, or, with `is_all`, where the bytes end. What is not
-    ended yet is left for later. How it is cut depends on nothing but what is in the file.
+    A line ends at its newline, where another attempt begins, or, with `is_all`, at the end of the data. An unfinished
+    line is left for later. The result depends only on the file, not on when it is read: a repeat has the same key.
     """
     at = 0
     while at < len(data):
@@ -150,20 +135,26 @@ def cut_output(
         if newline >= 0:
             stop = newline + 1
         elif limit - at > MAX_MESSAGE_BYTES:
-            stop, is_partial = _between_letters(data, at + MAX_MESSAGE_BYTES), True
-        elif end is not None and limit == end - offset:
+            stop, is_partial = _character_start(data, at + MAX_MESSAGE_BYTES), True
+        elif is_all or (end is not None and limit == end - offset):
             stop = limit
-        elif is_all:
-            stop = len(data)
         else:
             return
-        text = data[at:stop].removesuffix(b"\n").decode("utf-8", "backslashreplace")
-        yield number, offset + at, stop - at, is_partial, text
+        yield OutputLine(
+            run_id=run_id,
+            attempt=number,
+            offset=offset + at,
+            size_bytes=stop - at,
+            is_partial=is_partial,
+            message=data[at:stop].removesuffix(b"\n").decode("utf-8", "backslashreplace"),
+            nonce=nonce or msgspec.UNSET,
+            timestamp_ms=now_ms,
+        )
         at = stop
 
 
 def _attempt_at(starts: Sequence[AttemptStart], offset: int) -> tuple[int, int | None]:
-    """(the attempt that printed there, where the next one begins)."""
+    """(the attempt that printed there, where the next attempt begins)."""
     number = starts[0].number if starts else 1
     for start in starts:
         if start.offset > offset:
@@ -172,83 +163,9 @@ def _attempt_at(starts: Sequence[AttemptStart], offset: int) -> tuple[int, int |
     return number, None
 
 
-def _between_letters(data: bytes, at: int) -> int:
-    """At or a little before there: not inside of a letter of several bytes."""
+def _character_start(data: bytes, at: int) -> int:
+    """`at`, or up to 3 bytes before it: not inside a UTF-8 character."""
     for back in range(4):
         if data[at - back] & 0xC0 != 0x80:
             return at - back
-    return at  # it is no UTF-8
-
-
-class Mark(NamedTuple):
-    """What a line in a log is a copy of."""
-
-    run_id: str
-    kind: str  # event, output, job
-    value: int  # the event's number; where the output ends; which of the job's lines
-    nonce: str = ""  # of the submission: a later run may have the same id
-
-
-class _Head(msgspec.Struct):
-    run_id: str
-    event: str
-    schema_version: str = ""
-    seq: int = 0
-    nonce: str = ""
-
-
-class _OutputHead(msgspec.Struct):
-    offset: int
-    size_bytes: int
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
-_decode_output = msgspec.json.Decoder(_OutputHead).decode
-
-
-def read_mark(line: bytes) -> Mark | None:
-    """None: it is none of ours."""
-    try:
-        head = _decode_head(line)
-        if head.schema_version == JOB_VERSION:
-            return Mark(head.run_id, "job", 1 if head.event == "job_submitted" else NUM_JOB_LINES, head.nonce)
-        if head.schema_version == OUTPUT_VERSION:
-            output = _decode_output(line)
-            return Mark(head.run_id, "output", output.offset + output.size_bytes, head.nonce)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return Mark(head.run_id, "event", head.seq, head.nonce) if head.seq else None
-
-
-def completion(half: bytes, lines: bytes) -> bytes | None:
-    """What is missing of `lines` where `half` of the first one is written; None where it is not of that line.
-
-    Of an output line the time may be another one by now: what is there of it stays.
-    """
-    if lines.startswith(half):
-        return lines[len(half) :]
-    line, newline, rest = lines.partition(b"\n")
-    head, time, digits = line.rpartition(_TIME)
-    if not time or not half.startswith(head + time):
-        return None
-    begun = _IS_TIME_BEGUN.match(half[len(head + time) :])
-    if begun is None or (begun[2] and not begun[1]):
-        return None
-    is_ended = bool(begun[2])
-    missing = b"" if is_ended else b"0" * (len(digits) - 1 - len(begun[1])) + b"}"
-    return missing + newline + rest
-
-
-def output_line(run_id: str, piece: tuple[int, int, int, bool, str], now_ms: int, nonce: str = "") -> bytes:
-    attempt, offset, size_bytes, is_partial, message = piece
-    line: Any = OutputLine(
-        run_id=run_id,
-        attempt=attempt,
-        offset=offset,
-        size_bytes=size_bytes,
-        is_partial=is_partial,
-        message=message,
-        nonce=nonce or msgspec.UNSET,
-        timestamp_ms=now_ms,
-    )
-    return _encode(line) + b"\n"
+    return at  # it is not UTF-8

@@ -56,7 +56,6 @@ class LogOutlet:
         )
         days = ClosedDays(
             folders=copier.folders,
-            is_pending=copier.is_pending,
             min_free_bytes=self._settings.min_free_bytes,
             clock_ms=self._clock_ms,
         )

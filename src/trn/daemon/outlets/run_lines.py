@@ -1,11 +1,9 @@
-"""What a run has for its copies: its events, its output and its job lines after a place, in their order."""
+"""The lines that a log file still lacks of a run: its events, its output and its job lines, each in order."""
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -13,27 +11,19 @@ from gen_worker.contract.regular_files import NotRegularFileError, open_regular,
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import read_terminal
+from trn.daemon.outlets.log_file import LogFile
 from trn.daemon.outlets.log_lines import (
     NUM_JOB_LINES,
     AttemptStart,
-    Mark,
-    cut_output,
+    encode_lines,
     job_ended,
     job_submitted,
-    output_line,
+    split_output,
 )
 from trn.daemon.outlets.outbox import Outbox, Place
-from trn.daemon.outlets.run_copies import Copy
 from trn.registry.log_places import LogPlace
 
 READ_BYTES = 256 << 10
-
-
-class Piece(NamedTuple):
-    """Whole lines of one source, perhaps none, and the place after them."""
-
-    lines: bytes
-    place: LogPlace
 
 
 class RunLines:
@@ -43,109 +33,78 @@ class RunLines:
         self._home = home
         self._outbox = outbox
         self._clock_ms = clock_ms
-        self._starts: dict[str, dict[int, int | None]] = {}
 
-    def forget(self, run_id: str) -> None:
-        self._starts.pop(run_id, None)
-
-    def after(self, run: RunRecord, copy: Copy) -> Iterator[Piece]:
-        """All that is there after the copy's place. Reads as it is iterated."""
-        place = copy.place
+    def after(self, run: RunRecord, file: LogFile, place: LogPlace) -> Iterator[tuple[bytes, LogPlace]]:
+        """(whole lines, the place after them) for this file. Reads as it is iterated."""
         folder = self._home.run(run.run_id)
-        if copy.has_job_lines and place.num_job_lines == 0:
+        if file.has_job_lines and place.num_job_lines == 0:
             place = place._replace(num_job_lines=1)
-            yield Piece(job_submitted(run, str(folder.root)), place)
-        if copy.has_events:
+            yield job_submitted(run, str(folder.root)), place
+        if file.has_events and run.attempt:
             for batch, end in self._outbox.batches(run, Place(place.seq, place.offset)):
                 place = place._replace(seq=batch.last_seq, offset=end)
-                yield Piece(batch.lines, place)
-        if copy.has_output:
-            for lines, end in self._output(run, folder.log, place.output_offset):
+                yield batch.lines, place
+        if file.has_output and run.attempt:
+            for lines, end in self._output(run, place.output_offset):
                 place = place._replace(output_offset=end)
-                yield Piece(lines, place)
-        if copy.has_job_lines and run.state.is_terminal and place.num_job_lines < NUM_JOB_LINES:
+                yield lines, place
+        if file.has_job_lines and run.state.is_terminal and place.num_job_lines < NUM_JOB_LINES:
             terminal = None
             with contextlib.suppress(NotRegularFileError):
                 terminal = read_terminal(folder.events, run.attempt, run.nonce)
             final = terminal.final_checkpoint if terminal else ""
-            place = place._replace(num_job_lines=NUM_JOB_LINES)
-            yield Piece(job_ended(run, str(folder.root), final), place)
+            yield job_ended(run, str(folder.root), final), place._replace(num_job_lines=NUM_JOB_LINES)
 
-    def beginnings(self, run: RunRecord, copy: Copy) -> Iterator[Piece]:
-        """What may come next in the file: the first piece, and the first of the output, each as if it were alone."""
-        yield from itertools.islice(self.after(run, copy), 1)
-        if copy.has_output:
-            path = self._home.run(run.run_id).log
-            for lines, end in itertools.islice(self._output(run, path, copy.place.output_offset), 1):
-                yield Piece(lines, copy.place._replace(output_offset=end))
-
-    def place_of(self, run: RunRecord, copy: Copy, marks: list[Mark]) -> LogPlace:
-        """The copy's place with these lines, which are in the file already, after it."""
-        place = copy.place
-        newest = {
-            kind: max(mark.value for mark in marks if mark.kind == kind) for kind in {m.kind for m in marks}
-        }
-        if "output" in newest:
-            place = place._replace(output_offset=max(place.output_offset, newest["output"]))
-        if "job" in newest:
-            place = place._replace(num_job_lines=max(place.num_job_lines, newest["job"]))
-        seq = newest.get("event", 0)
-        for batch, end in self._outbox.batches(run, Place(place.seq, place.offset)):
-            if batch.first_seq > seq:
-                break
-            rest = batch.after(seq)
-            if rest is not None:
-                return place._replace(seq=seq, offset=end - len(rest.lines))
-            place = place._replace(seq=batch.last_seq, offset=end)
-        return place
-
-    def _output(self, run: RunRecord, path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
+    def _output(self, run: RunRecord, offset: int) -> Iterator[tuple[bytes, int]]:
         """(lines, where in worker.log they end)."""
+        folder = self._home.run(run.run_id)
         try:
-            fd = open_regular(path)
+            fd = open_regular(folder.log)
         except (FileNotFoundError, NotRegularFileError):
             return
         try:
             size_bytes = os.fstat(fd).st_size
-            offset = min(offset, size_bytes)  # a power cut may have taken its end
+            offset = min(offset, size_bytes)  # a power cut may have cut the file
             while offset < size_bytes:
                 data = os.pread(fd, min(READ_BYTES, size_bytes - offset), offset)
-                is_all = run.state.is_terminal and offset + len(data) >= size_bytes
-                starts = self._attempt_starts(
-                    run
-                )  # after the read: an attempt makes its record before it prints
-                pieces = list(cut_output(data, offset, is_all=is_all, starts=starts))
-                if not pieces:
-                    return
-                now_ms = self._clock_ms()
-                offset = pieces[-1][1] + pieces[-1][2]
-                yield (
-                    b"".join([output_line(run.run_id, piece, now_ms, run.nonce) for piece in pieces]),
-                    offset,
+                lines = list(
+                    split_output(
+                        data,
+                        offset,
+                        run_id=run.run_id,
+                        nonce=run.nonce,
+                        now_ms=self._clock_ms(),
+                        is_all=run.state.is_terminal and offset + len(data) >= size_bytes,
+                        # Read after the data: an attempt writes its record before it prints.
+                        starts=_attempt_starts(folder.attempts, offset),
+                    )
                 )
+                if not lines:
+                    return
+                offset = lines[-1].offset + lines[-1].size_bytes
+                yield encode_lines(lines), offset
         finally:
             os.close(fd)
 
-    def _attempt_starts(self, run: RunRecord) -> list[AttemptStart]:
-        known = self._starts.setdefault(run.run_id, {})
-        folder = self._home.run(run.run_id).attempts
-        # The record that we have may be older than what is in the log.
-        number = 1
-        while number <= run.attempt + 1 or known.get(number - 1) is not None:
-            if number not in known:
-                try:
-                    known[number] = _decode(read_regular(folder / f"{number}.json")).log_offset
-                except (OSError, msgspec.MsgspecError):
-                    if number > run.attempt:
-                        break
-            number += 1
-        return [
-            AttemptStart(offset, number) for number, offset in sorted(known.items()) if offset is not None
-        ]
 
-
-class _Started(msgspec.Struct):
+class _AttemptRecord(msgspec.Struct):
     log_offset: int | None = None
 
 
-_decode = msgspec.json.Decoder(_Started).decode
+_decode_record = msgspec.json.Decoder(_AttemptRecord).decode
+
+
+def _attempt_starts(folder: Path, offset: int) -> list[AttemptStart]:
+    """Of the attempts that printed at the offset or after it, in order."""
+    numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
+    starts: list[AttemptStart] = []
+    for number in sorted(numbers, reverse=True):
+        try:
+            start = _decode_record(read_regular(folder / f"{number}.json")).log_offset
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if start is not None:
+            starts.append(AttemptStart(start, number))
+            if start <= offset:
+                break
+    return starts[::-1]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -313,6 +314,8 @@ class FakeCalls:
             raise InfeasibleError("this machine could never run it", ["resources.gpus: asks for 9"])
         if b"broken" in request.config_json:
             raise RuntimeError("a secret of ours")
+        if b"no descriptor" in request.config_json:
+            raise sqlite3.OperationalError("unable to open database file")
         return pb.SubmitRunResponse(run=pb.Run(run_id="run-1"), existed=len(self.asked) > 1)
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Any, /) -> pb.CancelRunResponse:
@@ -383,6 +386,7 @@ def test_a_run_is_known_by_its_command_so_that_it_is_made_once(config: str) -> N
         ({"command": "submit", "config": "x" * (5 << 20)}, "invalid-argument", "at most 4194304"),
         ({"command": "submit", "config": "too much"}, "failed-precondition", "asks for 9"),
         ({"command": "submit", "config": "broken"}, "internal", "the daemon failed in bus command submit"),
+        ({"command": "submit", "config": "no descriptor"}, "unavailable", "cannot answer now"),
     ],
 )
 def test_what_cannot_be_obeyed_gets_an_error_in_reply(fields: dict[str, str], code: str, words: str) -> None:

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gen_worker.contract.failpoints import failpoint
-from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError
+from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError, UnavailableError
 from trn.core.runs import RunRecord
 from trn.daemon.api.commits import committed
 from trn.daemon.api.statuses import status_of
 from trn.daemon.outlets.event_bus import BusCommand, CommandStream
 from trn.daemon.outlets.own_thread import OwnThread
+from trn.daemon.upkeep.own_trouble import is_own_trouble
 from trn.proto import trainer_pb2 as pb
 
 logger = logging.getLogger("trn.bus")
@@ -115,6 +116,10 @@ class BusCommands:
         except TrnError as fault:
             return {**head, "ok": "0", "code": fault.code, "error": str(fault)}
         except Exception as fault:
+            if is_own_trouble(fault):
+                logger.warning("command %s: %s", command.command_id, fault)
+                error = f"the daemon cannot answer now: {fault}; try again"
+                return {**head, "ok": "0", "code": UnavailableError.code, "error": error}
             _, message = status_of(fault, method=f"bus command {name}")
             return {**head, "ok": "0", "code": "internal", "error": message}
         return {**head, "ok": "1", **done}

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from gen_worker.errors import ExitCode
 
 MODES = ("trainer", "inference")
-
+RUNTIMES = {"trainer": "gen_worker.trainer.runtime"}  # mode -> the module whose `run_worker` runs it
 
 USAGE = """usage: WORKER_MODE=trainer TRAINER_JOB_SPEC_PATH=job.json python -m gen_worker.entrypoint
 
@@ -23,16 +24,14 @@ def main(arguments: Sequence[str] = ()) -> int:
         print(USAGE)  # noqa: T201
         return 0 if arguments[0] in ("-h", "--help") else int(ExitCode.STARTUP)
     mode = os.environ.get("WORKER_MODE", "")
-    if mode == "trainer":
-        # A stop that comes while we still import is kept for the attempt, which answers it with its terminal event.
+    if mode in RUNTIMES:
+        # A signal that arrives during the imports is kept: the attempt answers it with its terminal event.
         early: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: early.append(number))
-        from gen_worker.trainer.runtime import run_worker
-
-        return int(run_worker(early))
-    if mode == "inference":
-        print("gen_worker: this release has no inference runtime; set WORKER_MODE=trainer", file=sys.stderr)  # noqa: T201
+        return int(import_module(RUNTIMES[mode]).run_worker(early))
+    if mode in MODES:
+        print(f"gen_worker: this release has no {mode} runtime; set WORKER_MODE=trainer", file=sys.stderr)  # noqa: T201
         return int(ExitCode.STARTUP)
     found = f"is {mode!r}" if mode else "is not set"
     print(f"gen_worker: WORKER_MODE {found}; set it to one of: {', '.join(MODES)}", file=sys.stderr)  # noqa: T201

@@ -57,6 +57,7 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "resume_non_finite",
         "resume_older",
         "fast_dev_run",
+        "mode",
         "group",
         "grace_s",
         "heartbeat_s",

@@ -125,7 +125,7 @@ def test_a_step_that_outlasts_the_grace_is_reported_and_left_with_the_resumable_
     (failed,) = [event for event in bench.events() if event["event"] == "failed"]
     assert failed["category"] == "cancelled"
     assert "grace of 10 s" in failed["error"]
-    assert not bench.lifecycle.complete(None)
+    assert not bench.reporter.completed(step=0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -167,7 +167,7 @@ def test_a_second_sigterm_changes_nothing(folder: Path) -> None:
 
 def test_only_one_way_out_is_written(folder: Path) -> None:
     bench = Bench(folder)
-    assert bench.lifecycle.fail(Category.TRAIN_STEP, "boom")
-    assert not bench.lifecycle.fail(Category.CANCELLED, "late")
-    assert not bench.lifecycle.complete(None)
+    assert bench.reporter.failed(step=0, error="boom", category=Category.TRAIN_STEP)
+    assert not bench.reporter.failed(step=0, error="late", category=Category.CANCELLED)
+    assert not bench.reporter.completed(step=0)
     assert [event["event"] for event in bench.events()] == ["failed"]

@@ -76,6 +76,11 @@ def test_the_jobs_variables_are_there_from_the_start_of_the_process(folder: RunF
     assert plan_with({"MKL_NUM_THREADS": "1"}, {"MKL_NUM_THREADS": "1"}).plan.is_warm
 
 
+def test_the_mode_of_a_worker_is_that_of_its_run(folder: RunFolder) -> None:
+    assert plan(run(config=CONFIG), folder).plan.env["WORKER_MODE"] == "trainer"
+    assert plan(run(config={**CONFIG, "mode": "inference"}), folder).plan.env["WORKER_MODE"] == "inference"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return Home(tmp_path).run("r")

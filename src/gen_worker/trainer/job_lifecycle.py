@@ -4,11 +4,11 @@
         │           │
         └───────────┴──────> FAILED(category)
 
-The terminal event is written by whoever reaches `complete` or `fail` first: the runtime, or the watcher when the
-grace after a stop request is over and a step still hangs. The reporter lets only one through.
+The attempt writes the terminal event, or the watcher when a step still runs after the grace period. The reporter
+writes only the first.
 
-The loop looks at `stop.reason`, an attribute. Everything that needs a system call to find out, the cancel file,
-the clock, the next heartbeat, is done by the watcher thread, which also beats through a step of any length.
+The loop reads `stop.reason`, an attribute. The watcher thread does everything that needs a system call: the cancel
+file, the clock, the heartbeat. So heartbeats continue during a step of any length.
 """
 
 import logging
@@ -101,14 +101,6 @@ class JobLifecycle:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
-    def complete(self, final_checkpoint: Path | str | None, **fields: Any) -> bool:
-        """Write `completed`, unless a terminal event is out already."""
-        return self._reporter.completed(step=self._progress.step, final_checkpoint=final_checkpoint, **fields)
-
-    def fail(self, category: Category, error: str, **fields: Any) -> bool:
-        """Write `failed`, unless a terminal event is out already."""
-        return self._reporter.failed(step=self._progress.step, error=error, category=category, **fields)
-
     def look(self) -> None:
         """One round of the watcher: beat, look for the cancel file, at the clock, at the grace."""
         if self._reporter.terminal_event is not None:
@@ -175,7 +167,7 @@ class JobLifecycle:
         )
         try:
             self.on_overrun(category, error)
-            self.fail(category, error)
+            self._reporter.failed(step=self._progress.step, error=error, category=category)
             print(f"gen_worker: {category}: {error}", file=sys.stderr)  # noqa: T201
         except Exception:  # leaving matters more than saying so
             logger.exception("the terminal event could not be written")

@@ -114,7 +114,7 @@ class Trainer(TrainerInterface):
 
     @classmethod
     def for_worker(cls, environment: WorkerEnvironment, job: TrainingJobSpec, **options: Any) -> "Trainer":
-        """The trainer of a worker process, from its environment and job. `options`: see `Attempt`."""
+        """The trainer of a worker process, from its environment and job. `options`: see `AttemptSession`."""
         trainer = cls.__new__(cls)
         trainer._open(environment=environment, job=job, injected=InjectedParts(), **options)
         return trainer
@@ -172,7 +172,7 @@ class Trainer(TrainerInterface):
         """
         started_s = time.monotonic()
         self.attempt = Attempt(
-            environment=self._environment, job=self._job, injected=self._injected, **self._options
+            environment=self._environment, job=self._job, injected=self._injected, options=self._options
         )
         try:
             loop = self.attempt.run()

@@ -136,6 +136,8 @@ def rule_faults(document: dict[str, Any]) -> Iterator[str]:
             value = value.get(name) if isinstance(value, dict) else None
         return value
 
+    if given("mode") == "inference":
+        yield 'mode: found "inference", but this release only trains: set it to "trainer" or leave it out'
     if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
         yield "max_steps: neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)"
     yield from _data_source_faults(

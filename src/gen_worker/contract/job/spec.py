@@ -23,6 +23,7 @@ PluginRef = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?\Z", description="module:symbol")
 ]
 Precision = Literal["fp32", "bf16", "fp16"]
+WorkerMode = Literal["trainer", "inference"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,6 +115,7 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     trainer: PluginRef | None = None
     owner: str | None = None
     release_ref: str | None = None
+    mode: WorkerMode = "trainer"
 
     max_steps: Count | None = None
     epochs: Count | None = None

@@ -18,9 +18,8 @@ from gen_worker.errors import Category, InputError, StartupError
 from gen_worker.trainer.api import load_jobs_plugin, require_sound_job
 from gen_worker.trainer.artifacts import ArtifactWriter
 from gen_worker.trainer.attempt.data_sources import attach_own_data, open_held_out_data, open_training_data
-from gen_worker.trainer.attempt.download_progress import DownloadProgress
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
-from gen_worker.trainer.attempt.upload_session import transfer_options
+from gen_worker.trainer.attempt.session import fetch_inputs
 from gen_worker.trainer.author.code_identity import OutsideCodeWatch
 from gen_worker.trainer.author.identity import describe_identity
 from gen_worker.trainer.authz import TrainerAuthContext
@@ -29,7 +28,7 @@ from gen_worker.trainer.callbacks.callback_list import CallbackList
 from gen_worker.trainer.callbacks.loading import load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin
-from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
+from gen_worker.trainer.inputs import MaterializedInputs
 from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
 from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import prepare_model_runtime
@@ -42,7 +41,6 @@ from gen_worker.trainer.steps.batch_source import BatchSource, FirstBatches, kno
 from gen_worker.trainer.steps.evaluation import Evaluator, Kind
 from gen_worker.trainer.steps.held_out import compare_held_out
 from gen_worker.trainer.steps.schedule import Schedule
-from gen_worker.trainer.transfer.input_cache import InputCache
 from gen_worker.trainer.uploader import ArtifactUploader
 
 logger = logging.getLogger("gen_worker.runtime")
@@ -267,16 +265,8 @@ class Assembly:
         """The main process first; the others find everything in its cache."""
         if self.processes.rank > 0:
             self.processes.from_main(None)
-        wanted = self.job.inputs
-        inputs = materialize_inputs(
-            base_model_ref=wanted.base_model_ref,
-            dataset_parquet_refs=wanted.dataset_parquet_refs,
-            resume_checkpoint_ref=wanted.resume_checkpoint_ref,
-            cache=InputCache(self.environment.cache_dir / "inputs"),
-            auth=self.auth,
-            base_dir=self.environment.job_dir,
-            on_progress=DownloadProgress(self.reporter, self.stop),
-            options=transfer_options(self.environment),
+        inputs = fetch_inputs(
+            self.environment, self.job.inputs, auth=self.auth, reporter=self.reporter, stop=self.stop
         )
         if self.processes.rank == 0:
             self.processes.from_main(None)

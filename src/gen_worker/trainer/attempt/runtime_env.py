@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from gen_worker.contract.subprocess_contract import (
     read_subprocess_contract,
 )
 from gen_worker.errors import SpecError
+
+if TYPE_CHECKING:
+    from gen_worker.trainer.transfer.policy import TransferOptions
 
 JOB_SPEC_PATH = "/app/.cozy/trainer_job.json"
 TRUE_WORDS = ("1", "true", "yes", "on")
@@ -64,6 +68,16 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     def job_dir(self) -> Path:
         """Where relative paths of the job start."""
         return self.base_dir or self.job_spec_path.parent
+
+    def transfer_options(self) -> "TransferOptions":
+        """For downloads and uploads."""
+        from gen_worker.trainer.transfer.policy import ObjectStoreOptions, TransferOptions
+
+        return TransferOptions(
+            object_store=ObjectStoreOptions(
+                s3_endpoint=self.s3_endpoint, s3_region=self.s3_region, gcs_endpoint=self.gcs_endpoint
+            )
+        )
 
     def how_to_go_on(self, run_id: str) -> str:
         """After an attempt that was stopped: under a daemon a job that is run again is another run."""

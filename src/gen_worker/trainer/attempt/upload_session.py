@@ -10,7 +10,6 @@ from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.contracts import StopSignal
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.transfer.policy import ObjectStoreOptions, TransferOptions
 from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
 
 DRAIN_S = 60.0
@@ -51,7 +50,7 @@ class UploadSession:
                 attempt=reporter.attempt,
                 auth=auth,
                 on_failure=self._on_failure,
-                options=transfer_options(environment),
+                options=environment.transfer_options(),
             )
 
     def _on_failure(self, failure: UploadFailure) -> None:
@@ -86,12 +85,12 @@ class UploadSession:
                 " the run's folder: run the job again to send the final checkpoint"
             )
 
-    def tell_completed(self, step: int, final_checkpoint: Path | None) -> None:
+    def send_completed(self, step: int, final_checkpoint: Path | None) -> None:
         if self.uploader is not None:
             self.uploader.terminal("completed", step, final_checkpoint=final_checkpoint)
             self.uploader.drain(DRAIN_S)
 
-    def tell_failed(self, step: int, category: Category, error: str) -> None:
+    def send_failed(self, step: int, category: Category, error: str) -> None:
         if self.uploader is not None:
             self.uploader.terminal("failed", step, category=category.value, error=error)
             self.uploader.drain(STOPPED_DRAIN_S if self._stop else DRAIN_S)
@@ -103,17 +102,6 @@ class UploadSession:
 
 def _count(number: int) -> str:
     return "1 upload failed" if number == 1 else f"{number} uploads failed"
-
-
-def transfer_options(environment: WorkerEnvironment) -> TransferOptions:
-    """How this worker reaches other machines; downloads and uploads share it."""
-    return TransferOptions(
-        object_store=ObjectStoreOptions(
-            s3_endpoint=environment.s3_endpoint,
-            s3_region=environment.s3_region,
-            gcs_endpoint=environment.gcs_endpoint,
-        )
-    )
 
 
 def _merge(job: UploadsSpec, environment: UploadsSpec) -> UploadsSpec:

@@ -55,7 +55,7 @@ def build_plan(
     given = _variables(run.config)
     env = {
         **given,
-        "WORKER_MODE": "trainer",
+        "WORKER_MODE": run.config.get("mode") or "trainer",
         "TRAINER_CONTRACT_PATH": str(folder.contract),
         "TRAINER_ATTEMPT": str(number),
         "TRAINER_DOORBELL": doorbell,

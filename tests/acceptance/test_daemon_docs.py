@@ -144,7 +144,7 @@ def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
 
 
 def test_the_promises_name_tests_that_exist() -> None:
-    rows = table_rows(DOCS / "contract-reference.md", "Promises")
+    rows = table_rows(DOCS / "promises.md", "The five promises of the contract")
     assert len(rows) == 5
     for row in rows:
         named = [word.partition("::") for word in code_words(row[1])]

@@ -1,4 +1,4 @@
-"""Killed means retried: the job of the README, with no setting for it, ends bit for bit like one that nobody killed."""
+"""Killed means retried: the job of the quickstart, with no setting for it, ends bit for bit like one that nobody killed."""
 
 import os
 import re
@@ -51,8 +51,8 @@ def client(tmp_path: Path) -> Iterator[trn.Client]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, Any]:
-    """The README's files, and its job."""
-    blocks = read_blocks(ROOT / "README.md")
+    """The quickstart's files, and its job."""
+    blocks = read_blocks(ROOT / "docs" / "quickstart.md")
     for block in blocks:
         if block.file_name is not None:
             (tmp_path / block.file_name).write_text(block.text)
@@ -71,7 +71,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_job_of_the_readme_survives_kill_9_three_times_and_ends_with_the_same_bits(
+def test_the_job_of_the_quickstart_survives_kill_9_three_times_and_ends_with_the_same_bits(
     client: trn.Client, job: dict[str, Any], tmp_path: Path
 ) -> None:
     folders = {}

@@ -1,0 +1,36 @@
+"""The picture of the README can be made again: the script runs the example, kills its worker, and draws what was printed."""
+
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+from documents import ROOT
+
+DEADLINE_S = 240
+SCRIPT = ROOT / "docs" / "record_terminal.py"
+PICTURE = ROOT / "docs" / "terminal.svg"
+
+
+def words(svg: str) -> str:
+    texts = re.findall(r">([^<>\n]+)</text>", svg)
+    return unescape(" ".join(texts)).replace("\xa0", " ")
+
+
+def test_the_script_records_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "terminal.svg"
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for shown in (words(out.read_text()), words(PICTURE.read_text())):
+        assert "$ trn run job.yaml" in shown
+        assert "killed by SIGKILL" in shown
+        assert "resumed at step" in shown
+        assert re.search(r"first-run\s+completed", shown)
+        assert "$ trn status first-run" in shown

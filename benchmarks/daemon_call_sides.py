@@ -58,7 +58,7 @@ class RawCalls:
     async def submit(self) -> None:
         job = self._daemon.job("daemon_trainers:Trivial", mock_batches=[1])
         answer = await self._submit(
-            pb.SubmitRunRequest(
+            pb.Submission(
                 config_json=msgspec.json.encode(job), base_dir=str(HERE), interpreter=sys.executable
             )
         )

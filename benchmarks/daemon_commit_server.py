@@ -27,7 +27,7 @@ async def serve(socket: str, database: str) -> None:
     loop = asyncio.get_running_loop()
     writer.settle_in(loop.call_soon_threadsafe)
 
-    async def submit(request: pb.SubmitRunRequest, _context: Any) -> pb.SubmitRunResponse:
+    async def submit(request: pb.Submission, _context: Any) -> pb.SubmitRunResponse:
         def change(rows: Any) -> int:
             return int(rows.execute("INSERT INTO rows (config) VALUES (?)", (request.config_json,)).lastrowid)
 

@@ -218,13 +218,13 @@ def test_an_id_that_could_name_another_place_is_refused_everywhere(tmp_path: Pat
                 "StreamEvents": pb.StreamEventsRequest(run_id=run_id),
                 "StreamLogs": pb.StreamLogsRequest(run_id=run_id),
                 "GetMetrics": pb.GetMetricsRequest(run_id=run_id),
-                "SubmitRun": pb.SubmitRunRequest(config_json=json.dumps(job(run_id=run_id)).encode()),
+                "SubmitRun": pb.Submission(config_json=json.dumps(job(run_id=run_id)).encode()),
             }
             for name, request in requests.items():
                 code = await status(channel, METHODS[name].path, request.SerializeToString())
                 assert (name, code) == (name, grpc.StatusCode.INVALID_ARGUMENT)
             for snapshot in ("../../a", "/etc", "sha256:../x"):
-                submit = pb.SubmitRunRequest(config_json=json.dumps(job()).encode(), snapshot=snapshot)
+                submit = pb.Submission(config_json=json.dumps(job()).encode(), snapshot=snapshot)
                 code = await status(channel, METHODS["SubmitRun"].path, submit.SerializeToString())
                 assert code == grpc.StatusCode.INVALID_ARGUMENT
             assert names_below(tmp_path) == before
@@ -262,11 +262,11 @@ def test_random_bytes_are_refused_by_every_call_and_the_daemon_lives(tmp_path: P
 def test_a_message_over_the_limit_is_refused_and_the_daemon_lives(tmp_path: Path) -> None:
     async def main() -> None:
         async with Host(tmp_path) as host, unix(host) as channel:
-            big = pb.SubmitRunRequest(config_json=b"x" * (MAX_MESSAGE_BYTES + 1)).SerializeToString()
+            big = pb.Submission(config_json=b"x" * (MAX_MESSAGE_BYTES + 1)).SerializeToString()
             for method in METHODS.values():
                 code = await status(channel, method.path, big)
                 assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-            under = pb.SubmitRunRequest(config_json=b"x" * (2 << 20)).SerializeToString()
+            under = pb.Submission(config_json=b"x" * (2 << 20)).SerializeToString()
             assert await status(channel, METHODS["SubmitRun"].path, under) == grpc.StatusCode.INVALID_ARGUMENT
             assert await status(channel, METHODS["GetHealth"].path, b"") == grpc.StatusCode.OK
 
@@ -281,7 +281,7 @@ def test_a_config_without_bottom_is_refused(tmp_path: Path) -> None:
                 b'{"a":' * 100_000,
                 b'{"tags":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
             ):
-                request = pb.SubmitRunRequest(config_json=text).SerializeToString()
+                request = pb.Submission(config_json=text).SerializeToString()
                 code = await status(channel, METHODS["SubmitRun"].path, request)
                 assert code == grpc.StatusCode.INVALID_ARGUMENT
             assert host.registry.counts() == {}

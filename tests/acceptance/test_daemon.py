@@ -102,7 +102,7 @@ def test_a_run_is_trained_and_everything_about_it_is_in_one_folder(
 def test_an_equal_run_is_not_trained_twice_unless_asked_for(client: trn.Client, tmp_path: Path) -> None:
     first = client.submit(job(tmp_path, name="twice"), base_dir=TRAINERS)
     again = client.submit(job(tmp_path, name="twice"), base_dir=TRAINERS)
-    other = client.submit(job(tmp_path, name="twice"), base_dir=TRAINERS, is_another_wanted=True)
+    other = client.submit(job(tmp_path, name="twice"), base_dir=TRAINERS, force_new=True)
     assert (first.existed, again.existed, again.run.run_id) == (False, True, first.run.run_id)
     assert (other.existed, other.run.run_id == first.run.run_id) == (False, False)
     assert client.wait(other.run.run_id, timeout_s=DEADLINE_S).state == "COMPLETED"

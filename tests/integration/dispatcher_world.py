@@ -20,7 +20,7 @@ from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.dispatch.dispatcher import TrainerDispatcher
 from trn.daemon.dispatch.readiness import FakeReadiness
 from trn.daemon.ingest.ingest import Ingest
-from trn.daemon.intake.submission import Asked, read_submission
+from trn.daemon.intake.submission import Submission, read_submission
 from trn.daemon.machine.devices import Devices
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import AttemptKey
@@ -99,7 +99,7 @@ class World:
         priority, interpreter = config.pop("priority", 0), config.pop("interpreter", "")
         secret_env = config.pop("secret_env", None)
         text = json.dumps({**given, **config}).encode()
-        asked = Asked(
+        asked = Submission(
             config_json=text,
             priority=priority,
             interpreter=interpreter,

@@ -59,10 +59,10 @@ def test_another_run_whose_reply_was_lost_is_one_other_run(tmp_path: Path) -> No
     async def main() -> None:
         async with LossyHost(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
             await host.add_run("first")
-            made = await client.submit(job(name="Ein Lauf!"), is_another_wanted=True)
+            made = await client.submit(job(name="Ein Lauf!"), force_new=True)
             assert not made.existed
             assert made.run.run_id.startswith("ein-lauf-")
-            another = await client.submit(job(name="Ein Lauf!"), is_another_wanted=True)
+            another = await client.submit(job(name="Ein Lauf!"), force_new=True)
             assert host.registry.counts() == {"PENDING": 3}
             assert another.run.digest == made.run.digest
 
@@ -75,7 +75,7 @@ def test_a_resume_and_a_cancel_whose_reply_was_lost_happen_once(tmp_path: Path) 
             await host.add_run("old")
             run, was_live = await client.cancel("old", "enough")
             assert (run.state, was_live) == ("CANCELLED", False)  # the try that was lost ended it
-            resumed = await client.resume("old", is_another_wanted=True)
+            resumed = await client.resume("old", force_new=True)
             assert not resumed.existed
             assert {record.run_id for record in host.registry.page()} == {"old", resumed.run.run_id}
 
@@ -89,7 +89,7 @@ def test_a_name_that_is_taken_refuses_nobody_and_runs_at_once_get_numbers_of_the
         async with Host(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
             await client.submit(job(run_id="mine"))
             made = await asyncio.gather(
-                client.submit(job(run_id="mine"), is_another_wanted=True),
+                client.submit(job(run_id="mine"), force_new=True),
                 *(client.submit(job(run_id="mine", max_steps=number)) for number in range(2, 8)),
             )
             assert sorted(each.run.run_id for each in made) == [f"mine.{number}" for number in range(2, 9)]
@@ -242,7 +242,8 @@ def test_a_state_of_a_newer_daemon_reaches_the_caller_as_a_word(
     async def main() -> None:
         async with Host(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
             await host.add_run("a")
-            monkeypatch.setattr(convert, "_NUMBERS", numbers)  # a daemon with other states than ours
+            # A daemon with other states than ours.
+            monkeypatch.setattr(convert, "_number_of", lambda _enum, state: numbers[state])
             assert (await client.get("a")).state == "UNKNOWN_40"
             assert [run.state async for run in client.list()] == ["UNKNOWN_40"]
             assert (await anext(client.watch())).state == "UNKNOWN_40"

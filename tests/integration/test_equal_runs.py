@@ -20,7 +20,7 @@ def test_an_equal_run_answers_only_while_its_result_stands(tmp_path: Path) -> No
     named.write_text("a b c")
     library.write_text("FACTOR = 1")
     config = {**job(run_id="shapes"), "hyperparams": {"words": "words.txt"}}
-    request = pb.SubmitRunRequest(config_json=json.dumps(config).encode(), base_dir=str(tmp_path))
+    request = pb.Submission(config_json=json.dumps(config).encode(), base_dir=str(tmp_path))
 
     async def main() -> None:
         async with Host(tmp_path / "home") as host, channel_to(host) as channel:

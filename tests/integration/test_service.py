@@ -48,8 +48,8 @@ def method(channel: grpc.aio.Channel, name: str) -> Any:
     )
 
 
-def submit_request(**changes: Any) -> pb.SubmitRunRequest:
-    return pb.SubmitRunRequest(config_json=json.dumps(job(**changes)).encode())
+def submit_request(**changes: Any) -> pb.Submission:
+    return pb.Submission(config_json=json.dumps(job(**changes)).encode())
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -72,7 +72,7 @@ def test_a_submit_is_in_the_registry_when_it_returns_and_a_repeat_says_that_it_e
             assert again.run.run_id == first.run.run_id
             assert host.dispatcher.num_wakes == 1
             request = submit_request(name="one")
-            request.is_another_wanted = True
+            request.force_new = True
             another = await submit(request)
             assert not another.existed
             assert another.run.run_id != first.run.run_id
@@ -92,7 +92,7 @@ def test_other_rows_below_the_same_path_are_trained_on_and_the_same_rows_are_not
         "max_steps": 1,
         "dataset": {"parquet_paths": ["data"]},
     }
-    request = pb.SubmitRunRequest(config_json=json.dumps(config).encode(), base_dir=str(tmp_path))
+    request = pb.Submission(config_json=json.dumps(config).encode(), base_dir=str(tmp_path))
 
     async def main() -> None:
         async with Host(tmp_path / "home") as host, channel_to(host) as channel:
@@ -107,14 +107,14 @@ def test_other_rows_below_the_same_path_are_trained_on_and_the_same_rows_are_not
             other = await submit(request)
             assert (other.run.run_id, other.existed, other.notes) == ("shapes.2", False, [])
             assert other.run.digest != first.run.digest
-            named = pb.SubmitRunRequest(base_dir=str(tmp_path))
+            named = pb.Submission(base_dir=str(tmp_path))
             named.config_json = json.dumps({**config, "run_id": "circles"}).encode()
             assert (await submit(named)).run.run_id == "circles", "another name is another run"
             named.config_json = json.dumps({**config, "run_id": "shapes.2"}).encode()
             assert (await submit(named)).run.run_id == "shapes.2", "the id of a run means its family"
             python = tmp_path / "python"
             python.symlink_to(sys.executable)
-            elsewhere = pb.SubmitRunRequest(
+            elsewhere = pb.Submission(
                 config_json=request.config_json, base_dir=str(tmp_path), interpreter=str(python)
             )
             assert (await submit(elsewhere)).run.run_id == "shapes.3"
@@ -368,7 +368,7 @@ def test_what_cannot_be_run_is_refused_with_its_faults_and_the_right_status(tmp_
             code, text = await refusal(submit(submit_request(**{f"field{n}": n for n in range(500)})))
             assert code == grpc.StatusCode.INVALID_ARGUMENT  # a list of faults that no header could carry
             assert len(text.encode()) <= 4096
-            code, text = await refusal(submit(pb.SubmitRunRequest(config_json=b"{", snapshot="x")))
+            code, text = await refusal(submit(pb.Submission(config_json=b"{", snapshot="x")))
             assert code == grpc.StatusCode.INVALID_ARGUMENT
             request = submit_request()
             request.snapshot = "0" * 64
@@ -899,7 +899,7 @@ def test_health_and_reflection_answer_as_grpc_expects(tmp_path: Path) -> None:
                 reflection_pb2.ServerReflectionRequest(file_containing_symbol="trn.v1.Trainer")
             )
             files = (await reflection.read()).file_descriptor_response.file_descriptor_proto
-            assert b"SubmitRunRequest" in files[0]
+            assert b"Submission" in files[0]
             await reflection.done_writing()
 
     asyncio.run(main())

@@ -308,7 +308,7 @@ class FakeCalls:
         self.num_found = 0
         self.asked: list[Any] = []
 
-    async def SubmitRun(self, request: pb.SubmitRunRequest, context: Any, /) -> pb.SubmitRunResponse:
+    async def SubmitRun(self, request: pb.Submission, context: Any, /) -> pb.SubmitRunResponse:
         self.asked.append(request)
         if b"too much" in request.config_json:
             raise InfeasibleError("this machine could never run it", ["resources.gpus: asks for 9"])
@@ -355,7 +355,7 @@ def test_a_submit_is_the_call_of_the_api() -> None:
     reply = obey(calls, command="submit", config='{"a": 1.50}', request_id="mine", **more)
     assert reply == {"request_id": "mine", "ok": "1", "run_id": "run-1", "existed": "0"}
     [asked] = calls.asked
-    assert asked == pb.SubmitRunRequest(
+    assert asked == pb.Submission(
         config_json=b'{"a": 1.50}',
         base_dir="/code",
         code_identity="c",
@@ -371,7 +371,7 @@ def test_a_run_is_known_by_its_command_so_that_it_is_made_once(config: str) -> N
     calls = FakeCalls()
     for _ in range(2):
         obey(calls, command="submit", config=config, another="1")
-    asked = [(asked.config_json, asked.is_another_wanted, asked.submission_id) for asked in calls.asked]
+    asked = [(asked.config_json, asked.force_new, asked.submission_id) for asked in calls.asked]
     assert asked == [(config.encode(), True, "bus-7-1")] * 2
 
 

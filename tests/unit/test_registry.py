@@ -54,7 +54,7 @@ def test_an_equal_submit_returns_the_run_that_exists(registry: RunRegistry) -> N
     again, existed = registry.submit(new("two", seed=1)).result()
     assert existed
     assert again.run_id == "one"
-    other, existed = registry.submit(new("two", seed=1), is_another_wanted=True).result()
+    other, existed = registry.submit(new("two", seed=1), force_new=True).result()
     assert not existed
     assert other.run_id == "two"
 
@@ -94,7 +94,7 @@ def test_a_run_that_is_being_cancelled_does_not_answer_and_one_that_completed_be
 
 def test_a_stale_run_does_not_answer_and_an_older_one_whose_result_stands_does(registry: RunRegistry) -> None:
     for name in ("one", "one.2"):
-        registry.submit(new("one"), is_another_wanted=True).result()
+        registry.submit(new("one"), force_new=True).result()
         registry.claim(name, []).result()
         registry.end(name, 1, ended(RunState.COMPLETED)).result()
     found, existed = registry.submit(new("one"), stale={"one.2"}).result()
@@ -108,9 +108,9 @@ def test_a_repeat_of_a_submission_returns_the_run_that_it_made_also_when_that_ha
 ) -> None:
     for is_another in (False, True):
         name = f"one-{is_another}"
-        first, _ = registry.submit(new(name, submission_id=name), is_another_wanted=is_another).result()
+        first, _ = registry.submit(new(name, submission_id=name), force_new=is_another).result()
         registry.want_cancel(first.run_id, "enough").result()
-        again, existed = registry.submit(new(name, submission_id=name), is_another_wanted=is_another).result()
+        again, existed = registry.submit(new(name, submission_id=name), force_new=is_another).result()
         assert (again.run_id, again.state, existed) == (name, RunState.CANCELLED, False)
     assert registry.counts() == {"CANCELLED": 2}
     with pytest.raises(ConflictError, match="'one-True' made run one-True, which is another job"):

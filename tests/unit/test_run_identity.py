@@ -136,6 +136,6 @@ def test_it_is_said_since_when_the_result_stands_and_how_to_train_anew(
     said = say_not_trained(record)
     assert said.startswith("not trained again: shapes has the same config, code, data and packages, ")
     assert words in said
-    assert said.endswith("--another (API: is_another_wanted)")
+    assert said.endswith("--another (API: force_new)")
     by_name = say_not_trained(record, ["s3://a", "b", "c", "d"])
     assert by_name.endswith(". Compared by name, not by content: s3://a, b, c and 1 more")

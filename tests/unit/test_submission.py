@@ -13,7 +13,7 @@ from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
 from trn.core.runs import Needs, RunRecord, RunState
 from trn.daemon.intake.resumption import merge, plan_resume, with_checkpoint
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
-from trn.daemon.intake.submission import Asked, parse_job, read_config, read_submission
+from trn.daemon.intake.submission import Submission, parse_job, read_config, read_submission
 from trn.daemon.machine.devices import Device, Inventory
 from trn.registry.sqlite import NewRun
 
@@ -28,7 +28,7 @@ def machine(num_gpus: int = 8, *, cpus: int = 16, memory_mb: int = 1000, kind: s
 def submit(config: dict[str, Any] | bytes, inventory: Inventory | None = None, **fields: Any) -> NewRun:
     text = config if isinstance(config, bytes) else json.dumps(config).encode()
     return read_submission(
-        Asked(config_json=text, **fields),
+        Submission(config_json=text, **fields),
         inventory=inventory or machine(),
         max_config_bytes=100_000,
     )

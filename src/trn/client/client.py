@@ -23,9 +23,10 @@ from trn.client.wire_requests import (
     read_config,
 )
 from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from trn.core.runs import LineagePart
 from trn.core.settings import read_settings
-from trn.proto import convert
 from trn.proto import trainer_pb2 as pb
+from trn.proto.convert import from_message, state_number
 from trn.proto.records import (
     Freed,
     Health,
@@ -37,7 +38,7 @@ from trn.proto.records import (
     Pruned,
     Run,
     RunDetails,
-    Submission,
+    SubmitResult,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class AsyncClient:
 
     async def submit(
         self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
-    ) -> Submission:
+    ) -> SubmitResult:
         """Queue a run; durable when it returns. An equal run that is alive or complete is returned instead: `existed`
         and the first of `notes` say so.
 
@@ -113,7 +114,7 @@ class AsyncClient:
         request = await self._make_request(config, options)
         timeout_s = LOOK_PATIENCE_S if request.is_import_tried else None
         answer, _ = await self._connection.call("CheckRun", request, timeout_s=timeout_s)
-        return convert.read_check(answer)
+        return from_message(answer, JobCheck)
 
     async def resume(
         self,
@@ -127,7 +128,7 @@ class AsyncClient:
         frozen_from: Path | str = "",
         code_identity: str = "",
         priority: int = 0,
-        is_another_wanted: bool = False,
+        force_new: bool = False,
         interpreter: str = "",
         is_import_tried: bool = False,
         log_dir: Path | str = "",
@@ -137,7 +138,7 @@ class AsyncClient:
         is_exact: bool = False,
         env: Mapping[str, str] = MappingProxyType({}),
         secret_env: Mapping[str, str] = MappingProxyType({}),
-    ) -> Submission:
+    ) -> SubmitResult:
         """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with). It is the
         next run of the family, unless `overrides` give it a `run_id`. As `submit`, it is answered by an equal one.
 
@@ -153,10 +154,7 @@ class AsyncClient:
             passed = {name: value for name, value in passed.items() if name not in own}
         secrets = lay_variables(laid_over if config is None else document, passed, env, secret_env)
         caller_env, caller_salt = tell_environment()
-        request = pb.ResumeRunRequest(
-            run_id=run_id,
-            checkpoint_path=absolute(checkpoint_path),
-            overrides_json=encode(laid_over, "overrides") if laid_over else b"",
+        submission = pb.Submission(
             priority=priority_of(priority),
             config_json=encode(document, "config") if document else b"",
             code_identity=code_identity,
@@ -164,16 +162,22 @@ class AsyncClient:
             frozen_from=absolute(frozen_from),
             base_dir=absolute(base_dir or folder) if document or base_dir else "",
             interpreter=interpreter,
-            is_another_wanted=is_another_wanted,
+            force_new=force_new,
             is_import_tried=is_import_tried,
             log_dir=absolute(log_dir),
             event_log=absolute(event_log),
-            is_forced=is_forced,
             submission_id=submission_id or draw_submission_id(),
-            is_exact=is_exact,
             secret_env=secrets,
             caller_env=caller_env,
             caller_salt=caller_salt,
+        )
+        request = pb.ResumeRunRequest(
+            run_id=run_id,
+            checkpoint_path=absolute(checkpoint_path),
+            overrides_json=encode(laid_over, "overrides") if laid_over else b"",
+            is_forced=is_forced,
+            is_exact=is_exact,
+            submission=submission,
         )
         return await self._submit("ResumeRun", request)
 
@@ -186,7 +190,7 @@ class AsyncClient:
         """The run with its attempts and its folder."""
         request = pb.GetRunRequest(run_id=run_id, is_exact=is_exact)
         answer, _ = await self._connection.call("GetRun", request)
-        return convert.read_details(answer)
+        return from_message(answer, RunDetails)
 
     async def list(
         self,
@@ -200,7 +204,7 @@ class AsyncClient:
         token = ""
         while True:
             request = pb.ListRunsRequest(
-                states=[convert.state_number(state) for state in states],  # type: ignore[misc]
+                states=[state_number(state) for state in states],  # type: ignore[misc]
                 name_contains=name_contains,
                 page_size=page_size,
                 page_token=token,
@@ -208,7 +212,7 @@ class AsyncClient:
             )
             answer, _ = await self._connection.call("ListRuns", request)
             for run in answer.runs:
-                yield convert.read_run(run)
+                yield from_message(run, Run)
             token = answer.next_page_token
             if not token:
                 return
@@ -240,7 +244,7 @@ class AsyncClient:
                 if answer.HasField("fell_behind"):
                     logger.info("this watch fell behind and goes on from the registry")
                 for run in answer.runs:
-                    yield convert.read_run(run)
+                    yield from_message(run, Run)
                 change = max(change, answer.change)
         raise UnavailableError("the daemon ended the watch")
 
@@ -303,7 +307,7 @@ class AsyncClient:
         ) as answers:
             async for answer in answers:
                 at, tail = answer.offset + len(answer.data), 0
-                yield convert.read_log_chunk(answer)
+                yield from_message(answer, LogChunk)
 
     async def metrics(
         self,
@@ -325,7 +329,7 @@ class AsyncClient:
             is_exact=is_exact,
         )
         answer, _ = await self._connection.call("GetMetrics", request)
-        return {series.name: convert.read_series(series) for series in answer.series}
+        return _by_name(answer)
 
     async def lineage(
         self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
@@ -335,14 +339,15 @@ class AsyncClient:
             run_id=run_id, names=names, max_points=max_points, is_exact=is_exact, with_ancestors=True
         )
         answer, _ = await self._connection.call("GetMetrics", request)
-        return convert.read_lineage(answer)
+        parts = tuple(from_message(part, LineagePart) for part in answer.lineage)
+        return Lineage(parts=parts, metrics=_by_name(answer))
 
     async def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
         """Ask a run to end; it is recorded when this returns. (the run, whether it was still live)."""
         answer, _ = await self._connection.call(
             "CancelRun", pb.CancelRunRequest(run_id=run_id, reason=reason, is_exact=is_exact)
         )
-        return convert.read_run(answer.run), answer.was_live
+        return from_message(answer.run, Run), answer.was_live
 
     async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
         """Forget ended runs, their folders and metrics: all of them, or none and a ConflictError with every reason."""
@@ -354,7 +359,7 @@ class AsyncClient:
                 pinned.append(run_id)  # perhaps it was removed before: the daemon knows
         request = pb.RemoveRunsRequest(run_ids=pinned, is_dry_run=is_dry_run, is_exact=True)
         answer, _ = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
-        return convert.read_freed(answer.freed)
+        return from_message(answer, Pruned).freed
 
     async def prune(
         self,
@@ -374,7 +379,7 @@ class AsyncClient:
             is_dry_run=is_dry_run,
         )
         answer, _ = await self._connection.call("Prune", request, timeout_s=LOOK_PATIENCE_S)
-        return Pruned(freed=convert.read_freed(answer.freed), kept=tuple(answer.kept))
+        return from_message(answer, Pruned)
 
     async def wait(self, run_id: str, *, is_exact: bool = False) -> Run:
         """The run once it has ended. For a limit, `asyncio.timeout` around it."""
@@ -392,16 +397,16 @@ class AsyncClient:
     async def devices(self) -> Machine:
         """What the daemon's machine has to give."""
         answer, _ = await self._connection.call("ListDevices", pb.ListDevicesRequest())
-        return convert.read_machine(answer)
+        return from_message(answer, Machine)
 
     async def health(self) -> Health:
         """The daemon of itself."""
         answer, _ = await self._connection.call("GetHealth", pb.GetHealthRequest())
-        return convert.read_health(answer)
+        return from_message(answer, Health)
 
     async def _make_request(
         self, config: Mapping[str, Any] | Path | str, options: SubmitOptions
-    ) -> pb.SubmitRunRequest:
+    ) -> pb.Submission:
         code_dir = options.get("code_dir")
         if code_dir is not None:
             taken = await self._freeze(Path(code_dir))
@@ -428,7 +433,11 @@ class AsyncClient:
         """The id of the run that is meant now: a stream that is opened again must not go on with a newer one."""
         return (await self.get(run_id)).run_id
 
-    async def _submit(self, name: str, request: Any) -> Submission:
+    async def _submit(self, name: str, request: Any) -> SubmitResult:
         timeout_s = LOOK_PATIENCE_S if name == "ResumeRun" or request.is_import_tried else None
         answer, _ = await self._connection.call(name, request, timeout_s=timeout_s)
-        return convert.read_submission(answer)
+        return from_message(answer, SubmitResult)
+
+
+def _by_name(answer: pb.GetMetricsResponse) -> dict[str, MetricSeries]:
+    return {series.name: from_message(series, MetricSeries) for series in answer.series}

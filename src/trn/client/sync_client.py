@@ -22,7 +22,7 @@ from trn.proto.records import (
     Pruned,
     Run,
     RunDetails,
-    Submission,
+    SubmitResult,
 )
 
 T = TypeVar("T")
@@ -66,7 +66,9 @@ class Client:
         assert self._thread is not None
         self._thread.join()
 
-    def submit(self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]) -> Submission:
+    def submit(
+        self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
+    ) -> SubmitResult:
         return self._do(self._client.submit(config, **options))
 
     def check(self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]) -> JobCheck:
@@ -84,7 +86,7 @@ class Client:
         frozen_from: Path | str = "",
         code_identity: str = "",
         priority: int = 0,
-        is_another_wanted: bool = False,
+        force_new: bool = False,
         interpreter: str = "",
         is_import_tried: bool = False,
         log_dir: Path | str = "",
@@ -94,7 +96,7 @@ class Client:
         is_exact: bool = False,
         env: Mapping[str, str] = MappingProxyType({}),
         secret_env: Mapping[str, str] = MappingProxyType({}),
-    ) -> Submission:
+    ) -> SubmitResult:
         return self._do(
             self._client.resume(
                 run_id,
@@ -106,7 +108,7 @@ class Client:
                 frozen_from=frozen_from,
                 code_identity=code_identity,
                 priority=priority,
-                is_another_wanted=is_another_wanted,
+                force_new=force_new,
                 interpreter=interpreter,
                 is_import_tried=is_import_tried,
                 log_dir=log_dir,

@@ -36,7 +36,7 @@ class SubmitOptions(TypedDict, total=False):
     frozen_from: Path | str
     code_identity: str
     priority: int
-    is_another_wanted: bool
+    force_new: bool
     interpreter: str | None
     is_dry_run: bool
     is_import_tried: bool
@@ -52,7 +52,7 @@ def make_submit_request(
     options: SubmitOptions,
     *,
     pass_env: Sequence[str] = (),
-) -> pb.SubmitRunRequest:
+) -> pb.Submission:
     """`code_dir` is the caller's to freeze; `pass_env` is of the settings."""
     unknown = sorted(set(options) - set(SubmitOptions.__annotations__))
     if unknown:
@@ -64,7 +64,7 @@ def make_submit_request(
     passed = find_passed(pass_env)
     secret_env = lay_variables(document, passed, options.get("env", {}), options.get("secret_env", {}))
     caller_env, caller_salt = tell_environment()
-    return pb.SubmitRunRequest(
+    return pb.Submission(
         config_json=encode(document, "config"),
         code_identity=options.get("code_identity", ""),
         snapshot=options.get("snapshot", ""),
@@ -72,7 +72,7 @@ def make_submit_request(
         base_dir=absolute(folder if base_dir is None else base_dir),
         interpreter=sys.executable if interpreter is None else interpreter,
         priority=priority_of(options.get("priority", 0)),
-        is_another_wanted=options.get("is_another_wanted", False),
+        force_new=options.get("force_new", False),
         is_dry_run=options.get("is_dry_run", False),
         is_import_tried=options.get("is_import_tried", False),
         log_dir=absolute(options.get("log_dir", "")),

@@ -89,7 +89,7 @@ class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
     worker_value: str = ""  # empty where its name looks like that of a secret
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a submit."""
 
     run: Run
@@ -114,7 +114,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     """What was removed, and which runs are old enough and stay, each with the reason."""
 
     freed: tuple[Freed, ...]
-    kept: tuple[str, ...]
+    kept: tuple[str, ...] = ()
 
 
 class JobCheck(msgspec.Struct, frozen=True, kw_only=True):

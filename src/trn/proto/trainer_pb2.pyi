@@ -148,8 +148,8 @@ class Attempt(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class SubmitRunRequest(_message.Message):
-    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "is_another_wanted", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt")
+class Submission(_message.Message):
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "force_new", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt")
     class SecretEnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,7 +170,7 @@ class SubmitRunRequest(_message.Message):
     BASE_DIR_FIELD_NUMBER: _ClassVar[int]
     INTERPRETER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    IS_ANOTHER_WANTED_FIELD_NUMBER: _ClassVar[int]
+    FORCE_NEW_FIELD_NUMBER: _ClassVar[int]
     IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
@@ -186,7 +186,7 @@ class SubmitRunRequest(_message.Message):
     base_dir: str
     interpreter: str
     priority: int
-    is_another_wanted: bool
+    force_new: bool
     is_dry_run: bool
     log_dir: str
     event_log: str
@@ -196,7 +196,7 @@ class SubmitRunRequest(_message.Message):
     secret_env: _containers.ScalarMap[str, str]
     caller_env: _containers.ScalarMap[str, str]
     caller_salt: str
-    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., is_another_wanted: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., force_new: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
 
 class EnvDifference(_message.Message):
     __slots__ = ("name", "is_in_caller", "is_in_worker", "worker_value")
@@ -263,7 +263,7 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "is_another_wanted", "log_dir", "event_log", "is_import_tried", "frozen_from", "is_forced", "submission_id", "is_exact", "secret_env", "caller_env", "caller_salt")
+    __slots__ = ("run_id", "checkpoint_path", "overrides_json", "is_exact", "is_forced", "submission", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "force_new", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt")
     class SecretEnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -281,44 +281,46 @@ class ResumeRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_JSON_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    IS_FORCED_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     CODE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     BASE_DIR_FIELD_NUMBER: _ClassVar[int]
     INTERPRETER_FIELD_NUMBER: _ClassVar[int]
-    IS_ANOTHER_WANTED_FIELD_NUMBER: _ClassVar[int]
+    FORCE_NEW_FIELD_NUMBER: _ClassVar[int]
     LOG_DIR_FIELD_NUMBER: _ClassVar[int]
     EVENT_LOG_FIELD_NUMBER: _ClassVar[int]
     IS_IMPORT_TRIED_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FROM_FIELD_NUMBER: _ClassVar[int]
-    IS_FORCED_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
-    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     SECRET_ENV_FIELD_NUMBER: _ClassVar[int]
     CALLER_ENV_FIELD_NUMBER: _ClassVar[int]
     CALLER_SALT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     checkpoint_path: str
     overrides_json: bytes
+    is_exact: bool
+    is_forced: bool
+    submission: Submission
     priority: int
     config_json: bytes
     code_identity: str
     snapshot: str
     base_dir: str
     interpreter: str
-    is_another_wanted: bool
+    force_new: bool
     log_dir: str
     event_log: str
     is_import_tried: bool
     frozen_from: str
-    is_forced: bool
     submission_id: str
-    is_exact: bool
     secret_env: _containers.ScalarMap[str, str]
     caller_env: _containers.ScalarMap[str, str]
     caller_salt: str
-    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., is_another_wanted: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., is_forced: _Optional[bool] = ..., submission_id: _Optional[str] = ..., is_exact: _Optional[bool] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., overrides_json: _Optional[bytes] = ..., is_exact: _Optional[bool] = ..., is_forced: _Optional[bool] = ..., submission: _Optional[_Union[Submission, _Mapping]] = ..., priority: _Optional[int] = ..., config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., force_new: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "is_exact")

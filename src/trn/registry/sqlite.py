@@ -106,7 +106,7 @@ class RunRegistry(RegistryReader):
         self.writer.close()  # the last one out brings the log back into the file
 
     def submit(
-        self, new: NewRun, *, is_another_wanted: bool = False, stale: Collection[str] = ()
+        self, new: NewRun, *, force_new: bool = False, stale: Collection[str] = ()
     ) -> "Future[tuple[RunRecord, bool]]":
         """(the run, whether an equal one answers that was there before).
 
@@ -115,14 +115,14 @@ class RunRegistry(RegistryReader):
         """
 
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
-            added = None if is_another_wanted else self._add(connection, new, member=1)
+            added = None if force_new else self._add(connection, new, member=1)
             if added is not None:
                 return added, False
             made = find_submission(connection, new.submission_id)
             if made is not None:
                 _require_same(new, made)
                 return made, False
-            if not is_another_wanted:
+            if not force_new:
                 for row in connection.execute(sql("answers_to_digest"), {"digest": new.digest}):
                     if row["run_id"] not in stale:
                         return read_run(row), True

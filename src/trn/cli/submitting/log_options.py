@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from trn.cli.output import Output
     from trn.core.home import Home
-    from trn.proto.records import Submission
+    from trn.proto.records import SubmitResult
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ class LogPaths(NamedTuple):
             faults.append(f"--event-log {self.event_log}: {fault}")
         return faults
 
-    def say_kept(self, output: "Output", submission: "Submission") -> None:
+    def say_kept(self, output: "Output", submission: "SubmitResult") -> None:
         """An equal run that exists keeps its own: say so, where others were asked for."""
         run = submission.run
         for option, wanted, kept in (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trn.client.client import AsyncClient
     from trn.core.errors import ConflictError, InvalidRequestError
     from trn.core.home import Home
-    from trn.proto.records import Submission
+    from trn.proto.records import SubmitResult
 
 SILENCE_S = 1.0
 T = TypeVar("T")
@@ -37,7 +37,7 @@ async def answered(output: "Output", submission: "Awaitable[T]") -> T:
         waiting.cancel()
 
 
-def say_answer(output: "Output", submission: "Submission") -> None:
+def say_answer(output: "Output", submission: "SubmitResult") -> None:
     """Before all else: that nothing is trained again, where an equal run answers."""
     for note in map(plain, submission.notes):
         if note.startswith(NOT_TRAINED):
@@ -48,7 +48,7 @@ async def report_and_follow(
     client: "AsyncClient",
     home: "Home",
     output: "Output",
-    submission: "Submission",
+    submission: "SubmitResult",
     *,
     is_detached: bool,
     is_json: bool | None,

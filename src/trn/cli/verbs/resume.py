@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trn.client.caller_environment import GivenVariables
     from trn.client.client import AsyncClient
     from trn.core.runs import RunRecord
-    from trn.proto.records import Submission
+    from trn.proto.records import SubmitResult
 
 META_SUFFIX = ".meta.json"
 EPILOG = """\b
@@ -161,7 +161,7 @@ async def _resume_run(
     paths: LogPaths,
     variables: "GivenVariables",
     options: dict[str, Any],
-) -> "Submission":
+) -> "SubmitResult":
     import asyncio
 
     from trn.cli.submitting.job_file import read_assignments
@@ -189,7 +189,7 @@ async def _resume_run(
         snapshot=code.digest,
         frozen_from=code.folder,
         priority=options["priority"],
-        is_another_wanted=options["is_another"],
+        force_new=options["is_another"],
         is_import_tried=True,
         is_forced=options["is_forced"],
         env=variables.env,
@@ -209,7 +209,7 @@ async def _resume_config(
     paths: LogPaths,
     variables: "GivenVariables",
     options: dict[str, Any],
-) -> "Submission":
+) -> "SubmitResult":
     import asyncio
     import sys
 
@@ -232,7 +232,7 @@ async def _resume_config(
         snapshot=code.digest,
         frozen_from=code.folder,
         priority=options["priority"],
-        is_another_wanted=options["is_another"],
+        force_new=options["is_another"],
         interpreter=sys.executable,
         is_import_tried=True,
         is_forced=options["is_forced"],

@@ -162,7 +162,7 @@ async def _run(
             if options["is_dry_run"]:
                 code.say(output)
                 return _show_check(output, await answered(output, client.check(job.config, **asked)))
-            asked["is_another_wanted"] = options["is_another"]
+            asked["force_new"] = options["is_another"]
             with output.holding_lines():
                 code.say(output)
                 submission = await answered(output, client.submit(job.config, **asked))

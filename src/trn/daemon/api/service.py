@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gen_worker.contract.redaction import Secret
 from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, NotFoundError, TrnError
 from trn.core.home import Home
-from trn.core.runs import LineagePart, RunRecord
+from trn.core.runs import LineagePart, RunRecord, RunState
 from trn.core.settings import Settings
 from trn.daemon.api.commits import committed
 from trn.daemon.api.run_streams import Broadcaster, RunStreams
@@ -31,12 +30,12 @@ from trn.daemon.intake.resumption import Resumption
 from trn.daemon.intake.run_identity import say_kept, say_not_trained
 from trn.daemon.intake.run_judge import DeviceInventory, RunJudge, with_id
 from trn.daemon.intake.standing_results import find_stale, say_trained_anew
-from trn.daemon.intake.submission import Asked
+from trn.daemon.intake.submission import Submission
 from trn.daemon.machine.unknown_workers import Held
 from trn.daemon.upkeep.removal import Freed, PruneRule, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.proto import trainer_pb2 as pb
-from trn.proto.convert import attempt_message, known_states, run_message
+from trn.proto.convert import from_message, read_flat, run_message, state_word, to_message
 from trn.registry.metrics import MetricReader, line_of_descent
 from trn.registry.sqlite import NewRun, RunRegistry
 
@@ -121,19 +120,13 @@ class TrainerService:
         """The daemon stops: watchers are told to come again, instead of being waited for."""
         self.streams.end_all()
 
-    async def SubmitRun(self, request: pb.SubmitRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
-        return await self._submit(
-            _read_asked(request),
-            is_another=request.is_another_wanted,
-            is_dry_run=request.is_dry_run,
-            is_tried=request.is_import_tried,
-        )
+    async def SubmitRun(self, request: pb.Submission, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
+        return await self._submit(from_message(request, Submission))
 
-    async def CheckRun(self, request: pb.SubmitRunRequest, _context: Context) -> pb.CheckRunResponse:  # noqa: N802
+    async def CheckRun(self, request: pb.Submission, _context: Context) -> pb.CheckRunResponse:  # noqa: N802
         try:
-            found = await self._submit(
-                _read_asked(request), is_another=False, is_dry_run=True, is_tried=request.is_import_tried
-            )
+            submission = msgspec.structs.replace(from_message(request, Submission), is_dry_run=True)
+            found = await self._submit(submission)
         except InvalidRequestError as fault:
             reason = str(fault).partition("\n")[0]
             code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
@@ -146,23 +139,20 @@ class TrainerService:
         )
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, _context: Context) -> pb.SubmitRunResponse:  # noqa: N802
-        made = self._registry.submission(request.submission_id)
+        if not request.HasField("submission"):
+            request.submission.CopyFrom(read_flat(request))
+        submission = from_message(request.submission, Submission)
+        made = self._registry.submission(submission.submission_id)
         if made is not None:  # since then its parent may have moved on, and its checkpoints may be gone
             return self._answer(made)
         try:
-            asked, notes = await self._resumption.read(request)
+            resumed, notes = await self._resumption.read(request)
         except (ConflictError, InvalidRequestError):
-            answer = None if request.is_another_wanted else await self._find_resumed(request)
+            answer = None if submission.force_new else await self._find_resumed(request)
             if answer is None:
                 raise
             return answer
-        return await self._submit(
-            asked,
-            is_another=request.is_another_wanted,
-            is_dry_run=False,
-            is_tried=request.is_import_tried,
-            notes=notes,
-        )
+        return await self._submit(resumed, notes=notes)
 
     async def _find_resumed(self, request: pb.ResumeRunRequest) -> pb.SubmitRunResponse | None:
         """The newest run of the family, if this very resume made it: it is alive, or has done all that was asked for."""
@@ -173,8 +163,8 @@ class TrainerService:
             once_more = pb.ResumeRunRequest()
             once_more.CopyFrom(request)
             once_more.run_id, once_more.is_exact = newest.parent_run_id, True
-            asked, _ = await self._resumption.read(once_more)
-            judged = await self._judge.judge(asked, is_tried=False, is_new=_is_never_new)
+            resumed, _ = await self._resumption.read(once_more)
+            judged = await self._judge.judge(resumed, is_new=_is_never_new)
             equals = self._registry.answers_to(judged.run.digest)
             stale = await asyncio.to_thread(find_stale, equals, self._home)
             if len(stale) < len(equals):
@@ -194,12 +184,12 @@ class TrainerService:
         record = self.find(request.run_id, is_exact=request.is_exact)
         return pb.GetRunResponse(
             run=run_message(record, with_config=True),
-            attempts=[attempt_message(attempt) for attempt in self._registry.attempts(record.run_id)],
+            attempts=[to_message(attempt, pb.Attempt) for attempt in self._registry.attempts(record.run_id)],
             folder=str(self._home.run(record.run_id).root),
         )
 
     async def ListRuns(self, request: pb.ListRunsRequest, _context: Context) -> pb.ListRunsResponse:  # noqa: N802
-        states = known_states(request.states)
+        states = [RunState(word) for word in map(state_word, request.states) if word in RunState.__members__]
         before = _read_page_token(request.page_token)
         size = min(request.page_size or DEFAULT_PAGE, MAX_PAGE)
         answer = pb.ListRunsResponse()
@@ -236,22 +226,8 @@ class TrainerService:
             self._metrics.query_line, stretches, list(request.names), request.max_points, MAX_POINTS
         )
         return pb.GetMetricsResponse(
-            series=[
-                pb.MetricSeries(
-                    name=series.name,
-                    steps=series.steps,
-                    values=series.values,
-                    timestamps_ms=series.timestamps_ms,
-                    num_points=series.num_points,
-                    lows=series.lows,
-                    highs=series.highs,
-                )
-                for series in found
-            ],
-            lineage=[
-                pb.LineagePart(run_id=part.run_id, from_step=part.from_step, to_step=part.to_step)
-                for part in lineage
-            ],
+            series=[to_message(series, pb.MetricSeries) for series in found],
+            lineage=[to_message(part, pb.LineagePart) for part in lineage],
         )
 
     async def RemoveRuns(self, request: pb.RemoveRunsRequest, _context: Context) -> pb.RemoveRunsResponse:  # noqa: N802
@@ -327,44 +303,40 @@ class TrainerService:
 
     async def _submit(
         self,
-        asked: Asked,
-        *,
-        is_another: bool,
-        is_dry_run: bool,
-        is_tried: bool,
+        submission: Submission,
         notes: Sequence[str] = (),
     ) -> pb.SubmitRunResponse:
         stale: dict[str, str] = {}
 
         async def is_new(digest: str) -> bool:
-            if is_another or is_dry_run:
+            if submission.force_new or submission.is_dry_run:
                 return True
             equals = self._registry.answers_to(digest)
             if equals:
                 stale.update(await asyncio.to_thread(find_stale, equals, self._home))
             return len(stale) == len(equals)
 
-        if asked.secret_env and not asked.submission_id:
-            asked = msgspec.structs.replace(asked, submission_id=random_values.token_hex(16))
-        judged = await self._judge.judge(asked, is_tried=is_tried, is_new=is_new)
+        if submission.secret_env and not submission.submission_id:
+            submission = msgspec.structs.replace(submission, submission_id=random_values.token_hex(16))
+        judged = await self._judge.judge(submission, is_new=is_new)
         new, notes = judged.run, [*notes, *judged.notes]
-        differences = self._judge.find_differences(new, asked)
-        if is_dry_run:
+        differences = self._judge.find_differences(new, submission)
+        if submission.is_dry_run:
             new = with_id(new, self._registry.next_id(new.run_id))
             run = pb.Run(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority)
             plan = encode_files(self._dispatcher.plan(new))
-            equals = [] if is_another else self._registry.answers_to(new.digest)
+            equals = [] if submission.force_new else self._registry.answers_to(new.digest)
             gone = await asyncio.to_thread(find_stale, equals, self._home) if equals else {}
             standing = [run for run in equals if run.run_id not in gone]
             if standing:
                 notes = [await self._say_equal(standing[0], judged.by_name), *notes]
             return pb.SubmitRunResponse(run=run, plan_json=plan, notes=notes, env_differences=differences)
-        self._secrets.keep(new.submission_id, asked.secret_env)  # before anybody can start it
-        submitting = self._registry.submit(new, is_another_wanted=is_another, stale=stale)
+        self._secrets.keep(new.submission_id, submission.secret_env)  # before anybody can start it
+        submitting = self._registry.submit(new, force_new=submission.force_new, stale=stale)
         record, existed = await committed(submitting)
         if existed:
             # It may wait for a value that was forgotten. Of what would have been, nothing is told.
-            self._secrets.keep(record.submission_id, asked.secret_env)
+            self._secrets.keep(record.submission_id, submission.secret_env)
             notes = [await self._say_equal(record, judged.by_name), *say_kept(record, new)]
         else:
             notes = [*say_trained_anew(stale), *notes]
@@ -396,24 +368,6 @@ class TrainerService:
 
 async def _is_never_new(_digest: str) -> bool:
     return False
-
-
-def _read_asked(request: pb.SubmitRunRequest) -> Asked:
-    return Asked(
-        config_json=request.config_json,
-        code_identity=request.code_identity,
-        snapshot=request.snapshot,
-        frozen_from=request.frozen_from,
-        base_dir=request.base_dir,
-        interpreter=request.interpreter,
-        priority=request.priority,
-        log_dir=request.log_dir,
-        event_log=request.event_log,
-        submission_id=request.submission_id,
-        secret_env={name: Secret(value) for name, value in request.secret_env.items()},
-        caller_env=request.caller_env,
-        caller_salt=request.caller_salt,
-    )
 
 
 def _make_page_token(submitted_ms: int, run_id: str) -> str:

@@ -14,8 +14,9 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.api.secret_values import SecretValues, how_to_pass
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
-from trn.daemon.intake.submission import Asked, read_config
+from trn.daemon.intake.submission import Submission, read_config
 from trn.proto import trainer_pb2 as pb
+from trn.proto.convert import from_message
 from trn.registry.reader import RegistryReader
 
 # A run of its own; the profile was laid over before; what was forced once is not forced again.
@@ -40,8 +41,9 @@ class Resumption:
         self._home = home
         self._max_config_bytes = max_config_bytes
 
-    async def read(self, request: pb.ResumeRunRequest) -> tuple[Asked, list[str]]:
-        """(the submit that it comes to, what is worth knowing of it). Of the checkpoint, only the meta is read."""
+    async def read(self, request: pb.ResumeRunRequest) -> tuple[Submission, list[str]]:
+        """(what to submit, notes for the caller). Of the checkpoint, only the meta is read."""
+        given = from_message(request.submission, Submission)
         overrides = self._read_config(request.overrides_json) if request.overrides_json else {}
         checkpoint = None
         if request.checkpoint_path:
@@ -54,39 +56,30 @@ class Resumption:
                 raise NotFoundError(f"there is no checkpoint {path}")
             checkpoint = await asyncio.to_thread(read_checkpoint, path, is_forced=request.is_forced)
         if request.run_id:
-            return await self._resume_run(request, overrides, checkpoint)
-        if checkpoint is None or not request.config_json:
+            return await self._resume_run(request, given, overrides, checkpoint)
+        if checkpoint is None or not given.config_json:
             raise InvalidRequestError(
                 "resume needs a run_id, or a checkpoint_path with the config to go on with"
             )
-        config = merge(self._read_config(request.config_json), overrides)
-        asked = Asked(
+        config = merge(self._read_config(given.config_json), overrides)
+        saver = self._find_saver(checkpoint)
+        resumed = msgspec.structs.replace(
+            given,
             config_json=msgspec.json.encode(with_checkpoint(config, checkpoint)),
-            code_identity=request.code_identity,
-            snapshot=request.snapshot,
-            frozen_from=request.frozen_from,
-            base_dir=request.base_dir,
-            interpreter=request.interpreter,
-            priority=request.priority,
-            parent_run_id=self._known(checkpoint),
-            log_dir=request.log_dir,
-            event_log=request.event_log,
-            submission_id=request.submission_id,
-            family=self._family_of(checkpoint),
+            parent_run_id="" if saver is None else saver.run_id,
+            family="" if saver is None else saver.family,
             start_step=checkpoint.step,
-            secret_env=_read_secrets(request),
-            caller_env=request.caller_env,
-            caller_salt=request.caller_salt,
         )
-        return asked, [describe(checkpoint)]
+        return resumed, [describe(checkpoint)]
 
     async def _resume_run(
         self,
         request: pb.ResumeRunRequest,
+        given: Submission,
         overrides: Mapping[str, Any],
         checkpoint: SavedCheckpoint | None,
-    ) -> tuple[Asked, list[str]]:
-        if request.config_json:
+    ) -> tuple[Submission, list[str]]:
+        if given.config_json:
             raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
         self._home.run(request.run_id)  # what could be no id is refused before anything is looked up
         parent = self._registry.find(request.run_id, is_exact=request.is_exact)
@@ -99,30 +92,25 @@ class Resumption:
                 is_forced=request.is_forced,
             )
         plan = plan_resume(parent, overrides=overrides, checkpoint=checkpoint)
-        asked = Asked(
+        saver = self._find_saver(checkpoint)
+        resumed = msgspec.structs.replace(
+            given,
             config_json=msgspec.json.encode(plan.config),
-            code_identity=request.code_identity,
-            snapshot=request.snapshot or parent.snapshot,
-            frozen_from=request.frozen_from if request.snapshot else parent.frozen_from,
-            base_dir=request.base_dir or parent.base_dir,
-            interpreter=request.interpreter or parent.interpreter,
-            priority=request.priority,
-            parent_run_id=self._known(checkpoint) or parent.run_id,
-            log_dir=request.log_dir,
-            event_log=request.event_log,
-            submission_id=request.submission_id,
+            snapshot=given.snapshot or parent.snapshot,
+            frozen_from=given.frozen_from if given.snapshot else parent.frozen_from,
+            base_dir=given.base_dir or parent.base_dir,
+            interpreter=given.interpreter or parent.interpreter,
+            parent_run_id=parent.run_id if saver is None else saver.run_id,
             family=parent.family,
             # Without a checkpoint of its own it begins where its parent did.
             start_step=parent.start_step if checkpoint is None else checkpoint.step,
-            secret_env=self._find_secrets(parent, plan.config, _read_secrets(request)),
-            caller_env=request.caller_env,
-            caller_salt=request.caller_salt,
+            secret_env=self._find_secrets(parent, plan.config, given.secret_env),
         )
         passed_over = () if checkpoint is None else checkpoint.passed_over
-        return asked, [*(f"passed over {words}" for words in passed_over), plan.note]
+        return resumed, [*(f"passed over {words}" for words in passed_over), plan.note]
 
     def _find_secrets(
-        self, parent: RunRecord, config: Mapping[str, Any], given: dict[str, Secret]
+        self, parent: RunRecord, config: Mapping[str, Any], given: Mapping[str, Secret]
     ) -> dict[str, Secret]:
         """Those that are given, and those that its parent had. InvalidRequestError where a value is not known."""
         env = config.get("env") or {}
@@ -135,28 +123,16 @@ class Resumption:
             )
         return {**found, **given}
 
-    def _known(self, checkpoint: SavedCheckpoint | None) -> str:
-        """The run that saved it, if it is one of ours: it may be of another home, or of another submission of that id."""
-        run = self._find_saver(checkpoint)
-        return "" if run is None else run.run_id
-
     def _find_saver(self, checkpoint: SavedCheckpoint | None) -> RunRecord | None:
+        """The run that saved it, if it is one of ours: it may be of another home, or of another submission of that id."""
         with contextlib.suppress(NotFoundError):
             run = None if checkpoint is None else self._registry.get(checkpoint.run_id)
             if run is not None and checkpoint is not None and run.nonce == checkpoint.nonce:
                 return run
         return None
 
-    def _family_of(self, checkpoint: SavedCheckpoint) -> str:
-        run = self._find_saver(checkpoint)
-        return "" if run is None else run.family
-
     def _read_config(self, text: bytes) -> dict[str, Any]:
         return read_config(text, max_config_bytes=self._max_config_bytes)
-
-
-def _read_secrets(request: pb.ResumeRunRequest) -> dict[str, Secret]:
-    return {name: Secret(value) for name, value in request.secret_env.items()}
 
 
 def plan_resume(

@@ -103,7 +103,7 @@ def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:
         stands = f"is running now, at step {run.step}{of}"
     words = (
         f"{NOT_TRAINED} {run.run_id} has the same config, code, data and packages, and {stands}. To train anew:"
-        " --another (API: is_another_wanted)"
+        " --another (API: force_new)"
     )
     if by_name:
         more = f" and {len(by_name) - MAX_NAMED} more" if len(by_name) > MAX_NAMED else ""

@@ -19,7 +19,7 @@ from trn.daemon.dispatch.worker_plan import WorkerFiles
 from trn.daemon.intake.environment_difference import find_differences
 from trn.daemon.intake.import_trials import ImportTrials
 from trn.daemon.intake.run_identity import RunIdentity
-from trn.daemon.intake.submission import Asked, make_run_id, read_config, read_submission
+from trn.daemon.intake.submission import Submission, make_run_id, read_config, read_submission
 from trn.daemon.machine.devices import Inventory
 from trn.proto import trainer_pb2 as pb
 from trn.registry.reader import RegistryReader
@@ -65,72 +65,74 @@ class RunJudge:
         self._home = home
         self._settings = settings
 
-    async def judge(
-        self, asked: Asked, *, is_tried: bool, is_new: Callable[[str], Awaitable[bool]]
-    ) -> Judged:
+    async def judge(self, submission: Submission, *, is_new: Callable[[str], Awaitable[bool]]) -> Judged:
         """The run to queue, and what is worth knowing of it. InvalidRequestError with every fault.
 
-        With `is_tried` its code is loaded, unless its digest is that of a run that answers: `is_new` says so.
+        With `is_import_tried` its code is loaded, unless its digest is that of a run that answers: `is_new` says so.
         """
-        log_faults = await self._find_log_faults(asked)
+        log_faults = await self._find_log_faults(submission)
         try:
-            new = self.read(asked)
+            new = self.read(submission)
         except InvalidRequestError as fault:
-            refused = await self._with_import_faults(fault, asked) if is_tried else fault
+            refused = (
+                await self._with_import_faults(fault, submission) if submission.is_import_tried else fault
+            )
             raise with_faults(refused, log_faults) from fault
         if new.snapshot:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
-        new, by_name = await self._identify(new, asked)
+        new, by_name = await self._identify(new, submission)
         notes: list[str] = []
-        if await is_new(new.digest) and is_tried:
+        if await is_new(new.digest) and submission.is_import_tried:
             try:
-                notes = await self._try_imports(new, asked)
+                notes = await self._try_imports(new, submission)
             except InvalidRequestError as fault:
                 raise with_faults(fault, log_faults) from fault
         if log_faults:
             raise InvalidRequestError("the run's lines could not be written", log_faults)
         return Judged(run=new, notes=(*notes, *_say_recorded(new)), by_name=by_name)
 
-    async def _identify(self, new: NewRun, asked: Asked) -> tuple[NewRun, tuple[str, ...]]:
+    async def _identify(self, new: NewRun, submission: Submission) -> tuple[NewRun, tuple[str, ...]]:
         """The run with its family and its digest, and what of its data was compared by its name."""
         is_named, family = "run_id" in new.config, new.run_id
         known = self._registry.family_of(family)
-        while known and not is_named and not asked.family:
+        while known and not is_named and not submission.family:
             family = make_run_id(new.config)  # it was drawn, and is taken: another one is
             known = self._registry.family_of(family)
         family = known or family
         new = msgspec.structs.replace(new, run_id=family)
         found = await self._identity.find(
-            new, code_identity=asked.code_identity, family=family if is_named else ""
+            new, code_identity=submission.code_identity, family=family if is_named else ""
         )
         return msgspec.structs.replace(new, digest=found.digest), found.by_name
 
-    def find_differences(self, new: NewRun, asked: Asked) -> list[pb.EnvDifference]:
+    def find_differences(self, new: NewRun, submission: Submission) -> list[pb.EnvDifference]:
         """Variables that the worker will not have as the caller has them, where the caller told its own."""
-        if not asked.caller_salt:
+        if not submission.caller_salt:
             return []
-        decided = {*self._dispatcher.plan(with_id(new, new.run_id)).plan.env, *asked.secret_env}
+        decided = {*self._dispatcher.plan(with_id(new, new.run_id)).plan.env, *submission.secret_env}
         resources = new.config.get("resources") or {}
         is_chosen = resources.get("devices") is not None or resources.get("gpus") is not None
         if self._devices.inventory.devices and not is_chosen:  # the caller may mean to choose by these
-            decided -= set(DEVICE_VARIABLES) & set(asked.caller_env)
+            decided -= set(DEVICE_VARIABLES) & set(submission.caller_env)
         else:
             decided |= set(DEVICE_VARIABLES)
         inherited = self._dispatcher.worker_environ()
-        return find_differences(asked.caller_env, asked.caller_salt, inherited, decided=decided)
+        return find_differences(submission.caller_env, submission.caller_salt, inherited, decided=decided)
 
-    async def _try_imports(self, new: NewRun, asked: Asked) -> list[str]:
+    async def _try_imports(self, new: NewRun, submission: Submission) -> list[str]:
         new = with_id(new, new.run_id)
         plan = self._dispatcher.plan(new).plan
         return await self._trials.try_imports(
-            plan, new.config, snapshot=new.snapshot, secret_env=asked.secret_env
+            plan, new.config, snapshot=new.snapshot, secret_env=submission.secret_env
         )
 
-    async def _with_import_faults(self, refused: InvalidRequestError, asked: Asked) -> InvalidRequestError:
+    async def _with_import_faults(
+        self, refused: InvalidRequestError, submission: Submission
+    ) -> InvalidRequestError:
         """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
         try:
             config = name_runner(
-                read_config(asked.config_json, max_config_bytes=self._settings.max_config_bytes)
+                read_config(submission.config_json, max_config_bytes=self._settings.max_config_bytes)
             )
             named: dict[str, Any] = {
                 name: config[name] for name in ("trainer", "callbacks", "env") if name in config
@@ -138,33 +140,33 @@ class RunJudge:
             if isinstance(config.get("hyperparams"), dict):  # the class may have its own say about them
                 named["hyperparams"] = config["hyperparams"]
             bare = msgspec.json.encode({**named, "mock_batches": [0], "resources": {"devices": ["cpu"]}})
-            new = self.read(msgspec.structs.replace(asked, config_json=bare, priority=0))
+            new = self.read(msgspec.structs.replace(submission, config_json=bare, priority=0))
         except InvalidRequestError:
             return refused
         try:
-            await self._try_imports(new, asked)
+            await self._try_imports(new, submission)
         except InvalidRequestError as further:
             return with_faults(refused, further.faults)
         return refused
 
-    async def _find_log_faults(self, asked: Asked) -> list[str]:
+    async def _find_log_faults(self, submission: Submission) -> list[str]:
         """Where the run's lines could not be written, by us."""
-        if not asked.log_dir and not asked.event_log:
+        if not submission.log_dir and not submission.event_log:
             return []
         faults = []
         for name, path, find in (
-            ("log_dir", asked.log_dir, find_folder_fault),
-            ("event_log", asked.event_log, find_file_fault),
+            ("log_dir", submission.log_dir, find_folder_fault),
+            ("event_log", submission.event_log, find_file_fault),
         ):
             if path.startswith("/") and "\0" not in path:  # anything else is a fault of its own
                 fault = await asyncio.to_thread(find, Path(path), self._home)
                 faults += [f"{name}: {path}: {fault}"] if fault else []
         return faults
 
-    def read(self, asked: Asked) -> NewRun:
-        """By what was asked alone. InvalidRequestError, InfeasibleError."""
+    def read(self, submission: Submission) -> NewRun:
+        """By what was submission alone. InvalidRequestError, InfeasibleError."""
         return read_submission(
-            asked,
+            submission,
             inventory=self._devices.inventory,
             max_config_bytes=self._settings.max_config_bytes,
         )
@@ -176,7 +178,7 @@ def with_id(new: NewRun, run_id: str) -> NewRun:
 
 
 def _say_recorded(new: NewRun) -> list[str]:
-    """The job's own `env` is part of what was asked for, and so of the record; that must not be a surprise."""
+    """The job's own `env` is part of what was submission for, and so of the record; that must not be a surprise."""
     names = [name for name in new.config.get("env", {}) if looks_secret(name)]
     return [
         f"env.{name} of the job looks like a secret and is recorded with the run: take it out of the job, and pass it"

@@ -38,8 +38,8 @@ _SOURCE = "the job"
 _IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A submit, as it came."""
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a submit or a resume gives: the message `Submission` of the proto, and what the daemon finds for a resume."""
 
     config_json: bytes
     code_identity: str = ""
@@ -48,26 +48,30 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     base_dir: str = ""
     interpreter: str = ""
     priority: int = 0
-    parent_run_id: str = ""
     log_dir: str = ""
     event_log: str = ""
     submission_id: str = ""
-    family: str = ""  # of a run that is asked for without a run_id; empty: a name is drawn
-    start_step: int = 0
+    force_new: bool = False  # a new run even if an equal one exists
+    is_dry_run: bool = False
+    is_import_tried: bool = False  # load its code first
     secret_env: Mapping[str, Secret] = {}
     caller_env: Mapping[str, str] = {}  # fingerprints, made with the salt
     caller_salt: str = ""
+    # Set by the daemon for a resume, never by a caller.
+    parent_run_id: str = ""
+    family: str = ""  # of a run without a run_id; empty: a name is drawn
+    start_step: int = 0
 
 
-def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
+def read_submission(submission: Submission, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
     """The run to queue, but for its digest. InvalidRequestError with all faults; InfeasibleError where it could never
     start."""
-    config = name_runner(read_config(asked.config_json, max_config_bytes=max_config_bytes))
-    config = _without_secrets(config, asked.secret_env)
-    faults = [*_request_faults(asked), *_variable_faults(config)]
+    config = name_runner(read_config(submission.config_json, max_config_bytes=max_config_bytes))
+    config = _without_secrets(config, submission.secret_env)
+    faults = [*_request_faults(submission), *_variable_faults(config)]
     if config.get("run_id") is None:
         config.pop("run_id", None)
-        named = {**config, "run_id": asked.family or make_run_id(config)}
+        named = {**config, "run_id": submission.family or make_run_id(config)}
     else:
         named = config
     try:
@@ -91,20 +95,20 @@ def read_submission(asked: Asked, *, inventory: Inventory, max_config_bytes: int
         digest="",
         config=config,
         name=job.name or "",
-        priority=asked.priority,
-        parent_run_id=asked.parent_run_id,
-        snapshot=asked.snapshot,
-        frozen_from=asked.frozen_from,
-        base_dir=asked.base_dir,
-        interpreter=asked.interpreter,
+        priority=submission.priority,
+        parent_run_id=submission.parent_run_id,
+        snapshot=submission.snapshot,
+        frozen_from=submission.frozen_from,
+        base_dir=submission.base_dir,
+        interpreter=submission.interpreter,
         max_attempts=job.retry.max_attempts,
         needs=needs,
         tags=job.tags if job.group is None else {**job.tags, "group": job.group},
-        log_dir=asked.log_dir,
-        event_log=asked.event_log,
-        submission_id=asked.submission_id,
-        start_step=asked.start_step,
-        secret_env=tuple(sorted(asked.secret_env)),
+        log_dir=submission.log_dir,
+        event_log=submission.event_log,
+        submission_id=submission.submission_id,
+        start_step=submission.start_step,
+        secret_env=tuple(sorted(submission.secret_env)),
         nonce=secrets.token_hex(NONCE_BYTES),
     )
 
@@ -260,22 +264,24 @@ def _variable_faults(config: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _request_faults(asked: Asked) -> list[str]:
+def _request_faults(submission: Submission) -> list[str]:
     faults = []
-    if not -MAX_PRIORITY <= asked.priority <= MAX_PRIORITY:
+    if not -MAX_PRIORITY <= submission.priority <= MAX_PRIORITY:
         faults.append(
-            f"priority: found {asked.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            f"priority: found {submission.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         )
     for name in ("base_dir", "frozen_from", "interpreter", "log_dir", "event_log"):
-        path: str = getattr(asked, name)
+        path: str = getattr(submission, name)
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
             faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")
-    for name, secret in asked.secret_env.items():
+    for name, secret in submission.secret_env.items():
         if not is_variable_name(name) or name.startswith(workers_variables.PREFIXES):
             faults.append(f"secret_env: {name[:60]!r} is no name for a variable of a worker")
         elif "\0" in secret.reveal() or len(secret.reveal()) > MAX_SECRET:
             faults.append(f"secret_env.{name}: its value holds a NUL, or more than {MAX_SECRET} characters")
     for name in ("code_identity", "snapshot", "parent_run_id", "submission_id"):
-        if len(getattr(asked, name)) > MAX_TEXT:
-            faults.append(f"{name}: has {len(getattr(asked, name))} characters, expected at most {MAX_TEXT}")
+        if len(getattr(submission, name)) > MAX_TEXT:
+            faults.append(
+                f"{name}: has {len(getattr(submission, name))} characters, expected at most {MAX_TEXT}"
+            )
     return faults

@@ -44,7 +44,7 @@ class Calls(Protocol):
 
     num_calls: int
 
-    async def SubmitRun(self, request: pb.SubmitRunRequest, context: Any, /) -> pb.SubmitRunResponse: ...  # noqa: N802
+    async def SubmitRun(self, request: pb.Submission, context: Any, /) -> pb.SubmitRunResponse: ...  # noqa: N802
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Any, /) -> pb.CancelRunResponse: ...  # noqa: N802
 
@@ -126,13 +126,13 @@ class BusCommands:
 
     async def _submit(self, command: BusCommand) -> dict[str, str]:
         fields = command.fields
-        request = pb.SubmitRunRequest(
+        request = pb.Submission(
             config_json=fields.get("config", "").encode(),
             base_dir=fields.get("base_dir", ""),
             code_identity=fields.get("code_identity", ""),
             interpreter=fields.get("interpreter", ""),
             priority=_read_priority(fields),
-            is_another_wanted=_read_flag(fields),
+            force_new=_read_flag(fields),
             submission_id=f"bus-{command.command_id}",
         )
         answer = await self._calls.SubmitRun(request, None)

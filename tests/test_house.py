@@ -49,7 +49,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.registry",
         "trn.client",
         "trn.cli",
-        "gen_worker.launcher.messages",  # whether a worker's process lives, where there is no daemon to ask
         *SHARED,
     ),
     "trn": ("trn",),
@@ -316,6 +315,43 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "trn.daemon.app",  # what workers inherit
         "trn.executors.launcher_process",  # what a launcher must not inherit
     }
+
+
+# What has one home, and who else may do it by hand. Everyone else calls the shared module.
+BY_HAND: dict[str, dict[str, str]] = {
+    "os.fsync(": {
+        "gen_worker.contract.durable_files": "",
+        "gen_worker.tools.doctor.report": "measures the disk",
+        "gen_worker.trainer.checkpoints.writing.commit": "a crash is tested between its steps",
+        "gen_worker.trainer.events.event_log": "one descriptor, open for the whole attempt",
+        "gen_worker.trainer.transfer.input_cache": "one descriptor, open for the whole download",
+        "trn.core.snapshots": "the name is known only once the content was hashed",
+        "trn.daemon.outlets.closed_days": "what was written is read back before the rename",
+        "trn.daemon.outlets.log_file": "appends",
+    },
+    "os.replace(": {},
+    "hashlib.file_digest(": {
+        "gen_worker.trainer.datasets.job_content": "compares the file's times before and after",
+        "trn.core.snapshots": "of a descriptor",
+        "trn.daemon.outlets.closed_days": "of a compressed file",
+    },
+    "/proc": {
+        "gen_worker.contract.process_identity": "",
+        "gen_worker.launcher.children": "the kernel's count of out-of-memory kills",
+        "gen_worker.launcher.process_family": "environment and limits of other processes",
+        "gen_worker.launcher.server": "its own mapped libraries",
+        "gen_worker.launcher.worker": "its own descriptors",
+        "gen_worker.tools.certificate.trace": "its own memory",
+        "gen_worker.tools.doctor.report": "the machine's memory",
+        "trn.daemon.machine.probe": "its own control group",
+    },
+}
+
+
+@pytest.mark.parametrize("text", BY_HAND)
+def test_what_has_one_home_is_not_done_elsewhere(text: str) -> None:
+    found = {name for name, path in MODULES.items() if text in path.read_text(encoding="utf-8")}
+    assert found == set(BY_HAND[text])
 
 
 def test_the_seeds_module_map_is_there() -> None:

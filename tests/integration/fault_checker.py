@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.launcher.messages import read_process
+from gen_worker.contract.process_identity import read_process
 from trn.core.home import Home
 from trn.core.runs import TERMINAL, AttemptRecord, RunRecord
 from trn.daemon.dispatch.endings import count_stalled, is_counted

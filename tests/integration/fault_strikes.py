@@ -40,15 +40,9 @@ from faulty_bus import FaultyBus
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
-from gen_worker.launcher.messages import (
-    AttemptRecord,
-    LauncherInfo,
-    encode,
-    is_same_process,
-    read_process,
-    record_path,
-    write_atomically,
-)
+from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.process_identity import is_same_process, read_process
+from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, encode, record_path
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.daemon.upkeep.singleton import read_daemon_info
@@ -335,7 +329,7 @@ class FaultStrikes:
                 self._struck["pid reused: only by the attempt's record"] += 1
                 path = record_path(str(self._home.run(run_id).attempts), number)
                 told = msgspec.json.decode(path.read_bytes(), type=AttemptRecord)
-                write_atomically(path, encode(msgspec.structs.replace(told, pid=bystander.pid)))
+                replace_file(path, encode(msgspec.structs.replace(told, pid=bystander.pid)))
         state = read_process(bystander.pid)
         assert state is not None
         self._bystanders.append(bystander)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gen_worker.launcher.messages import LauncherInfo, is_same_process
+from gen_worker.contract.process_identity import is_same_process
+from gen_worker.launcher.messages import LauncherInfo
 from trn.core.home import Home, RunFolder
 from trn.executors.base import AttemptKey, LaunchPlan, WorkerIdentity
 from trn.executors.launcher_process import find_launchers

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fault_checker import LOSS, History, Report, check
 
-from gen_worker.launcher.messages import read_process
+from gen_worker.contract.process_identity import read_process
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.registry.metrics import MetricStore

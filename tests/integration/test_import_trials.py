@@ -17,8 +17,8 @@ import pytest
 from launched_run import LaunchedRun, is_running, living, stop_launchers, until
 
 from gen_worker.contract.job.rules import RUNNER
+from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import SpecError
-from gen_worker.launcher.messages import boot_id, read_process
 from gen_worker.pytorch.sections import read_runner_config
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home

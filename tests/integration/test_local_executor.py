@@ -20,7 +20,8 @@ import pytest
 from launched_run import TRAINERS, LaunchedRun, is_running, living, runs, stop_launchers, until, wait_until
 from worker_process import write_rows
 
-from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, boot_id, claim, read_process
+from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, claim
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors import launcher_keeper, local

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from worker_process import Run, write_rows
 
-from gen_worker.contract.lease import is_process_alive
+from gen_worker.contract.process_identity import is_process_alive
 
 # 97 rows in batches of 8: 13 steps an epoch, and one row is left for the last: most ranks get none of it.
 NUM_ROWS = 97

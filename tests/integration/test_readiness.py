@@ -18,7 +18,7 @@ from dispatcher_world import World, in_world
 from launched_run import wait_until
 
 import trn
-from gen_worker.contract.lease import is_process_alive
+from gen_worker.contract.process_identity import is_process_alive
 from trn.cli.reading.explanation import NOT_READY, explain
 from trn.core.home import Home
 from trn.core.runs import RunState

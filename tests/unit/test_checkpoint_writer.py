@@ -250,7 +250,7 @@ def test_what_the_disk_gives_back_wrong_is_marked_damaged_and_the_older_one_stay
     with open_writer(tmp_path) as writer:
         save(writer, 1, 1)
 
-    real = checkpoint_commit.sync_folder
+    real = checkpoint_commit.sync_path
 
     def flip_a_bit_behind_the_commit(folder):
         real(folder)
@@ -261,7 +261,7 @@ def test_what_the_disk_gives_back_wrong_is_marked_damaged_and_the_older_one_stay
             data[len(data) // 2] ^= 1
             target.write_bytes(data)
 
-    writer_thread.setattr(checkpoint_commit, "sync_folder", flip_a_bit_behind_the_commit)
+    writer_thread.setattr(checkpoint_commit, "sync_path", flip_a_bit_behind_the_commit)
     with open_writer(tmp_path, attempt=2) as writer:
         writer.save_checkpoint(content(1, 2))
         with pytest.raises(CheckpointError, match="did not read back as written"):

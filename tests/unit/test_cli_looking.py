@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gen_worker.launcher.messages import boot_id, read_process
+from gen_worker.contract.process_identity import boot_id, read_process
 from trn.cli import command_table as verbs
 from trn.cli.following.follow import describe
 from trn.cli.output import Output

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gen_worker.contract.process_identity import boot_id, is_same_process, read_process
 from gen_worker.launcher import messages as launcher_protocol
 from gen_worker.launcher.messages import (
     AttemptRecord,
@@ -15,15 +16,12 @@ from gen_worker.launcher.messages import (
     Launch,
     Refused,
     WorkerPlan,
-    boot_id,
     claim,
     code_stamp,
     encode,
     exit_path,
-    is_same_process,
     read_exit,
     read_id,
-    read_process,
     read_record,
     record_path,
     request_decoder,

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gen_worker.contract.lease import FILE_NAME, Holder, RunLease, is_process_alive, start_ticks
+from gen_worker.contract.lease import FILE_NAME, Holder, RunLease
+from gen_worker.contract.process_identity import is_process_alive, start_ticks
 from gen_worker.errors import LeaseHeldError, StartupError
 
 HOLD = """

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from gen_worker.contract.lease import RunLease
+from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import StartupError
 from gen_worker.launcher.messages import (
     AttemptRecord,
     ExitRecord,
     ForeignRecordError,
-    boot_id,
     claim,
     encode,
     read_exit,
-    read_process,
     read_record,
     write_exit,
 )

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gen_worker.launcher.messages import boot_id, is_same_process, read_process
+from gen_worker.contract.process_identity import boot_id, is_same_process, read_process
 from gen_worker.launcher.process_family import end_family, find_family, has_mark, process_mark
 
 # Marks itself as a worker would, and then starts one who leaves: parent, session, environment and descriptors are gone.
 WORKER = """
 import os, signal, sys
-from gen_worker.launcher.messages import read_process
+from gen_worker.contract.process_identity import read_process
 from gen_worker.launcher.process_family import hold_mark, process_mark
 
 hold_mark(process_mark(os.getpid(), read_process(os.getpid()).start_ticks))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gen_worker.contract.process_identity import is_process_alive, start_ticks
 from gen_worker.contract.regular_files import open_regular
 from gen_worker.contract.unshared_files import keep_from_children, no_longer_open
 from gen_worker.errors import LeaseHeldError, StartupError
@@ -36,32 +37,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         if self.host != socket.gethostname():
             return True
         return is_process_alive(self.pid, self.started_ticks)
-
-
-def is_process_alive(pid: int, started_ticks: int | None) -> bool:
-    """Whether that very process lives; where the system cannot tell, it is taken to. One that ended and that nobody
-    has asked about yet is dead.
-    """
-    stat = _read_stat(pid)
-    if stat is None:
-        return Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists()
-    state, ticks = stat
-    return state not in ("Z", "X") and started_ticks in (None, ticks)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid it names a process for good. Linux only."""
-    stat = _read_stat(pid)
-    return None if stat is None else stat[1]
-
-
-def _read_stat(pid: int) -> tuple[str, int] | None:
-    """(its state as a letter, when it started)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], int(fields[19])
 
 
 class RunLease:

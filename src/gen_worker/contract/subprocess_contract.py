@@ -1,12 +1,12 @@
 """All that crosses the line between a launcher and a worker: one file, versioned, written atomically, read strictly."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
 from gen_worker.contract.regular_files import read_regular
 from gen_worker.errors import StartupError
 
@@ -63,15 +63,7 @@ def write_subprocess_contract(path: Any, contract: Any) -> Path:
         path, contract = contract, path
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(contract), indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(target, msgspec.json.format(msgspec.json.encode(contract), indent=2) + b"\n")
     return target
 
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
+from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.launcher.channel import Channel
 from gen_worker.launcher.log import say
 from gen_worker.launcher.messages import (
@@ -31,10 +32,8 @@ from gen_worker.launcher.messages import (
     Tried,
     TryImports,
     WorkerPlan,
-    boot_id,
     claim,
     exit_path,
-    read_process,
     read_record,
     record_path,
     write_exit,

@@ -9,16 +9,13 @@ worker ended is in `<n>.exit.json`, written before the process is reaped: a proc
 ended when nobody was there to see it.
 """
 
-import contextlib
 import hashlib
-import os
-import secrets
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gen_worker.contract.durable_files import create_file, replace_file
 from gen_worker.contract.installed_packages import packages_stamp, source_stamp
 from gen_worker.contract.regular_files import NotRegularFileError, read_regular
 
@@ -223,15 +220,7 @@ def exit_path(attempt_dir: str, number: int) -> Path:
 def claim(path: Path, record: AttemptRecord) -> bool:
     """Make the attempt's record; False where somebody was first. OSError: nobody knows, since the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        _write_synced(temporary, encode(record))
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
+    return create_file(path, encode(record))
 
 
 class ForeignRecordError(Exception):
@@ -258,7 +247,7 @@ def read_record(path: Path, nonce: str) -> AttemptRecord | None:
 
 
 def write_exit(path: Path, record: ExitRecord) -> None:
-    write_atomically(path, encode(record))
+    replace_file(path, encode(record), sync="file", mode=0o600)
 
 
 def read_exit(path: Path, nonce: str) -> ExitRecord | None:
@@ -268,81 +257,6 @@ def read_exit(path: Path, nonce: str) -> ExitRecord | None:
     except (FileNotFoundError, msgspec.MsgspecError, NotRegularFileError):
         return None
     return record if record.nonce == nonce else None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        _write_synced(temporary, content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@cache
-def boot_id() -> str:
-    """Another after each start of the machine; empty where the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the system says of one process."""
-
-    letter: str  # Z: its first thread has ended
-    parent: int
-    start_ticks: int
-    num_threads: int = 1
-    cpu_ticks: int = 0  # that it has used
-
-    @property
-    def is_ended(self) -> bool:
-        """It only waits to be reaped. While other threads of it run, it still holds all that it held."""
-        return self.letter in ("Z", "X") and self.num_threads <= 1
-
-
-def read_process(pid: int) -> ProcessState | None:
-    """None where there is none. OSError where that cannot be found out now: it is no answer. Linux only."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return ProcessState(
-        letter=fields[0],
-        parent=int(fields[1]),
-        start_ticks=int(fields[19]),
-        num_threads=int(fields[17]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-    )
-
-
-def is_same_process(pid: int, start_ticks: int | None, boot: str) -> bool:
-    """Whether that very process still runs; one that has ended and was not reaped does not. OSError: nobody knows."""
-    if boot != boot_id() or pid <= 0:
-        return False
-    found = read_process(pid)
-    if found is None:
-        if Path("/proc/self").exists():
-            return False
-        with contextlib.suppress(PermissionError):
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                return False
-        return True
-    return not found.is_ended and start_ticks in (None, found.start_ticks)
 
 
 def code_stamp() -> str:

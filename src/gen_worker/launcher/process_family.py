@@ -17,10 +17,15 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
 
-from gen_worker.launcher.messages import boot_id, is_same_process
+from gen_worker.contract.process_identity import (
+    GONE,
+    boot_id,
+    is_same_process,
+    list_pids,
+    read_fd_target,
+    read_process,
+)
 
 PROCESS_MARK = "GEN_WORKER_PROCESS"
 MARK_FD = 199  # one number, so that to look at it is one call; beyond those that programs use by number
@@ -28,8 +33,6 @@ RLIMIT_LOCKS = 10  # the module `resource` has no name for it
 LIMIT_NAME = b"Max file locks"
 END_PATIENCE_S = 20.0
 FIRST_POLL_S, MAX_POLL_S = 0.0005, 0.01
-# What the system says of a process that has ended meanwhile. Any other error is trouble of ours, and no answer.
-GONE = (FileNotFoundError, ProcessLookupError)
 
 
 def process_mark(pid: int, start_ticks: int | None) -> str:
@@ -56,7 +59,7 @@ def hold_mark(mark: str) -> None:
 def has_mark(pid: int, mark: str) -> bool:
     """OSError where it cannot be found out now: for lack of descriptors, say."""
     try:
-        held = os.readlink(f"/proc/{pid}/fd/{MARK_FD}")  # noqa: PTH115  (hot)
+        held = read_fd_target(pid, MARK_FD)
         if held == f"/memfd:{PROCESS_MARK}={mark} (deleted)":
             return True
     except (*GONE, PermissionError):  # it has no such descriptor, is not ours to look at, or gone
@@ -72,7 +75,7 @@ def read_mark(pid: int) -> tuple[int, int | None] | None:
     """(pid, start ticks) of the worker that this process belongs to; None where it does not say."""
     text = ""
     with contextlib.suppress(*GONE, PermissionError):
-        name = os.readlink(f"/proc/{pid}/fd/{MARK_FD}").removesuffix(" (deleted)")  # noqa: PTH115  (hot)
+        name = read_fd_target(pid, MARK_FD).removesuffix(" (deleted)")
         if name.startswith(f"/memfd:{PROCESS_MARK}="):
             text = name.partition("=")[2]
     if not text:
@@ -170,7 +173,12 @@ def find_family(root_pid: int, start_ticks: int | None) -> dict[int, int]:
     earliest = start_ticks or 0
     mark = process_mark(root_pid, start_ticks)
     # Nothing that a worker started is older than it; so most of a busy machine is passed over at once.
-    younger = {pid: one for pid, one in _processes() if one.start_ticks >= earliest and pid != os.getpid()}
+    younger = {}
+    for pid in list_pids():
+        with contextlib.suppress(PermissionError):
+            one = read_process(pid)
+            if one is not None and one.start_ticks >= earliest and pid != os.getpid():
+                younger[pid] = one
     root = younger.get(root_pid)
     is_reused = root is not None and start_ticks not in (None, root.start_ticks)
     children: dict[int, list[int]] = {}
@@ -192,26 +200,3 @@ def find_family(root_pid: int, start_ticks: int | None) -> dict[int, int]:
         ours.update(fresh)
         waiting += fresh
     return {pid: younger[pid].start_ticks for pid in ours if not younger[pid].is_ended}
-
-
-class _Process(NamedTuple):
-    parent: int
-    group: int
-    session: int
-    start_ticks: int
-    is_ended: bool
-
-
-def _processes() -> Iterator[tuple[int, _Process]]:
-    """Every process there is, as the system sees it. OSError where it cannot be seen."""
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(*GONE, PermissionError), open(f"/proc/{entry.name}/stat", "rb") as file:  # noqa: PTH123  (hot)
-                letter, parent, group, session, *rest = file.read().rpartition(b")")[2].split()
-                is_ended = letter in (b"Z", b"X") and int(rest[13]) <= 1  # else other threads of it still run
-                yield (
-                    int(entry.name),
-                    _Process(int(parent), int(group), int(session), int(rest[15]), is_ended),
-                )

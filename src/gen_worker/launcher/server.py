@@ -26,6 +26,8 @@ from pathlib import Path
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.launcher.channel import Channel
 from gen_worker.launcher.children import Children, as_reply
@@ -45,15 +47,12 @@ from gen_worker.launcher.messages import (
     Welcome,
     Worker,
     Workers,
-    boot_id,
     code_stamp,
     encode,
     read_id,
-    read_process,
     read_record,
     record_path,
     request_decoder,
-    write_atomically,
 )
 from gen_worker.launcher.worker import Ground, become_closer, become_importer, become_worker
 
@@ -122,7 +121,7 @@ class Launcher:
             stamp=self._stamp,
             is_warm=is_warm,
         )
-        write_atomically(Path(f"{self._instance}.json"), encode(info))
+        replace_file(Path(f"{self._instance}.json"), encode(info), sync="file", mode=0o600)
 
     def warm_up(self, modules: Sequence[str]) -> None:
         """Import what every worker would. What is not installed is passed over."""

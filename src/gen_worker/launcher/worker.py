@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from gen_worker import entrypoint
+from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.contract.regular_files import open_regular
 from gen_worker.frozen_imports import frozen_variables
 from gen_worker.launcher.messages import (
@@ -31,10 +32,8 @@ from gen_worker.launcher.messages import (
     Close,
     TryImports,
     WorkerPlan,
-    boot_id,
     claim,
     encode,
-    read_process,
     record_path,
 )
 from gen_worker.launcher.process_family import PROCESS_MARK, hold_mark, process_mark

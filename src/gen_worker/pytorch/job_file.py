@@ -1,9 +1,7 @@
 """A config file as the job it stands for: profile and `--set` applied, defaults filled in, paths made absolute."""
 
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.contract.documents import parse_document, read_document, render_value, shorten_faults
+from gen_worker.contract.durable_files import replace_file
 from gen_worker.contract.job.rules import RUNNER, apply_profile, parse_job_spec, run_id_of
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import SpecError, StartupError
@@ -74,10 +73,8 @@ def write_job_file(job_file: JobFile, folder: Path) -> Path:
                 raise StartupError(
                     f"{folder} holds run {other!r}, and this is {run_id!r}: give another folder with --output"
                 )
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{JOB_FILE}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(job_file.document), indent=2) + b"\n")
-        Path(name).replace(path)
+        content = msgspec.json.format(msgspec.json.encode(job_file.document), indent=2) + b"\n"
+        replace_file(path, content, sync="none", mode=0o600)
     except OSError as error:
         raise StartupError(f"the job cannot be written to {path}: {error.strerror or error}") from error
     return path.absolute()

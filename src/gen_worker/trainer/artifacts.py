@@ -15,11 +15,11 @@ import numpy as np
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX, checkpoint_stem
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, Metric
+from gen_worker.contract.durable_files import make_folder
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.author.author_state import ask_for_samples, save_author_files
 from gen_worker.trainer.checkpoints.files.format import SUFFIXES, FileLayout, build_layout
-from gen_worker.trainer.checkpoints.files.image import make_folder
 from gen_worker.trainer.checkpoints.files.state_tree import encode
 from gen_worker.trainer.checkpoints.files.tensors import TensorTable
 from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample

@@ -10,11 +10,12 @@ from typing import NoReturn
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX
 from gen_worker.contract.checkpoints.meta import parse_meta
+from gen_worker.contract.hashes import hash_file
 from gen_worker.errors import AuthError, Cause, InputError
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.resolve import RefKind, ResolvedRef, resolve
 from gen_worker.trainer.transfer.download import Outcome, Source, open_source
-from gen_worker.trainer.transfer.input_cache import IndexEntry, InputCache, PartialDownload, hash_file, key_of
+from gen_worker.trainer.transfer.input_cache import IndexEntry, InputCache, PartialDownload, key_of
 from gen_worker.trainer.transfer.object_store import ObjectStore
 from gen_worker.trainer.transfer.policy import Backoff, FaultKind, TransferFault, TransferOptions
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gen_worker.contract.installed_packages import source_stamp
+from gen_worker.contract.process_identity import is_process_alive, read_command, read_process
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
@@ -92,31 +93,13 @@ def is_ending(home: Home) -> bool:
         pid = int(json.loads(home.daemon_info.read_bytes())["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return is_running(pid) and is_daemon(pid)
+    return is_process_alive(pid) and is_daemon(pid)
 
 
 def is_daemon(pid: int) -> bool:
     """Looks at its command line, where the system shows it."""
-    try:
-        return b"trn.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return not Path("/proc/self").exists()
-
-
-def is_running(pid: int) -> bool:
-    """Whether it still runs; one that has ended and that nobody has asked after yet does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except FileNotFoundError:
-        return not Path("/proc/self").exists()
-    except OSError:
-        return True
+    command = read_command(pid)
+    return command is None or b"trn.daemon" in command
 
 
 def name_start(home: Home) -> str:
@@ -129,11 +112,10 @@ def name_start(home: Home) -> str:
 def silence_of(daemon: RunningDaemon) -> tuple[str, str]:
     """(what is wrong, what to do) of one that listens and does not answer."""
     who = f"the daemon, pid {daemon.pid},"
-    try:
-        state = Path(f"/proc/{daemon.pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1]
-    except OSError:
-        state = ""
-    if state in ("T", "t"):
+    state = None
+    with contextlib.suppress(OSError):
+        state = read_process(daemon.pid)
+    if state is not None and state.letter in ("T", "t"):
         return f"{who} is suspended", f"`kill -CONT {daemon.pid}` wakes it"
     return f"{who} does not answer", "`trn daemon stop`, then `trn daemon start`"
 

@@ -26,6 +26,9 @@ from typing import IO
 
 import msgspec
 
+from gen_worker.contract.durable_files import sync_path
+from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.process_identity import is_process_alive
 from gen_worker.contract.regular_files import NotRegularFileError, open_regular, read_regular
 from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.snapshot_manifest import DIGEST, FileEntry, Manifest, check_manifest
@@ -141,13 +144,13 @@ class SnapshotStore:
             named.add(manifest.git.diff)
         with self._writing():
             for folder in {self.object_path(sha256).parent for sha256 in named}:
-                _sync_folder(folder)
+                sync_path(folder)
             for folder in (self.objects, self.root, self.root.parent):
-                _sync_folder(folder)
+                sync_path(folder)
             with self._staged() as file:
                 file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
                 self._place(file, path)
-            _sync_folder(self.manifests)
+            sync_path(self.manifests)
         return digest
 
     def manifest(self, digest: str) -> Manifest:
@@ -261,7 +264,7 @@ def _collect(snapshots: SnapshotStore, keep: set[str], old: float, *, is_dry_run
             named.add(manifest.git.diff)
     num_manifests = len(removed)
     # Manifests first, for good: a crash from here on leaves objects without a manifest, never the reverse.
-    _sync_folder(snapshots.manifests)
+    sync_path(snapshots.manifests)
     if not warning:
         for path in snapshots.objects.glob("*/*"):
             if path.name not in named and path.stat().st_mtime < old:
@@ -344,11 +347,6 @@ def _read(source: IO[bytes], path: Path) -> bytes:
         raise InvalidRequestError(f"{path} cannot be read: {fault.strerror}") from fault
 
 
-def hash_file(path: Path) -> str:
-    with os.fdopen(open_regular(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _holds(target: Path, manifest: Manifest) -> bool:
     """Whether every entry is there as it was stored; what else is there does not matter."""
     try:
@@ -356,7 +354,7 @@ def _holds(target: Path, manifest: Manifest) -> bool:
             stat.S_ISREG((found := os.lstat(f"{target}/{file.path}")).st_mode)
             and found.st_size == file.size_bytes
             and bool(found.st_mode & 0o100) == bool(file.mode & 0o100)
-            and hash_file(target / file.path) == file.sha256
+            and hash_file(target / file.path, follow=False) == f"sha256:{file.sha256}"
             for file in manifest.files
         ) and (
             target.is_dir()
@@ -370,12 +368,8 @@ def _remove_leftovers(target: Path) -> None:
     """What a killed process left beside it."""
     for path in target.parent.glob(f".{target.name}-*-*"):
         pid = path.name.removeprefix(f".{target.name}-").split("-")[0]
-        try:
-            os.kill(int(pid), 0)
-        except (ProcessLookupError, ValueError):
+        if not pid.isdigit() or not is_process_alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
-        except PermissionError:
-            continue
 
 
 @contextlib.contextmanager
@@ -384,13 +378,5 @@ def _locked(path: Path, how: int) -> Iterator[None]:
     try:
         fcntl.flock(fd, how)
         yield
-    finally:
-        os.close(fd)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from gen_worker.contract.process_identity import read_process
 from gen_worker.launcher.messages import (
     AnyReply,
     AnyRequest,
@@ -16,7 +17,6 @@ from gen_worker.launcher.messages import (
     Retire,
     Welcome,
     code_stamp,
-    read_process,
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import Home

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.launcher.messages import LauncherInfo, is_same_process
+from gen_worker.contract.process_identity import is_same_process
+from gen_worker.launcher.messages import LauncherInfo
 from trn.core.errors import UnavailableError
 from trn.core.workers_variables import without_workers_variables
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.launcher.messages import (
     Close,
     Closed,
@@ -24,10 +25,8 @@ from gen_worker.launcher.messages import (
     Tried,
     TryImports,
     WorkerPlan,
-    boot_id,
     exit_path,
     read_exit,
-    read_process,
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import Home

@@ -5,14 +5,14 @@ the rest, where it is still there.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from gen_worker.launcher.messages import AttemptRecord, boot_id, read_process
-from gen_worker.launcher.process_family import GONE, read_mark
+from gen_worker.contract.process_identity import GONE, boot_id, list_pids, read_fd_target, read_process
+from gen_worker.launcher.messages import AttemptRecord
+from gen_worker.launcher.process_family import read_mark
 from trn.executors.base import FoundWorker, WorkerIdentity
 
 OUTPUTS = (1, 2)
@@ -32,16 +32,13 @@ def find_workers(runs: Path) -> list[FoundWorker]:
 def _processes_in(runs: Path) -> Iterator[tuple[int, str]]:
     """(pid, run) of every living process that writes to the log of a run."""
     prefix = f"{runs}/"
-    with contextlib.suppress(FileNotFoundError), os.scandir("/proc") as entries:
-        for entry in entries:
-            if not entry.name.isdigit():
-                continue
-            for fd in OUTPUTS:
-                with contextlib.suppress(*GONE, PermissionError):
-                    link = os.readlink(f"/proc/{entry.name}/fd/{fd}")  # noqa: PTH115  (hot)
-                    if link.startswith(prefix):
-                        yield int(entry.name), link.removeprefix(prefix).partition("/")[0]
-                        break
+    for pid in list_pids():
+        for fd in OUTPUTS:
+            with contextlib.suppress(*GONE, PermissionError):
+                target = read_fd_target(pid, fd)
+                if target.startswith(prefix):
+                    yield pid, target.removeprefix(prefix).partition("/")[0]
+                    break
 
 
 def _root_of(pid: int) -> tuple[int, int | None] | None:

@@ -7,13 +7,13 @@ none whose bytes do not match. Older releases wrote none: such a document is rea
 write, for a damaged name of the field must not make a new document an old one. What it says cannot be verified.
 """
 
-import hashlib
 import re
 from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
 
+from gen_worker.contract.hashes import hash_bytes
 from gen_worker.errors import CheckpointError
 
 SCHEMA_VERSION = "trainer_checkpoint.v1"
@@ -151,7 +151,7 @@ def _compare_digest(content: bytes, source: str) -> None:
 
 
 def _digest_of(covered: bytes) -> bytes:
-    return b"sha256:" + hashlib.sha256(covered).hexdigest().encode()
+    return hash_bytes(covered).encode()
 
 
 def encode_meta(meta: CheckpointMeta, *, with_digest: bool = True) -> bytes:

@@ -9,6 +9,7 @@ import msgspec
 
 from gen_worker.contract.document_schema import convert_document, nearest_name, with_intended_names
 from gen_worker.contract.documents import read_document, render_value, require_plain
+from gen_worker.contract.hashes import hash_bytes
 from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
 from gen_worker.errors import SpecError
 
@@ -87,7 +88,6 @@ def spec_digest(spec: TrainingJobSpec) -> str:
     Fields at their default are left out, so that a default written out or not, and a release that adds a
     field, give the same digest. `profiles` are left out too: one was applied before, or none.
     """
-    import hashlib
     import json
 
     asked_for = _without_defaults(spec)
@@ -96,7 +96,7 @@ def spec_digest(spec: TrainingJobSpec) -> str:
     canonical = json.dumps(
         asked_for, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
-    return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+    return hash_bytes(canonical.encode())
 
 
 def _require_object(data: object, source: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.process_identity import is_process_alive
 from gen_worker.contract.subprocess_contract import TrainerSubprocessContractV1, write_subprocess_contract
 from gen_worker.errors import (
     EXIT_CODE_BY_CATEGORY,
@@ -95,7 +96,7 @@ def _remove_leftovers(folder: Path) -> None:
     """What a parent that was killed could not remove: a whole data set, perhaps."""
     for path in [*folder.glob("batches-*.arrow"), *folder.glob("contract-*.json")]:
         pid = path.stem.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if pid.isdigit() and not is_process_alive(int(pid)):
             path.unlink(missing_ok=True)
 
 

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gen_worker.contract.job.spec import InputsSpec
-from gen_worker.contract.lease import RunLease, is_process_alive
+from gen_worker.contract.lease import RunLease
+from gen_worker.contract.process_identity import is_process_alive
 from gen_worker.errors import Category, StartupError, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.attempt.failure import describe_failure, find_cause
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment

@@ -5,7 +5,6 @@ PYTHONPATH, a file that git ignores) can: it is named in a warning, its digest i
 checkpoint, and an attempt that finds another digest says so.
 """
 
-import hashlib
 import inspect
 import os
 import sys
@@ -16,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.hashes import hash_bytes
 from gen_worker.frozen_imports import (
     OURS,
     file_of,
@@ -23,7 +24,6 @@ from gen_worker.frozen_imports import (
     outside_imports,
     read_frozen_code,
 )
-from gen_worker.launcher.messages import write_atomically
 
 OUTSIDE_NAME = "code_outside.json"
 MAX_TOLD = 5
@@ -143,7 +143,12 @@ class OutsideCodeWatch:
         if outside == self._kept:
             return []
         try:
-            write_atomically(self._path, msgspec.json.format(msgspec.json.encode(outside), indent=2) + b"\n")
+            replace_file(
+                self._path,
+                msgspec.json.format(msgspec.json.encode(outside), indent=2) + b"\n",
+                sync="file",
+                mode=0o600,
+            )
         except OSError as fault:
             return [f"{self._path} cannot be written: {fault.strerror}"]
         self._kept = outside
@@ -209,7 +214,7 @@ def _is_target(folder: str) -> bool:
 
 
 def _digest(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
+    return hash_bytes(data)
 
 
 def _source_digest(data: bytes) -> str:

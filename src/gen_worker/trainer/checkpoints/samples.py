@@ -1,11 +1,11 @@
 """Samples on disk: written by the author's hook into a temporary folder, checked, synced, renamed at once."""
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from gen_worker.contract.durable_files import sync_path
 from gen_worker.errors import TrainStepError
 
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(?P<token>[0-9a-f]+)-\d+")
@@ -55,7 +55,7 @@ class SampleFolder:
             shutil.rmtree(produced, ignore_errors=True)
             return []
         for path in [*files, *(path for path in produced.rglob("*") if path.is_dir()), produced]:
-            _sync(path)
+            sync_path(path)
         target = self._path / f"step-{step:08d}"
         if target.exists():  # an earlier attempt passed this step too; its samples are the older ones
             self._num_opened += 1
@@ -65,14 +65,6 @@ class SampleFolder:
             shutil.rmtree(old, ignore_errors=True)
         else:
             produced.rename(target)
-        _sync(self._path)
+        sync_path(self._path)
         moved = [target / path.relative_to(produced) for path in files]
         return [SavedSample(path=path, step=step, size_bytes=path.stat().st_size) for path in moved]
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.hashes import hash_bytes
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.foreign import load_pickle
 
@@ -233,10 +235,8 @@ def _encode_meta(meta: Mapping[str, Any]) -> bytes:
 
 
 def _meta_digest(meta: Mapping[str, Any]) -> str:
-    import hashlib
-
     others = {name: value for name, value in meta.items() if name != "digest"}
-    return _DIGEST_PREFIX + hashlib.sha256(_encode_meta(others)).hexdigest()
+    return "meta-" + hash_bytes(_encode_meta(others))
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -271,14 +271,12 @@ def _read_old_file(path: Path) -> _Parts:
 
 
 def _verified_bytes(path: Path, digests: Mapping[str, str]) -> bytes:
-    import hashlib
-
     try:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     expected = digests.get(path.name)
-    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+    if expected is not None and _sha256(content) != expected:
         raise CheckpointError(
             f"{path} is not the file that {META_FILE} describes (its SHA-256 differs): it is damaged or of another save"
         )
@@ -289,6 +287,10 @@ def _load_safely(path: Path, content: bytes) -> Any:
     import io
 
     return load_pickle(io.BytesIO(content), path)
+
+
+def _sha256(content: bytes) -> str:
+    return hash_bytes(content).removeprefix("sha256:")
 
 
 def _trainable_parameters(module: "torch.nn.Module") -> dict[str, "torch.Tensor"]:
@@ -303,25 +305,8 @@ def _names(names: Iterable[str], most: int = 20) -> str:
 
 def _write(path: Path, content: bytes) -> str:
     """Write the file whole or not at all; durable when this returns. Its SHA-256."""
-    import hashlib
-    import os
-    import tempfile
-
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, content, mode=0o600)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return hashlib.sha256(content).hexdigest()
+    return _sha256(content)

@@ -4,7 +4,6 @@ A folder with an index is a closed set: a file that is not listed is not read, o
 `index.json` is the commit marker: it is written last, and a crash leaves the old one or the new one.
 """
 
-import hashlib
 import os
 import stat
 import time
@@ -19,7 +18,9 @@ import msgspec
 
 from gen_worker.contract.document_schema import convert_document
 from gen_worker.contract.documents import read_document, render_path, render_value
+from gen_worker.contract.durable_files import sync_path, temporary_path
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.hashes import hash_bytes
 from gen_worker.contract.job.spec import Count, Record
 from gen_worker.errors import InputError
 from gen_worker.trainer.datasets.schema import (
@@ -145,7 +146,7 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
         """Of everything but the time: equal digests, equal data."""
         shards = [(shard.path, shard.rows, shard.size_bytes, shard.hash) for shard in self.shards]
         facts = msgspec.json.encode([self.schema_version, self.schema_digest, shards])
-        return "sha256:" + hashlib.sha256(facts).hexdigest()
+        return hash_bytes(facts)
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
@@ -342,20 +343,16 @@ def _sense_faults(data: Any) -> list[str]:
 
 def _commit(folder: Path, documents: dict[str, bytes]) -> None:
     """Put all of them in place, in their order; durable when this returns. A full disk is met before the first."""
-    from gen_worker.trainer.checkpoints.files.image import sync_folder
-
-    staged = {name: folder / f".{name}.tmp-{os.getpid()}" for name in documents}
+    staged = {name: temporary_path(folder / name) for name in documents}
     try:
         for name, content in documents.items():
-            with staged[name].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            staged[name].write_bytes(content)
+            sync_path(staged[name])
         failpoint("dataset.staged")
         for name, temporary in staged.items():
             temporary.replace(folder / name)
             failpoint(f"dataset.{Path(name).stem}_renamed")
-            sync_folder(folder)
+            sync_path(folder)
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ list is `[null]` whatever its offsets. Hints (`kind: image`, `encoding`) say how
 indexing the folder again keeps them.
 """
 
-import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from gen_worker.contract.documents import (
     require_plain,
     shorten_faults,
 )
+from gen_worker.contract.hashes import hash_bytes
 from gen_worker.contract.job.spec import Name, Record
 from gen_worker.errors import InputError, SpecError
 
@@ -105,7 +105,7 @@ class DatasetSchema(Record, frozen=True, kw_only=True, dict=True):
     def digest(self) -> str:
         """Of names, types, shapes and nullability, in order. A hint may be added without a new index."""
         facts = [self.schema_version, [column.facts for column in self.columns]]
-        return "sha256:" + hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+        return hash_bytes(msgspec.json.encode(facts))
 
     @property
     def names(self) -> list[str]:

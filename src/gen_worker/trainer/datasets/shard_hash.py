@@ -1,6 +1,5 @@
 """What the bytes of a shard hash to, at the speed of memory, and which files were found sound before."""
 
-import errno
 import hashlib
 import logging
 import os
@@ -13,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from gen_worker.contract.durable_files import sync_path
 from gen_worker.errors import InputError
 from gen_worker.trainer.transfer.input_cache import key_of
 
@@ -145,8 +145,7 @@ class Stamps:
 def _sync(path: Path) -> bool:
     """What was hashed in memory must be on disk before it is trusted: a power cut keeps a file's times, not its data."""
     try:
-        with path.open("rb", buffering=0) as file:
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error.errno in (errno.EINVAL, errno.EROFS)  # a read-only file system has nothing to write
+        sync_path(path)
+    except OSError:
+        return False
     return True

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import logging
 import os
-import secrets
 import shutil
 import threading
 import weakref
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from gen_worker.contract.durable_files import replacing
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.groups import CHECKSUM_KEY, MANIFEST_KEY, GroupSource, IpcGroups
@@ -37,24 +37,20 @@ def write_groups(
 
     Atomic and durable: a reader sees the whole file or none. Raises OSError if the disk refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     schema = manifest.schema.with_metadata({MANIFEST_KEY: manifest.to_json()})
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
     try:
-        with temporary.open("wb", buffering=0) as file:
-            with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema, options=options) as writer:
-                batches = _unify_dictionaries(_read_all(manifest, source, is_stopped))
-                for group, batch in enumerate(batches):
-                    failpoint("feed_cache.write")
-                    known = source.checksums.known(group)
-                    writer.write_batch(batch, None if known is None else {CHECKSUM_KEY: str(known)})
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        _sync_folder(path.parent)
+        with (
+            replacing(path) as file,
+            pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema, options=options) as writer,
+        ):
+            batches = _unify_dictionaries(_read_all(manifest, source, is_stopped))
+            for group, batch in enumerate(batches):
+                failpoint("feed_cache.write")
+                known = source.checksums.known(group)
+                writer.write_batch(batch, None if known is None else {CHECKSUM_KEY: str(known)})
     except pa.ArrowException as error:
         raise InputError(f"{path}: the dataset cannot be written as an Arrow IPC file: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_all(
@@ -89,14 +85,6 @@ def _has_dictionary(data_type: pa.DataType) -> bool:
     if pa.types.is_dictionary(data_type):
         return True
     return any(_has_dictionary(data_type.field(i).type) for i in range(data_type.num_fields))
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class CachedGroups:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from gen_worker.contract.job.spec import TrainingJobSpec
-from gen_worker.contract.lease import start_ticks
+from gen_worker.contract.process_identity import is_process_alive, start_ticks
 from gen_worker.errors import Category, LeaseHeldError, TrainStepError
 from gen_worker.trainer.attempt.child_attempt import ChildAttemptError, Redact, report_missing_end
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
@@ -75,7 +75,7 @@ def _remove_leftovers(folder: Path) -> None:
     """Of this process's number, and of those that were killed."""
     for other in folder.parent.glob("processes-*"):
         pid = other.name.rpartition("-")[2]
-        if other == folder or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+        if other == folder or (pid.isdigit() and not is_process_alive(int(pid))):
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.lease import is_process_alive, start_ticks
+from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.process_identity import is_process_alive, start_ticks
 from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, Cause
 from gen_worker.trainer.attempt.runtime_env import RankEnvironment
 
@@ -148,7 +149,5 @@ def _seen(failure: AgentFailure) -> tuple[float, Root]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):  # the launcher is gone, and its folder with it
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        replace_file(path, content, sync="none")

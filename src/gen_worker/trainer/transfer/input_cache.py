@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gen_worker.contract.durable_files import replace_file, sync_path, temporary_path
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.hashes import hash_file
 from gen_worker.contract.sizes import show_bytes
 
 HASH_CHUNK_BYTES = 1 << 20
@@ -44,11 +46,6 @@ class IndexEntry:
 def key_of(text: str) -> str:
     """A file name for a ref; refs may hold secrets, so names are hashes."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as stream:
-        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class InputCache:
@@ -151,7 +148,7 @@ class InputCache:
             link.parent.mkdir(parents=True, exist_ok=True)
             target = os.path.relpath(self.blob_path(digest), link.parent)
             # A relative link, renamed into place: the cache may be moved, and two workers may do this at once.
-            temporary = link.with_name(f".{os.getpid()}.{time.monotonic_ns()}")
+            temporary = temporary_path(link)
             temporary.symlink_to(target)
             temporary.replace(link)
         return folder
@@ -241,7 +238,7 @@ class PartialDownload:
         failpoint("inputs.blob_renamed")
         # Only now: a read-only partial left by a crash could not be taken up again.
         os.fchmod(stream.fileno(), 0o444)
-        _sync_folder(blob.parent)
+        sync_path(blob.parent)
         self._sidecar.unlink(missing_ok=True)
         self.close()
         return blob
@@ -283,20 +280,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, record: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
+    replace_file(path, json.dumps(record).encode(), sync="none")
 
 
 def _remove_unless_file(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

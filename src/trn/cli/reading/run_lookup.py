@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
-from gen_worker.launcher.messages import boot_id, is_same_process
+from gen_worker.contract.process_identity import boot_id, is_same_process
 from trn.cli.reading.explanation import Checkpoint, Surroundings
 from trn.cli.reading.registry_view import open_read_only, unreadable
 from trn.core.errors import NotFoundError

@@ -97,7 +97,8 @@ def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: boo
 @click.pass_obj
 def stop(home: Home, *, is_json: bool | None) -> None:
     """Stop the daemon. Its workers go on, and the next daemon takes them over."""
-    from trn.client.daemon_start import find_daemon, is_daemon, is_running
+    from gen_worker.contract.process_identity import is_process_alive
+    from trn.client.daemon_start import find_daemon, is_daemon
 
     output = Output(is_json=is_json)
     daemon = find_daemon(home)
@@ -117,7 +118,7 @@ def stop(home: Home, *, is_json: bool | None) -> None:
     except PermissionError as fault:
         raise UnavailableError(f"the daemon, pid {daemon.pid}, is not yours to stop") from fault
     deadline = time.monotonic() + STOP_PATIENCE_S
-    while is_running(daemon.pid):
+    while is_process_alive(daemon.pid):
         if time.monotonic() >= deadline:
             raise UnavailableError(
                 f"the daemon, pid {daemon.pid}, was asked to stop {STOP_PATIENCE_S:g} s ago and still runs: see"
@@ -226,7 +227,7 @@ def _find_launchers(home: Home) -> list[int]:
     """Of the home, those that live: they outlive the daemon as workers do."""
     import json
 
-    from trn.client.daemon_start import is_running
+    from gen_worker.contract.process_identity import is_process_alive
 
     pids = []
     for path in sorted(home.launcher.glob("*.json")):
@@ -234,7 +235,7 @@ def _find_launchers(home: Home) -> list[int]:
             pids.append(int(json.loads(path.read_bytes())["pid"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # it has just left
-    return [pid for pid in pids if is_running(pid)]
+    return [pid for pid in pids if is_process_alive(pid)]
 
 
 def _count(home: Home, *states: str) -> int:

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import os
 import stat
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
 from trn.client.code.excludes import IGNORE_FILE, JUNK, Excludes, Kind, read_excludes
 from trn.client.code.git_tree import GitTree, read_diff, read_git
 from trn.client.code.secret_content import HoldsSecretError, SecretFinder, find_secret
@@ -318,9 +318,7 @@ def _read_cache(path: Path, folder: Path) -> StatCache:
 
 
 def _write_cache(path: Path, cache: StatCache) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(msgspec.msgpack.encode(cache))
-    Path(file.name).replace(path)
+    replace_file(path, msgspec.msgpack.encode(cache), sync="none", mode=0o600)
 
 
 def _store_git(store: SnapshotStore, tree: GitTree | None, excludes: Excludes, code: Code) -> GitState | None:

@@ -5,7 +5,6 @@ nonce of its submission, a day on which it ends, and an HMAC that only the daemo
 operator's token ends them all.
 """
 
-import contextlib
 import hashlib
 import hmac
 import os
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gen_worker.contract.durable_files import create_file
 from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 
 RUN_TOKEN_LIFE_S = 30 * 24 * 3600
@@ -33,19 +33,8 @@ class RunGrant(NamedTuple):
 
 def read_or_make_token(path: Path) -> str:
     """The operator's token; made at first need. UnavailableError where others could read it."""
-    with contextlib.suppress(FileExistsError):
-        # Whole or not at all, also where two processes make it at once: linked into place, never overwritten.
-        draft = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-        if not path.exists():
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(secrets.token_urlsafe(32) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(draft, path)
-            finally:
-                draft.unlink()
+    if not path.exists():
+        create_file(path, secrets.token_urlsafe(32).encode() + b"\n")
     found = path.stat()
     if found.st_mode & 0o077 or found.st_uid != os.getuid():
         raise UnavailableError(

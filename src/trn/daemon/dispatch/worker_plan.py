@@ -1,14 +1,13 @@
 """An attempt -> all that starts its worker: the plan, the contract and the job file. Built purely, printable, then done."""
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
 from gen_worker.contract.installed_packages import is_same_python
 from gen_worker.contract.subprocess_contract import TrainerSubprocessContractV1
 from gen_worker.frozen_imports import frozen_variables
@@ -126,7 +125,8 @@ def write_attempt_files(files: WorkerFiles, folder: RunFolder) -> None:
     folder.attempts.mkdir(parents=True, exist_ok=True)
     for path, content in ((folder.job, files.job), (folder.contract, files.contract)):
         text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-        _replace(path, text)
+        # Not synced: after a power cut the worker is gone too, and the next attempt writes them again.
+        replace_file(path, text, sync="none")
 
 
 def render_plan(plan: LaunchPlan) -> str:
@@ -157,10 +157,3 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str]:
 def _resources(config: Mapping[str, Any]) -> Mapping[str, Any]:
     found = config.get("resources")
     return found if isinstance(found, Mapping) else {}
-
-
-def _replace(path: Path, text: bytes) -> None:
-    # Not synced: after a power cut the worker is gone too, and the next attempt writes them again.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(text)
-    temporary.replace(path)

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.process_identity import boot_id
 from trn.core.home import Home
 from trn.core.workers_variables import without_workers_variables
 
@@ -31,7 +33,6 @@ CALM_S = 30.0  # before one is asked of whom nothing depends on it: the first ha
 NICE = 10
 MAX_AT_ONCE = 2  # of those that runs wait for, and as many of the others
 KILL_PATIENCE_S = 5.0  # a process that hangs in a driver is left to itself
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class DoctorReports:
         self._home, self._expected, self._environ = home, dict(expected), environ
         self._clock, self._now_ms, self._calm_s = clock, now_ms, calm_s
         self._folder = home.root / "doctor"
-        self._boot_id = _read_boot_id()
+        self._boot_id = boot_id() or sys.platform
         self._known: dict[str, DoctorReport] = {}
         self._looked: set[str] = set()  # whether the last daemon left a report
         self._asked: dict[str, asyncio.Task[None] | None] = {}  # None: its task is to be made
@@ -203,10 +204,7 @@ class DoctorReports:
     def _leave(self, report: DoctorReport) -> None:
         with contextlib.suppress(OSError):  # a full disk, say: it is only asked for again
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            path = self._path(report.python)
-            draft = path.with_suffix(".tmp")
-            draft.write_bytes(msgspec.json.encode(report))
-            draft.replace(path)
+            replace_file(self._path(report.python), msgspec.json.encode(report), sync="none")
 
 
 async def _call(python: str, arguments: list[str], *, cwd: Path, environ: Mapping[str, str]) -> bytes:
@@ -240,10 +238,3 @@ def _mark(folder: str) -> int:
         return Path(folder).stat().st_mtime_ns if folder else 0
     except OSError:
         return 0
-
-
-def _read_boot_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return sys.platform

@@ -5,7 +5,6 @@ import logging
 import platform
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.durable_files import replace_file
 from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 from gen_worker.contract.regular_files import NotRegularFileError, read_regular
 from trn.core.errors import TrnError
@@ -231,15 +231,22 @@ def write_report(run: RunRecord, report: Path, *, environment: Mapping[str, Any]
     }
     report.parent.mkdir(parents=True, exist_ok=True)
     if patch:
-        _write(report.with_name(PATCH), patch)
-    _write(report, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        replace_file(report.with_name(PATCH), patch, sync="none", mode=0o600)
+    replace_file(
+        report, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", sync="none", mode=0o600
+    )
 
 
 def add_to_report(report: Path, **fields: Any) -> None:
     """Set fields of a report that was written. Blocks; a fault is logged."""
     try:
         document = msgspec.json.decode(read_regular(report), type=dict[str, Any])
-        _write(report, msgspec.json.format(msgspec.json.encode(document | fields), indent=2) + b"\n")
+        replace_file(
+            report,
+            msgspec.json.format(msgspec.json.encode(document | fields), indent=2) + b"\n",
+            sync="none",
+            mode=0o600,
+        )
     except FileNotFoundError:
         pass  # the run was removed meanwhile
     except Exception:
@@ -264,9 +271,3 @@ def _mark(answer: Mapping[str, Any]) -> object:
         with contextlib.suppress(OSError):
             mark.append((place, Path(place).stat().st_mtime_ns))
     return mark or None
-
-
-def _write(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        file.write(data)
-    Path(file.name).replace(path)

@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gen_worker.contract.durable_files import sync_path
 from gen_worker.contract.failpoints import failpoint
 from trn.core.home import LOG_SUFFIX, LogFolder
-from trn.daemon.outlets.log_file import sync_folder
 
 logger = logging.getLogger("trn.daemon.logs")
 
@@ -82,7 +82,7 @@ def compress(path: Path) -> None:
     elif not _is_same(path, target):
         return
     path.unlink()
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
 def _write(path: Path, target: Path) -> None:
@@ -101,7 +101,7 @@ def _write(path: Path, target: Path) -> None:
         raise OSError(f"{temporary} differs from what was written")
     os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
     temporary.rename(target)
-    sync_folder(path.parent)
+    sync_path(path.parent)
     failpoint("logs.zip_renamed")
 
 

@@ -3,7 +3,6 @@
 A file is opened by its name for each append. After a rename or removal by somebody else, a new file is created.
 """
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from gen_worker.contract.durable_files import make_folder, sync_path
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.regular_files import open_regular
 from trn.core.home import FULL, LOG_SUFFIX, Home, LogFolder
@@ -88,7 +88,7 @@ def append(file: LogFile, lines: bytes, now_ms: int, *, max_bytes: int, min_free
     An unfinished line at the end, left by a full disk or a power cut, is ended with a newline first.
     """
     path = file.path_at(now_ms)
-    _make_folder(path.parent)
+    make_folder(path.parent)
     found = os.statvfs(path.parent)
     if found.f_bavail * found.f_frsize < min_free_bytes:
         # Without the free bytes: they change all the time, and each fault is logged once.
@@ -109,7 +109,7 @@ def append(file: LogFile, lines: bytes, now_ms: int, *, max_bytes: int, min_free
     finally:
         os.close(fd)
     if is_new:
-        sync_folder(path.parent)
+        sync_path(path.parent)
     failpoint("logs.synced")
 
 
@@ -120,23 +120,5 @@ def _rename_full(file: LogFile, path: Path, max_bytes: int) -> None:
     while os.path.lexists(renamed := path.with_name(file.old_name(number))):
         number += 1
     path.rename(renamed)
-    sync_folder(path.parent)
+    sync_path(path.parent)
     failpoint("logs.renamed")
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in missing:
-        sync_folder(one.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from gen_worker.contract.checkpoints.choice import scan
 from gen_worker.contract.checkpoints.retention import candidate_of, select_removals
+from gen_worker.contract.durable_files import sync_path
 from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
@@ -208,7 +209,7 @@ class Removal:
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(place)
                 moved[place] = folder
-        _sync(self._home.trash)
+        sync_path(self._home.trash)
         return moved
 
     def _measure(self, run_ids: Iterable[str]) -> list[Freed]:
@@ -342,11 +343,3 @@ def _delete(paths: Iterable[Path]) -> None:
 def _move_back(moved: Mapping[Path, Path]) -> None:
     for place, folder in moved.items():
         place.rename(folder)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,11 +1,9 @@
 """One daemon for a home: a lock that the system takes back when its holder dies, and a note of who that is."""
 
-import os
-from pathlib import Path
-
 import msgspec
 from filelock import FileLock, Timeout
 
+from gen_worker.contract.durable_files import replace_file
 from trn.core.errors import AlreadyRunningError, UnavailableError
 from trn.core.home import Home
 
@@ -53,16 +51,8 @@ class Singleton:
 
     def announce(self, info: DaemonInfo) -> None:
         """Tell others where to find this daemon. Call once it answers there."""
-        write_whole(self._home.daemon_info, msgspec.json.encode(info))
+        replace_file(self._home.daemon_info, msgspec.json.encode(info), sync="none", mode=0o600)
 
     def release(self) -> None:
         self._home.daemon_info.unlink(missing_ok=True)
         self._lock.release()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing, for the owner alone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(content)
-    temporary.replace(path)

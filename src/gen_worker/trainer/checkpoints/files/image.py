@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gen_worker.contract.checkpoints.file_check import PAGE, open_direct
+from gen_worker.contract.hashes import PAGE, open_direct
 from gen_worker.trainer.checkpoints.files.archive import CrcRecord
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -110,20 +110,3 @@ class ImageWriter:
         ):  # a full disk takes what fits; the next call says so, if it begins at a whole page
             written -= written % PAGE
         return min(written, end - start)
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents so that they survive a power cut, as what is synced in them does."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

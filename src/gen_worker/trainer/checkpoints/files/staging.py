@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gen_worker.contract.checkpoints.file_check import PAGE
+from gen_worker.contract.hashes import PAGE
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -21,12 +21,14 @@ import msgspec
 import numpy as np
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX, CheckpointInfo
-from gen_worker.contract.checkpoints.file_check import check_file, hash_file
+from gen_worker.contract.checkpoints.file_check import check_file
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, encode_meta
+from gen_worker.contract.durable_files import sync_path
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.hashes import hash_file
 from gen_worker.errors import Cause, CheckpointError
 from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
-from gen_worker.trainer.checkpoints.files.image import ImageWriter, sync_folder
+from gen_worker.trainer.checkpoints.files.image import ImageWriter
 from gen_worker.trainer.checkpoints.writing.folder import CheckpointFolder
 from gen_worker.trainer.checkpoints.writing.messages import Done, SaveRequest
 
@@ -59,7 +61,7 @@ class Save:
             self._undo()
             raise self._explain(error) from error
         try:
-            sync_folder(self._dir)
+            sync_path(self._dir)
             failpoint("checkpoint.meta_renamed")
         except OSError as error:  # committed for every reader, if not for a power cut: nothing to undo
             raise self._explain(error) from error
@@ -138,11 +140,11 @@ class Save:
             if path.is_dir():
                 folders.add(path)
                 continue
-            _sync_file(path)
+            sync_path(path)
             name = f"{target.name}/{path.relative_to(self._author_tmp).as_posix()}"
             entries.append(FileEntry(name=name, size_bytes=path.stat().st_size, hash=hash_file(path)))
         for folder in folders:
-            sync_folder(folder)
+            sync_path(folder)
         self._author_tmp.rename(target)
         self._author_dir = target
         failpoint("checkpoint.author_files")
@@ -158,7 +160,7 @@ class Save:
         failpoint("checkpoint.set_aside")
         self._data_is_placed = True
         self._data_tmp.replace(self._data)
-        sync_folder(self._dir)
+        sync_path(self._dir)
 
     def _write_meta(self, meta: CheckpointMeta) -> None:
         with self._meta_tmp.open("wb") as file:
@@ -176,7 +178,7 @@ class Save:
         except CheckpointError as error:
             damaged = self._meta.with_name(self._meta.name + ".damaged")
             self._meta.replace(damaged)
-            sync_folder(self._dir)
+            sync_path(self._dir)
             raise CheckpointError(
                 f"{self._request.stem} did not read back as written ({error}); it is marked {damaged.name}. "
                 "Check the disk; older checkpoints are untouched"
@@ -230,11 +232,3 @@ def _is_sound(path: Path, entry: FileEntry) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

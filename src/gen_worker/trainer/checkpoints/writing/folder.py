@@ -21,12 +21,14 @@ from gen_worker.contract.checkpoints.choice import (
 from gen_worker.contract.checkpoints.file_check import is_intact
 from gen_worker.contract.checkpoints.meta import encode_meta
 from gen_worker.contract.checkpoints.retention import candidate_of, select_removals
+from gen_worker.contract.durable_files import replace_file, sync_path
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.errors import CheckpointError
-from gen_worker.trainer.checkpoints.files.image import sync_folder
 
 PREVIOUS = ".previous"
-_TEMPORARY = re.compile(r"(?:step-\d{8,}|final)\..*tmp-(?P<token>[0-9a-f]+)(?:-\d+)?")
+_TEMPORARY = re.compile(
+    r"(?:step-\d{8,}|final)\..*tmp-(?P<token>[0-9a-f]+)(?:-\d+)?|\.(?:step-\d{8,}|final)\..*\.tmp"
+)
 _AUTHOR_DIR = re.compile(r"(?P<stem>step-\d{8,}|final)\.files(?:-\d+)?")
 
 
@@ -65,27 +67,19 @@ class CheckpointFolder:
             os.link(old.data_path, data)
         except OSError:  # a file system without hard links
             shutil.copyfile(old.data_path, data)
-            with data.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_path(data)
         first, *others = old.meta.files
         meta = msgspec.structs.replace(
             old.meta, files=(msgspec.structs.replace(first, name=data.name), *others)
         )
-        sync_folder(self.path)
-        meta_path = self.path / (stem + META_SUFFIX)
-        temporary = meta_path.with_name(f"{meta_path.name}.tmp-0")
-        with temporary.open("wb") as file:
-            file.write(encode_meta(meta, with_digest=bool(old.meta.digest)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(meta_path)
-        sync_folder(self.path)
+        sync_path(self.path)
+        replace_file(self.path / (stem + META_SUFFIX), encode_meta(meta, with_digest=bool(old.meta.digest)))
         return read_info(self.path, stem)
 
     def restore(self, aside: CheckpointInfo, old: CheckpointInfo) -> None:
         """Undo `set_aside`: the data gets its first name back, and with it the old meta is true again."""
         aside.data_path.replace(old.data_path)
-        sync_folder(self.path)
+        sync_path(self.path)
         aside.meta_path.unlink(missing_ok=True)
         # Renaming one hard link of a file over another does nothing at all.
         aside.data_path.unlink(missing_ok=True)

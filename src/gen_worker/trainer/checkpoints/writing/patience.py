@@ -7,7 +7,8 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from gen_worker.contract.process_identity import read_process
 
 MAX_SLICE_S = 5.0  # of waiting, between two looks
 MAX_COUNTED_S = 30.0  # between two looks, of a loop that looks once a step
@@ -80,13 +81,12 @@ class Patience:
         return f"said nothing for {self._quiet_s:.0f} s"
 
 
+_STATES = {"T": ", stopped by a signal", "t": ", stopped by a debugger", "D": ", waiting for a disk"}
+
+
 def describe_state(pid: int) -> str:
     """What the system says of a process that does nothing; empty where that is no news."""
-    with contextlib.suppress(OSError, IndexError):
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return {
-            "T": ", stopped by a signal",
-            "t": ", stopped by a debugger",
-            "D": ", waiting for a disk",
-        }.get(state, "")
+    with contextlib.suppress(OSError):
+        state = read_process(pid)
+        return _STATES.get(state.letter, "") if state else ""
     return ""

@@ -14,14 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.process_identity import is_process_alive, start_ticks
 from gen_worker.errors import Category, LeaseHeldError, TrainStepError
-from gen_worker.trainer.attempt.child_attempt import ChildAttemptError, Redact, report_missing_end
+from gen_worker.trainer.attempt.child_attempt import (
+    ChildAttemptError,
+    Redact,
+    SignalRelay,
+    report_missing_end,
+)
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.processes.outcome import (
     choose_root,
@@ -63,7 +67,8 @@ def run_processes(
     _remove_leftovers(folder)
     folder.mkdir(parents=True)
     try:
-        with _SignalRelay(folder, early_signals) as relay:
+        with SignalRelay(early_signals) as relay:
+            relay.send = partial(_send_to_main, folder)
             code = _run_launcher(folder, job.resources.processes, token, relay)
             _end_survivors(folder, relay, grace_s=job.grace_s)
         return _judge(code, folder, environment, job, redact)
@@ -79,7 +84,7 @@ def _remove_leftovers(folder: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: "_SignalRelay") -> int:
+def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: SignalRelay) -> int:
     pid = os.getpid()
     environ = {
         "OMP_NUM_THREADS": str(_threads_each(num_processes)),
@@ -105,7 +110,7 @@ def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: "_
             launcher.wait()
 
 
-def _end_survivors(folder: Path, relay: "_SignalRelay", *, grace_s: float) -> None:
+def _end_survivors(folder: Path, relay: SignalRelay, *, grace_s: float) -> None:
     """Where the launcher itself was killed, the processes are left: they get to save and leave, and then have to."""
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_PATIENCE_S)):
         for pid in read_living(folder):
@@ -123,33 +128,14 @@ def _threads_each(num_processes: int) -> int:
     return max(1, cores // num_processes)
 
 
-class _SignalRelay:
-    """SIGTERM and SIGINT reach the run's main process, as soon as there is one."""
-
-    def __init__(self, folder: Path, early_signals: Sequence[int]) -> None:
-        self._folder = folder
-        self._early = early_signals  # that came before there was a relay; it may still grow
-        self._asked: list[int] = []
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> "_SignalRelay":
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._old[number] = signal.signal(number, self._keep)
-        self._asked[:0] = self._early
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _keep(self, number: int, _frame: FrameType | None) -> None:
-        self._asked.append(number)
-
-    def pass_on(self) -> None:
-        main = read_main(self._folder) if self._asked else None
-        while main is not None and self._asked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(main, self._asked.pop(0))
+def _send_to_main(folder: Path, number: int) -> bool:
+    """False while the run's main process has not started, or has exited."""
+    main = read_main(folder)
+    if main is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(main, number)
+    return True
 
 
 def _judge(

@@ -90,7 +90,7 @@ def outbox(options: Mapping[str, Any]) -> Round:
         registry.submit(NewRun(run_id=run_id, digest=run_id, config={})).result()
         registry.claim(run_id, []).result()
         home.run(run_id).events.parent.mkdir(parents=True)
-    publisher.publish_news()
+    publisher.publish_changes()
     last_seq = 0
 
     def take_in() -> None:
@@ -108,7 +108,7 @@ def outbox(options: Mapping[str, Any]) -> Round:
         last_seq += num_each
         num_before = publisher.num_events
         start, cpu = time.perf_counter(), time.thread_time()
-        publisher.publish_news()
+        publisher.publish_changes()
         publisher.commit()
         registry.set_slots([]).result()  # committed after all that was handed in before it
         seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu

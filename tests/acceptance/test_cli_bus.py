@@ -71,7 +71,7 @@ def test_a_daemon_with_a_bus_starts_without_a_verb_and_shows_no_password(home: P
         (["daemon"], 2, "Start, stop and look at the daemon"),
         (["daemon", "--event-bus", "redis://host", "status"], 2, "--event-bus stands after the verb"),
         (["daemon", "start", "--event-bus", "s3cret"], 3, "the event bus is no URL"),
-        (["daemon", "start", "--event-bus", "kafka://:s3cret@host"], 5, "known are redis, rediss, unix"),
+        (["daemon", "start", "--event-bus", "kafka://:s3cret@host"], 5, "known schemes: redis, rediss, unix"),
         (["daemon", "start", "--event-bus", "redis://:s3cret@host?maxlen=x"], 5, "maxlen='x'"),
         (["daemon", "start", "--event-bus", "redis://:s3cret@host/x?no_such_option=1"], 5, "redis://host/x"),
     ],

@@ -120,7 +120,7 @@ def test_what_happened_while_redis_was_away_is_told_by_the_next_daemon(
         assert client.wait(run.run_id, timeout_s=DEADLINE_S).state == "COMPLETED"
         wait_until(lambda: "events of 1 run" in "".join(client.health().warnings))
         [warning] = client.health().warnings
-        assert f"the event bus {server.url} is away" in warning
+        assert f"the event bus {server.url} has not been available" in warning
     assert daemon.stop() == 0
     server.start()
     start(home, server).wait_ready()

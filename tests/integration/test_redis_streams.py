@@ -76,7 +76,7 @@ def world(tmp_path: Path, server: RedisServer) -> Iterator[World]:
 
 def test_entries_have_the_fields_that_the_docs_name(world: World, server: RedisServer) -> None:
     world.write("r", 2)
-    world.publisher.publish_news()
+    world.publisher.publish_changes()
     first, second = server.entries("trn:events")
     line = world.files()["r"][0]
     assert first == {"run_id": "r", "seq": "1", "event": "metric", "data": line}
@@ -91,17 +91,17 @@ def test_a_server_that_is_killed_and_loads_for_long_misses_nothing(world: World,
     for _ in range(2):
         world.write("a", 40)
         world.write("b", 5)
-        world.publisher.publish_news()
+        world.publisher.publish_changes()
         server.kill()
         world.write("a", 10)
         with pytest.raises(BusUnavailableError):
-            world.publisher.publish_news()
+            world.publisher.publish_changes()
         server.start(*SLOW_LOADING, is_loaded=False)
         with pytest.raises(BusUnavailableError, match="loading"):
-            world.publisher.publish_news()
+            world.publisher.publish_changes()
         server.kill()
         server.start()
-        world.publisher.publish_news()
+        world.publisher.publish_changes()
         assert server.told_events() == world.files()
 
 
@@ -121,10 +121,10 @@ def test_a_server_that_takes_nothing_misses_nothing(
     server.client.execute_command(*break_it)
     for _ in range(2):
         with pytest.raises(BusUnavailableError, match=words):
-            world.publisher.publish_news()
+            world.publisher.publish_changes()
         world.write("b", 3)
     server.client.execute_command(*mend_it)
-    world.publisher.publish_news()
+    world.publisher.publish_changes()
     assert server.told_events() == world.files()
 
 
@@ -156,8 +156,8 @@ def test_an_answer_that_is_lost_means_a_repeat_and_never_a_gap(
 
     monkeypatch.setattr(connection, "read_response", lose)
     with pytest.raises(BusUnavailableError, match="lost"):
-        world.publisher.publish_news()
-    world.publisher.publish_news()
+        world.publisher.publish_changes()
+    world.publisher.publish_changes()
     assert server.told_events() == world.files()
     assert [entry["seq"] for entry in server.entries("trn:events")] == ["1", "2", "3", "4", "5"] * 2
 
@@ -168,7 +168,7 @@ def test_streams_are_bounded_and_have_the_prefix_that_was_asked_for(
     world = World(tmp_path, f"{server.url}?prefix=mine&maxlen=300")
     for _ in range(10):
         world.write("r", 200)
-        world.publisher.publish_news()
+        world.publisher.publish_changes()
     # About: Redis drops whole blocks, of 100 entries by default.
     assert 300 <= server.client.xlen("mine:events") <= 400
     assert server.entries("mine:events")[-1]["seq"] == "2000"

@@ -83,7 +83,7 @@ def test_events_are_published_as_they_are_in_the_file_and_then_the_state(world: 
     begin(world.registry, "r")
     world.write("r", range(1, 4))
     end(world.registry, "r")
-    world.publisher.publish_news()
+    world.publisher.publish_changes()
     *events, state = world.bus.messages
     lines = world.home.run("r").events.read_bytes().splitlines()
     assert events == [EventMessage("r", seq, "log", line) for seq, line in enumerate(lines, 1)]
@@ -96,9 +96,9 @@ def test_a_state_is_published_when_it_changes_and_not_with_every_event(world: Wo
     begin(world.registry, "r")
     for seq in range(1, 6):
         world.write("r", range(seq, seq + 1))
-        world.publisher.publish_news()
+        world.publisher.publish_changes()
     end(world.registry, "r")
-    world.publisher.publish_news()
+    world.publisher.publish_changes()
     assert world.seqs("r") == [1, 2, 3, 4, 5]
     assert world.states("r") == ["DISPATCHING", "COMPLETED"]
 
@@ -108,11 +108,11 @@ def test_what_a_bus_did_not_take_is_published_when_it_is_back(world: World) -> N
     world.write("r", range(1, 3))
     world.bus.fault = "gone"
     with pytest.raises(BusUnavailableError, match="gone"):
-        world.publisher.publish_news()
+        world.publisher.publish_changes()
     world.write("r", range(3, 5))
     end(world.registry, "r")
     world.bus.fault = ""
-    world.publisher.publish_news()
+    world.publisher.publish_changes()
     assert world.seqs("r") == [1, 2, 3, 4]
     assert world.states("r") == ["COMPLETED"]
 
@@ -139,7 +139,7 @@ def test_a_bus_that_fails_in_the_middle_gets_the_rest_in_order(
         world.write(run_id, range(1, 101), text="x" * 20_000)
     for _ in range(20):
         try:
-            world.publisher.publish_news()
+            world.publisher.publish_changes()
             break
         except BusUnavailableError:
             continue
@@ -157,11 +157,11 @@ def test_a_bus_that_fails_in_the_middle_gets_the_rest_in_order(
 def test_the_next_daemon_goes_on_where_the_last_one_committed(world: World) -> None:
     begin(world.registry, "r")
     world.write("r", range(1, 4))
-    world.publisher.publish_news()
+    world.publisher.publish_changes()
     world.write("r", range(4, 6))
-    world.publisher.publish_news()  # and then it is killed, before it commits
+    world.publisher.publish_changes()  # and then it is killed, before it commits
     world.outbox.close()
-    world.make_publisher().publish_news()
+    world.make_publisher().publish_changes()
     assert world.seqs("r") == [1, 2, 3, 4, 5, 4, 5]
 
 
@@ -175,7 +175,7 @@ def test_a_busy_publisher_commits_a_few_times_a_second_and_not_each_time(world: 
     for seq in range(1, 51):
         world.write("r", range(seq, seq + 1))
         before = world.registry.writer.num_commits
-        world.publisher.publish_news()
+        world.publisher.publish_changes()
         world.registry.set_slots([]).result()
         committed += world.registry.writer.num_commits - before - 1
         now += 0.02
@@ -209,9 +209,9 @@ def test_a_bus_that_is_away_is_told_of_once_and_stops_nobody(
 
     asyncio.run(main())
     told = [record.getMessage() for record in caplog.records]
-    assert [text for text in told if "is away: refused" in text] == told[:1]
-    assert "is back" in told[1]
-    assert "to be caught up: 3 events of 1 run" in told[1]
+    assert [text for text in told if "is not available: refused" in text] == told[:1]
+    assert "is available again" in told[1]
+    assert "not published yet: 3 events of 1 run" in told[1]
     assert len(told) == 2
 
 
@@ -226,7 +226,7 @@ def test_a_graceful_stop_publishes_the_last_and_commits_it(world: World) -> None
     asyncio.run(main())
     assert world.seqs("r") == [1, 2, 3]
     world.registry.set_slots([]).result()
-    assert world.make_publisher()._outbox.news() == []
+    assert world.make_publisher()._outbox.changed_runs() == []
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones(monkeypatch: pytest.Mo
     plug_in = EntryPoint("memory", "trn.daemon.outlets.event_bus:BUSES", "trn.event_buses")
     monkeypatch.setattr("trn.daemon.outlets.event_bus.entry_points", lambda group: [plug_in])
     with pytest.raises(
-        InvalidRequestError, match=r"'kafka'.*known are redis, rediss, unix, memory"
+        InvalidRequestError, match=r"'kafka'.*known schemes: redis, rediss, unix, memory"
     ) as refused:
         open_bus(read_bus_url("kafka://:secret@host"), reader="me")
     assert "secret" not in str(refused.value)
@@ -344,15 +344,15 @@ class MemoryOfCancels:
         return done
 
 
-def obey(calls: FakeCalls, **fields: str) -> dict[str, str]:
+def execute(calls: FakeCalls, **fields: str) -> dict[str, str]:
     commands = BusCommands(stream=MemoryBus(), calls=calls, cancels=MemoryOfCancels(), shown="memory://here")
-    return asyncio.run(commands.obey(BusCommand("7-1", fields)))
+    return asyncio.run(commands.execute(BusCommand("7-1", fields)))
 
 
 def test_a_submit_is_the_call_of_the_api() -> None:
     calls = FakeCalls()
     more = {"base_dir": "/code", "code_identity": "c", "interpreter": "/bin/python", "priority": "-3"}
-    reply = obey(calls, command="submit", config='{"a": 1.50}', request_id="mine", **more)
+    reply = execute(calls, command="submit", config='{"a": 1.50}', request_id="mine", **more)
     assert reply == {"request_id": "mine", "ok": "1", "run_id": "run-1", "existed": "0"}
     [asked] = calls.asked
     assert asked == pb.Submission(
@@ -370,7 +370,7 @@ def test_a_submit_is_the_call_of_the_api() -> None:
 def test_a_run_is_known_by_its_command_so_that_it_is_made_once(config: str) -> None:
     calls = FakeCalls()
     for _ in range(2):
-        obey(calls, command="submit", config=config, another="1")
+        execute(calls, command="submit", config=config, another="1")
     asked = [(asked.config_json, asked.force_new, asked.submission_id) for asked in calls.asked]
     assert asked == [(config.encode(), True, "bus-7-1")] * 2
 
@@ -378,9 +378,9 @@ def test_a_run_is_known_by_its_command_so_that_it_is_made_once(config: str) -> N
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [
-        ({}, "invalid-argument", "command is '', expected one of cancel, submit"),
-        ({"command": "stop"}, "invalid-argument", "command is 'stop'"),
-        ({"command": "submit", "prioritty": "1"}, "invalid-argument", "submit has no field prioritty"),
+        ({}, "invalid-argument", "unknown command ''; expected cancel or submit"),
+        ({"command": "stop"}, "invalid-argument", "unknown command 'stop'"),
+        ({"command": "submit", "prioritty": "1"}, "invalid-argument", "unknown field of submit: prioritty"),
         ({"command": "submit", "priority": "high"}, "invalid-argument", "priority is 'high'"),
         ({"command": "submit", "another": "yes"}, "invalid-argument", "another is 'yes'"),
         ({"command": "submit", "config": "x" * (5 << 20)}, "invalid-argument", "at most 4194304"),
@@ -390,7 +390,7 @@ def test_a_run_is_known_by_its_command_so_that_it_is_made_once(config: str) -> N
     ],
 )
 def test_what_cannot_be_obeyed_gets_an_error_in_reply(fields: dict[str, str], code: str, words: str) -> None:
-    reply = obey(FakeCalls(), **fields)
+    reply = execute(FakeCalls(), **fields)
     assert (reply["request_id"], reply["ok"], reply["code"]) == ("7-1", "0", code)
     assert words in reply["error"]
     assert "a secret of ours" not in reply["error"]

@@ -80,7 +80,7 @@ def test_events_of_another_submission_are_put_aside_and_end_nothing(tmp_path: Pa
     path.write_bytes(b"".join([*own, foreign]))
     chunk = parse(path.read_bytes(), 0, 0, nonce)
     assert [item.seq for item in chunk.events] == [1, 2]
-    assert [damage.reason for damage in chunk.damaged] == ["is of another submission"]
+    assert [damage.reason for damage in chunk.damaged] == ["belongs to another submission"]
     assert read_terminal(path, 1, nonce) is None
     assert last_seq_before(path, path.stat().st_size, nonce) == 2
     (batch,) = replay(path, 0, 0, path.stat().st_size, nonce)

@@ -77,7 +77,7 @@ def seqs_told(outbox: Outbox, run: RunRecord, place: Place | None = None) -> lis
 def tell_all(outbox: Outbox) -> dict[str, list[int]]:
     """Tell of everything, and confirm it."""
     told: dict[str, list[int]] = {}
-    while news := outbox.news():
+    while news := outbox.changed_runs():
         places = {}
         for run in news:
             place = outbox.place(run.run_id)
@@ -86,7 +86,8 @@ def tell_all(outbox: Outbox) -> dict[str, list[int]]:
                 told.setdefault(run.run_id, []).extend(seqs)
                 place = Place(batch.last_seq, end_offset)
             places[run.run_id] = place
-        outbox.told(places, news[-1].change).result()
+        outbox.advance(places, news[-1].change)
+        outbox.commit().result()
     return told
 
 
@@ -102,7 +103,7 @@ def test_what_was_taken_in_is_told_and_what_was_confirmed_is_not_told_again(
     assert outbox.backlog() == Backlog(num_runs=0, num_events=0)
     take_in(registry, home, "r", 4)
     assert tell_all(outbox) == {"r": [4]}
-    assert outbox.news() == []
+    assert outbox.changed_runs() == []
 
 
 def test_what_was_not_confirmed_is_told_again_by_the_next_daemon(
@@ -136,7 +137,7 @@ def test_a_new_consumer_is_told_of_live_runs_from_their_first_event_and_of_ended
         write(registry, home, run_id, range(1, 4))
     end(registry, "ended")
     outbox = Outbox(registry, home, "new")
-    assert outbox.news() == []
+    assert outbox.changed_runs() == []
     write(registry, home, "live", range(4, 5))
     end(registry, "live")
     assert tell_all(outbox) == {"live": [1, 2, 3, 4]}
@@ -150,10 +151,11 @@ def test_news_come_in_the_order_of_the_changes_page_by_page(
         begin(registry, f"r{number}")
     registry.want_cancel("r0", "because").result()
     seen = []
-    while news := outbox.news(limit=3):
+    while news := outbox.changed_runs(limit=3):
         assert [run.change for run in news] == sorted(run.change for run in news)
         seen += [run.run_id for run in news]
-        outbox.told({}, news[-1].change).result()
+        outbox.advance({}, news[-1].change)
+        outbox.commit().result()
     assert seen == ["r1", "r2", "r3", "r4", "r5", "r6", "r0"]
 
 
@@ -214,7 +216,8 @@ def test_in_order_and_without_gaps_whatever_is_repeated(
             place = Place(batch.last_seq, end_offset)
         assert seen == last
         if is_confirmed:
-            outbox.told({"r": place}, run.change).result()
+            outbox.advance({"r": place}, run.change)
+            outbox.commit().result()
         if is_restarted:
             outbox.close()
             outbox = Outbox(registry, home, "bus")

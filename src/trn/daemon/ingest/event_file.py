@@ -1,9 +1,9 @@
-"""A run's events file, read from the outside while its worker writes it.
+"""Reads a run's events file while its worker writes it.
 
-- A line counts once its newline is there; half a line at the end is left for later.
-- A whole line that is no event (damaged, over 1 MiB, a number that does not follow) is put aside and stops nothing.
-- An event of another submission (its `nonce` is not the run's) is no event of this run, and put aside like damage.
-- What counts here as an event also counts for the worker that continues the file: it never cuts one off.
+- A line counts once it has its newline.
+- A whole line that is not an event of this run is set aside: damaged, over 1 MiB, with a number out of order, or with the
+  `nonce` of another submission.
+- The worker that continues the file accepts the same lines as events, so it never cuts one off.
 """
 
 import math
@@ -20,8 +20,8 @@ from gen_worker.contract.sizes import MAX_EVENT_BYTES
 
 MAX_LINE_BYTES = MAX_EVENT_BYTES
 CHUNK_BYTES = 256 << 10  # what is parsed at a time, and sent in a message
-MAX_DAMAGED_BYTES = 16 << 20  # of lines put aside; more are only counted
-SHOWN_BYTES = 4 << 10  # of each of them
+MAX_DAMAGED_BYTES = 16 << 20  # of lines set aside; more are only counted
+SHOWN_BYTES = 4 << 10  # of each of those lines
 PLAUSIBLE_GAP = 1 << 20
 BLOCK_BYTES = 64 << 10
 
@@ -41,11 +41,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run_id: str
     attempt: _Count
     timestamp_ms: _Count
-    nonce: str = ""  # of the submission; older workers, and those without a daemon, write none
+    nonce: str = ""  # of the submission; older workers and workers without a daemon write none
 
 
 class Event(Head, frozen=True, kw_only=True, gc=False):
-    """A line, as far as the registry needs it."""
+    """An event, as far as the registry needs it."""
 
     step: _Count | None = None
     name: str | None = None
@@ -55,7 +55,7 @@ class Event(Head, frozen=True, kw_only=True, gc=False):
     max_steps: _Count | None = None
 
     def points(self) -> Iterable[tuple[str, float]]:
-        """Names and values that it measured."""
+        """(name, value) of its metrics."""
         if self.event not in _METRIC_EVENTS or self.step is None:
             return ()
         values = self.values
@@ -66,31 +66,21 @@ class Event(Head, frozen=True, kw_only=True, gc=False):
         return [(name, number) for name, value in values.items() if (number := _number(value)) is not None]
 
 
-class _End(Head, frozen=True, kw_only=True):
-    step: int | None = None
-    category: str | None = None
-    error: str | None = None
-    cause: str | None = None
-    closed_by: str | None = None
-    final_checkpoint: str | None = None
-    reason: str | None = None
-
-
-class Terminal(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt says that it ended."""
+class Terminal(msgspec.Struct, frozen=True, kw_only=True, rename={"stop_reason": "reason"}):
+    """The terminal event of an attempt."""
 
     event: str  # completed or failed
     step: int = 0
     category: str = ""
     error: str = ""
     cause: str = ""  # a row of the table of failures
-    closed_by: str = ""  # who wrote it for a worker that could not
+    closed_by: str = ""  # who wrote it instead of the worker
     final_checkpoint: str = ""
-    stop_reason: str = ""  # of `completed`: why a callback ended it before its last step
+    stop_reason: str = ""  # of `completed`: why a callback stopped it before its last step
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole line that is no event."""
+    """A whole line that is not an event."""
 
     offset: int
     size_bytes: int
@@ -104,9 +94,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     lines: bytes = b""
     next_offset: int
-    size_bytes: int  # of the file, as it was before it was read
-    is_end: bool = True  # there is no other whole line in those bytes
-    is_cut: bool = False  # the offset is no place between two lines any more
+    size_bytes: int  # of the file, before it was read
+    is_end: bool = True  # those bytes hold no other whole line
+    is_cut: bool = False  # no line begins at the offset any more
     damaged: tuple[Damage, ...] = ()
 
 
@@ -118,7 +108,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     lines: bytes
 
     def after(self, seq: int) -> "EventBatch | None":
-        """Those after `seq`; None where there are none."""
+        """Those after `seq`; None if there are none."""
         if self.first_seq > seq:
             return self
         if self.last_seq <= seq:
@@ -135,16 +125,16 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
     events: Sequence[Event]
     lines: bytes
-    ends: Sequence[int]  # where in the file each event ends, or only where the last one does
+    ends: Sequence[int]  # where in the file each event ends, or only the end of the last one
     damaged: Sequence[Damage] = ()
-    num_missing: int = 0  # numbers that were left out
+    num_missing: int = 0  # numbers that were skipped
 
     @property
     def batch(self) -> EventBatch:
         return EventBatch(first_seq=self.events[0].seq, last_seq=self.events[-1].seq, lines=self.lines)
 
     def end_of(self, seq: int) -> int | None:
-        """Where in the file the last event ends whose number is not greater; None where there is none."""
+        """Where in the file the last event up to `seq` ends; None if there is none."""
         if not self.events:
             return None
         ends = self.ends
@@ -158,12 +148,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(Event)
 _decode_head = msgspec.json.Decoder(Head).decode
 _decode_any = msgspec.json.Decoder().decode
-_decode_end = msgspec.json.Decoder(_End).decode
 _NO_EVENT = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def read_batch(path: Path, offset: int, max_bytes: int = MAX_LINE_BYTES) -> Batch:
-    """The whole lines from `offset` on that are there now, at most `max_bytes` of them (not less than one may have)."""
+    """The whole lines from `offset` on, at most `max_bytes` of them (at least the maximum of one line)."""
     assert max_bytes >= MAX_LINE_BYTES
     try:
         file = _open(path)
@@ -201,7 +190,7 @@ def _skip_long_line(fd: int, offset: int, size: int) -> Batch:
 
 
 def split(lines: bytes, max_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
-    """(where it begins, whole lines), each of at most `max_bytes` or of one line."""
+    """(start, whole lines), each of at most `max_bytes` or of one line."""
     start = 0
     while start < len(lines):
         end = lines.rfind(b"\n", start, start + max_bytes) + 1 or lines.find(b"\n", start) + 1
@@ -210,7 +199,7 @@ def split(lines: bytes, max_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, byt
 
 
 def parse(lines: bytes, offset: int, after_seq: int | None, nonce: str = "") -> Chunk:
-    """The events of whole lines that follow the one numbered `after_seq` (None: any), of that submission."""
+    """The events of one submission in whole lines. They follow the number `after_seq` (None: any)."""
     try:
         _require_utf8(lines)
         events = _decoder.decode_lines(lines)
@@ -228,19 +217,19 @@ def _parse_each(lines: bytes, offset: int, after_seq: int | None, nonce: str) ->
     found: list[tuple[int, bytes, Event]] = []
     damaged: list[Damage] = []
 
-    def put_aside(at: int, line: bytes, reason: str) -> None:
+    def set_aside(at: int, line: bytes, reason: str) -> None:
         damaged.append(Damage(offset=offset + at, size_bytes=len(line), reason=reason, line=line))
 
     for at, line in split(lines, 1):
         try:
             event = _decode_event(line)
         except _NO_EVENT as fault:
-            put_aside(at, line, f"is no event: {fault}")
+            set_aside(at, line, f"is not an event: {fault}")
             continue
         if event.nonce == nonce:
             found.append((at, line, event))
         else:
-            put_aside(at, line, "is of another submission")
+            set_aside(at, line, "belongs to another submission")
     events: list[Event] = []
     kept: list[bytes] = []
     ends: list[int] = []
@@ -249,7 +238,7 @@ def _parse_each(lines: bytes, offset: int, after_seq: int | None, nonce: str) ->
     next_seqs = [*(event.seq for _, _, event in found), None][1:]
     for (at, line, event), next_seq in zip(found, next_seqs, strict=True):
         if last is not None and not _follows(event.seq, last, next_seq):
-            put_aside(at, line, f"has number {event.seq} and comes after {last}")
+            set_aside(at, line, f"has number {event.seq} and comes after {last}")
             continue
         num_missing += 0 if last is None else event.seq - last - 1
         last = event.seq
@@ -260,16 +249,16 @@ def _parse_each(lines: bytes, offset: int, after_seq: int | None, nonce: str) ->
 
 
 def _follows(seq: int, last: int, next_seq: int | None) -> bool:
-    """A number may leave some out, where lines were damaged; it may not send all that come after it into the past."""
+    """A number may skip some, where lines are damaged. It is refused if the events after it would then be out of order."""
     if seq <= last + 1:
         return seq == last + 1
-    if next_seq is None or next_seq <= last:  # which says nothing
+    if next_seq is None or next_seq <= last:  # no help to decide
         return seq - last <= PLAUSIBLE_GAP
     return next_seq > seq
 
 
 def _require_utf8(lines: bytes) -> None:
-    """The decoder looks only into the fields that it knows."""
+    """The decoder checks only the fields that it knows."""
     if not lines.isascii():
         lines.decode()
 
@@ -279,7 +268,7 @@ def _decode_event(line: bytes) -> Event:
     try:
         return _decoder.decode(line)
     except _NO_EVENT:
-        _decode_any(line)  # a field of an author's own may be of any type, but it must be JSON
+        _decode_any(line)  # an author's own field may have any type, but the line must be JSON
         head: dict[str, Any] = msgspec.structs.asdict(_decode_head(line))
         return Event(**head)
 
@@ -289,7 +278,7 @@ def _number(value: float | str) -> float | None:
 
 
 def last_seq_before(path: Path, offset: int, nonce: str = "") -> int:
-    """The number of the last event that ends at or before there; 0 where there is none."""
+    """The number of the last event that ends at or before the offset; 0 if there is none."""
     for line in _lines_backwards(path, offset):
         try:
             event = _decode_event(line)
@@ -301,7 +290,7 @@ def last_seq_before(path: Path, offset: int, nonce: str = "") -> int:
 
 
 def is_line_start(path: Path, offset: int) -> bool:
-    """Whether a line may begin there: at the beginning, or after a newline."""
+    """Whether a line begins at the offset: at the start of the file, or after a newline."""
     if offset == 0:
         return True
     try:
@@ -312,38 +301,32 @@ def is_line_start(path: Path, offset: int) -> bool:
 
 
 def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
-    """The terminal event of an attempt, looked for from the end: nothing of the attempt follows it."""
+    """The terminal event of an attempt, searched from the end: it is the last event of the attempt."""
     for line in _lines_backwards(path, None):
         try:
-            end = _decode_end(line)
+            head = _decode_head(line)
+            if head.attempt > attempt or head.nonce != nonce:
+                continue
+            if head.attempt < attempt or head.event not in ("completed", "failed"):
+                return None
+            fields = {name: value for name, value in _decode_any(line).items() if value is not None}
+            if head.event == "failed":
+                fields.pop("reason", None)
+            return msgspec.convert(fields, Terminal)
         except _NO_EVENT:
             continue
-        if end.attempt > attempt or end.nonce != nonce:
-            continue
-        if end.attempt < attempt or end.event not in ("completed", "failed"):
-            return None
-        return Terminal(
-            event=end.event,
-            step=end.step or 0,
-            category=end.category or "",
-            error=end.error or "",
-            cause=end.cause or "",
-            closed_by=end.closed_by or "",
-            final_checkpoint=end.final_checkpoint or "",
-            stop_reason=(end.reason or "") if end.event == "completed" else "",
-        )
     return None
 
 
 def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
-    """Whole lines before `end`, the last one first, without those that are too long to be events."""
+    """Whole lines before `end`, the last one first, without lines that are too long for an event."""
     try:
         file = _open(path)
     except FileNotFoundError:
         return
     with file:
         start = os.fstat(file.fileno()).st_size if end is None else end
-        rest, is_ended = b"", False  # whether the line that `rest` is of has its newline
+        rest, is_ended = b"", False  # is_ended: the line that `rest` is part of has its newline
         while start > 0:
             size = min(BLOCK_BYTES, start)
             start -= size
@@ -354,13 +337,13 @@ def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
             yield from (line for line in reversed(lines) if len(line) < MAX_LINE_BYTES)
             if len(rest) > MAX_LINE_BYTES:
                 start, rest = _end_of_line_before(file.fileno(), start), b""
-                is_ended = False  # what follows from there is a newline, and before it a line
+                is_ended = False  # from there on backwards: a newline, then a line
         if is_ended and len(rest) < MAX_LINE_BYTES:
             yield rest
 
 
 def _end_of_line_before(fd: int, at: int) -> int:
-    """Just after the last newline before `at`; 0 where there is none."""
+    """The offset after the last newline before `at`; 0 if there is none."""
     while at > 0:
         start = max(at - MAX_LINE_BYTES, 0)
         found = os.pread(fd, at - start, start).rfind(b"\n")
@@ -370,39 +353,45 @@ def _end_of_line_before(fd: int, at: int) -> int:
     return 0
 
 
-def replay(
-    path: Path, after_seq: int, from_offset: int, until_offset: int, nonce: str = ""
-) -> Iterator[EventBatch]:
-    """Events after `after_seq` that lie between two offsets, for whoever missed them. Reads as it is iterated."""
-    offset, seq = from_offset, None
+def read_chunks(
+    path: Path, offset: int, until_offset: int, after_seq: int | None, nonce: str = ""
+) -> Iterator[Chunk]:
+    """Parsed events between two offsets. Reads as it is iterated; from the beginning if the file was cut meanwhile."""
+    seq = after_seq
     while offset < until_offset:
         batch = read_batch(path, offset)
-        if batch.is_cut and offset:  # the place was of a part that is gone: look from the beginning
+        if batch.is_cut and batch.size_bytes:
             offset, seq = 0, None
             continue
         lines = batch.lines[: until_offset - offset]
-        lines = lines[: lines.rfind(b"\n") + 1]
-        for start, part in split(lines):
+        for start, part in split(lines[: lines.rfind(b"\n") + 1]):
             chunk = parse(part, offset + start, seq, nonce)
-            if not chunk.events:
-                continue
-            seq = chunk.events[-1].seq
-            wanted = chunk.batch.after(after_seq)
-            if wanted is not None:
-                after_seq = wanted.last_seq
-                yield wanted
+            if chunk.events:
+                seq = chunk.events[-1].seq
+                yield chunk
         if batch.next_offset == offset:
             return
         offset = batch.next_offset
 
 
+def replay(
+    path: Path, after_seq: int, from_offset: int, until_offset: int, nonce: str = ""
+) -> Iterator[EventBatch]:
+    """Events after `after_seq` between two offsets. Reads as it is iterated."""
+    for chunk in read_chunks(path, from_offset, until_offset, None, nonce):
+        wanted = chunk.batch.after(after_seq)
+        if wanted is not None:
+            after_seq = wanted.last_seq
+            yield wanted
+
+
 class DamagedLines:
-    """Keeps lines that are no events beside the file they were found in; each once, so many bytes at most."""
+    """Keeps lines that are not events in a file beside the events; each once, up to a maximum of bytes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: set[tuple[int, int]] | None = None
-        self.num_lines = 0  # that were not known from before
+        self.num_lines = 0  # new since the start
 
     def add(self, damaged: Sequence[Damage]) -> None:
         if self._known is None:

@@ -1,10 +1,10 @@
-"""Commands that come by the bus: `submit` and `cancel`, obeyed by the same calls as those that come by the API.
+"""Executes commands from the bus, `submit` and `cancel`, with the calls of the API.
 
-Exactly once in effect. A command is acknowledged after its reply; one that is read again, because a daemon died in
-between or Redis was away, finds the run that it made (by a submission id made of the command's) or meant to cancel
-(which is durable before that run is cancelled).
+Each takes effect exactly once. A command is acknowledged after its reply. After a crash or a lost connection it is read
+again, and finds the run that it submitted (by a submission id made from the command's id) or chose to cancel (which is
+durable before that run is cancelled).
 
-Whoever may write commands may run code here, as whoever may open the daemon's socket may.
+Who can write commands can run code here, like who can open the daemon's socket.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from trn.proto import trainer_pb2 as pb
 
 logger = logging.getLogger("trn.bus")
 
-READ_S = 4.0  # how long a read waits; when the daemon stops, its connection is closed under it
+READ_S = 4.0  # how long a read waits; stopping the daemon closes its connection
 STOP_S = 3.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 MAX_REPLY_TO = 512
-MAX_COMMAND_BYTES = 4 << 20  # as a call of the API
+MAX_COMMAND_BYTES = 4 << 20  # the same as a call of the API
 
 _ALWAYS = {"command", "reply_to", "request_id"}
 FIELDS = {
@@ -40,7 +40,7 @@ FIELDS = {
 
 
 class Calls(Protocol):
-    """Of the service: what commands come to. Belongs to the loop's thread."""
+    """The calls of the service that commands use. From the loop's thread."""
 
     num_calls: int
 
@@ -51,8 +51,8 @@ class Calls(Protocol):
     def find(self, run_id: str, *, is_exact: bool = False) -> RunRecord: ...
 
 
-class MeantRuns(Protocol):
-    """What `BusCancels` keeps."""
+class CancelTargets(Protocol):
+    """The run that each cancel command chose, durable: `BusCancels`."""
 
     def recall(self, command_id: str, asked: str) -> str: ...
 
@@ -60,9 +60,9 @@ class MeantRuns(Protocol):
 
 
 class BusCommands:
-    """`run` is one part of the daemon. It reads in a thread of its own, and obeys in the loop's."""
+    """`run` is a task of the daemon. It reads in its own thread and executes in the loop's."""
 
-    def __init__(self, *, stream: CommandStream, calls: Calls, cancels: MeantRuns, shown: str) -> None:
+    def __init__(self, *, stream: CommandStream, calls: Calls, cancels: CancelTargets, shown: str) -> None:
         self._stream = stream
         self._cancels = cancels
         self._calls = calls
@@ -71,7 +71,7 @@ class BusCommands:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        logger.info("commands are taken from %s: whoever may write there may run code here", self._shown)
+        logger.info("commands are read from %s: who can write there can run code here", self._shown)
         await OwnThread("bus-commands", self._work, patience_s=STOP_S).run()
 
     def _work(self, stop: threading.Event) -> None:
@@ -84,18 +84,20 @@ class BusCommands:
                     self._answer(command)
                 backoff_s = FIRST_BACKOFF_S
             except Exception as fault:
-                if not isinstance(fault, BusUnavailableError):  # of a bus that is away the publisher tells
-                    logger.exception("commands of %s cannot be read; will try again", self._shown)
+                if not isinstance(
+                    fault, BusUnavailableError
+                ):  # the publisher reports a bus that is not available
+                    logger.exception("commands from %s cannot be read; will try again", self._shown)
                 stop.wait(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     def _answer(self, command: BusCommand) -> None:
         assert self._loop is not None
-        if not command.fields:  # it was deleted before anyone read it
+        if not command.fields:  # it was deleted before it was read
             self._stream.answer(command, "", {})
             return
         try:
-            reply = asyncio.run_coroutine_threadsafe(self.obey(command), self._loop).result()
+            reply = asyncio.run_coroutine_threadsafe(self.execute(command), self._loop).result()
         except concurrent.futures.CancelledError:
             return  # the loop ends; the next daemon reads it again
         failpoint("bus.obeyed")
@@ -104,12 +106,12 @@ class BusCommands:
         except InvalidRequestError as fault:
             logger.warning("command %s: %s", command.command_id, fault)
 
-    async def obey(self, command: BusCommand) -> dict[str, str]:
-        """The reply: what became of it, or why not. In the loop's thread."""
+    async def execute(self, command: BusCommand) -> dict[str, str]:
+        """Execute it and return the reply. In the loop's thread."""
         fields = command.fields
         head = {"request_id": fields.get("request_id") or command.command_id}
         name = fields.get("command", "")
-        self._calls.num_calls += 1  # somebody uses this daemon
+        self._calls.num_calls += 1  # counts as use: the daemon does not exit as idle
         try:
             _require_fields(name, fields)
             done = await (self._submit(command) if name == "submit" else self._cancel(command))
@@ -152,14 +154,14 @@ class BusCommands:
 
 
 def _reply_to(fields: Mapping[str, str]) -> str:
-    """Empty: the usual place; also where the name is one that nobody would read from."""
+    """Empty: the default stream; also if the name is too long."""
     asked = fields.get("reply_to", "")
     return asked if len(asked) <= MAX_REPLY_TO else ""
 
 
 def _require_fields(name: str, fields: Mapping[str, str]) -> None:
     if name not in FIELDS:
-        raise InvalidRequestError(f"command is {name[:60]!r}, expected one of {', '.join(sorted(FIELDS))}")
+        raise InvalidRequestError(f"unknown command {name[:60]!r}; expected {' or '.join(sorted(FIELDS))}")
     size_bytes = sum(len(value.encode()) for value in fields.values())
     if size_bytes > MAX_COMMAND_BYTES:
         raise InvalidRequestError(
@@ -168,7 +170,7 @@ def _require_fields(name: str, fields: Mapping[str, str]) -> None:
     unknown = sorted(fields.keys() - FIELDS[name])
     if unknown:
         raise InvalidRequestError(
-            f"{name} has no field {', '.join(word[:60] for word in unknown[:10])}: it has"
+            f"unknown field of {name}: {', '.join(word[:60] for word in unknown[:10])}; expected"
             f" {', '.join(sorted(FIELDS[name]))}"
         )
 
@@ -183,7 +185,7 @@ def _read_flag(fields: Mapping[str, str]) -> bool:
 def _read_priority(fields: Mapping[str, str]) -> int:
     text = fields.get("priority", "0")
     try:
-        # What is no number of 32 bits could not be carried, whatever the limit of priorities is.
+        # The message holds 32 bits; the limit of priorities is checked later.
         return max(-(1 << 31), min((1 << 31) - 1, int(text[:20])))
     except ValueError:
         raise InvalidRequestError(f"priority is {text[:20]!r}, expected a whole number") from None

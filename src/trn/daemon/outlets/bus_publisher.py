@@ -1,7 +1,7 @@
-"""From the outbox to the bus: every event and every change of state, at least once and in order for each run.
+"""Publishes every event and every change of state on the bus: at least once, in order for each run.
 
-The bus may be away for any time. Then nothing is held here: what was not published stays in the outbox, which is to
-say in the runs' files, and nobody else in the daemon notices.
+While the bus is away nothing is held in memory. Events stay in the outbox, which means in the runs' files, and no other
+part of the daemon is affected.
 """
 
 import logging
@@ -26,13 +26,13 @@ logger = logging.getLogger("trn.bus")
 PAGE = 500  # runs
 MAX_BYTES = 1 << 20  # of events at a time, and a batch more
 COMMIT_EVERY_S = 0.2
-SETTLE_S = 0.005  # after a wake: what is committed meanwhile goes with it
+SETTLE_S = 0.005  # after a wake: what is committed meanwhile is published with it
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
-STOP_S = 2.0  # for the last of it, when the daemon stops
+STOP_S = 2.0  # for the last messages when the daemon stops
 
 
 class _Name(msgspec.Struct, frozen=True, gc=False):
-    """As much of an event as a message needs."""
+    """The fields of an event that a message needs."""
 
     seq: int
     event: str
@@ -42,7 +42,7 @@ _decode_names = msgspec.json.Decoder(_Name).decode_lines
 
 
 class BusPublisher:
-    """`run` is one part of the daemon, `wake` is for any thread, all the rest belongs to its own thread."""
+    """`run` is a task of the daemon, `wake` is for any thread, everything else belongs to its own thread."""
 
     def __init__(
         self, *, outbox: Outbox, bus: EventBus, shown: str, clock: Callable[[], float] = time.monotonic
@@ -52,15 +52,14 @@ class BusPublisher:
         self._shown = shown
         self._clock = clock
         self._wake = threading.Event()
-        self._states: dict[str, tuple[str, int]] = {}  # of live runs, as they were told last
-        self._messages: list[Message] = []
+        self._states: dict[str, tuple[str, int]] = {}  # of live runs, as they were published last
+        self._messages: list[Message] = []  # gathered, not published yet
         self._num_bytes = 0
-        self._places: dict[str, Place] = {}  # that hold once the messages are published
+        self._places: dict[str, Place] = {}  # valid once the messages are published
         self._is_moved = False  # since the last commit
         self._committed_at = -COMMIT_EVERY_S
-        self._is_there = False  # the bus, as far as is known
+        self._is_connected = False
         self._away_since: float | None = None
-        self.num_events = 0  # published by this one
         self.warnings: list[str] = []
 
     def wake(self) -> None:
@@ -69,21 +68,21 @@ class BusPublisher:
             self._wake.set()
 
     async def run(self) -> None:
-        """Publish what is new, until cancelled; then once more, for a short while."""
+        """Publish until cancelled; then once more, for a short time."""
         await OwnThread("event-bus", self._work, patience_s=STOP_S).run(self._wake.set)
 
-    def publish_news(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Publish all that there is, or until it is over. BusUnavailableError where the bus is away."""
+    def publish_changes(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Publish everything, or until `is_over`. BusUnavailableError if the bus is away."""
         try:
-            while not is_over() and (news := self._outbox.news(PAGE)):
-                change = self._outbox.change
-                for run in news:
-                    self._gather(run, change, is_over)
+            while not is_over() and (runs := self._outbox.changed_runs(PAGE)):
+                cursor = self._outbox.cursor
+                for run in runs:
+                    self._gather(run, cursor, is_over)
                     if is_over():
                         return
-                    change = run.change
-                self._flush(change)
-                for run in news:
+                    cursor = run.change
+                self._flush(cursor)
+                for run in runs:
                     if run.state.is_terminal:
                         self._states.pop(run.run_id, None)
                         self._outbox.forget(run.run_id)
@@ -91,20 +90,20 @@ class BusPublisher:
             self._drop()
 
     def commit(self) -> None:
-        """Let the outbox know for good what was published since the last time."""
+        """Commit in the outbox what was published. If that fails, some of it is published again."""
         if self._is_moved:
             self._is_moved = False
             self._committed_at = self._clock()
-            self._outbox.told({}, self._outbox.change)  # where that fails, some of it is told once more
+            self._outbox.commit()
 
-    def _gather(self, run: RunRecord, change: int, is_over: Callable[[], bool]) -> None:
-        """Its events, then its state; whenever that is much, it is published. `change` is that of the run before."""
+    def _gather(self, run: RunRecord, cursor: int, is_over: Callable[[], bool]) -> None:
+        """Its events, then its state; published as soon as it is much. `cursor` is the change of the run before."""
         for batch, end in self._outbox.batches(run, self._outbox.place(run.run_id)):
             self._messages += _event_messages(run.run_id, batch)
             self._num_bytes += len(batch.lines)
             self._places[run.run_id] = Place(batch.last_seq, end)
             if self._num_bytes >= MAX_BYTES:
-                self._flush(change)
+                self._flush(cursor)
                 if is_over():
                     return
         state = run.state.value, run.attempt
@@ -112,16 +111,14 @@ class BusPublisher:
             self._messages.append(RunMessage(run.run_id, run.state.value, run.change, _encode_record(run)))
             self._states[run.run_id] = state
 
-    def _flush(self, change: int) -> None:
-        """Publish what was gathered; the outbox is told of it, and now and then commits that."""
+    def _flush(self, cursor: int) -> None:
+        """Publish what was gathered, and commit it if that is due."""
         if self._messages:
             self._bus.publish(self._messages)
             failpoint("bus.published")
-            self.num_events += sum(type(message) is EventMessage for message in self._messages)
-        self._outbox.advance(self._places, change)
+        self._outbox.advance(self._places, cursor)
         self._is_moved = True
-        self._places = {}
-        self._messages, self._num_bytes = [], 0
+        self._messages, self._num_bytes, self._places = [], 0, {}
         self._commit_if_due()
 
     def _commit_if_due(self) -> None:
@@ -129,25 +126,23 @@ class BusPublisher:
             self.commit()
 
     def _drop(self) -> None:
-        """What was gathered and not published is read again, when it is time."""
-        if self._messages:
-            for message in self._messages:
-                if isinstance(message, RunMessage):
-                    self._states.pop(message.run_id, None)
-            self._messages, self._num_bytes = [], 0
-        self._places = {}
+        """Forget what was gathered and not published; it is read again later."""
+        for message in self._messages:
+            if isinstance(message, RunMessage):
+                self._states.pop(message.run_id, None)
+        self._messages, self._num_bytes, self._places = [], 0, {}
 
     def _work(self, stop: threading.Event) -> None:
         backoff_s = FIRST_BACKOFF_S
         try:
             while not stop.is_set():
                 try:
-                    if not self._is_there:
+                    if not self._is_connected:
                         self._bus.publish(())
-                        self._tell_back()
-                    self.publish_news(stop.is_set)
+                        self._note_back()
+                    self.publish_changes(stop.is_set)
                 except Exception as fault:
-                    self._tell_away(fault)
+                    self._note_away(fault)
                     stop.wait(backoff_s)
                     backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
                     continue
@@ -158,50 +153,51 @@ class BusPublisher:
                 else:
                     self._wake.wait()
                 stop.wait(SETTLE_S)
-                self._wake.clear()  # before the look: what is committed from here on wakes again
+                self._wake.clear()  # before reading: what is committed from here on wakes again
             self._publish_last()
         finally:
             self._outbox.close()
             self._bus.close()
 
     def _publish_last(self) -> None:
-        """The daemon stops: what does not go quickly is kept for the next one."""
-        if self._is_there:
+        """The daemon stops: what cannot be published quickly is left for the next daemon."""
+        if self._is_connected:
             deadline = self._clock() + STOP_S / 2
             try:
-                self.publish_news(lambda: self._clock() >= deadline)
+                self.publish_changes(lambda: self._clock() >= deadline)
                 self.commit()
             except Exception as fault:
-                logger.warning("the event bus %s: %s; the next daemon goes on", self._shown, _say(fault))
+                logger.warning("the event bus %s: %s; the next daemon continues", self._shown, _text(fault))
 
-    def _tell_away(self, fault: Exception) -> None:
-        """Once in the log, and for as long as it lasts in the warnings."""
-        self._is_there = False
+    def _note_away(self, fault: Exception) -> None:
+        """Once in the log, and in the warnings for as long as it lasts."""
+        self._is_connected = False
         if self._away_since is None:
             self._away_since = self._clock()
             logger.warning(
-                "the event bus %s is away: %s; runs go on, and their events are kept until it is back",
+                "the event bus %s is not available: %s; events are kept and published later",
                 self._shown,
-                _say(fault),
+                _text(fault),
                 exc_info=None if isinstance(fault, BusUnavailableError) else fault,
             )
         away_s = self._clock() - self._away_since
         self.warnings = [
-            f"the event bus {self._shown} is away for {away_s:.0f} s: {_say(fault)}; not published yet: {self._say_backlog()}"
+            f"the event bus {self._shown} has not been available for {away_s:.0f} s: {_text(fault)};"
+            f" not published yet: {self._backlog_text()}"
         ]
 
-    def _tell_back(self) -> None:
-        self._is_there, self.warnings = True, []
+    def _note_back(self) -> None:
+        self._is_connected, self.warnings = True, []
         if self._away_since is not None:
             away_s, self._away_since = self._clock() - self._away_since, None
             logger.info(
-                "the event bus %s is back after %.1f s; to be caught up: %s",
+                "the event bus %s is available again after %.1f s; not published yet: %s",
                 self._shown,
                 away_s,
-                self._say_backlog(),
+                self._backlog_text(),
             )
 
-    def _say_backlog(self) -> str:
+    def _backlog_text(self) -> str:
         try:
             backlog = self._outbox.backlog()
         except (sqlite3.Error, TrnError) as fault:
@@ -213,15 +209,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _say(fault: Exception) -> str:
-    """The text of an error that is not ours may hold the URL, and with it a password."""
+def _text(fault: Exception) -> str:
+    """The text of an error that is not ours may hold the URL with its password."""
     return str(fault) if isinstance(fault, TrnError) else type(fault).__name__
 
 
 def _event_messages(run_id: str, batch: EventBatch) -> list[EventMessage]:
     names = _decode_names(batch.lines)
-    lines = batch.lines.split(b"\n")
-    lines.pop()  # after the last newline there is nothing
+    lines = batch.lines.split(b"\n")[:-1]
     return [EventMessage(run_id, name.seq, name.event, line) for name, line in zip(names, lines, strict=True)]
 
 

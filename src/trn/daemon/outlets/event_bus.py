@@ -1,7 +1,7 @@
-"""What a bus is to the daemon: a place to which messages are published, and from which commands may come.
+"""The interface of an event bus: the daemon publishes messages to it, and may read commands from it.
 
-The scheme of its URL finds it: `redis`, `rediss` and `unix` are Redis Streams; others are plug-ins, found by the entry
-point of that name in the group `trn.event_buses`, a callable that takes the URL and returns an `EventBus`.
+The scheme of the URL selects it. `redis`, `rediss` and `unix` are Redis Streams. Others are plug-ins: an entry point of
+that name in the group `trn.event_buses`, a callable that takes the URL and returns an `EventBus`.
 """
 
 import threading
@@ -12,16 +12,15 @@ from typing import NamedTuple, Protocol
 from trn.core.bus_url import BusUrl
 from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError, UnavailableError
 
+# With the error that plug-ins raise.
 __all__ = [
     "BusCommand",
     "BusUnavailableError",
     "CommandStream",
     "EventBus",
     "EventMessage",
-    "MemoryBus",
     "Message",
     "RunMessage",
-    "open_bus",
 ]
 
 GROUP = "trn.event_buses"
@@ -29,7 +28,7 @@ BUILT_IN = ("redis", "rediss", "unix")
 
 
 class EventMessage(NamedTuple):
-    """One event of a run; `data` is its line, as it is in the run's file."""
+    """One event of a run; `data` is its line in the run's file."""
 
     run_id: str
     seq: int
@@ -50,50 +49,50 @@ Message = EventMessage | RunMessage
 
 
 class BusCommand(NamedTuple):
-    """Something that another program asks for. `command_id` names it for good, also when it is read again."""
+    """A request of another program. `command_id` stays the same when it is read again."""
 
     command_id: str
     fields: Mapping[str, str]
 
 
 class CommandStream(Protocol):
-    """Commands, each read until it is answered: also by the next daemon, and those that were read before come first."""
+    """Commands. Each is read again, also by the next daemon, until it is answered; those come first."""
 
     def read(self, timeout_s: float) -> Sequence[BusCommand]:
-        """What there is, at least after so long. Blocks."""
+        """The commands that wait; blocks up to the timeout for the first."""
         ...
 
     def answer(self, command: BusCommand, reply_to: str, reply: Mapping[str, str]) -> None:
-        """Reply (to the usual place where `reply_to` is empty), then never show this command again. Blocks."""
+        """Reply (to the default stream if `reply_to` is empty), then never return this command again. Blocks."""
         ...
 
 
 class EventBus(Protocol):
-    """Every method may be called before the bus is there, blocks, and raises BusUnavailableError where it is away.
+    """Connects when it is used. Every method blocks, and raises BusUnavailableError if the bus is not available.
 
-    `publish` is called by one thread, the command stream by another, `close` by any.
+    One thread calls `publish`, another reads the command stream, any thread may call `close`.
     """
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """All of them, in this order, or an error: then all of them come again. Returns when the bus has them.
+        """All messages in this order, or an error; then all are published again. Returns when the bus has them.
 
-        None at all: a question whether the bus is there.
+        Without messages: checks the connection.
         """
         ...
 
     def commands(self) -> CommandStream | None:
-        """Where commands come from; None where this bus has none."""
+        """None if this bus has no commands."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; whoever waits in a read comes back."""
+        """Close all connections; a read that waits returns."""
         ...
 
 
 def open_bus(url: BusUrl, *, reader: str) -> EventBus:
-    """The bus of that URL; nothing is connected yet. `reader` names this daemon among others that read commands.
+    """The bus of that URL, not connected yet. `reader` identifies this daemon among the readers of commands.
 
-    InvalidRequestError where nobody knows the scheme, with those that are known.
+    InvalidRequestError if the scheme is unknown.
     """
     if url.scheme in BUILT_IN:
         from trn.daemon.outlets.redis_streams import RedisBus
@@ -103,15 +102,15 @@ def open_bus(url: BusUrl, *, reader: str) -> EventBus:
     if url.scheme not in found:
         known = ", ".join([*BUILT_IN, *sorted(found)])
         raise InvalidRequestError(
-            f"no event bus is known by the scheme {url.scheme!r} ({url.shown}): known are {known}; install its plug-in,"
-            f" which has an entry point of that name in the group {GROUP}"
+            f"unknown scheme {url.scheme!r} of the event bus {url.shown}; known schemes: {known}. Install a plug-in"
+            f" with an entry point of that name in the group {GROUP}"
         )
     try:
         make: Callable[[str], EventBus] = found[url.scheme].load()
         return make(url.raw)
     except TrnError:
         raise
-    except Exception as fault:  # its text may hold the URL
+    except Exception as fault:  # its text may contain the URL
         raise UnavailableError(
             f"the event bus {url.shown} cannot be opened: its plug-in {found[url.scheme].value} failed with"
             f" {type(fault).__name__}"
@@ -119,12 +118,12 @@ def open_bus(url: BusUrl, *, reader: str) -> EventBus:
 
 
 class MemoryBus:
-    """A bus in this process, for tests: it remembers what it was given, and can be away."""
+    """A bus in memory, for tests."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.replies: list[tuple[str, dict[str, str]]] = []
-        self.fault = ""  # why it is away
+        self.fault = ""  # set: the bus is not available
         self._is_closed = False
         self._waiting: dict[str, BusCommand] = {}
         self._news = threading.Condition()
@@ -142,7 +141,7 @@ class MemoryBus:
             self._news.notify_all()
 
     def ask(self, command: BusCommand) -> None:
-        """Another program asks for something."""
+        """Add a command, as another program does."""
         with self._news:
             self._waiting[command.command_id] = command
             self._news.notify_all()
@@ -161,7 +160,7 @@ class MemoryBus:
             self._news.notify_all()
 
     def wait_answered(self, timeout_s: float) -> bool:
-        """Whether every command was answered within so long."""
+        """Whether every command is answered within the timeout."""
         with self._news:
             return self._news.wait_for(lambda: not self._waiting, timeout_s)
 

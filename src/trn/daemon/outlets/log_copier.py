@@ -99,7 +99,7 @@ class LogCopier:
 
     def _find_runs(self, now: float) -> None:
         if self._cursor is None:
-            self._cursor = self._seen = self._outbox.change
+            self._cursor = self._seen = self._outbox.cursor
         while True:
             page = self._reader.changed(self._seen, PAGE)
             for run in page:
@@ -194,7 +194,8 @@ class LogCopier:
         cursor = min((run.change for run in pending), default=self._seen + 1) - 1
         futures = [self._places.move(self._written)] if self._written else []
         if cursor != self._cursor:
-            futures.append(self._outbox.told({}, cursor))
+            self._outbox.advance({}, cursor)
+            futures.append(self._outbox.commit())
         for future in futures:
             future.result()
             failpoint("logs.committed")

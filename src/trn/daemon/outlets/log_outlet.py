@@ -1,4 +1,4 @@
-"""Logs for machines, as a part of the daemon: a thread that copies what is new and compresses days that are over."""
+"""Logs for machines: a thread that copies new lines and compresses past days."""
 
 import contextlib
 import logging
@@ -16,15 +16,15 @@ from trn.registry.sqlite import RunRegistry
 
 logger = logging.getLogger("trn.daemon.logs")
 
-EVERY_S = 0.25  # at most so often: what comes meanwhile goes with the next round, and shares its sync
-WORK_SHARE = 0.05  # of its time: in a burst of submits it falls behind rather than hold up the daemon
+EVERY_S = 0.25  # at least between two rounds: lines in between share a sync
+WORK_SHARE = 0.05  # of its time: in a burst of submits it falls behind instead of slowing the daemon
 LONGEST_WAIT_S = 2.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # after the registry refused
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # after an error of the registry
 STOP_S = 5.0
 
 
 class LogOutlet:
-    """`run` is one part of the daemon, `wake` is for any thread, all the rest belongs to its own thread."""
+    """`run` is a task of the daemon, `wake` is for any thread, everything else belongs to its own thread."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LogOutlet:
             self._wake.set()
 
     async def run(self) -> None:
-        """Copy what is new, until cancelled; then once more."""
+        """Copy until cancelled; then once more."""
         await OwnThread("logs", self._work, patience_s=STOP_S).run(self._wake.set)
 
     def _work(self, stop: threading.Event) -> None:
@@ -62,7 +62,7 @@ class LogOutlet:
         fault_pause_s = FIRST_PAUSE_S
         try:
             while not stop.is_set():
-                self._wake.clear()  # before the look: what is committed from here on wakes again
+                self._wake.clear()  # before reading: what is committed from here on wakes again
                 began = time.monotonic()
                 try:
                     pause_s = copier.copy()
@@ -73,14 +73,14 @@ class LogOutlet:
                         stop.wait(min(max(EVERY_S, took_s / WORK_SHARE), LONGEST_WAIT_S))
                         self._wake.wait(pause_s)
                     fault_pause_s = FIRST_PAUSE_S
-                except Exception as fault:  # nothing is lost: it is in the runs' folders
+                except Exception as fault:  # nothing is lost: the lines are in the runs' folders
                     is_ours = not isinstance(fault, TrnError | OSError)
                     logger.warning("logs cannot be copied now: %s; will try again", fault, exc_info=is_ours)
                     stop.wait(fault_pause_s)
                     fault_pause_s = min(2 * fault_pause_s, LONGEST_PAUSE_S)
                 finally:
                     self.warnings = copier.warnings
-            with contextlib.suppress(Exception):  # the next daemon goes on
+            with contextlib.suppress(Exception):  # the next daemon continues
                 copier.copy()
         finally:
             copier.close()

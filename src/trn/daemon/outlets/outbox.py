@@ -1,54 +1,37 @@
-"""The outbox: what one consumer has still to be told, at least once and in order for each run.
+"""The outbox of one consumer: events and run changes that it has not confirmed. At least once, in order for each run.
 
-It holds places, not copies. A run's events are in its file, and the registry says up to where it has taken them in;
-what lies between a consumer's place and there is in its outbox. A consumer that was told says so with `told`; one that
-dies in between is told again what it had not confirmed.
+It holds places, not copies. The events are in the runs' files, and the registry says up to where it has committed them.
+The consumer has still to get what lies between its own place and there. After a crash it gets again what it did not
+confirm.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
-import msgspec
-
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
-from trn.daemon.ingest.event_file import (
-    EventBatch,
-    Head,
-    is_line_start,
-    last_seq_before,
-    parse,
-    read_batch,
-    split,
-)
+from trn.daemon.ingest.event_file import EventBatch, is_line_start, last_seq_before, read_chunks
 from trn.registry.outbox import Backlog, OutboxTable, Place
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import RunRegistry
 
 __all__ = ["Backlog", "Outbox", "Place"]
 
-PEEK_BYTES = 4 << 10
-
-_decode_head = msgspec.json.Decoder(Head).decode
-
 
 class Outbox:
-    """One consumer's outbox, for one thread at a time: not the loop's, for the first question waits for a commit.
+    """For one thread at a time, not the loop's: reading `cursor` the first time waits for a commit.
 
-    A consumer that was never seen before is told of what changes from now on; of a run that is live by then it is told
-    from the first event, of one that has ended nothing.
+    A new consumer gets what changes from now on: all events of live runs, none of runs that have ended.
     """
 
     def __init__(self, registry: RunRegistry, home: Home, consumer: str) -> None:
         self._home = home
         self._reader = RegistryReader(home.registry)
         self._table = OutboxTable(home.registry, registry.writer, consumer)
-        self._begun = self._table.begin()  # now, but it is waited for in the thread that asks for news
-        self._told_change: int | None = None
+        self._begun = self._table.begin()
+        self._cursor: int | None = None
         self._places: dict[str, Place] = {}  # of live runs, also where they are not committed yet
         self._moved: dict[str, Place] = {}  # not committed yet
 
@@ -57,94 +40,64 @@ class Outbox:
         self._table.close()
 
     @property
-    def change(self) -> int:
-        """The last change that the consumer was told of, as `told` said it."""
-        if self._told_change is None:
+    def cursor(self) -> int:
+        """The last change of a run that the consumer has confirmed."""
+        if self._cursor is None:
             try:
-                self._told_change = self._begun.result()
+                self._cursor = self._begun.result()
             except TrnError:
                 self._begun = self._table.begin()
                 raise
-        return self._told_change
+        return self._cursor
 
-    def news(self, limit: int = 500) -> list[RunRecord]:
-        """Runs that changed after what was told, in the order of their changes, each as it is now. Without configs."""
-        return self._reader.changed(self.change, limit)
+    def changed_runs(self, limit: int = 500) -> list[RunRecord]:
+        """Runs that changed after the cursor, in the order of their changes, as they are now. Without configs."""
+        return self._reader.changed(self.cursor, limit)
 
     def backlog(self) -> Backlog:
-        """How much there is still to be told, as far as it was committed."""
-        return self._table.backlog(self.change)
+        """How much is not confirmed yet, as far as that is committed."""
+        return self._table.backlog(self.cursor)
 
     def place(self, run_id: str) -> Place:
-        """Up to where the consumer was told of the run's events; the beginning where of none."""
-        place = self._places.get(run_id)
-        if place is None:
-            place = self._places[run_id] = self._table.place(run_id)
-        return place
+        """Up to where the consumer has the run's events."""
+        if run_id not in self._places:
+            self._places[run_id] = self._table.place(run_id)
+        return self._places[run_id]
 
     def batches(self, run: RunRecord, place: Place) -> Iterator[tuple[EventBatch, int]]:
-        """(whole events, where they end) after the place, up to what the registry has taken in. Reads as it is iterated.
+        """(whole events, where they end) after the place, as far as the registry has committed. Reads as it is iterated.
 
-        Where the file has lost events (a power cut) and goes on with numbers that were used before, it begins again at
-        a place that still stands: those after it are told once more.
+        If the file has lost events (a power cut) and uses their numbers again, this starts at an earlier place that is
+        still valid: the consumer gets the events after it again.
         """
-        path = self._home.run(run.run_id).events
         if place.offset == run.event_offset:
             return
-        if place.offset > run.event_offset or not _goes_on(path, place):
-            place = self._standing_place(run, path, place)
-        seq, offset = place
-        while offset < run.event_offset:
-            batch = read_batch(path, offset)
-            for start, lines in split(batch.lines[: run.event_offset - offset]):
-                chunk = parse(lines, offset + start, seq, run.nonce)
-                if chunk.events:
-                    seq = chunk.events[-1].seq
-                    yield chunk.batch, chunk.ends[-1]
-            if batch.next_offset == offset:
-                return  # the file is gone, or shorter than it was
-            offset = batch.next_offset
+        path = self._home.run(run.run_id).events
+        seq, offset = self._valid_place(run, path, place)
+        for chunk in read_chunks(path, offset, run.event_offset, seq, run.nonce):
+            yield chunk.batch, chunk.ends[-1]
 
-    def advance(self, places: Mapping[str, Place], change: int) -> None:
-        """The consumer has all up to there; `change` is that of the last of the news. Durable with the next `told`."""
+    def advance(self, places: Mapping[str, Place], cursor: int) -> None:
+        """The consumer confirms everything up to there. Durable with the next `commit`."""
         self._places.update(places)
         self._moved.update(places)
-        self._told_change = change
+        self._cursor = cursor
 
-    def told(self, places: Mapping[str, Place], change: int) -> "Future[None]":
-        """`advance`, and commit it: durable when the future is done. Not for every event: a few times a second."""
-        self.advance(places, change)
+    def commit(self) -> "Future[None]":
+        """Durable when the future is done. Not for every event: a few times a second."""
         moved, self._moved = self._moved, {}
-        return self._table.move(moved, change)
+        return self._table.move(moved, self.cursor)
 
     def forget(self, run_id: str) -> None:
-        """The run has ended and was told of: from here on the registry alone remembers its place."""
+        """The run has ended and everything is confirmed: from now on only the registry knows its place."""
         self._places.pop(run_id, None)
 
-    def _standing_place(self, run: RunRecord, path: Path, place: Place) -> Place:
-        """This place if its event is still where it was, else the last one before it that the registry knows of."""
-        while place.offset and (place.offset > run.event_offset or not _stands(path, place, run.nonce)):
-            seq, offset = self._reader.event_place(run.run_id, place.seq - 1)
-            place = Place(seq, offset)
+    def _valid_place(self, run: RunRecord, path: Path, place: Place) -> Place:
+        """This place if its event is still there, else the last one before it that the registry knows."""
+        while place.offset and (place.offset > run.event_offset or not _is_valid(path, place, run.nonce)):
+            place = Place(*self._reader.event_place(run.run_id, place.seq - 1))
         return place
 
 
-def _goes_on(path: Path, place: Place) -> bool:
-    """Whether the very next line is the next event: then the place stands, and that is seen without looking back."""
-    before = min(place.offset, 1)
-    try:
-        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), PEEK_BYTES, place.offset - before)
-    except (FileNotFoundError, NotRegularFileError):
-        return False
-    if before and data[:1] != b"\n":
-        return False
-    line = data[before : data.find(b"\n", before)]
-    try:
-        return _decode_head(line).seq == place.seq + 1
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return False
-
-
-def _stands(path: Path, place: Place, nonce: str) -> bool:
+def _is_valid(path: Path, place: Place, nonce: str) -> bool:
     return is_line_start(path, place.offset) and last_seq_before(path, place.offset, nonce) == place.seq

@@ -1,4 +1,4 @@
-"""A part of the daemon that blocks: it has a thread of its own, so nobody else waits."""
+"""Runs a blocking part of the daemon in its own thread."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class OwnThread:
-    """Runs `work(stop)` in a thread; `work` returns soon after `stop` is set, or is left to itself."""
+    """Runs `work(stop)` in a thread. `work` returns soon after `stop` is set; else it is abandoned."""
 
     def __init__(self, name: str, work: Callable[[threading.Event], None], *, patience_s: float) -> None:
         self._name = name
@@ -16,9 +16,9 @@ class OwnThread:
         self.stop = threading.Event()
 
     async def run(self, wake: Callable[[], None] = lambda: None) -> None:
-        """Until cancelled; then `stop` is set, `wake` is called, and the thread has so long to come to an end.
+        """Until cancelled; then set `stop`, call `wake`, and wait up to `patience_s` for the thread.
 
-        What the work raises is raised here.
+        Raises what the work raises.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -33,10 +33,10 @@ class OwnThread:
                 self._work(self.stop)
             except BaseException as raised:
                 fault = raised
-            with contextlib.suppress(RuntimeError):  # nobody waits any more, the loop is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, fault)
 
-        # A daemon thread: one that hangs in a socket does not keep the process.
+        # A daemon thread: a hanging socket does not keep the process alive.
         threading.Thread(target=work, name=self._name, daemon=True).start()
         try:
             await asyncio.shield(ended)

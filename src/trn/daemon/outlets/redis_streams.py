@@ -1,8 +1,8 @@
-"""The event bus on Redis Streams: `trn:events`, `trn:runs`, and commands by way of `trn:commands` and `trn:replies`.
+"""The event bus on Redis Streams: `trn:events`, `trn:runs`, and commands in `trn:commands` with `trn:replies`.
 
-What is published together is one transaction (MULTI, EXEC): Redis takes all of it or nothing, also where it runs out
-of memory or becomes a replica in the middle. So what comes after an event is never there before it. An answer that is
-lost on its way means that the same entries come once more.
+Each `publish` is one transaction (MULTI, EXEC): Redis takes all of it or nothing, also if it runs out of memory or becomes
+a replica meanwhile. So no event is there before an earlier one. If the answer of Redis is lost, the same entries are
+published again.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import redis
 
 PREFIX = "trn"
-MAX_LENGTH = 100_000  # of a stream: Redis drops the oldest, in blocks
+MAX_LENGTH = 100_000  # of a stream; Redis drops the oldest entries in blocks
 GROUP = "trn"
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ _MULTI, _EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 
 
 class RedisBus:
-    """Connects when it is first used, and again after each fault. See `EventBus` for threads."""
+    """Connects when it is first used, and again after each error. See `EventBus` for threads."""
 
     def __init__(self, url: BusUrl, *, reader: str) -> None:
         self._shown = url.shown
@@ -59,15 +59,15 @@ class RedisBus:
                     connection.send_command("PING")
                     connection.read_response()
                     return
-                # Packed here: the library takes five times as long for each of thousands of the same kind.
+                # Packed here: the library takes five times as long.
                 connection.send_packed_command([_MULTI, b"".join(map(self._pack, messages)), _EXEC])
-                for _ in range(1 + len(messages)):  # an error here means that EXEC does nothing
+                for _ in range(1 + len(messages)):  # after an error here EXEC does nothing
                     connection.read_response()
                 for answer in connection.read_response():
                     if isinstance(answer, Exception):
                         raise answer
             except BaseException:
-                self._disconnect()  # what was still to be read must not be taken for the answer to the next
+                self._disconnect()  # unread answers must not be taken for those of the next command
                 raise
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class RedisBus:
 
     @contextlib.contextmanager
     def faults(self) -> Iterator[None]:
-        """Whatever the library raises is one thing to us: the bus takes nothing now."""
+        """Every error of the library becomes a BusUnavailableError."""
         import redis
 
         try:
@@ -99,7 +99,7 @@ class RedisBus:
                 connection.disconnect()
 
     def _pack_head(self, stream: str) -> bytes:
-        """The beginning of an XADD that goes on with four names and values."""
+        """The beginning of an XADD, up to its four fields."""
         words = [b"XADD", self.stream(stream), b"MAXLEN", b"~", b"%d" % self._max_length, b"*"]
         return b"*%d\r\n" % (len(words) + 8) + b"".join(map(_pack_bulk, words))
 
@@ -118,9 +118,9 @@ class RedisBus:
 
 
 class RedisCommands:
-    """Commands by way of a consumer group: an entry is ours until it is answered, also for the next daemon here.
+    """Commands in a consumer group: an entry stays pending until it is answered, also for the next daemon here.
 
-    It is read by one thread. Entries that were answered are deleted.
+    For one thread. Answered entries are deleted.
     """
 
     def __init__(self, bus: RedisBus, client: "redis.Redis", reader: str) -> None:
@@ -130,7 +130,7 @@ class RedisCommands:
         self._stream = bus.stream("commands")
         self._ours = {self._stream, bus.stream("events"), bus.stream("runs")}
         self._replies = bus.stream("replies")
-        # Among those that were read before; ">" is beyond them. None: not connected.
+        # The last pending entry that was read; ">": all were, read new ones. None: not connected.
         self._place: str | None = None
 
     def read(self, timeout_s: float) -> Sequence[BusCommand]:
@@ -160,7 +160,7 @@ class RedisCommands:
                 pipe.xdel(self._stream, command.command_id)
                 answers = pipe.execute(raise_on_error=False)
             except BaseException:
-                self._place = None  # begin again with what was not answered
+                self._place = None  # start again with entries that are not answered
                 raise
         if isinstance(answers[0], Exception):
             raise InvalidRequestError(f"the reply could not be written to {_text(target)}: {answers[0]}")
@@ -192,7 +192,7 @@ def _make_client(url: BusUrl) -> "redis.Redis":
         from redis.retry import Retry
     except ImportError:
         raise UnavailableError(
-            f"the event bus {url.shown} needs a client that is not installed: pip install 'trn[redis]'"
+            f"the event bus {url.shown} needs the redis package: pip install 'trn[redis]'"
         ) from None
     base, _, query = url.raw.partition("?")
     theirs = urlencode([(name, value) for name, value in parse_qsl(query) if name not in OPTIONS])
@@ -202,13 +202,13 @@ def _make_client(url: BusUrl) -> "redis.Redis":
             protocol=2,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=ANSWER_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),  # we know better when, and from where
+            retry=Retry(NoBackoff(), 0),  # BusPublisher retries
         )
-        client.connection_pool.make_connection()  # not connected yet: it only looks at its options
+        client.connection_pool.make_connection()  # does not connect: only checks the options
     except (redis.RedisError, ValueError, TypeError) as fault:
         raise InvalidRequestError(
-            f"the event bus {url.shown} is no URL that the Redis client understands ({type(fault).__name__}): look at"
-            " what follows its '?'"
+            f"the Redis client cannot read the URL {url.shown} of the event bus ({type(fault).__name__}): check its"
+            " options after '?'"
         ) from None
     return client
 
@@ -234,7 +234,7 @@ def _pack_bulk(text: bytes) -> bytes:
 
 
 def _read_fields(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """As text; where that is not UTF-8, no command goes by what it says."""
+    """As text. If it is not UTF-8, `command` is replaced by an unknown one."""
     fields = {_text(name): _text(value) for name, value in raw.items()}
     is_text = all(text.encode() in raw for text in fields) and all(
         fields[_text(name)].encode() == value for name, value in raw.items()
@@ -247,5 +247,5 @@ def _text(data: Any) -> str:
 
 
 def _as_fields(reply: Mapping[str, str]) -> Any:
-    """The library's type of a field's name is wider than ours, and a dict's is not covariant."""
+    """As the library types it: a dict is not covariant."""
     return dict(reply)

@@ -301,7 +301,7 @@ def test_a_skipped_batch_leaves_weights_and_optimizer_as_they_were_however_often
     assert run.handle.rollback is None
     assert (guard.num_in_a_row, guard.num_skips) == (0, 3)
     assert len(run.warnings) == 3
-    assert "loss is nan at step 4: going back to step 3 (1 of at most 10" in run.warnings[0]
+    assert "loss is nan at step 4: restoring step 3 (1 of at most 10" in run.warnings[0]
 
 
 def test_a_bad_first_batch_goes_back_to_the_beginning() -> None:
@@ -342,7 +342,7 @@ def test_the_guard_rolls_back_to_the_newest_checkpoint() -> None:
     run = HandBuiltRun([NonFiniteGuard(action="rollback")]).begin()
     run.end_batch(loss=NAN)
     assert take_rollback(run) == (None, 0)
-    assert "going back to the newest checkpoint" in run.warnings[0]
+    assert "restoring the newest checkpoint" in run.warnings[0]
 
 
 def test_the_guard_gives_up_where_going_back_never_gets_past_the_bad_step() -> None:
@@ -354,7 +354,7 @@ def test_the_guard_gives_up_where_going_back_never_gets_past_the_bad_step() -> N
         run.end_batch(loss=NAN)
         take_rollback(run)
         run.handle.ctx.progress.step = 5
-    with pytest.raises(TrainStepError, match=r"going back 2 times \(max_skips\) did not get past step 10"):
+    with pytest.raises(TrainStepError, match=r"Restoring 2 times \(max_skips\) did not get past step 10"):
         run.end_batch(loss=NAN)
 
 

@@ -174,7 +174,7 @@ def test_wandb_that_fails_never_ends_training_and_begins_anew(
     run.emit({"train/loss": 0.5})
     run.end()
     assert metrics(stored(tmp_path / "run")[0]) == {1: 0.5}
-    assert "cannot be written: OSError: the disk is full. Training goes on" in run.said[0][1]
+    assert "cannot be written: OSError: the disk is full. Training continues" in run.said[0][1]
     assert "can be written again: nothing was lost" in run.said[1][1]
 
 

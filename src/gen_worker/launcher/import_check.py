@@ -14,7 +14,7 @@ import msgspec
 from gen_worker.contract.job.rules import parse_job_spec
 from gen_worker.errors import WorkerError
 from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
-from gen_worker.trainer.callbacks.loading import load_callback
+from gen_worker.trainer.callbacks.callback_list import load_callback
 from gen_worker.trainer.contracts import TrainerPlugin
 from gen_worker.trainer.sources.opening import find_source
 from gen_worker.trainer.steps.evaluation import require_hook

@@ -24,8 +24,7 @@ from gen_worker.trainer.author.code_identity import OutsideCodeWatch
 from gen_worker.trainer.author.identity import describe_identity
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.callbacks.base import Callback
-from gen_worker.trainer.callbacks.callback_list import CallbackList
-from gen_worker.trainer.callbacks.loading import load_callbacks
+from gen_worker.trainer.callbacks.callback_list import CallbackList, load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin
 from gen_worker.trainer.inputs import MaterializedInputs

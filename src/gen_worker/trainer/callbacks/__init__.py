@@ -1,4 +1,4 @@
-"""Callbacks: the base class and those that are shipped. A job names them as `gen_worker.trainer.callbacks:Name`."""
+"""The callback base class and the shipped callbacks. A job names them as `gen_worker.trainer.callbacks:Name`."""
 
 from typing import TYPE_CHECKING, Any
 

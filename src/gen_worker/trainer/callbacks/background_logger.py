@@ -1,6 +1,6 @@
-"""Loggers that never hold up training: the hooks queue, one thread delivers, and what is lost is told.
+"""Loggers that never block training: the hooks queue records, and one thread delivers them.
 
-`BackgroundLogger` is the callback, `Delivery` the queue and the thread, `Sink` what a back end has to do.
+`BackgroundLogger` is the callback, `Delivery` the queue and the thread, `Sink` the interface of a back end.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -28,24 +28,26 @@ logger = logging.getLogger("gen_worker.loggers")
 
 MAX_PENDING = 10_000
 CLOSE_S = 5.0
-FLUSH_EVERY_S = 0.5  # how stale the back end may be; the loop pays nothing for waking the thread
+FLUSH_EVERY_S = 0.5  # max delay of a record; the loop does not wake the thread
 MAX_BATCH = 500
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 MAX_FAULT_CHARS = 300
-STALL_S = 15.0  # a call that takes longer is told as an outage
+STALL_S = 15.0  # a longer call is reported as an outage
 
-# Of the job: may hold credentials (`env`, `uploads`), or is data, or is already applied.
+# Fields of the job that may hold credentials (`env`, `uploads`), are data, or are already applied.
 _LEFT_OUT = ("env", "mock_batches", "profiles", "uploads")
 
-Say = Callable[[str, Literal["info", "warning"]], None]
+Kind = Literal["metrics", "validation", "checkpoint"]
+Status = Literal["completed", "failed", "cancelled", "timeout"]
+Log = Callable[[str, Literal["info", "warning"]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing to log: metrics of a step, a validation, or a checkpoint."""
+    """One record: metrics of a step, a validation, or a checkpoint."""
 
-    kind: Literal["metrics", "validation", "checkpoint"]
+    kind: Kind
     step: int
     time_ms: int
     values: Mapping[str, Any]
@@ -55,18 +57,18 @@ class Entry:
 class Ending:
     """How the attempt ended."""
 
-    status: Literal["completed", "failed", "cancelled", "timeout"]
+    status: Status
     step: int
     time_ms: int
     reason: str | None = None
 
 
 class RefusedError(Exception):
-    """The back end is there and will never take this: sending it again is of no use."""
+    """The back end rejected the records; a retry would fail too."""
 
 
 class Sink(Protocol):
-    """A back end. All methods are called by the delivery's thread; what they raise means: try again later."""
+    """A back end. Called only from the delivery thread; any exception but RefusedError means: retry later."""
 
     name: str  # for messages
 
@@ -77,19 +79,19 @@ class Sink(Protocol):
         """Deliver the first entries; returns how many, at least one."""
 
     def close(self, ending: Ending) -> None:
-        """Log how it ended and let go. Called until it succeeds once, after everything was sent."""
+        """Log the ending and disconnect. Called until it succeeds once, after all entries were sent."""
 
 
 class Delivery:
     """A bounded queue and the thread that empties it into a sink. `put` never waits for the back end.
 
-    `say` is called once when the back end goes away and once when everything has arrived again, from either thread.
+    `log` is called once when the back end fails and once when it has recovered, from either thread.
     """
 
     def __init__(
         self,
         sink: Sink,
-        say: Say,
+        log: Log,
         *,
         max_pending: int = MAX_PENDING,
         flush_every_s: float = FLUSH_EVERY_S,
@@ -97,17 +99,17 @@ class Delivery:
         first_backoff_s: float = FIRST_BACKOFF_S,
     ) -> None:
         self._sink = sink
-        self._say = say
+        self._log = log
         self._max_pending = max_pending
         self._flush_every_s = flush_every_s
         self._stall_s = stall_s
         self._first_backoff_s = first_backoff_s
         self._lock = threading.Lock()
         self._pending: deque[Entry] = deque()
-        self._taken: Sequence[Entry] = ()  # of the thread: out of the queue, not yet delivered
-        self._num_dropped = 0  # since it went away
+        self._taken: Sequence[Entry] = ()  # out of the queue, not yet delivered
+        self._num_dropped = 0  # since the outage began
         self._is_away = False
-        self._is_refused = False  # what was sent last
+        self._is_refused = False  # the last records that were sent
         self._is_abandoned = False
         self._call_began_s: float | None = None
         self._ending: Ending | None = None
@@ -117,23 +119,21 @@ class Delivery:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queue; where the queue is full the oldest entry makes room and is counted."""
+        """Queue a record. A full queue drops its oldest record and counts it."""
         with self._lock:
             is_full = len(self._pending) >= self._max_pending
             if is_full:
                 self._pending.popleft()
                 self._num_dropped += 1
             self._pending.append(entry)
-        if self._is_away:
-            return
         began_s = self._call_began_s
         if is_full:
-            self._note_away("it does not keep up")
+            self._note_away("it is too slow")
         elif began_s is not None and time.monotonic() - began_s > self._stall_s:
-            self._note_away(f"it has not answered for {self._stall_s:g} s")
+            self._note_away(f"no answer for {self._stall_s:g} s")
 
     def close(self, ending: Ending, *, within_s: float) -> None:
-        """Deliver what is queued and how it ended; waits `within_s` at most and says what did not arrive."""
+        """Deliver the queue and the ending. Waits at most `within_s` and logs what was not delivered."""
         self._ending = ending
         self._wake.set()
         if self._done.wait(within_s):
@@ -143,16 +143,14 @@ class Delivery:
             num_left = len(self._pending) + len(self._taken)
             num_dropped = self._num_dropped
         lost = [f"{num_left} records"] if num_left else []
-        lost += [f"{num_dropped} that were dropped before"] if num_dropped else []
-        lost += ["how the run ended"]
-        self._say(
-            f"{self._sink.name} did not take everything within {within_s:g} s of the end: {', '.join(lost)} did not"
-            " arrive there",
-            "warning",
+        lost += [f"{num_dropped} records that were dropped before"] if num_dropped else []
+        lost += ["the status of the run"]
+        self._log(
+            f"{self._sink.name} timed out after {within_s:g} s. Not delivered: {', '.join(lost)}", "warning"
         )
 
     def abandon(self) -> None:
-        """Let go of everything at once: the thread says nothing more and ends with the call it is in."""
+        """Drop everything: the thread logs nothing more and ends after its current call."""
         with self._lock:
             self._is_abandoned = True
         self._wake.set()
@@ -171,8 +169,8 @@ class Delivery:
                 if ending is not None:
                     self._end(ending)
                     return
-            except Exception as fault:  # whatever a client library raises
-                self._note_away(_in_words(fault)[:MAX_FAULT_CHARS])
+            except Exception as fault:  # client libraries raise anything
+                self._note_away(_in_words(fault))
                 logger.debug("%s", self._sink.name, exc_info=True)
                 pause_s, backoff_s = backoff_s, min(2 * backoff_s, MAX_BACKOFF_S)
             else:
@@ -198,7 +196,7 @@ class Delivery:
                 self._is_refused = True
                 with self._lock:
                     self._num_dropped += num_taken
-                self._note_away(f"it refused {num_taken} records: {fault}"[:MAX_FAULT_CHARS])
+                self._note_away(f"it rejected {num_taken} records: {fault}")
             with self._lock:
                 self._taken = self._taken[num_taken:]
             self._call_began_s = time.monotonic()
@@ -208,10 +206,12 @@ class Delivery:
             self._sink.close(ending)
         except RefusedError as fault:
             self._is_refused = True
-            self._note_away(f"it refused how the run ended: {fault}"[:MAX_FAULT_CHARS])
+            self._note_away(f"it rejected the status of the run: {fault}")
         self._note_back()
         if self._num_dropped:
-            self._tell(f"{self._num_dropped} records did not arrive at {self._sink.name}", "warning")
+            self._log_unless_abandoned(
+                f"{self._sink.name}: {self._num_dropped} records were not delivered", "warning"
+            )
         self._done.set()
 
     def _note_away(self, why: str) -> None:
@@ -219,9 +219,9 @@ class Delivery:
             if self._is_away:
                 return
             self._is_away = True
-        self._tell(
-            f"{self._sink.name} cannot be written: {why}. Training goes on; up to {self._max_pending} records wait for it,"
-            " then the oldest are dropped",
+        self._log_unless_abandoned(
+            f"{self._sink.name} cannot be written: {why[:MAX_FAULT_CHARS]}. Training continues. Up to"
+            f" {self._max_pending} records are kept for retry, then the oldest are dropped",
             "warning",
         )
 
@@ -231,26 +231,29 @@ class Delivery:
                 return
             self._is_away = False
             num_dropped, self._num_dropped = self._num_dropped, 0
-        lost = f"{num_dropped} records were dropped meanwhile" if num_dropped else "nothing was lost"
-        self._tell(f"{self._sink.name} can be written again: {lost}", "warning" if num_dropped else "info")
+        lost = f"{num_dropped} records were dropped" if num_dropped else "nothing was lost"
+        level: Literal["info", "warning"] = "warning" if num_dropped else "info"
+        self._log_unless_abandoned(f"{self._sink.name} can be written again: {lost}", level)
 
-    def _tell(self, message: str, level: Literal["info", "warning"]) -> None:
+    def _log_unless_abandoned(self, message: str, level: Literal["info", "warning"]) -> None:
         if not self._is_abandoned:
-            self._say(message, level)
+            self._log(message, level)
 
 
+@dataclass(eq=False, kw_only=True)
 class BackgroundLogger(Callback, ABC):
-    """Base of the loggers: what happens in the hooks, for any back end. Only the main process logs."""
+    """Base of the loggers. Only the main process logs.
 
-    def __init__(self, *, max_pending: int = MAX_PENDING, close_s: float = CLOSE_S) -> None:
-        """`max_pending` records wait for a back end that is away; the end of a run waits `close_s` for them."""
-        self.max_pending = max_pending
-        self.close_s = close_s
-        self._delivery: Delivery | None = None
+    While a back end is away, `max_pending` records are kept. The end of a run waits up to `close_s` for them.
+    """
+
+    max_pending: int = MAX_PENDING
+    close_s: float = CLOSE_S
+    _delivery: Delivery | None = field(default=None, init=False, repr=False)
 
     @abstractmethod
     def make_sink(self, run: RunHandle) -> Sink:
-        """The back end. Raises StartupError where it can never work; must not wait for a network."""
+        """The back end. StartupError if it can never work; must not wait for a network."""
 
     def on_train_begin(self, run: RunHandle) -> None:
         if run.is_main:
@@ -276,24 +279,18 @@ class BackgroundLogger(Callback, ABC):
         self._close(run, "completed", run.state.stop_reason)
 
     def on_exception(self, run: RunHandle, error: BaseException) -> None:
-        is_cancelled = isinstance(error, TrainingCanceled | KeyboardInterrupt)
-        status: Literal["cancelled", "timeout", "failed"] = (
-            "cancelled" if is_cancelled else "timeout" if isinstance(error, TrainingTimeout) else "failed"
-        )
+        status: Status = "failed"
+        if isinstance(error, TrainingCanceled | KeyboardInterrupt):
+            status = "cancelled"
+        elif isinstance(error, TrainingTimeout):
+            status = "timeout"
         self._close(run, status, _in_words(error))
 
-    def _put(
-        self, kind: Literal["metrics", "validation", "checkpoint"], step: int, values: Mapping[str, Any]
-    ) -> None:
+    def _put(self, kind: Kind, step: int, values: Mapping[str, Any]) -> None:
         if self._delivery is not None:
             self._delivery.put(Entry(kind=kind, step=step, time_ms=now_ms(), values=values))
 
-    def _close(
-        self,
-        run: RunHandle,
-        status: Literal["completed", "failed", "cancelled", "timeout"],
-        reason: str | None,
-    ) -> None:
+    def _close(self, run: RunHandle, status: Status, reason: str | None) -> None:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             ending = Ending(status=status, step=run.state.step, time_ms=now_ms(), reason=reason)
@@ -305,16 +302,13 @@ def import_extra(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as fault:
-        raise StartupError(
-            f"{extra} is asked for and cannot be imported ({fault}): pip install 'trn[{extra}]'"
-        ) from fault
+        raise StartupError(f"{extra} cannot be imported ({fault}): pip install 'trn[{extra}]'") from fault
 
 
 def job_parameters(job: TrainingJobSpec) -> dict[str, Any]:
-    """The job as flat names and plain values (`hyperparams.lr`), without what is unset, secret or data."""
-    document = msgspec.to_builtins(job, enc_hook=repr)
+    """The job as flat names and plain values (`hyperparams.lr`), without unset, secret and data fields."""
     flat: dict[str, Any] = {}
-    for name, value in document.items():
+    for name, value in msgspec.to_builtins(job, enc_hook=repr).items():
         if name not in _LEFT_OUT:
             _flatten(name, value, flat)
     return flat

@@ -1,17 +1,17 @@
-"""Callbacks: what may look on and ask for something, at published moments, in one total order.
+"""Callbacks: hooks at fixed points of training, in a fixed order.
 
     on_train_begin
     ├── on_epoch_begin                     before the first batch of an epoch
-    │   ├── on_batch_begin                 the batch is there, `prepare_batch` comes next
+    │   ├── on_batch_begin                 before `prepare_batch`
     │   ├── on_batch_end                   the step is committed
     │   ├── on_metrics                     the step's metrics were emitted
     │   ├── on_validation_begin
     │   ├── on_validation_end              then on_metrics with the val/ values
-    │   └── on_epoch_end                   before the checkpoint of the same step, so that it is saved with it
-    ├── on_checkpoint                      a checkpoint is durable and was read back
+    │   └── on_epoch_end                   before the checkpoint of the same step, which saves its effects
+    ├── on_checkpoint                      a checkpoint is durable and verified
     └── on_train_end | on_exception        exactly one of the two, last
 
-Within one moment callbacks are called in the order in which they were given. `docs/callbacks.md` tells the rest.
+At each point callbacks are called in the order in which they were given. See `docs/callbacks.md`.
 """
 
 import logging
@@ -47,7 +47,7 @@ HOOKS = (
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class RunHandle:
-    """What a callback may read, and what it may ask for. The same object during a whole attempt."""
+    """What a callback may read and request. The same object during a whole attempt."""
 
     job: TrainingJobSpec
     ctx: StepContext
@@ -58,7 +58,7 @@ class RunHandle:
     end_step: int | None = None
     steps_per_epoch: int | None = None
 
-    # What the loop lends; a callback uses the methods below.
+    # Set by the loop. Callbacks use the methods below.
     emit: Callable[[Mapping[str, float]], None] = lambda _values: None
     tell: Callable[[str, str], None] = lambda _message, _level: None
     any_of_all: Callable[[bool], bool] = bool
@@ -72,12 +72,12 @@ class RunHandle:
 
     @property
     def has_asked(self) -> bool:
-        """True where the loop has something to do for a callback."""
+        """True if a callback requested something of the loop."""
         return self.is_checkpoint_due or self.rollback is not None or self.state.stop_reason is not None
 
     @property
     def is_main(self) -> bool:
-        """True in the one process that writes. What goes to a file, a screen or a server belongs there."""
+        """True in the one process that may write to files, a terminal or a server."""
         return self.ctx.rank == 0
 
     def report(self, values: Mapping[str, float]) -> None:
@@ -85,43 +85,43 @@ class RunHandle:
         self.emit(values)
 
     def log(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
-        """A sentence for people: a `log` event and a line of the worker's log."""
+        """Write a message as a `log` event and to the worker's log."""
         if self.is_main:
             self.tell(message, level)
 
     def stop(self, reason: str) -> None:
         """End training after this step as if it were the last: final checkpoint, `completed` with the reason.
 
-        With several processes every one of them must ask for it at the same step.
+        Every process must call it at the same step.
         """
         if self.state.stop_reason is None:
             self.state.stop_reason = reason
 
     def save_checkpoint(self) -> None:
-        """Save a checkpoint at the end of this step, whatever the cadence says.
+        """Save a checkpoint at the end of this step, in addition to the cadence.
 
-        With several processes every one of them must ask for it at the same step.
+        Every process must call it at the same step.
         """
         self.is_checkpoint_due = True
 
     def roll_back(self, payload: Mapping[str, Any] | None = None, *, step: int = 0) -> None:
-        """After this batch, go back to `payload`, what the author's `state_dict` returned at `step`, or without one
-        to the newest checkpoint, and go on with the next batch: what was trained on since is skipped for good.
+        """After this batch, restore `payload` (what the author's `state_dict` returned at `step`), or the newest
+        checkpoint, and continue with the next batch. The batches since then are not trained on again.
 
-        Every process must ask for it at the same step.
+        Every process must call it at the same step.
         """
         self.rollback = (payload, step)
 
     def any_process(self, flag: bool) -> bool:
-        """True in every process if any of them says True. A collective call: all must make it at the same step."""
+        """True in every process if `flag` is true in any. A collective call: all must make it at the same step."""
         return self.any_of_all(flag)
 
 
 class Callback:
-    """Override what you need: a hook that is not overridden is never called.
+    """Override the hooks you need; others are never called.
 
-    Public attributes that changed since training began are saved with every checkpoint and restored on resume; a
-    name with a leading underscore is yours alone. Override `state_dict` and `load_state_dict` for another choice.
+    Public attributes that changed since training began are saved with every checkpoint and restored on resume.
+    Attributes with a leading underscore are not. Override `state_dict` and `load_state_dict` to change this.
     """
 
     _initial_settings: dict[str, Any]
@@ -156,13 +156,13 @@ class Callback:
         """Training reached its end; the final checkpoint is durable."""
 
     def on_exception(self, run: RunHandle, error: BaseException) -> None:
-        """Training ends with `error`, which may be a stop request."""
+        """Training ended with `error`, which may be a stop request."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of this callback: None, for what the class's docstring says."""
+        """What a checkpoint keeps of this callback. None: its changed public attributes."""
         return None
 
     def load_state_dict(self, payload: Mapping[str, Any]) -> None:
-        """Put back what a checkpoint kept. Settings given to the constructor stay as they were given."""
+        """Restore what a checkpoint kept. Constructor arguments keep their new values."""
         for name, value in payload.items():
             setattr(self, name, value)

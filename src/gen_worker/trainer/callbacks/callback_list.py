@@ -1,4 +1,4 @@
-"""The callbacks of an attempt as the loop calls them: in order, by name, and saved with it."""
+"""The callbacks of an attempt: loaded from the job, called in order, saved with checkpoints."""
 
 import copy
 import logging
@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gen_worker.errors import TrainStepError, WorkerError
+from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.errors import PluginError, TrainStepError, WorkerError
+from gen_worker.trainer import callbacks as shipped
 from gen_worker.trainer.attempt.failure import add_note, kind_of, say
+from gen_worker.trainer.author.plugin_import import import_symbol
 from gen_worker.trainer.callbacks.base import HOOKS, Callback
+from gen_worker.trainer.callbacks.early_stopping import EarlyStopping
 
 logger = logging.getLogger("gen_worker.callbacks")
 
@@ -41,49 +45,30 @@ class CallbackList:
 
     @property
     def wraps_validation(self) -> bool:
-        """True where one may change the state before a validation and put it back after it."""
-        watchers = {
-            name
-            for name, callback in zip(self._names, self._callbacks, strict=True)
-            if callback._only_watches
-        }
-        return any(name not in watchers for name, _ in self.hooks["on_validation_begin"])
+        """True if a callback may change the state before a validation and restore it afterwards."""
+        return any(
+            _overrides(callback, "on_validation_begin") and not callback._only_watches
+            for callback in self._callbacks
+        )
 
     def call(self, hook: str, *args: Any, done: list[str] | None = None) -> None:
-        """That hook of each, in order; not of those in `done`, which takes the names of those that have returned."""
+        """Call that hook of each callback, in order. Skips the names in `done` and appends those that returned."""
         for name, function in self.hooks[hook]:
             if done and name in done:
                 continue
-            try:
-                function(*args)
-            except WorkerError:
-                raise  # it says itself what is wrong
-            except Exception as error:
-                raise _named(error, name, hook) from error
+            _guard(name, hook, function)(*args)
             if done is not None:
                 done.append(name)
 
     def function(self, hook: str) -> Hook:
-        """`call` of one hook as a function without detours, for every batch."""
+        """`call` of one hook as a function, without overhead for every batch."""
         bound = self.hooks[hook]
         if not bound:
             return lambda *_: None
-        if len(bound) > 1:
-            return partial(self.call, hook)
-        ((name, function),) = bound
-
-        def call_one(*args: Any) -> None:
-            try:
-                function(*args)
-            except WorkerError:
-                raise
-            except Exception as error:
-                raise _named(error, name, hook) from error
-
-        return call_one
+        return _guard(bound[0][0], hook, bound[0][1]) if len(bound) == 1 else partial(self.call, hook)
 
     def call_all(self, hook: str, *args: Any) -> list[BaseException]:
-        """For the last call of all: one that raises keeps none of the others from theirs."""
+        """Call that hook of every callback, also after one raised; returns the errors."""
         faults: list[BaseException] = []
         for name, function in self.hooks[hook]:
             try:
@@ -95,7 +80,7 @@ class CallbackList:
         return faults
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """By name; only of callbacks that have something to keep."""
+        """By name; without callbacks that have nothing to save."""
         saved: dict[str, dict[str, Any]] = {}
         for name, callback, settings in zip(self._names, self._callbacks, self._settings, strict=True):
             try:
@@ -108,7 +93,7 @@ class CallbackList:
         return saved
 
     def reset(self) -> None:
-        """Every callback as it was first given: one that served another attempt brings nothing of it along."""
+        """Restore the public attributes that each callback had before its first attempt."""
         for callback, settings in zip(self._callbacks, self._settings, strict=True):
             own = vars(callback)
             for name in [name for name in own if not name.startswith("_")]:
@@ -118,14 +103,14 @@ class CallbackList:
                     del own[name]
 
     def go_on(self) -> None:
-        """A run that had stopped early is to go on after all."""
+        """Continue a run that had stopped early."""
         for callback in self._callbacks:
             forgive = getattr(callback, "forgive", None)
             if forgive is not None:
                 forgive()
 
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Restore each by its name; returns the names that are saved and not here any more."""
+        """Restore each callback by name; returns saved names that no callback has."""
         for name, callback in zip(self._names, self._callbacks, strict=True):
             if name not in saved:
                 continue
@@ -146,17 +131,61 @@ class CallbackList:
                 changed[attribute] = value
             elif (
                 f"{name}.{attribute}" not in self._skipped
-                and callback._initial_objects.get(attribute) is not value  # else it is as it was given
+                and callback._initial_objects.get(attribute) is not value  # else it is unchanged
             ):
                 self._skipped.add(f"{name}.{attribute}")
                 logger.warning(
-                    "%s.%s is a %s, which a checkpoint cannot hold: it will not be restored on resume (begin its name"
-                    " with an underscore to say that this is meant)",
+                    "%s.%s is a %s, which a checkpoint cannot hold: it is not restored on resume. Start its name with"
+                    " an underscore if that is intended",
                     name,
                     attribute,
                     type(value).__name__,
                 )
         return changed
+
+
+def load_callbacks(job: TrainingJobSpec) -> list[Callback]:
+    """Early stopping first, then the job's `callbacks` in order."""
+    stopping = job.early_stopping
+    made: list[Callback] = [] if stopping is None else [EarlyStopping.from_spec(stopping)]
+    return made + [load_callback(ref, f"callbacks[{number}]") for number, ref in enumerate(job.callbacks)]
+
+
+def load_callback(ref: str, field: str) -> Callback:
+    """The callback that `field` of the job names; PluginError if there is none."""
+    if ":" not in ref:
+        hint = f": did you mean gen_worker.trainer.callbacks:{ref}?" if ref in shipped.__all__ else ""
+        raise PluginError(f"{field}: found {ref!r}, expected module:symbol{hint}")
+    try:
+        found = import_symbol(ref)
+    except PluginError as fault:
+        raise PluginError(f"{field}: {fault}") from fault
+    if isinstance(found, type) and issubclass(found, Callback):
+        try:
+            found = found()
+        except TypeError as fault:
+            raise PluginError(
+                f"{field}: {ref} cannot be built without arguments ({say(fault)}): name an instance instead,"
+                " such as my_module:my_callback"
+            ) from fault
+    if not isinstance(found, Callback):
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise PluginError(f"{field}: {ref} is a {kind}, expected a subclass of gen_worker.trainer.Callback")
+    return found
+
+
+def _guard(name: str, hook: str, function: Hook) -> Hook:
+    """`function`, whose exceptions name the callback. A WorkerError has its own message."""
+
+    def call(*args: Any) -> None:
+        try:
+            function(*args)
+        except WorkerError:
+            raise
+        except Exception as error:
+            raise _named(error, name, hook) from error
+
+    return call
 
 
 def _named(error: Exception, name: str, hook: str) -> TrainStepError:
@@ -178,7 +207,7 @@ def _unique_names(callbacks: Sequence[Callback]) -> list[str]:
 
 
 def _settings_of(callback: Callback) -> dict[str, Any]:
-    """Its public attributes as they were when it was first used: a second `train` must not take state for settings."""
+    """Its public attributes before its first attempt, so that a second `train` does not mistake state for settings."""
     own = vars(callback)
     if "_initial_settings" not in own:
         callback._initial_objects = {name: value for name, value in own.items() if not _is_plain(value)}
@@ -191,7 +220,7 @@ def _settings_of(callback: Callback) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """What a checkpoint can hold: plain values, arrays and tensors, and collections of these."""
+    """Can a checkpoint hold it? Plain values, arrays, tensors, and collections of these."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return True
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""When more training is of no use."""
+"""Early stopping."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from gen_worker.trainer.callbacks.base import Callback, RunHandle
 
 
 class EarlyStopping(Callback):
-    """Ends training when a metric has not improved for `patience` of its reports in a row."""
+    """Stops training when a metric has not improved for `patience` reports in a row."""
 
     def __init__(
         self, metric: str = "val/loss", mode: Mode = "min", patience: int = 3, min_delta: float = 0.0
@@ -42,7 +42,7 @@ class EarlyStopping(Callback):
             super().load_state_dict(payload)
 
     def forgive(self) -> None:
-        """Begin to count anew; what was best stays so."""
+        """Reset the count; the best value stays."""
         self.num_without_improvement = 0
 
     def on_metrics(self, run: RunHandle, values: Mapping[str, float]) -> None:
@@ -71,6 +71,6 @@ class EarlyStopping(Callback):
         nearest = nearest_names(self.metric, list(found))
         hint = f": did you mean {nearest[0]!r}?" if nearest else ""
         return TrainStepError(
-            f"{giver} gave no {self.metric!r}, which early stopping watches; it gave {', '.join(found) or 'nothing'}:"
-            f" name one of these as early_stopping.metric{hint}"
+            f"early stopping watches {self.metric!r}, which {giver} did not report. Set early_stopping.metric to one of:"
+            f" {', '.join(found) or 'none'}{hint}"
         )

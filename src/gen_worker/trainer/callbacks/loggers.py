@@ -1,21 +1,19 @@
-"""Where metrics go besides the event file: a JSON-lines file, TensorBoard, MLflow, Weights & Biases.
+"""Loggers besides the event file: a JSON-lines file, TensorBoard, MLflow, Weights & Biases.
 
-All of them log the job's parameters once, metrics, validations, checkpoints and how the run ended, from the main
-process, in the background: a back end that is slow or away costs records after a while, and never a step.
+Each logs the job's parameters once, metrics, validations, checkpoints and the run's status, in the background. A back
+end that is slow or unreachable may lose records, but never delays a step.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gen_worker.trainer.callbacks.appended_file import AppendedFile
 from gen_worker.trainer.callbacks.background_logger import (
-    CLOSE_S,
-    MAX_PENDING,
     BackgroundLogger,
     Ending,
     Entry,
@@ -30,36 +28,30 @@ if TYPE_CHECKING:
     from gen_worker.trainer.callbacks.wandb_sink import Mode, WandbSink
 
 
+@dataclass(eq=False)
 class JsonlLogger(BackgroundLogger):
-    """One JSON object a line, in `logs/metrics.jsonl` below the run's folder where no path is given.
+    """One JSON object per line. The default path is `logs/metrics.jsonl` in the run's folder.
 
     Each line has `kind` (`begin`, `metrics`, `validation`, `checkpoint`, `end`), `step` and `time_ms`. A resumed run
-    goes on in the same file: what follows a `begin` replaces the steps above its own.
+    appends to the same file: the lines after a `begin` replace the steps above its own.
     """
 
-    def __init__(
-        self, path: str | Path | None = None, *, max_pending: int = MAX_PENDING, close_s: float = CLOSE_S
-    ) -> None:
-        super().__init__(max_pending=max_pending, close_s=close_s)
-        self.path = None if path is None else str(path)
+    path: str | Path | None = None
 
     def make_sink(self, run: RunHandle) -> "_JsonlSink":
         path = run.folder / "logs" / "metrics.jsonl" if self.path is None else Path(self.path)
         return _JsonlSink(path, run.job.run_id, run.state.step, job_parameters(run.job))
 
 
+@dataclass(eq=False)
 class TensorBoardLogger(BackgroundLogger):
-    """An event file for TensorBoard, in `tensorboard/` below the run's folder where none is given.
+    """An event file for TensorBoard. The default folder is `tensorboard/` in the run's folder.
 
     Metrics are scalars; parameters, checkpoints and the end are texts. A resumed run adds a file to the same folder,
-    which makes TensorBoard forget the steps that are trained again.
+    which makes TensorBoard drop the steps that are trained again.
     """
 
-    def __init__(
-        self, folder: str | Path | None = None, *, max_pending: int = MAX_PENDING, close_s: float = CLOSE_S
-    ) -> None:
-        super().__init__(max_pending=max_pending, close_s=close_s)
-        self.folder = None if folder is None else str(folder)
+    folder: str | Path | None = None
 
     def make_sink(self, run: RunHandle) -> "TensorBoardSink":
         from gen_worker.trainer.callbacks.tensorboard_sink import TensorBoardParts, TensorBoardSink
@@ -69,76 +61,82 @@ class TensorBoardLogger(BackgroundLogger):
         return TensorBoardSink(parts, folder, run.state.step, job_parameters(run.job))
 
 
+@dataclass(eq=False)
 class MLflowLogger(BackgroundLogger):
-    """A run of an MLflow tracking server. Without a URI it is the one that MLflow itself would take.
+    """A run on an MLflow tracking server. The default URI is MLflow's own default.
 
-    A resumed run goes on in the same MLflow run; so does one that was killed before its first checkpoint.
-    For this process, MLflow's request timeout is set to 10 s, its own retries are replaced by ours, and its usage
-    telemetry is off, unless its environment variables say otherwise.
+    A resumed run continues the same MLflow run, also if it was killed before its first checkpoint. In this process
+    MLflow's request timeout is 10 s, its retries are replaced by ours, and its telemetry is off, unless its
+    environment variables are set.
     """
 
-    def __init__(
-        self,
-        tracking_uri: str | None = None,
-        experiment: str = "trn",
-        run_name: str | None = None,
-        *,
-        max_pending: int = MAX_PENDING,
-        close_s: float = CLOSE_S,
-    ) -> None:
-        super().__init__(max_pending=max_pending, close_s=close_s)
-        self.tracking_uri = tracking_uri
-        self.experiment = experiment
-        self.run_name = run_name
+    tracking_uri: str | None = None
+    experiment: str = "trn"
+    run_name: str | None = None
+
+    def __post_init__(self) -> None:
         self.mlflow_run_id: str | None = None  # public: saved with every checkpoint
 
     def make_sink(self, run: RunHandle) -> "MLflowSink":
         from gen_worker.trainer.callbacks.mlflow_sink import MLflowSink
 
-        return MLflowSink(
-            run,
-            tracking_uri=self.tracking_uri,
-            experiment=self.experiment,
-            run_name=self.run_name,
-            run_id=self.mlflow_run_id,
-            on_run_id=partial(setattr, self, "mlflow_run_id"),
-        )
+        return MLflowSink(self, run)
 
 
+@dataclass(eq=False)
 class WandbLogger(BackgroundLogger):
-    """A run of Weights & Biases. Without `mode`, WANDB_MODE says whether it is online or offline.
+    """A Weights & Biases run. The default `mode` is that of WANDB_MODE.
 
-    The job is its config, and `trainer/step` is the axis of its charts. All attempts of a run continue one W&B run. The
-    files of W&B are in `wandb/` below the run's folder; `wandb sync` uploads those of an offline run.
+    The job is its config; `trainer/step` is the x axis of its charts. All attempts of a run continue one W&B run. Its
+    files are in `wandb/` in the run's folder; `wandb sync` uploads an offline run.
     """
 
-    def __init__(
-        self,
-        project: str = "trn",
-        entity: str | None = None,
-        run_name: str | None = None,
-        mode: "Mode | None" = None,
-        *,
-        max_pending: int = MAX_PENDING,
-        close_s: float = 10.0,
-    ) -> None:
-        super().__init__(max_pending=max_pending, close_s=close_s)
-        self.project = project
-        self.entity = entity
-        self.run_name = run_name
-        self.mode = mode
+    project: str = "trn"
+    entity: str | None = None
+    run_name: str | None = None
+    mode: "Mode | None" = None
+    close_s: float = field(default=10.0, kw_only=True)
 
     def make_sink(self, run: RunHandle) -> "WandbSink":
         from gen_worker.trainer.callbacks.wandb_sink import WandbSink
 
-        return WandbSink(
-            run,
-            project=self.project,
-            entity=self.entity,
-            run_name=self.run_name,
-            mode=self.mode,
-            finish_timeout_s=max(self.close_s - 1.0, 1.0),
-        )
+        return WandbSink(self, run)
+
+
+class AppendedFile:
+    """A file that is only appended to. A write that failed half way is undone."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def append(self, piece: bytes) -> None:
+        left = memoryview(piece)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            os.ftruncate(self._fd, self.size_bytes)
+            raise
+        self.size_bytes += len(piece)
+
+    def cut_half_line(self) -> None:
+        """Drop what a crash left after the last newline."""
+        end = self.size_bytes
+        while end > 0:
+            start = max(end - 4096, 0)
+            newline = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < self.size_bytes:
+            os.ftruncate(self._fd, end)
+            self.size_bytes = end
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class _JsonlSink:
@@ -179,7 +177,7 @@ def _line(document: Mapping[str, Any]) -> bytes:
 
 
 def _json_safe(value: Any) -> Any:
-    """JSON has no word for NaN and the infinities; a string keeps what null would lose."""
+    """NaN and infinity as text: JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, Mapping):

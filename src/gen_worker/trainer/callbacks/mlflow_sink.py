@@ -1,8 +1,8 @@
-"""MLflow as a back end of a logger, through the tracking client of `mlflow-skinny`."""
+"""MLflow as a logger's back end, through the tracking client of `mlflow-skinny`."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.errors import StartupError
@@ -16,6 +16,9 @@ from gen_worker.trainer.callbacks.background_logger import (
 )
 from gen_worker.trainer.callbacks.base import RunHandle
 
+if TYPE_CHECKING:
+    from gen_worker.trainer.callbacks.loggers import MLflowLogger
+
 MAX_METRICS = 1000  # the limits of one `log_batch`
 MAX_PARAMS = 100
 MAX_VALUE_CHARS = 6000
@@ -23,39 +26,29 @@ TIMEOUT_S = 10
 
 
 class MLflowSink:
-    """One MLflow run. `on_run_id` is told its id, from the logger's thread, for whoever continues it."""
+    """One MLflow run. Sets `mlflow_run_id` of its logger, from the delivery thread."""
 
-    def __init__(
-        self,
-        run: RunHandle,
-        *,
-        tracking_uri: str | None,
-        experiment: str,
-        run_name: str | None,
-        run_id: str | None,
-        on_run_id: Callable[[str], None],
-    ) -> None:
+    def __init__(self, logger: "MLflowLogger", run: RunHandle) -> None:
         client_module = import_extra("mlflow.tracking.client", "mlflow")
-        _calm_mlflow()
+        _set_defaults()
         self._entities = import_extra("mlflow.entities", "mlflow")
         self._mlflow_error: type[Exception] = import_extra("mlflow.exceptions", "mlflow").MlflowException
-        uri = tracking_uri or import_extra("mlflow.tracking", "mlflow").get_tracking_uri()
+        uri = logger.tracking_uri or import_extra("mlflow.tracking", "mlflow").get_tracking_uri()
         self.name = f"MLflow at {strip_url_secrets(uri)}"
         try:
             self._client = client_module.MlflowClient(tracking_uri=uri)
         except self._mlflow_error as fault:
+            cause = strip_url_secrets(str(fault)).strip(" .\n")
             raise StartupError(
-                f"{self.name} cannot be used: {str(fault).strip()}; give MLflowLogger the `tracking_uri` of a server"
+                f"{self.name} cannot be used: {cause}. Give MLflowLogger the `tracking_uri` of a server"
                 " (http://…), or set MLFLOW_TRACKING_URI"
             ) from fault
-        self._experiment = experiment
-        self._run_name = run_name
-        self._run_id = run_id
-        self._on_run_id = on_run_id
+        self._logger = logger
+        self._run_id = logger.mlflow_run_id
         self._job = run.job
         self._log = run.log
         self._time_ms = now_ms()
-        self._params: list[Any] | None = None  # still to be logged; None: the MLflow run is not there yet
+        self._params: list[Any] | None = None  # still to be logged; None: there is no MLflow run yet
 
     def open(self) -> None:
         if self._params is None:
@@ -69,12 +62,15 @@ class MLflowSink:
             try:
                 self._call("log_batch", self._run_id, params=self._params[:MAX_PARAMS])
             except RefusedError as fault:
-                self._log(f"{self.name} refused the job's parameters: {fault}", "warning")
+                self._log(f"{self.name} rejected the job's parameters: {fault}", "warning")
             self._params = self._params[MAX_PARAMS:]
 
     def _find_run(self) -> bool:
-        """Continue the run of the checkpoint, or an unfinished one of the same job, or make one; has it parameters?"""
-        client, job = self._client, self._job
+        """Continue the run of the checkpoint, or an unfinished one of the same job, or create one.
+
+        Returns whether it has parameters.
+        """
+        client, job, logger = self._client, self._job, self._logger
         if self._run_id is not None:
             try:
                 self._call("update_run", self._run_id, status="RUNNING")
@@ -82,24 +78,20 @@ class MLflowSink:
                 self._run_id = None  # deleted, or on another server
             else:
                 return True
-        experiment = client.get_experiment_by_name(self._experiment)
+        experiment = client.get_experiment_by_name(logger.experiment)
         experiment_id = (
-            client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+            client.create_experiment(logger.experiment) if experiment is None else experiment.experiment_id
         )
         unfinished = f"tags.`trn.run_id` = '{job.run_id}' and attributes.status = 'RUNNING'"
         found = client.search_runs([experiment_id], filter_string=unfinished, max_results=1)
         if found:
-            self._take_run(found[0].info.run_id)
-            return bool(found[0].data.params)
-        tags = {**job.tags, "trn.run_id": job.run_id}
-        name = self._run_name or job.name or job.run_id
-        made = client.create_run(experiment_id, start_time=self._time_ms, tags=tags, run_name=name)
-        self._take_run(made.info.run_id)
-        return False
-
-    def _take_run(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._on_run_id(run_id)
+            mlflow_run = found[0]
+        else:
+            tags = {**job.tags, "trn.run_id": job.run_id}
+            name = logger.run_name or job.name or job.run_id
+            mlflow_run = client.create_run(experiment_id, start_time=self._time_ms, tags=tags, run_name=name)
+        self._run_id = logger.mlflow_run_id = mlflow_run.info.run_id
+        return bool(found and mlflow_run.data.params)
 
     def send(self, entries: Sequence[Entry]) -> int:
         metrics: list[Any] = []
@@ -141,8 +133,8 @@ class MLflowSink:
             raise
 
 
-def _calm_mlflow() -> None:
-    """Its defaults wait for many minutes and report its use elsewhere; what the environment says stays."""
+def _set_defaults() -> None:
+    """MLflow's own defaults wait for minutes and send telemetry. Environment variables take precedence."""
     variables = import_extra("mlflow.environment_variables", "mlflow")
     for name, value in (
         ("MLFLOW_HTTP_REQUEST_TIMEOUT", TIMEOUT_S),
@@ -157,5 +149,5 @@ def _calm_mlflow() -> None:
 
 
 def _key(name: str) -> str:
-    """MLflow takes letters, digits and `_-. :/` in names."""
+    """MLflow allows letters, digits and `_-. :/` in names."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]

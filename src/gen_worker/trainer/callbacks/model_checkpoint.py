@@ -1,4 +1,4 @@
-"""When to save besides the job's `checkpoint_every`. What to keep is the job's `checkpoints`."""
+"""Checkpoints in addition to the job's `checkpoint_every`. The job's `checkpoints` says which are kept."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from gen_worker.trainer.contracts import StepResult
 
 
 class ModelCheckpoint(Callback):
-    """Asks for a checkpoint when `monitor` is the best so far, every `every_steps` steps, every `every_epochs` epochs.
+    """Saves a checkpoint when `monitor` is at its best, every `every_steps` steps, every `every_epochs` epochs.
 
-    `monitor` is a reported name: `val/loss`, or `train/loss`, which is looked at whenever it is reported. It also
-    decides which checkpoints are the best to keep; with `save_on_best=False` it does only that. Without any setting
-    it is what the job's early stopping watches, else `val/loss`. Two cadences are off at 0.
+    `monitor` is a reported name such as `val/loss` or `train/loss`. It also decides which checkpoints are the best to
+    keep; with `save_on_best=False` only that. The default without any setting is the metric of early stopping, else
+    `val/loss`. A cadence of 0 is off.
     """
 
     def __init__(
@@ -41,8 +41,7 @@ class ModelCheckpoint(Callback):
         self._watched = monitor
         self._mode: Mode = mode
         if every_steps:
-            # Only who asks for it pays for a call per step.
-            self.on_batch_end = self._save_every_steps  # type: ignore[method-assign]
+            self.on_batch_end = self._save_every_steps  # type: ignore[method-assign]  # else no call per step
 
     def on_train_begin(self, run: RunHandle) -> None:
         if self.monitor is None and not (self.every_steps or self.every_epochs):

@@ -1,4 +1,4 @@
-"""Callbacks that look on: learning rates, throughput, and losses that are no longer numbers."""
+"""Monitoring callbacks: learning rates, throughput, NaN and infinite losses."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,21 +16,21 @@ _MASK = WINDOW_STEPS - 1
 
 Action = Literal["stop", "skip", "rollback"]
 
-# One metric, by whichever of its names the author returned it.
+# One metric under all names that an author may return it by.
 _ALIASES = {"loss": ("loss", "train_loss", "train/loss")}
 
 
 def has_train_values(values: Mapping[str, float]) -> bool:
-    """Are these a step's own metrics? They are `train/…`, or bear a name of the author's without a slash."""
+    """Are these the metrics of a training step? They are named `train/…`, or have no slash."""
     return any(name.startswith("train/") or "/" not in name for name in values)
 
 
 class LearningRateMonitor(Callback):
-    """Reports `lr/<name or index>` of every parameter group, whenever a step's metrics are reported."""
+    """Reports `lr/<name or index>` of every parameter group with the metrics of a step."""
 
     def on_metrics(self, run: RunHandle, values: Mapping[str, float]) -> None:
         if not has_train_values(values):
-            return  # also our own report, which comes back here
+            return  # also its own report
         rates = dict(_rates(getattr(run.ctx.optimizer, "param_groups", None) or ()))
         if rates:
             run.report(rates)
@@ -44,16 +44,16 @@ def _rates(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
 
 
 class ThroughputMonitor(Callback):
-    """Reports `throughput/…` of the steps since the last report, with a step's metrics, once in `report_s` at most.
+    """Reports `throughput/…` of the steps since the last report, with the metrics of a step, at most every `report_s`.
 
-    `samples_per_s`, `steps_per_s`, `data_wait_share` (of the time, how much passed between a step's end and the
-    arrival of the next batch), and `step_p50_s`, `step_p95_s`, `step_p99_s` over the newest 1024 steps at most.
-    Times are the host's: it may run ahead of a device until something waits for it.
+    `samples_per_s`, `steps_per_s`, `data_wait_share` (share of the time spent waiting for batches), and `step_p50_s`,
+    `step_p95_s`, `step_p99_s` over at most the newest 1024 steps. Times are measured on the host, which may run ahead
+    of a device.
 
-    Validation, saves and samples count as neither. To see a save that another callback asks for, list this one last.
+    Validation, saves and samples are not counted. List this callback last, so that it sees saves of other callbacks.
     """
 
-    # Slots and a list made once: the two batch hooks together cost less than a microsecond.
+    # Slots and one list: the two batch hooks together take less than a microsecond.
     __slots__ = (
         "_begun_s",
         "_busy_s",
@@ -75,11 +75,11 @@ class ThroughputMonitor(Callback):
         self._pauses_every: tuple[int, ...] = ()
         self._samples_before: int | None = None
         self._num_steps = 0
-        self._pause_at = -1  # of the window's steps, the one after which the loop saves or samples
+        self._pause_at = -1  # the step of the window after which the loop saves or samples
         self._busy_s = 0.0
         self._waited_s = 0.0
         self._begun_s = 0.0
-        self._ended_s = 0.0  # 0: what passes until the next batch is nobody's wait
+        self._ended_s = 0.0  # 0: the time until the next batch is not counted as waiting
 
     def on_train_begin(self, run: RunHandle) -> None:
         job = run.job
@@ -117,7 +117,7 @@ class ThroughputMonitor(Callback):
             self._ended_s = 0.0 if run.is_checkpoint_due else perf_counter()
 
     def on_validation_begin(self, run: RunHandle) -> None:  # noqa: ARG002
-        self._ended_s = 0.0  # until the next step: after it, a callback may ask for a save
+        self._ended_s = 0.0  # until the next step: a callback may request a save after it
 
     def on_epoch_end(self, run: RunHandle) -> None:  # noqa: ARG002
         self._ended_s = 0.0
@@ -129,7 +129,7 @@ class ThroughputMonitor(Callback):
         self._pause_at = self._next_pause(step, 0)
 
     def _next_pause(self, step: int, number: int) -> int:
-        """The number, in the window, of the next step at a cadence; `step` is committed, `number` comes next."""
+        """The next step of the window at a cadence. `step` is committed, `number` is next."""
         return min((number + every - step % every - 1 for every in self._pauses_every), default=-1)
 
     def _measure(self, run: RunHandle) -> dict[str, float]:
@@ -149,23 +149,15 @@ class ThroughputMonitor(Callback):
         return report
 
 
-def _with_share(fault: str, run: RunHandle, batch: Any) -> str:
-    """In every process, since each may be the one whose error is told."""
-    from gen_worker.trainer.processes.empty_shares import short_batch_in_words
-
-    words = short_batch_in_words(batch, run.ctx)
-    return fault if words is None else f"{fault} ({words})"
-
-
 class NonFiniteGuard(Callback):
-    """Looks at the loss every `every` steps and acts when it is NaN or infinite. Reading a tensor waits for its device.
+    """Checks the loss every `every` steps and acts if it is NaN or infinite. Reading a tensor waits for its device.
 
-    `stop` ends the run. `rollback` goes back to the newest checkpoint. `skip` goes back to a copy of the state from
-    the last good look, kept in memory (on the device where the state is) and checked for NaN and infinity when it is
-    taken; with `every=1` just the bad batch is skipped, at the price of a copy per step.
+    `stop` ends the run. `rollback` restores the newest checkpoint. `skip` restores a copy of the state from the last
+    good check. The copy is in memory, on the state's device, and is checked for NaN and infinity. With `every=1` only
+    the bad batch is skipped, and every step makes a copy.
 
-    It gives up when it has gone back `max_skips` times without getting past the step that was bad. `metric` names
-    what to look at, one or several, as `train_step` returns it. With several processes all of them act together.
+    The run fails after `max_skips` restores without getting past the bad step. `metric` is one or several names that
+    `train_step` returns. All processes act together.
     """
 
     def __init__(
@@ -185,7 +177,7 @@ class NonFiniteGuard(Callback):
         self.every = every
         self.metric = metric
         self.max_skips = max_skips
-        self.num_skips = 0  # in all
+        self.num_skips = 0  # in total
         self.num_in_a_row = 0  # without getting past `bad_step`
         self.bad_step = 0
         names = (metric,) if isinstance(metric, str) else metric
@@ -193,13 +185,13 @@ class NonFiniteGuard(Callback):
         self._copy: Any = None
         self._copy_step = 0
         self._ignored: frozenset[str] = frozenset()
-        self._is_missing_told = False
+        self._is_missing_logged = False
 
     def on_train_begin(self, run: RunHandle) -> None:
         self._copy = None
         if self.action == "skip":
             state = run.trainer.state_dict(run.model_state)
-            # An attention mask full of infinities, say: what was so from the beginning is meant so.
+            # Not finite from the start, such as an attention mask: that is intended.
             self._ignored = frozenset(nonfinite_names(state))
             self._keep(run, state)
 
@@ -218,8 +210,11 @@ class NonFiniteGuard(Callback):
             if not is_bad:
                 self._keep(run, state)
         if is_bad:
-            words = fault or "another process found a value that is not finite"
-            self._act(run, step, _with_share(words, run, batch))
+            from gen_worker.trainer.processes.empty_shares import short_batch_in_words
+
+            fault = fault or "another process found a NaN or infinite value"
+            share = short_batch_in_words(batch, run.ctx)  # any process may be the one that reports
+            self._act(run, step, fault if share is None else f"{fault} ({share})")
         elif self.num_in_a_row and step >= self.bad_step:
             self.num_in_a_row = 0
 
@@ -232,17 +227,17 @@ class NonFiniteGuard(Callback):
                         return f"{name} is {part}"
                     break
             else:
-                self._tell_missing(run, aliases[0], metrics)
+                self._log_missing(run, aliases[0], metrics)
         return None
 
-    def _tell_missing(self, run: RunHandle, wanted: str, metrics: Mapping[str, Any]) -> None:
-        if self._is_missing_told:
+    def _log_missing(self, run: RunHandle, wanted: str, metrics: Mapping[str, Any]) -> None:
+        if self._is_missing_logged:
             return
-        self._is_missing_told = True
+        self._is_missing_logged = True
         found = ", ".join(map(repr, metrics)) or "nothing"
         run.log(
-            f"NonFiniteGuard looks at {wanted!r}, which train_step did not return (it returned {found}):"
-            " it guards nothing there; name one of these as `metric`",
+            f"NonFiniteGuard checks {wanted!r}, which train_step did not return (it returned {found}). It has no"
+            " effect. Set `metric` to a returned name",
             "warning",
         )
 
@@ -256,22 +251,22 @@ class NonFiniteGuard(Callback):
     def _act(self, run: RunHandle, step: int, fault: str) -> None:
         if self.action == "stop":
             raise TrainStepError(
-                f"{fault} at step {step}: look at the data and the learning rate around it, or let"
-                " NonFiniteGuard(action='skip') or 'rollback' go on without what led there"
+                f"{fault} at step {step}: check the data and the learning rate, or use NonFiniteGuard(action='skip')"
+                " or 'rollback' to continue without these batches"
             )
         self.bad_step = max(step, self.bad_step) if self.num_in_a_row else step
         self.num_in_a_row += 1
         if self.num_in_a_row > self.max_skips:
             raise TrainStepError(
-                f"{fault} at step {step}, and going back {self.max_skips} times (max_skips) did not get past step"
-                f" {self.bad_step}: lower the learning rate, or look at the data around it"
+                f"{fault} at step {step}. Restoring {self.max_skips} times (max_skips) did not get past step"
+                f" {self.bad_step}: lower the learning rate, or check the data"
             )
         self.num_skips += 1
-        count = f"{self.num_in_a_row} of at most {self.max_skips} times in a row, {self.num_skips} in all"
+        count = f"{self.num_in_a_row} of at most {self.max_skips} times in a row, {self.num_skips} in total"
         if self.action == "skip":
-            run.log(f"{fault} at step {step}: going back to step {self._copy_step} ({count})", "warning")
-            # A copy of the copy: what is loaded may be trained on in place, and may be bad again.
+            run.log(f"{fault} at step {step}: restoring step {self._copy_step} ({count})", "warning")
+            # A copy of the copy: training may change the loaded state in place, and it may be needed again.
             run.roll_back(copy_state(self._copy), step=self._copy_step)
         else:
-            run.log(f"{fault} at step {step}: going back to the newest checkpoint ({count})", "warning")
+            run.log(f"{fault} at step {step}: restoring the newest checkpoint ({count})", "warning")
             run.roll_back()

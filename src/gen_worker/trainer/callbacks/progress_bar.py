@@ -1,6 +1,4 @@
-"""How far training is: a bar in a notebook and at a terminal, a line now and then in a pipe. The loop pays nothing
-for it.
-"""
+"""A progress bar in notebooks and terminals, occasional lines in pipes. It costs the loop nothing."""
 
 import contextlib
 import contextvars
@@ -12,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from gen_worker.trainer.attempt.state import MetricsRecord
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
@@ -27,8 +25,8 @@ RATE_OVER_S = 30.0
 END_WAIT_S = 2.0  # for a terminal that takes no more output
 
 
-class _View(Protocol):
-    """Shows one state of a run. Used by one thread, from `start` to `stop`."""
+class _View:
+    """Shows the state of a run. Used by one thread, from `start` to `stop`."""
 
     def start(self) -> None: ...
     def show(self, step: int, end_step: int | None, facts: list[str]) -> None: ...
@@ -36,16 +34,16 @@ class _View(Protocol):
 
 
 class ProgressBar(Callback):
-    """Shows step, epoch, loss, speed, time left and the newest validation, in the main process.
+    """Shows step, epoch, loss, throughput, time left and the newest validation, in the main process.
 
-    A thread of its own reads the run's state: every `refresh_s` in a notebook and at a terminal, every 5 s where stderr
-    is a pipe or a file, and there only when something changed. The first and the last state are always shown.
+    A background thread reads the run's state: every `refresh_s` in notebooks and terminals. In a pipe or a file it
+    writes a line every 5 s if something changed. The first and the last state are always shown.
     """
 
     _only_watches = True
 
     def __init__(self, refresh_s: float = 0.25, stream: TextIO | None = None) -> None:
-        """`stream` is for tests and for those who want it elsewhere than on stderr."""
+        """`stream` defaults to stderr."""
         self.refresh_s = refresh_s
         self._stream = stream
         self._thread: threading.Thread | None = None
@@ -60,7 +58,7 @@ class ProgressBar(Callback):
             return
         self._ended = threading.Event()
         self._note = ""
-        # In the caller's context: it is what tells a notebook to which cell the bar belongs.
+        # In the caller's context, which tells a notebook the cell of the bar.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._draw_forever, run, view, refresh_s, self._ended),
@@ -101,12 +99,12 @@ class ProgressBar(Callback):
                     is_last = ended.wait(refresh_s)
             finally:
                 view.stop()
-        except (OSError, ValueError):  # the stream is closed: nobody is looking any more
-            logger.debug("the progress bar has nowhere to go", exc_info=True)
+        except (OSError, ValueError):
+            logger.debug("the stream of the progress bar is closed", exc_info=True)
 
 
 class _Facts:
-    """What there is to say about a run, in words. Measures its speed from one reading to the next."""
+    """The state of a run in words. Measures throughput between readings."""
 
     def __init__(self, run: RunHandle, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
@@ -126,7 +124,7 @@ class _Facts:
         passed_s = now_s - first_s
         steps_per_s = (step - first_step) / passed_s if passed_s > 0 else 0.0
         facts = [f"epoch {state.epoch}"]
-        metrics = state.metrics.copy()  # at once: the loop may add one while we look
+        metrics = state.metrics.copy()  # the loop may add one meanwhile
         loss = metrics.get("train/loss")
         if loss is not None:
             facts.append(f"loss {loss:.4g}")
@@ -146,14 +144,12 @@ class _Facts:
         return facts
 
 
-class _LineView:
-    """For pipes and files: whole lines, and none that says what the last one said."""
+class _LineView(_View):
+    """For pipes and files: whole lines, without repeats."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown = ""
-
-    def start(self) -> None: ...
 
     def show(self, step: int, end_step: int | None, facts: list[str]) -> None:
         share = f"/{end_step} ({step / max(end_step, 1):.0%})" if end_step is not None else ""
@@ -163,14 +159,12 @@ class _LineView:
             self._stream.write(f"step {step}{share}  {'  '.join(facts)}\n")
             self._stream.flush()
 
-    def stop(self) -> None: ...
 
+class _BarView(_View):
+    """For terminals. Drawn by our thread; rich starts none of its own.
 
-class _BarView:
-    """For terminals. Drawn by our thread alone: rich starts none of its own here.
-
-    While it is shown, what others write to the same terminal goes above it: rich sees to `sys.stdout` and
-    `sys.stderr`, and log handlers that hold the terminal already are pointed there too.
+    Other output to the same terminal is printed above the bar: rich redirects `sys.stdout` and `sys.stderr`, and we
+    redirect log handlers that hold the terminal.
     """
 
     def __init__(self, console: "Console") -> None:
@@ -184,7 +178,7 @@ class _BarView:
             TextColumn("{task.fields[facts]}", markup=False, table_column=facts),
             console=console,
             auto_refresh=False,
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # a pipe gets what it was to get
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # a pipe keeps its output
             redirect_stderr=console.file is sys.stderr,
         )
         self._stream: IO[str] = console.file
@@ -219,15 +213,13 @@ class _BarView:
             self._progress.stop()
 
 
-class _NotebookView:
-    """For IPython kernels: one output of the cell, replaced in place. Also as text, for front ends without HTML."""
+class _NotebookView(_View):
+    """For IPython kernels: one output of the cell, updated in place, as HTML and as text."""
 
     def __init__(self) -> None:
         self._display: Any = importlib.import_module("IPython.display").display
         self._handle: Any = None
         self._shown = ""
-
-    def start(self) -> None: ...
 
     def show(self, step: int, end_step: int | None, facts: list[str]) -> None:
         text = f"step {step}{'' if end_step is None else f'/{end_step}'}  {'  '.join(facts)}"
@@ -242,11 +234,9 @@ class _NotebookView:
         else:
             self._handle.update(bundle, raw=True)
 
-    def stop(self) -> None: ...
-
 
 def _is_in_kernel() -> bool:
-    """Asks IPython only where it is loaded: a kernel always has it."""
+    """Never imports IPython: in a kernel it is loaded."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None

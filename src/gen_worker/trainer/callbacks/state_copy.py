@@ -1,4 +1,4 @@
-"""Copies of an author's state in memory, and where such a state stopped being numbers. Torch is never imported."""
+"""In-memory copies of an author's state, and the names of its NaN and infinite values. Never imports torch."""
 
 import copy
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def copy_state(value: Any, into: Any = None) -> Any:
-    """A copy that shares no memory with `value`. Tensors and arrays of `into`, an earlier copy, are used again.
+    """A copy that shares no memory with `value`. Reuses the tensors and arrays of `into`, an earlier copy.
 
     Tensors stay on their device. Mappings become dicts.
     """
@@ -37,18 +37,17 @@ def _kind_of_tensor(tensor: Any) -> tuple[Any, ...]:
 
 
 def nonfinite_names(state: Any) -> list[str]:
-    """The tensors and arrays that hold a NaN or an infinity, as `model.weight`. One wait for each device.
+    """The tensors and arrays that hold NaN or infinity, as `model.weight`. Waits once for each device.
 
-    Of a tensor that is spread over processes, only this one's part is looked at.
+    Of a sharded tensor only the part of this process is checked.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     bad: list[str] = []
     flags: dict[Any, list[tuple[str, Any]]] = {}
     for name, value in _leaves(state, ""):
         if torch is not None and isinstance(value, torch.Tensor):
-            local = (
-                value.detach().to_local() if hasattr(value, "to_local") else value.detach()
-            )  # of a sharded one
+            local = value.detach()
+            local = local.to_local() if hasattr(local, "to_local") else local  # of a sharded one
             if local.layout == torch.strided and (local.is_floating_point() or local.is_complex()):
                 wide = local.float() if local.element_size() == 1 else local
                 flags.setdefault(local.device, []).append((name, wide.isfinite().all()))
@@ -78,7 +77,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def nonfinite_part(value: Any) -> str | None:
-    """What is not finite in a metric's value, in words; None where all of it is finite. Waits for its device."""
+    """What is not finite in a metric's value, in words; None if all of it is finite. Waits for its device."""
     if type(value) is float:
         return None if math.isfinite(value) else repr(value)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")

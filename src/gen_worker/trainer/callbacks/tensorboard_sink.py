@@ -1,4 +1,4 @@
-"""TensorBoard as a back end of a logger: event files, written by the logger's own thread. Torch is not needed."""
+"""TensorBoard as a logger's back end: event files, written by the logger's own thread. Needs no torch."""
 
 import io
 import itertools
@@ -8,24 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gen_worker.trainer.callbacks.appended_file import AppendedFile
 from gen_worker.trainer.callbacks.background_logger import Ending, Entry, import_extra, now_ms
+from gen_worker.trainer.callbacks.loggers import AppendedFile
 
 _file_numbers = itertools.count()
 
 
 class TensorBoardParts:
-    """What we use of the tensorboard package: its records and their framing, not its writer thread."""
+    """The parts of the tensorboard package that we use: records and their framing, not its writer thread."""
 
     def __init__(self) -> None:
-        self.event = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self.summary = import_extra("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        self.tensor = import_extra("tensorboard.compat.proto.tensor_pb2", "tensorboard")
-        self.shape = import_extra("tensorboard.compat.proto.tensor_shape_pb2", "tensorboard")
-        self.types = import_extra("tensorboard.compat.proto.types_pb2", "tensorboard")
-        self.record_writer = import_extra(
-            "tensorboard.summary.writer.record_writer", "tensorboard"
-        ).RecordWriter
+        names = ("event", "summary", "tensor", "tensor_shape", "types")
+        modules = [import_extra(f"tensorboard.compat.proto.{name}_pb2", "tensorboard") for name in names]
+        self.event, self.summary, self.tensor, self.shape, self.types = modules
+        writing = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
+        self.record_writer = writing.RecordWriter
 
     def framed(self, events: Sequence[Any]) -> bytes:
         buffer = io.BytesIO()
@@ -65,7 +62,7 @@ class TensorBoardSink:
             name = f"events.out.tfevents.{self._time_ms / 1000:.3f}.{socket.gethostname()}.{os.getpid()}"
             self._file = AppendedFile(self._folder / f"{name}.{next(_file_numbers)}")
         version = parts.event.Event(wall_time=self._time_ms / 1000, file_version="brain.Event:2")
-        # A session that starts at a step takes back all that was logged from that step on.
+        # TensorBoard drops everything that was logged from the start step of a session on.
         session = parts.event.SessionLog(status=parts.event.SessionLog.START)
         start = parts.event.Event(wall_time=self._time_ms / 1000, step=self._step + 1, session_log=session)
         events = [version, start]

@@ -1,9 +1,9 @@
-"""Weights & Biases as a back end of a logger, through its own client: online, or offline into the run's folder."""
+"""Weights & Biases as a logger's back end, through its own client: online, or offline into the run's folder."""
 
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gen_worker.errors import StartupError
 from gen_worker.trainer.callbacks.background_logger import (
@@ -15,43 +15,37 @@ from gen_worker.trainer.callbacks.background_logger import (
 )
 from gen_worker.trainer.callbacks.base import RunHandle
 
+if TYPE_CHECKING:
+    from gen_worker.trainer.callbacks.loggers import WandbLogger
+
 Mode = Literal["online", "offline", "disabled"]
 
-STEP = "trainer/step"  # the axis of all charts: W&B's own counter cannot go back when a run resumes
+STEP = "trainer/step"  # the x axis of all charts: W&B's own counter cannot go back when a run resumes
 
 
 class WandbSink:
-    """One W&B run. Its id is in the run's folder, so that every attempt continues the same one."""
+    """One W&B run. Its id is stored in the run's folder, so that every attempt continues the same one."""
 
-    def __init__(
-        self,
-        run: RunHandle,
-        *,
-        project: str,
-        entity: str | None,
-        run_name: str | None,
-        mode: Mode | None,
-        finish_timeout_s: float,
-    ) -> None:
+    def __init__(self, logger: "WandbLogger", run: RunHandle) -> None:
         self._wandb = import_extra("wandb", "wandb")
-        self._mode = mode or import_extra("wandb.sdk.wandb_setup", "wandb").singleton().settings.mode
+        self._mode = logger.mode or import_extra("wandb.sdk.wandb_setup", "wandb").singleton().settings.mode
         self._is_online = self._mode == "online"
         if self._is_online and not self._wandb.api.api_key:
             raise StartupError(
                 "W&B has no API key: run `wandb login`, set WANDB_API_KEY, or log into the run's folder with"
                 ' WandbLogger(mode="offline") or WANDB_MODE=offline'
             )
-        self.name = f"W&B project {project}" + ("" if self._is_online else f" ({self._mode})")
+        self.name = f"W&B project {logger.project}" + ("" if self._is_online else f" ({self._mode})")
         job, self._folder = run.job, run.folder
         self._options: dict[str, Any] = {
-            "project": project,
-            "entity": entity,
-            "name": run_name or job.name or job.run_id,
+            "project": logger.project,
+            "entity": logger.entity,
+            "name": logger.run_name or job.name or job.run_id,
             "group": job.group,
             "tags": [f"{name}={value}" for name, value in job.tags.items()] or None,
             "config": nested(job_parameters(job)),
         }
-        self._finish_timeout_s = finish_timeout_s
+        self._finish_timeout_s = max(logger.close_s - 1.0, 1.0)
         self._run: Any = None
 
     def open(self) -> None:
@@ -60,8 +54,7 @@ class WandbSink:
     def _opened(self) -> Any:
         if self._run is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Its console capture and its log lines would reach into the author's process.
-            settings = self._wandb.Settings(
+            settings = self._wandb.Settings(  # its console capture would change the author's process
                 console="off",
                 silent=True,
                 finish_timeout=self._finish_timeout_s,
@@ -73,7 +66,7 @@ class WandbSink:
                 resume="allow" if self._is_online else None,
                 dir=str(self._folder),
                 mode=self._mode,
-                reinit="create_new",  # the author's own W&B run stays theirs
+                reinit="create_new",  # keeps the author's own W&B run
                 settings=settings,
             )
             run.define_metric(STEP)
@@ -92,7 +85,7 @@ class WandbSink:
                         {"trn/checkpoint": entry.values["path"], "trn/checkpoint_step": entry.step}
                     )
         except Exception:
-            self._run = None  # its process may be gone: the next try begins anew, with the same id
+            self._run = None  # its process may have exited: the retry opens a new one with the same id
             raise
         return len(entries)
 
@@ -104,16 +97,15 @@ class WandbSink:
             run.finish(exit_code=0 if ending.status == "completed" else 1)
         except TimeoutError as fault:
             raise RefusedError(
-                f"not everything was uploaded within {self._finish_timeout_s:g} s; `wandb sync {run.dir}/..` uploads the"
-                " rest"
+                f"upload timed out after {self._finish_timeout_s:g} s. Run `wandb sync {run.dir}/..` to upload the rest"
             ) from fault
         finally:
-            if self._wandb.run is None:  # nobody else uses its process
+            if self._wandb.run is None:  # its process has no other user
                 self._wandb.teardown()
 
 
 def read_run_id(folder: Path) -> str:
-    """The id of the W&B run that belongs to a run's folder, made up on first use."""
+    """The id of the W&B run of a run's folder, created on first use."""
     path = folder / "wandb" / "trn-run-id"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -165,7 +165,9 @@ def test_early_stopping_ends_the_run_as_complete_and_it_stays_so(tmp_path: Path)
 
 def test_early_stopping_on_a_metric_that_validation_does_not_give_says_so(tmp_path: Path) -> None:
     trainer = make(tmp_path, validation_data=BATCHES, early_stopping={"metric": "val/accuracy"})
-    with pytest.raises(TrainStepError, match=r"validation gave no 'val/accuracy'.*val/loss, val/mean"):
+    with pytest.raises(
+        TrainStepError, match=r"watches 'val/accuracy', which validation did not report.*val/loss, val/mean"
+    ):
         trainer.train()
     assert events(tmp_path)[-1]["event"] == "failed"
 
@@ -593,8 +595,8 @@ def test_a_stop_that_a_callback_asked_for_is_obeyed_from_any_hook(tmp_path: Path
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        ("val_loss", "validation gave no 'val_loss'.*did you mean 'val/loss'"),
-        ("train/los", "train_step gave no 'train/los'.*did you mean 'train/loss'"),
+        ("val_loss", "watches 'val_loss', which validation did not report.*did you mean 'val/loss'"),
+        ("train/los", "watches 'train/los', which train_step did not report.*did you mean 'train/loss'"),
     ],
 )
 def test_early_stopping_never_waits_for_a_metric_that_does_not_exist(

@@ -13,11 +13,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from trn.daemon.api.commits import committed
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS, SERVICE
 from trn.registry.connection import open_writer
-from trn.registry.writer import RegistryWriter
+from trn.registry.writer import RegistryWriter, committed
 
 
 async def serve(socket: str, database: str) -> None:

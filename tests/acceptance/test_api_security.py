@@ -22,10 +22,10 @@ import trn
 from trn.core import errors
 from trn.core.home import Home, socket_address
 from trn.core.settings import ListenSettings, Settings
-from trn.daemon.api.commits import committed
 from trn.daemon.api.server import MAX_MESSAGE_BYTES, add_ports
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
+from trn.registry.writer import committed
 
 PATIENCE_S = 60.0
 STREAMS = {path.path for path in METHODS.values() if path.is_stream} | {"/grpc.health.v1.Health/Watch"}

@@ -84,7 +84,7 @@ def test_the_settings_in_the_operating_guide_are_all_that_there_are() -> None:
 
 
 def test_the_statuses_in_the_api_reference_are_those_of_the_service() -> None:
-    from trn.daemon.api.statuses import STATUSES
+    from trn.daemon.api.server import STATUSES
 
     rows = table_rows(DOCS / "api.md", "Errors")
     assert {code_words(row[1])[0]: code_words(row[0])[0] for row in rows} == {

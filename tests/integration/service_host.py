@@ -18,12 +18,16 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
 from trn.daemon.api.broadcaster import RunEventBroadcaster
+from trn.daemon.api.run_streams import RunStreams
 from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.api.server import add_ports, build_server
 from trn.daemon.api.service import TrainerService
 from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan
 from trn.daemon.ingest.ingest import Ingest
-from trn.daemon.intake.import_trials import ImportTrials
+from trn.daemon.intake.import_checks import ImportChecks
+from trn.daemon.intake.intake import Intake
+from trn.daemon.intake.resumption import Resumption
+from trn.daemon.intake.run_judge import RunJudge
 from trn.daemon.machine.devices import Devices
 from trn.daemon.upkeep.removal import Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
@@ -129,33 +133,48 @@ class Host:
         )
         devices = Devices(self.settings.inventory)
         await self.commit(self.registry.set_slots(["cuda:0", "cuda:1"]))
+        intake = Intake(
+            registry=self.registry,
+            judge=RunJudge(
+                registry=self.registry,
+                dispatcher=self.dispatcher,
+                imports=ImportChecks(self.executor, home),
+                devices=devices,
+                home=home,
+                settings=self.settings,
+            ),
+            resumption=Resumption(
+                self.registry, home, secrets=self.secrets, max_config_bytes=self.settings.max_config_bytes
+            ),
+            dispatcher=self.dispatcher,
+            secrets=self.secrets,
+            home=home,
+        )
         self.service = TrainerService(
             registry=self.registry,
             metrics=self.metrics,
-            broadcaster=self.broadcaster,
+            intake=intake,
+            streams=RunStreams(registry=self.registry, broadcaster=self.broadcaster, home=home),
             dispatcher=self.dispatcher,
             executor=Launcher(),
-            trials=ImportTrials(self.executor, home),
-            secrets=self.secrets,
             removal=Removal(
                 registry=self.registry, metrics=self.metrics, home=home, cache_dir=home.root / "cache"
             ),
             devices=devices,
             home=home,
-            settings=self.settings,
             info=DaemonInfo(pid=1, version="0", addresses=(), started_ms=1),
         )
         tasks = [asyncio.create_task(part.run()) for part in (self.broadcaster, self.ingest)]
         stack.push_async_callback(_end, tasks)
-        self.server = self.build_server()
+        self.server = await self.build_server()
         self.addresses = add_ports(self.server, self.settings, home)
         await self.server.start()
         stack.push_async_callback(self.server.stop, 0.2)
-        stack.callback(self.service.end_streams)
+        stack.callback(self.service.streams.end_all)
         return self
 
-    def build_server(self) -> grpc.aio.Server:
-        return build_server(self.service, settings=self.settings, home=self.home)
+    async def build_server(self) -> grpc.aio.Server:
+        return await build_server(self.service)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,7 +5,9 @@ import json
 import threading
 from contextlib import aclosing
 from pathlib import Path
+from types import MethodType
 from typing import Any
+from unittest import mock
 
 import grpc
 import grpc.aio
@@ -15,6 +17,7 @@ from service_host import Host, job, until
 import trn
 from trn.core import errors
 from trn.core.runs import RunState
+from trn.daemon.api import server
 from trn.proto import convert
 from trn.proto.records import LogChunk, Run
 
@@ -27,10 +30,19 @@ class LossyHost(Host):
     num_lost = 1
     lossy_calls = ("SubmitRun", "ResumeRun", "CancelRun")
 
-    def build_server(self) -> grpc.aio.Server:
-        for name in self.lossy_calls:
-            setattr(self.service, name, self._losing(getattr(self.service, name)))
-        return super().build_server()
+    async def build_server(self) -> grpc.aio.Server:
+        make = server._make_handler
+
+        def make_lossy(service: Any, method: Any) -> Any:
+            handler = make(service, method)
+            if method.name not in self.lossy_calls:
+                return handler
+            return grpc.unary_unary_rpc_method_handler(
+                self._losing(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            )
+
+        with mock.patch.object(server, "_make_handler", make_lossy):
+            return await super().build_server()
 
     def _losing(self, call: Any) -> Any:
         num_left = self.num_lost
@@ -186,12 +198,12 @@ def test_where_no_daemon_is_the_error_says_where_and_how_to_start_one(
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for_without_end(tmp_path: Path) -> None:
     class Stuck(Host):
-        def build_server(self) -> grpc.aio.Server:
-            async def hang(request: Any, context: Any) -> Any:
+        async def build_server(self) -> grpc.aio.Server:
+            async def hang(_service: object) -> Any:
                 await asyncio.Event().wait()
 
-            self.service.GetHealth = hang  # type: ignore[method-assign]
-            return super().build_server()
+            self.service.get_health = MethodType(hang, self.service)  # type: ignore[method-assign]
+            return await super().build_server()
 
     async def main() -> None:
         async with Stuck(tmp_path), trn.AsyncClient(tmp_path, timeout_s=0.2) as client:

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.append({here!r})
 from launched_run import LaunchedRun, living, runs, until
 from trn.core.home import Home
-from trn.executors.base import ImportTrial
+from trn.executors.base import ImportCheck
 from trn.executors.local import LocalExecutor
 
 home, code, site = Home(Path({home!r})), Path({code!r}), Path({site!r})
@@ -48,11 +48,11 @@ async def main():
     await until(lambda: waiting.events("started"), "its start")
     run = LaunchedRun(home, "needy", trainer="needy:Counting")
     plan = run.plan(code=code)
-    before = await executor.try_imports(plan, run.job)
+    before = await executor.check_imports(plan, run.job)
     assert len(before.faults) == 1 and "freshly_installed" in before.faults[0], before
 
     install()
-    assert await executor.try_imports(plan, run.job) == ImportTrial()
+    assert await executor.check_imports(plan, run.job) == ImportCheck()
     ended = await executor.wait(run.key(), plan.attempt_dir, await executor.launch(plan))
     assert ended.exit_code == 0, run.log()
     assert runs(old), "it has a worker"

@@ -25,7 +25,7 @@ from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, claim
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors import launcher_keeper, local
-from trn.executors.base import Executor, ImportTrial, WorkerExit, WorkerIdentity
+from trn.executors.base import Executor, ImportCheck, WorkerExit, WorkerIdentity
 from trn.executors.launcher_process import start_launcher
 from trn.executors.local import LocalExecutor
 
@@ -310,7 +310,7 @@ def test_a_worker_trains_frozen_code_though_an_editable_install_leads_to_the_edi
     )
 
     async def claims(executor: LocalExecutor) -> None:
-        assert await executor.try_imports(plan, run.job) == ImportTrial()
+        assert await executor.check_imports(plan, run.job) == ImportCheck()
         await finish(executor, run, await executor.launch(plan))
 
     work(shared, claims)

@@ -17,11 +17,13 @@ from service_host import INVENTORY, Host, job, until
 
 import trn
 from trn.client.caller_environment import tell_environment
+from trn.core.errors import NotFoundError
 from trn.core.home import socket_address
 from trn.core.runs import RunState
 from trn.daemon.api.secret_values import reveal
 from trn.daemon.api.server import MAX_MESSAGE_BYTES
-from trn.executors.base import ImportTrial, LaunchPlan
+from trn.daemon.intake.submission import Submission
+from trn.executors.base import ImportCheck, LaunchPlan
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
 from trn.registry.sqlite import NewRun
@@ -56,6 +58,47 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     """How it was refused, also where answers came first."""
     async with asyncio.timeout(PATIENCE_S):
         return await call.code(), await call.details()
+
+
+def test_a_call_needs_no_transport_and_answers_with_records(tmp_path: Path) -> None:
+    """What another transport than gRPC programs against."""
+
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            service = host.service
+            made = await service.submit_run(Submission(config_json=json.dumps(job(name="one")).encode()))
+            assert (await service.get_run(made.run.run_id)).run == host.registry.get(made.run.run_id)
+            assert (await service.cancel_run(made.run.run_id, reason="enough")).was_live
+            with pytest.raises(NotFoundError):
+                await service.get_run("missing")
+            with host.service.streams.place():
+                watching = service.watch_runs(after_change=0, watcher="a test")
+                news = await anext(watching)
+                assert isinstance(news, list)
+                assert [item.item.run_id for item in news] == [made.run.run_id]
+                await watching.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_runs_are_listed_by_tag_and_group(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit, list_ = method(channel, "SubmitRun"), method(channel, "ListRuns")
+            await submit(submit_request(run_id="a", group="sweep", tags={"lr": "0.1", "team": "x"}))
+            await submit(submit_request(run_id="b", group="sweep", tags={"lr": "0.2", "it's": '"odd"'}))
+            await submit(submit_request(run_id="c", tags={"lr": "0.1"}))
+
+            async def found(**filters: Any) -> list[str]:
+                return [run.run_id for run in (await list_(pb.ListRunsRequest(**filters))).runs]
+
+            assert await found(group="sweep") == ["b", "a"]
+            assert await found(tags={"lr": "0.1"}) == ["c", "a"]
+            assert await found(tags={"lr": "0.1"}, group="sweep", with_config=True) == ["a"]
+            assert await found(tags={"it's": '"odd"'}) == ["b"]
+            assert await found(tags={"lr": "0.1", "team": "y"}) == []
+
+    asyncio.run(main())
 
 
 def test_a_submit_is_in_the_registry_when_it_returns_and_a_repeat_says_that_it_existed(
@@ -186,7 +229,7 @@ def test_a_check_gives_every_fault_as_data_and_queues_nothing(tmp_path: Path) ->
             assert (list(sound.faults), sound.code, sound.run.name) == ([], "", "mine")
             assert json.loads(sound.plan_json)["plan"]["run_id"] == sound.run.run_id
 
-            host.executor.try_ = lambda _plan, _config: ImportTrial(faults=("hyperparams.lr: found -1",))
+            host.executor.try_ = lambda _plan, _config: ImportCheck(faults=("hyperparams.lr: found -1",))
             request = submit_request(max_step=3)
             request.is_import_tried = True
             request.log_dir, request.event_log = "/proc/nowhere", str(tmp_path)
@@ -323,9 +366,9 @@ def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: 
         async with Host(tmp_path) as host, channel_to(host) as channel:
             submit, tried = method(channel, "SubmitRun"), []
 
-            def refuse(plan: LaunchPlan, _config: dict[str, Any]) -> ImportTrial:
+            def refuse(plan: LaunchPlan, _config: dict[str, Any]) -> ImportCheck:
                 tried.append(plan.run_id)
-                return ImportTrial(faults=("trainer: importing it raises",))
+                return ImportCheck(faults=("trainer: importing it raises",))
 
             host.executor.try_ = refuse
             request = submit_request(run_id="mine")
@@ -339,7 +382,7 @@ def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: 
             answer = await submit(request)
             assert (answer.existed, tried) == (True, ["mine"]), "of a run that there is nothing is tried"
 
-            host.executor.try_ = lambda _plan, _config: ImportTrial(problem="no launcher")
+            host.executor.try_ = lambda _plan, _config: ImportCheck(problem="no launcher")
             request = submit_request(run_id="other", seed=2)
             request.is_import_tried = True
             (note,) = (await submit(request)).notes

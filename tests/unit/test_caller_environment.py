@@ -14,7 +14,7 @@ from trn.client.wire_requests import make_submit_request
 from trn.core.errors import InvalidRequestError
 from trn.core.training_variables import matters, needs_fresh_start
 from trn.daemon.api.secret_values import SecretValues, reveal
-from trn.daemon.intake.environment_difference import find_differences
+from trn.daemon.intake.run_judge import find_differences
 from trn.daemon.machine.environment_report import telling_variables
 from trn.proto.records import EnvDifference
 

@@ -19,6 +19,7 @@ from test_outbox import begin, end, write
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import InfeasibleError, InvalidRequestError, UnavailableError
 from trn.core.home import Home
+from trn.daemon.intake.submission import Submission
 from trn.daemon.outlets import bus_publisher
 from trn.daemon.outlets.bus_commands import BusCommands
 from trn.daemon.outlets.bus_publisher import BusPublisher
@@ -32,7 +33,6 @@ from trn.daemon.outlets.event_bus import (
     open_bus,
 )
 from trn.daemon.outlets.outbox import Outbox
-from trn.proto import trainer_pb2 as pb
 from trn.registry.sqlite import RunRegistry
 
 DEADLINE_S = 30
@@ -308,19 +308,19 @@ class FakeCalls:
         self.num_found = 0
         self.asked: list[Any] = []
 
-    async def SubmitRun(self, request: pb.Submission, context: Any, /) -> pb.SubmitRunResponse:
-        self.asked.append(request)
-        if b"too much" in request.config_json:
+    async def submit_run(self, submission: Submission) -> Any:
+        self.asked.append(submission)
+        if b"too much" in submission.config_json:
             raise InfeasibleError("this machine could never run it", ["resources.gpus: asks for 9"])
-        if b"broken" in request.config_json:
+        if b"broken" in submission.config_json:
             raise RuntimeError("a secret of ours")
-        if b"no descriptor" in request.config_json:
+        if b"no descriptor" in submission.config_json:
             raise sqlite3.OperationalError("unable to open database file")
-        return pb.SubmitRunResponse(run=pb.Run(run_id="run-1"), existed=len(self.asked) > 1)
+        return SimpleNamespace(run=SimpleNamespace(run_id="run-1"), existed=len(self.asked) > 1)
 
-    async def CancelRun(self, request: pb.CancelRunRequest, context: Any, /) -> pb.CancelRunResponse:
-        self.asked.append(request)
-        return pb.CancelRunResponse(run=pb.Run(run_id=request.run_id), was_live=True)
+    async def cancel_run(self, run_id: str, *, reason: str = "", is_exact: bool = False) -> Any:
+        self.asked.append(SimpleNamespace(run_id=run_id, reason=reason, is_exact=is_exact))
+        return SimpleNamespace(run=SimpleNamespace(run_id=run_id), was_live=True)
 
     def find(self, run_id: str, *, is_exact: bool = False) -> Any:
         """The newest of its family: another one each time."""
@@ -355,7 +355,7 @@ def test_a_submit_is_the_call_of_the_api() -> None:
     reply = execute(calls, command="submit", config='{"a": 1.50}', request_id="mine", **more)
     assert reply == {"request_id": "mine", "ok": "1", "run_id": "run-1", "existed": "0"}
     [asked] = calls.asked
-    assert asked == pb.Submission(
+    assert asked == Submission(
         config_json=b'{"a": 1.50}',
         base_dir="/code",
         code_identity="c",
@@ -425,5 +425,5 @@ def test_a_command_whose_answer_was_lost_is_obeyed_again_and_then_forgotten() ->
     asyncio.run(main())
     assert bus.replies[0] == ("there", {"request_id": "1-1", "ok": "1", "run_id": "r.1", "was_live": "1"})
     # The run that the name meant when the command was first read, though it means another one by now.
-    assert calls.asked == [pb.CancelRunRequest(run_id="r.1", is_exact=True)] * 2
+    assert calls.asked == [SimpleNamespace(run_id="r.1", reason="", is_exact=True)] * 2
     assert calls.num_found == 1

@@ -197,6 +197,8 @@ class AsyncClient:
         *,
         states: Sequence[str] = (),
         name_contains: str = "",
+        tags: Mapping[str, str] = MappingProxyType({}),
+        group: str = "",
         with_config: bool = False,
         page_size: int = 0,
     ) -> AsyncGenerator[Run, None]:
@@ -206,6 +208,8 @@ class AsyncClient:
             request = pb.ListRunsRequest(
                 states=[state_number(state) for state in states],  # type: ignore[misc]
                 name_contains=name_contains,
+                tags=dict(tags),
+                group=group,
                 page_size=page_size,
                 page_token=token,
                 with_config=with_config,

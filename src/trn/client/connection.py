@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trn.core import errors
 from trn.core.errors import ConflictError, InvalidRequestError, TrnError, UnavailableError
 from trn.core.home import Home, find_home, socket_address
-from trn.proto.addresses import is_loopback
-from trn.proto.methods import ERROR_KEY, METHODS, OPEN_KEY
+from trn.proto.methods import ERROR_KEY, METHODS, OPEN_KEY, is_loopback
 
 if TYPE_CHECKING:
     import grpc.aio

@@ -132,12 +132,19 @@ class Client:
         *,
         states: Sequence[str] = (),
         name_contains: str = "",
+        tags: Mapping[str, str] = MappingProxyType({}),
+        group: str = "",
         with_config: bool = False,
         page_size: int = 0,
     ) -> Iterator[Run]:
         return self._each(
             self._client.list(
-                states=states, name_contains=name_contains, with_config=with_config, page_size=page_size
+                states=states,
+                name_contains=name_contains,
+                tags=tags,
+                group=group,
+                with_config=with_config,
+                page_size=page_size,
             )
         )
 

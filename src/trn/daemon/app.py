@@ -27,14 +27,18 @@ from trn.core.open_files import raise_open_files
 from trn.core.settings import Settings
 from trn.core.version import SOURCES
 from trn.daemon.api.broadcaster import RunEventBroadcaster
-from trn.daemon.api.commits import committed
+from trn.daemon.api.run_streams import RunStreams
 from trn.daemon.api.secret_values import SecretValues
-from trn.daemon.api.service import TrainerService, add_ports, build_server
+from trn.daemon.api.server import add_ports, build_server
+from trn.daemon.api.service import TrainerService
 from trn.daemon.api.tcp_guard import TcpGuard
 from trn.daemon.dispatch.dispatcher import TrainerDispatcher
 from trn.daemon.dispatch.readiness import DoctorReadiness
 from trn.daemon.ingest.ingest import Ingest
-from trn.daemon.intake.import_trials import ImportTrials
+from trn.daemon.intake.import_checks import ImportChecks
+from trn.daemon.intake.intake import Intake
+from trn.daemon.intake.resumption import Resumption
+from trn.daemon.intake.run_judge import RunJudge
 from trn.daemon.machine.devices import Devices
 from trn.daemon.machine.doctor_reports import DoctorReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
@@ -52,6 +56,7 @@ from trn.executors.local import LocalExecutor
 from trn.registry.bus_cancels import BusCancels
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon")
 
@@ -161,20 +166,35 @@ class TrainerDaemon:
             source_dir=str(SOURCES[0]),
             source_stamp=self._sources.stamp,
         )
-        trials = ImportTrials(executor, home)
-        trials.prepare()
+        imports = ImportChecks(executor, home)
+        imports.prepare()
+        intake = Intake(
+            registry=registry,
+            judge=RunJudge(
+                registry=registry,
+                dispatcher=dispatcher,
+                imports=imports,
+                devices=devices,
+                home=home,
+                settings=settings,
+            ),
+            resumption=Resumption(
+                registry, home, secrets=secrets, max_config_bytes=settings.max_config_bytes
+            ),
+            dispatcher=dispatcher,
+            secrets=secrets,
+            home=home,
+        )
         service = TrainerService(
             registry=registry,
             metrics=metrics,
-            broadcaster=broadcaster,
+            intake=intake,
+            streams=RunStreams(registry=registry, broadcaster=broadcaster, home=home),
             dispatcher=dispatcher,
             executor=executor,
-            trials=trials,
-            secrets=secrets,
             removal=removal,
             devices=devices,
             home=home,
-            settings=settings,
             info=info,
         )
         service.tokens.prepare()
@@ -209,10 +229,8 @@ class TrainerDaemon:
             *(warning for outlet in outlets for warning in outlet.warnings),
         ]
         guard: TcpGuard | None = None
-        server = build_server(
+        server = await build_server(
             service,
-            settings=settings,
-            home=home,
             max_open_files=max_open_files,
             admitted=lambda peer: None if guard is None else guard.admit(peer),
         )
@@ -232,7 +250,7 @@ class TrainerDaemon:
                 logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
                 ready(info)
                 await self._stop.wait()
-            service.end_streams()
+            service.streams.end_all()
             await server.stop(STOP_GRACE_S)
             for task in running:
                 task.cancel()

@@ -84,7 +84,7 @@ class WorkerExit(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class ImportTrial(msgspec.Struct, frozen=True, kw_only=True):
+class ImportCheck(msgspec.Struct, frozen=True, kw_only=True):
     """How loading the author's code went: what is wrong with it, or why nobody can tell."""
 
     faults: tuple[str, ...] = ()
@@ -111,9 +111,9 @@ class Executor(Protocol):
         """What every worker inherits, before its plan is laid over it."""
         ...
 
-    async def try_imports(
+    async def check_imports(
         self, plan: LaunchPlan, config: dict[str, Any], secret_env: Mapping[str, str] = NO_SECRETS
-    ) -> ImportTrial:
+    ) -> ImportCheck:
         """Load the code that the job names where the plan's worker would, and nothing more. Never raises."""
         ...
 

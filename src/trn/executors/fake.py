@@ -21,7 +21,7 @@ from trn.executors.base import (
     NO_SECRETS,
     AttemptKey,
     FoundWorker,
-    ImportTrial,
+    ImportCheck,
     LaunchPlan,
     WorkerExit,
     WorkerIdentity,
@@ -70,7 +70,7 @@ class FakeExecutor:
 
     behave: Callable[[LaunchPlan], Script] = lambda _plan: Script()
     at: Callable[[str, AttemptKey], Awaitable[None]] = _go_on
-    try_: Callable[[LaunchPlan, dict[str, Any]], ImportTrial] = lambda _plan, _config: ImportTrial()
+    try_: Callable[[LaunchPlan, dict[str, Any]], ImportCheck] = lambda _plan, _config: ImportCheck()
     processes: dict[AttemptKey, FakeProcess] = field(default_factory=dict)
     abandoned: set[AttemptKey] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
@@ -90,13 +90,13 @@ class FakeExecutor:
         await self.at("launch.done", plan.key)
         return self.processes[plan.key].identity
 
-    async def try_imports(
+    async def check_imports(
         self,
         plan: LaunchPlan,
         config: dict[str, Any],
         secret_env: Mapping[str, str] = NO_SECRETS,  # noqa: ARG002
-    ) -> ImportTrial:
-        await self.at("try_imports", plan.key)
+    ) -> ImportCheck:
+        await self.at("check_imports", plan.key)
         return self.try_(plan, config)
 
     async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:

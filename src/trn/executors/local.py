@@ -34,7 +34,7 @@ from trn.executors.base import (
     NO_SECRETS,
     AttemptKey,
     FoundWorker,
-    ImportTrial,
+    ImportCheck,
     LaunchPlan,
     LaunchUnknownError,
     WorkerExit,
@@ -147,10 +147,10 @@ class LocalExecutor:
             await self._launchers.drop(link)
         return await self._settle_launch(plan, problem)
 
-    async def try_imports(
+    async def check_imports(
         self, plan: LaunchPlan, config: dict[str, Any], secret_env: Mapping[str, str] = NO_SECRETS
-    ) -> ImportTrial:
-        """See `Executor.try_imports`."""
+    ) -> ImportCheck:
+        """See `Executor.check_imports`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
         try:
             reply = await self._launchers.ask_anyone(
@@ -158,11 +158,11 @@ class LocalExecutor:
                 timeout_s=IMPORT_PATIENCE_S,
             )
         except (UnavailableError, TimeoutError) as fault:
-            return ImportTrial(problem=str(fault) or "the launcher did not answer in time")
+            return ImportCheck(problem=str(fault) or "the launcher did not answer in time")
         if isinstance(reply, Tried):
-            return ImportTrial(faults=reply.faults, problem=reply.problem)
+            return ImportCheck(faults=reply.faults, problem=reply.problem)
         assert isinstance(reply, Refused), reply
-        return ImportTrial(problem=reply.message)
+        return ImportCheck(problem=reply.message)
 
     async def _settle_launch(self, plan: LaunchPlan, problem: str) -> WorkerIdentity:
         """After this it is certain: either the worker has the attempt, or nobody ever will."""

@@ -1,5 +1,6 @@
-"""The calls of the service, read from the generated descriptor: daemon and client build theirs from this one table."""
+"""The calls of the service, read from the generated descriptor, and what daemon and client agree on beside them."""
 
+import ipaddress
 from typing import Any, NamedTuple
 
 from google.protobuf.message_factory import GetMessageClass
@@ -35,3 +36,13 @@ METHODS: dict[str, Method] = {
     )
     for method in SERVICE.methods
 }
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a token may travel there in the clear. Only by its number or as `localhost`: another name may mean anything tomorrow."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -341,18 +341,29 @@ class GetRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
-    __slots__ = ("states", "name_contains", "page_size", "page_token", "with_config")
+    __slots__ = ("states", "name_contains", "page_size", "page_token", "with_config", "tags", "group")
+    class TagsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     STATES_FIELD_NUMBER: _ClassVar[int]
     NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WITH_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     states: _containers.RepeatedScalarFieldContainer[RunState]
     name_contains: str
     page_size: int
     page_token: str
     with_config: bool
-    def __init__(self, states: _Optional[_Iterable[_Union[RunState, str]]] = ..., name_contains: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., with_config: _Optional[bool] = ...) -> None: ...
+    tags: _containers.ScalarMap[str, str]
+    group: str
+    def __init__(self, states: _Optional[_Iterable[_Union[RunState, str]]] = ..., name_contains: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., with_config: _Optional[bool] = ..., tags: _Optional[_Mapping[str, str]] = ..., group: _Optional[str] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
     __slots__ = ("runs", "next_page_token")

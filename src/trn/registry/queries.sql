@@ -84,6 +84,8 @@ SELECT * FROM run_heads WHERE change > :after ORDER BY change LIMIT :limit
 SELECT * FROM run_heads
 WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
   AND (:name = '' OR instr(name, :name))
+  AND (:num_tags = 0 OR :num_tags = (
+      SELECT count(*) FROM json_each(:tags) AS wanted JOIN json_each(tags) AS own USING (key, value)))
   AND (submitted_ms, run_id) < (:before_ms, :before_id)
 ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
 
@@ -91,6 +93,8 @@ ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
 SELECT * FROM runs
 WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
   AND (:name = '' OR instr(name, :name))
+  AND (:num_tags = 0 OR :num_tags = (
+      SELECT count(*) FROM json_each(:tags) AS wanted JOIN json_each(tags) AS own USING (key, value)))
   AND (submitted_ms, run_id) < (:before_ms, :before_id)
 ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
 

@@ -1,7 +1,8 @@
 """Reads of the registry: for the daemon, and for commands while there is none. They wait for nobody."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -73,17 +74,20 @@ class RegistryReader:
         *,
         states: Sequence[RunState] = (),
         name: str = "",
+        tags: Mapping[str, str] = MappingProxyType({}),
         before: tuple[int, str] | None = None,
         limit: int = 100,
         with_config: bool = False,
     ) -> list[RunRecord]:
-        """The newest first; `before` is (submitted_ms, run_id) of the last one of the page before."""
+        """The newest first, with all of `tags`; `before` is (submitted_ms, run_id) of the last one of the page before."""
         before_ms, before_id = before or (1 << 62, "")
         rows = self._read.execute(
             sql("page_with_config" if with_config else "page"),
             {
                 "state_words": f"|{'|'.join(states)}|" if states else "",
                 "name": name,
+                "tags": msgspec.json.encode(dict(tags)).decode(),
+                "num_tags": len(tags),
                 "before_ms": before_ms,
                 "before_id": before_id,
                 "limit": min(max(limit, 1), MAX_PAGE),

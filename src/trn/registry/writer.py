@@ -11,6 +11,7 @@ committed is in a file that nobody will find (see `file_identity`).
 While a commit is under way, nobody but the thread touches the connection.
 """
 
+import asyncio
 import logging
 import queue
 import sqlite3
@@ -295,3 +296,25 @@ def _explain(fault: BaseException) -> Exception:
     if "full" in text or "disk I/O" in text:
         return UnavailableError(f"the registry could not be written: {text}; free some space and try again")
     return RegistryError(f"the registry could not be written: {text}")
+
+
+async def committed(future: "Future[T]") -> T:
+    """Its result, in a loop. A caller that is cancelled takes nothing back: the change is committed all the same."""
+    if not future.done():
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def tell(_future: object) -> None:
+            # Most commits are settled in the loop's own thread.
+            if asyncio._get_running_loop() is loop:
+                wake()
+            else:
+                loop.call_soon_threadsafe(wake)
+
+        future.add_done_callback(tell)
+        await waiter
+    return future.result()

@@ -1,29 +1,26 @@
-"""The streaming calls: what is stored first, then what is live, with nothing between them lost or told twice.
+"""The streaming calls: what is stored first, then what is live, with no gap and no repeat between them.
 
-Each takes its place in the live stream before it reads what is stored; what comes by both ways it knows by its number.
-Messages are written as bytes: what many watch is encoded once. A watcher that reads slowly waits here, in its own
-task, until its connection takes more; its place in the ring may drop out meanwhile, and it is told so.
+Each takes its place in the live stream before it reads what is stored, and knows what comes twice by its number. A stream
+waits in its own task until its watcher takes more; when its place drops out of the ring meanwhile, it says so.
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-import grpc
+import msgspec
 
 from gen_worker.contract.regular_files import NotRegularFileError, open_regular
-from trn.core.errors import InvalidRequestError, TooMuchError
+from trn.core.errors import InvalidRequestError, TooMuchError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
-from trn.daemon.api.broadcaster import EventWatch, FellBehind, Published, RunWatch
-from trn.daemon.api.server import Context
+from trn.daemon.api.broadcaster import EventWatch, FellBehind, Published, RunEventBroadcaster
 from trn.daemon.ingest.event_file import EventBatch, replay
 from trn.daemon.ingest.followed_run import file_size
-from trn.proto import trainer_pb2 as pb
-from trn.proto.convert import run_message
-from trn.proto.methods import OPEN_KEY
+from trn.proto.records import LogChunk
 from trn.registry.reader import RegistryReader
 
 MAX_OPEN = 16_384
@@ -32,200 +29,215 @@ CHUNK_BYTES = 256 << 10
 PAGE = 500
 LOOK_AGAIN_S = 0.5  # at a log: what a worker prints rings no bell
 
+T = TypeVar("T")
 
-class Broadcaster(Protocol):
-    def watch_events(self, run_id: str, identity: str) -> EventWatch: ...
 
-    def watch_runs(self, identity: str) -> RunWatch: ...
+class StreamNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream says beside runs or events: where it stands, that it fell behind, that it is at its end."""
+
+    change: int = 0
+    fell_behind: FellBehind | None = None
+    is_end: bool = False
 
 
 class RunStreams:
-    """WatchRuns, StreamEvents and StreamLogs. Belongs to the loop's thread."""
+    """WatchRuns, StreamEvents and StreamLogs. Belongs to the loop's thread. `watcher` names the caller in the log."""
 
-    def __init__(self, *, registry: RegistryReader, broadcaster: Broadcaster, home: Home) -> None:
+    def __init__(self, *, registry: RegistryReader, broadcaster: RunEventBroadcaster, home: Home) -> None:
         self._registry = registry
         self._broadcaster = broadcaster
         self._home = home
         self._tasks: set[asyncio.Task[Any]] = set()
         self._num_started = 0
         self._is_stopping = False
-        self._joined: tuple[tuple[str, int, int], bytes] = ("", 0, 0), b""
+        self._joined: tuple[tuple[str, int, int], Published[EventBatch]] | None = None
 
     @property
     def num_open(self) -> int:
         return len(self._tasks)
 
     def end_all(self) -> None:
-        """Send every watcher away, to come again; and whoever comes from now on."""
+        """End every stream, and those that come from now on, with UnavailableError: its watcher asks again."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
 
-    async def watch_runs(self, request: pb.WatchRunsRequest, context: Context) -> None:
-        await self._carry(self._watch_runs(request, context), context)
-
-    async def stream_events(self, request: pb.StreamEventsRequest, context: Context) -> None:
-        await self._carry(self._stream_events(request, context), context)
-
-    async def stream_logs(self, request: pb.StreamLogsRequest, context: Context) -> None:
-        await self._carry(self._stream_logs(request, context), context)
-
-    async def _carry(self, work: Coroutine[Any, Any, None], context: Context) -> None:
-        """Run a stream, counted; where the daemon stops, its watcher is told to ask again."""
+    @contextlib.contextmanager
+    def place(self, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Around a stream, in its task: it is counted, and ended when the daemon stops."""
         task = asyncio.current_task()
         assert task is not None
-        if len(self._tasks) >= MAX_OPEN and not self._is_stopping:
-            work.close()
-            raise TooMuchError(f"{MAX_OPEN} streams are open, which is all there can be: close some")
+        if self._is_stopping:
+            raise UnavailableError("the daemon stops: ask its next one")
+        if len(self._tasks) >= MAX_OPEN:
+            raise TooMuchError(f"{MAX_OPEN} streams are open, which is the limit: close some")
         self._num_started += 1
         self._tasks.add(task)
         try:
-            if self._is_stopping:
-                raise asyncio.CancelledError
-            await context.send_initial_metadata(((OPEN_KEY, "1"),))
-            await work
+            yield
         except asyncio.CancelledError:
-            if not self._is_stopping or context.cancelled():
+            if not self._is_stopping or is_cancelled():
                 raise
             task.uncancel()
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the daemon stops: ask its next one")
+            raise UnavailableError("the daemon stops: ask its next one") from None
         finally:
-            work.close()  # where it never began
             self._tasks.discard(task)
 
-    def _identity(self, context: Context) -> str:
-        return f"{context.peer()} (stream {self._num_started})"
+    def _name(self, watcher: str) -> str:
+        return f"{watcher} (stream {self._num_started})"
 
-    def _find(self, run_id: str, *, is_exact: bool) -> RunRecord:
-        self._home.run(run_id)
-        return self._registry.find(run_id, is_exact=is_exact)
+    def _find(self, run_id: str, *, is_exact: bool) -> str:
+        self._home.run(run_id)  # what could be no id is refused
+        return self._registry.find(run_id, is_exact=is_exact).run_id
 
     # Runs
 
-    async def _watch_runs(self, request: pb.WatchRunsRequest, context: Context) -> None:
-        if len(request.run_ids) > MAX_WATCHED_IDS:
+    async def watch_runs(
+        self,
+        *,
+        run_ids: Sequence[str] = (),
+        after_change: int = 0,
+        live_only: bool = False,
+        is_exact: bool = False,
+        watcher: str = "",
+    ) -> AsyncIterator[list[Published[RunRecord]] | StreamNote]:
+        """Endless. `last` of each item is the change to continue from."""
+        if len(run_ids) > MAX_WATCHED_IDS:
             raise InvalidRequestError(
-                f"run_ids names {len(request.run_ids)} runs, at most {MAX_WATCHED_IDS} are taken: leave it out to watch"
-                " all of them"
+                f"run_ids names {len(run_ids)} runs, the limit is {MAX_WATCHED_IDS}: leave it out to watch all of them"
             )
-        ids = {self._find(run_id, is_exact=request.is_exact).run_id for run_id in request.run_ids}
-        with self._broadcaster.watch_runs(self._identity(context)) as watch:
+        ids = {self._find(run_id, is_exact=is_exact) for run_id in run_ids}
+        with self._broadcaster.watch_runs(self._name(watcher)) as watch:
             change = self._registry.last_change()
-            if not request.live_only:
-                after = min(request.after_change, change)
-                change = await self._send_stored_runs(context, ids, after)
-            await context.write(pb.WatchRunsResponse(change=change).SerializeToString())
+            if not live_only:
+                change = min(after_change, change)
+                for group, complete in self._read_changed(ids, change):
+                    if group:
+                        yield group
+                    change = complete
+            yield StreamNote(change=change)
             while True:
                 news = await watch.next()
                 if isinstance(news, FellBehind):
-                    told = pb.FellBehind(missed_from=news.missed_from, missed_to=news.missed_to)
-                    await context.write(pb.WatchRunsResponse(fell_behind=told).SerializeToString())
-                    change = await self._send_stored_runs(context, ids, change)
+                    yield StreamNote(fell_behind=news)
+                    for group, complete in self._read_changed(ids, change):
+                        if group:
+                            yield group
+                        change = complete
                     continue
                 new = [item for item in news if item.last > change and (not ids or item.item.run_id in ids)]
-                for group in _groups([_encode_run(item) for item in new]):
-                    # Messages laid end to end are one message with all their runs, and the last one's `change`.
-                    await context.write(b"".join(group))
+                for group in _groups(new):
+                    yield group
                 if news:
                     change = max(change, news[-1].last)
 
-    async def _send_stored_runs(self, context: Context, ids: set[str], after: int) -> int:
-        """Send runs that changed after that; the number up to which nothing is missing now."""
+    def _read_changed(self, ids: set[str], after: int) -> Iterator[tuple[list[Published[RunRecord]], int]]:
+        """(runs that changed after that, the change up to which nothing is missing then)."""
         if ids:
-            change = (
-                self._registry.last_change()
-            )  # before the runs are read: one that changes meanwhile comes again
+            change = self._registry.last_change()  # first: a run that changes meanwhile comes again
             found = [self._registry.get(run_id) for run_id in sorted(ids)]
-            await self._send_runs(context, [record for record in found if record.change > after], after)
-            return max(change, after)
+            stored = [_stored(record, after) for record in found if record.change > after]
+            for group in _groups(stored):
+                yield group, after
+            yield [], max(change, after)
+            return
         while records := self._registry.changed(after, PAGE):
-            after = records[-1].change
-            await self._send_runs(context, records, None)
-        return after
-
-    async def _send_runs(self, context: Context, records: Sequence[RunRecord], change: int | None) -> None:
-        encoded = [
-            pb.WatchRunsResponse(
-                runs=[run_message(record)], change=record.change if change is None else change
-            ).SerializeToString()
-            for record in records
-        ]
-        for group in _groups(encoded):
-            await context.write(b"".join(group))
+            for group in _groups([_stored(record, record.change) for record in records]):
+                after = group[-1].last
+                yield group, after
 
     # Events
 
-    async def _stream_events(self, request: pb.StreamEventsRequest, context: Context) -> None:
-        run_id = self._find(request.run_id, is_exact=request.is_exact).run_id
-        with self._broadcaster.watch_events(run_id, self._identity(context)) as watch:
-            seq, is_over = await self._send_stored_events(context, run_id, request.after_seq)
-            while request.follow and not is_over:
+    async def stream_events(
+        self,
+        run_id: str,
+        *,
+        after_seq: int = 0,
+        follow: bool = False,
+        is_exact: bool = False,
+        watcher: str = "",
+    ) -> AsyncIterator[Published[EventBatch] | StreamNote]:
+        run_id, seq, is_over = self._find(run_id, is_exact=is_exact), after_seq, False
+        with self._broadcaster.watch_events(run_id, self._name(watcher)) as watch:
+            is_stored = True
+            while True:
+                if is_stored:
+                    record = self._registry.get(run_id)
+                    async for batch in self._read_stored(record, seq):
+                        yield _published(batch)
+                        seq = batch.last_seq
+                    is_over = record.state.is_terminal
+                if is_over or not follow:
+                    break
                 news = await watch.next()
+                is_stored = isinstance(news, FellBehind) or not news
                 if isinstance(news, FellBehind):
-                    told = pb.FellBehind(missed_from=max(news.missed_from, seq + 1), missed_to=news.missed_to)
-                    await context.write(pb.StreamEventsResponse(fell_behind=told).SerializeToString())
-                if isinstance(news, FellBehind) or not news:
-                    seq, is_over = await self._send_stored_events(context, run_id, seq)
-                    continue
-                for message in self._encode_events(run_id, news, seq):
-                    await context.write(message)
-                seq = max(seq, news[-1].last)
+                    missed = FellBehind(missed_from=max(news.missed_from, seq + 1), missed_to=news.missed_to)
+                    yield StreamNote(fell_behind=missed)
+                elif news:
+                    for item in self._after(run_id, news, seq):
+                        yield item
+                    seq = max(seq, news[-1].last)
         if is_over:
-            await context.write(pb.StreamEventsResponse(is_end=True).SerializeToString())
+            yield StreamNote(is_end=True)
 
-    async def _send_stored_events(self, context: Context, run_id: str, seq: int) -> tuple[int, bool]:
-        """Send events after `seq` from the run's file; (the last one, whether the run has ended and that was all)."""
-        record = self._registry.get(run_id)
+    async def _read_stored(self, record: RunRecord, seq: int) -> AsyncIterator[EventBatch]:
+        """Events after `seq` from the run's file, read in another thread."""
         if seq < record.last_seq:
-            _, offset = self._registry.event_place(run_id, seq)
-            path = self._home.run(run_id).events
+            _, offset = self._registry.event_place(record.run_id, seq)
+            path = self._home.run(record.run_id).events
             batches = replay(path, seq, offset, record.event_offset, record.nonce)
-            async for batch in _in_thread(batches):
-                await context.write(_encode_batch(batch))
-                seq = batch.last_seq
-        return seq, record.state.is_terminal
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                yield batch
 
-    def _encode_events(self, run_id: str, news: Sequence[Published[EventBatch]], seq: int) -> Iterator[bytes]:
-        """Messages with what comes after `seq`; many small batches are one message, made once for all watchers."""
+    def _after(
+        self, run_id: str, news: Sequence[Published[EventBatch]], seq: int
+    ) -> Iterator[Published[EventBatch]]:
+        """What comes after `seq`; many small batches are joined to one, once for all watchers."""
         new = [item for item in news if item.last > seq]
         if new and new[0].first <= seq:  # only where the file and the ring overlap
             rest = new.pop(0).item.after(seq)
             if rest is not None:
-                yield _encode_batch(rest)
-        for group in _groups(new, size=lambda item: item.size_bytes):
+                yield _published(rest)
+        for group in _groups(new):
             if len(group) == 1:
-                only = group[0]
-                if only.encoded is None:
-                    only.encoded = _encode_batch(only.item)
-                yield only.encoded
+                yield group[0]
                 continue
             key = run_id, group[0].first, group[-1].last
-            if self._joined[0] != key:
+            if self._joined is None or self._joined[0] != key:
                 lines = b"".join([item.item.lines for item in group])
                 joined = EventBatch(first_seq=group[0].first, last_seq=group[-1].last, lines=lines)
-                self._joined = key, _encode_batch(joined)
+                self._joined = key, _published(joined)
             yield self._joined[1]
 
     # Logs
 
-    async def _stream_logs(self, request: pb.StreamLogsRequest, context: Context) -> None:
-        run_id = self._find(request.run_id, is_exact=request.is_exact).run_id
+    async def stream_logs(
+        self,
+        run_id: str,
+        *,
+        offset: int = 0,
+        follow: bool = False,
+        tail_bytes: int = 0,
+        is_exact: bool = False,
+        watcher: str = "",
+    ) -> AsyncIterator[LogChunk]:
+        run_id = self._find(run_id, is_exact=is_exact)
         path = self._home.run(run_id).log
-        with self._broadcaster.watch_events(run_id, self._identity(context)) as watch:
+        with self._broadcaster.watch_events(run_id, self._name(watcher)) as watch:
             is_over = self._registry.get(run_id).state.is_terminal
-            offset = request.offset
-            if request.tail_bytes:
-                offset = max(0, await asyncio.to_thread(file_size, path) - request.tail_bytes)
+            if tail_bytes:
+                offset = max(0, await asyncio.to_thread(file_size, path) - tail_bytes)
             while True:
                 data = await asyncio.to_thread(_read, path, offset)
                 if data:
-                    await context.write(pb.StreamLogsResponse(offset=offset, data=data).SerializeToString())
+                    yield LogChunk(offset=offset, data=data)
                     offset += len(data)
-                elif is_over or not request.follow:
+                elif is_over or not follow:
                     break
                 else:
                     is_over = await _rest(watch)
-        await context.write(pb.StreamLogsResponse(offset=offset, is_end=True).SerializeToString())
+        yield LogChunk(offset=offset, data=b"", is_end=True)
 
 
 async def _rest(watch: EventWatch) -> bool:
@@ -237,38 +249,27 @@ async def _rest(watch: EventWatch) -> bool:
         return False
 
 
-def _groups(items: Sequence[Any], *, size: Any = len) -> Iterator[list[Any]]:
+def _groups(items: Sequence[Published[T]]) -> Iterator[list[Published[T]]]:
     """Items in order, in groups of at most CHUNK_BYTES, or of one."""
-    group: list[Any] = []
+    group: list[Published[T]] = []
     size_bytes = 0
     for item in items:
-        if group and size_bytes + size(item) > CHUNK_BYTES:
+        if group and size_bytes + item.size_bytes > CHUNK_BYTES:
             yield group
             group, size_bytes = [], 0
         group.append(item)
-        size_bytes += size(item)
+        size_bytes += item.size_bytes
     if group:
         yield group
 
 
-def _encode_run(item: Published[RunRecord]) -> bytes:
-    if item.encoded is None:
-        item.encoded = pb.WatchRunsResponse(
-            runs=[run_message(item.item)], change=item.last
-        ).SerializeToString()
-    return item.encoded
+def _stored(record: RunRecord, change: int) -> Published[RunRecord]:
+    record = msgspec.structs.replace(record, config={})
+    return Published(record, first=change, last=change, size_bytes=len(msgspec.json.encode(record)))
 
 
-def _encode_batch(batch: EventBatch) -> bytes:
-    return pb.StreamEventsResponse(
-        first_seq=batch.first_seq, last_seq=batch.last_seq, lines=batch.lines
-    ).SerializeToString()
-
-
-async def _in_thread(batches: Iterator[EventBatch]) -> AsyncIterator[EventBatch]:
-    """Read files where nobody else waits for them."""
-    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        yield batch
+def _published(batch: EventBatch) -> Published[EventBatch]:
+    return Published(batch, first=batch.first_seq, last=batch.last_seq, size_bytes=len(batch.lines))
 
 
 def _read(path: Path, offset: int) -> bytes:

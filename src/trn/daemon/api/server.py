@@ -1,4 +1,4 @@
-"""The gRPC server: every call passes one gate, and every error one table.
+"""The gRPC transport of the service: messages by field name, one gate for every call, one table for every error.
 
 The socket and the TCP port are ports of one server; which of the two a call came by, the transport itself says
 (`context.peer()`), not the caller. What did not come through the socket needs a token: also health and reflection.
@@ -6,23 +6,28 @@ The socket and the TCP port are ports of one server; which of the two a call cam
 
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, get_type_hints
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+import msgspec
+from google.protobuf.message import DecodeError, Message
 
-from trn.core.errors import InvalidRequestError, TrnError, UnavailableError
+from trn.core.errors import InvalidRequestError, UnavailableError
 from trn.core.home import Home, socket_address
+from trn.core.runs import RunRecord
 from trn.core.settings import ListenSettings, Settings
-from trn.daemon.api.statuses import status_of
+from trn.daemon.api.broadcaster import Published
+from trn.daemon.api.service import TrainerService, as_trn_error
 from trn.daemon.api.tcp_guard import AUTHENTICATE_S, max_connections
-from trn.daemon.api.tokens import ApiTokens, RunGrant, require_allowed
-from trn.daemon.upkeep.own_trouble import is_own_trouble
-from trn.proto.addresses import is_loopback
-from trn.proto.methods import ERROR_KEY, METHODS, SERVICE
+from trn.daemon.api.tokens import require_allowed
+from trn.proto import trainer_pb2 as pb
+from trn.proto.convert import from_message, read_fields, read_flat, to_message
+from trn.proto.methods import ERROR_KEY, METHODS, OPEN_KEY, SERVICE, Method, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -40,39 +45,49 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.server_handshake_timeout_ms", int(AUTHENTICATE_S * 1000)),
 ]
 
+# TrnError.code -> status. A code that is not here is internal.
+STATUSES: dict[str, grpc.StatusCode] = {
+    "invalid-argument": grpc.StatusCode.INVALID_ARGUMENT,
+    "failed-precondition": grpc.StatusCode.FAILED_PRECONDITION,
+    "not-found": grpc.StatusCode.NOT_FOUND,
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "permission-denied": grpc.StatusCode.PERMISSION_DENIED,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "resource-exhausted": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "deadline-exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "internal": grpc.StatusCode.INTERNAL,
+}
+# Statuses travel in HTTP headers, whose size is limited (8 KiB by default); a list of faults may be longer.
+MAX_STATUS_BYTES = 4096
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Calls(Protocol):
-    """The service: a coroutine method for each call of the proto, that returns a message, or for streams writes bytes."""
-
-    tokens: ApiTokens
-    num_calls: int
-
-    def nonce_of(self, run_id: str) -> str | None: ...
-
-
-def build_server(
-    service: Calls,
+async def build_server(
+    service: TrainerService,
     *,
-    settings: Settings,
-    home: Home,
     max_open_files: int = 1024,
     admitted: Callable[[str], None] = lambda _peer: None,
 ) -> grpc.aio.Server:
     """A server with all calls, health and reflection; not started, and without ports.
 
-    `admitted` is told the peer of each call that showed a valid token.
+    `admitted` gets the peer of each call with a valid token.
     """
-    del settings, home
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_health.v1.health import aio as health
+    from grpc_reflection.v1alpha import reflection
+
     limit = ("grpc.max_allowed_incoming_connections", max_connections(max_open_files))
-    server = grpc.aio.server(options=[*OPTIONS, limit], maximum_concurrent_rpcs=MAX_CALLS)
-    for name, handlers in _all_handlers(service).items():
-        guarded = {
-            method: _guard(handler, method, f"{name}/{method}", service, admitted)
-            for method, handler in handlers.items()
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, guarded),))
+    server = grpc.aio.server(
+        options=[*OPTIONS, limit], maximum_concurrent_rpcs=MAX_CALLS, interceptors=[Gate(service, admitted)]
+    )
+    handlers = {method.name: _make_handler(service, method) for method in METHODS.values()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+    servicer = health.HealthServicer()
+    await servicer.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    reflection.enable_server_reflection((SERVICE.full_name, health_name, reflection.SERVICE_NAME), server)
     return server
 
 
@@ -138,115 +153,145 @@ def _read(path: str) -> bytes:
         raise InvalidRequestError(f"listen: {path} cannot be read: {fault.strerror}") from fault
 
 
-class _Collector:
-    """Stands in for a server, so that the services of other packages can be put behind the gate too."""
+def _make_handler(service: TrainerService, method: Method) -> Any:
+    """The service's call of that name: its arguments and its answer by the fields of the messages."""
+    call = getattr(service, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.name).lower())
+    read = _make_reader(call)
 
-    def __init__(self) -> None:
-        self.handlers: dict[str, dict[str, Any]] = {}
+    async def answer(request: Any, _context: Context) -> Any:
+        return to_message(await call(**read(request)), method.response)
 
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        self.handlers[service] = handlers
+    async def stream(request: Any, context: Context) -> None:
+        with service.streams.place(context.cancelled):
+            await context.send_initial_metadata(((OPEN_KEY, "1"),))
+            async with aclosing(call(**read(request), watcher=context.peer())) as items:
+                async for item in items:
+                    data = _encode(item, method.response)
+                    if data:
+                        await context.write(data)
 
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        pass  # the same ones once more
-
-
-def _all_handlers(service: Calls) -> dict[str, dict[str, Any]]:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-    from grpc_health.v1.health import aio as health
-    from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
-
-    found: Any = _Collector()
-    servicer = health.HealthServicer()
-    servicer._server_status[SERVICE.full_name] = health_pb2.HealthCheckResponse.SERVING
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, found)
-    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-    names = (SERVICE.full_name, health_name, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-        reflection.aio.ReflectionServicer(names), found
+    if method.is_stream:
+        return grpc.unary_stream_rpc_method_handler(stream, method.request.FromString, None)
+    return grpc.unary_unary_rpc_method_handler(
+        answer, method.request.FromString, method.response.SerializeToString
     )
-    own: dict[str, Any] = {}
-    for method in METHODS.values():
-        behaviour = getattr(service, method.name)
-        if method.is_stream:
-            # An item is encoded once, for all who watch: the calls write bytes.
-            own[method.name] = grpc.unary_stream_rpc_method_handler(
-                behaviour, method.request.FromString, None
-            )
-        else:
-            own[method.name] = grpc.unary_unary_rpc_method_handler(
-                behaviour, method.request.FromString, method.response.SerializeToString
-            )
-    return {SERVICE.full_name: own, **found.handlers}
 
 
-def _guard(handler: Any, name: str, path: str, service: Calls, admitted: Callable[[str], None]) -> Any:
-    """The same handler behind the gate: who calls, then what, then the call, and its errors by the table."""
-    parse = handler.request_deserializer
+def _make_reader(call: Any) -> Callable[[Any], dict[str, Any]]:
+    """From a request to the call's arguments: one record of all its fields, or the fields themselves."""
+    function = call.__func__  # not the bound one: what is read from its signature is kept for good
+    name, hint = next(iter(get_type_hints(function).items()))
+    if name != "return" and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return lambda request: {name: from_message(_with_submission(request), hint)}
+    return lambda request: read_fields(request, function)
 
-    def admit(context: Context, raw: Any) -> Any:
-        peer, caller = context.peer(), None
+
+def _with_submission(request: Any) -> Any:
+    """A resume from an older client has the fields of its submission one by one."""
+    if isinstance(request, pb.ResumeRunRequest) and not request.HasField("submission"):
+        request.submission.CopyFrom(read_flat(request))
+    return request
+
+
+def _encode(item: Any, kind: type[Message]) -> bytes:
+    """As bytes: what many watch is encoded once. Messages laid end to end are one with all their runs."""
+    if isinstance(item, list):
+        return b"".join([_encode(part, kind) for part in item])
+    if not isinstance(item, Published):
+        return to_message(item, kind).SerializeToString()
+    if item.encoded is None:
+        is_run = isinstance(item.item, RunRecord)
+        message = (
+            pb.WatchRunsResponse(runs=[to_message(item.item, pb.Run)], change=item.last)
+            if is_run
+            else to_message(item.item, pb.StreamEventsResponse)
+        )
+        item.encoded = message.SerializeToString()
+    return item.encoded
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Around every call, also of health and reflection: who calls, then what, then the call, then its errors."""
+
+    def __init__(self, service: TrainerService, admitted: Callable[[str], None]) -> None:
+        self._service = service
+        self._admitted = admitted
+        self._guarded: dict[str, Any] = {}
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        path = str(details.method)
+        if path not in self._guarded:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            self._guarded[path] = self._guard(handler, path.removeprefix("/"))
+        return self._guarded[path]
+
+    def _admit(self, context: Context, raw: Any, handler: Any, path: str) -> Any:
+        """The request, if its caller may make it."""
+        service, name = self._service, path.rpartition("/")[2]
+        peer, grant = context.peer(), None
         if not peer.startswith("unix:"):
-            caller = _caller(context, service.tokens)
-            admitted(peer)
+            metadata = context.invocation_metadata() or ()
+            grant = service.tokens.authenticate([value for key, value in metadata if key == "authorization"])
+            self._admitted(peer)
         service.num_calls += 1
-        if handler.request_streaming:
-            request = raw
-        else:
+        request = raw
+        if not handler.request_streaming:
             try:
-                request = parse(raw)
+                request = handler.request_deserializer(raw)
             except DecodeError as fault:
                 raise InvalidRequestError(
                     f"the request of {name} cannot be read: it was cut short, or is of another call"
                 ) from fault
-        require_allowed(caller, name, request, service.nonce_of)
+        require_allowed(grant, name, request, service.nonce_of)
         return request
 
-    async def answer(raw: Any, context: Context) -> Any:
-        try:
-            return await handler.unary_unary(admit(context, raw), context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as fault:
-            return await _abort(context, fault, path)
+    def _guard(self, handler: Any, path: str) -> Any:
+        async def answer(raw: Any, context: Context) -> Any:
+            try:
+                return await handler.unary_unary(self._admit(context, raw, handler, path), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as fault:
+                return await _abort(context, fault, path)
 
-    async def stream(raw: Any, context: Context) -> None:
-        behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        try:
-            answers = behaviour(admit(context, raw), context)
-            if isinstance(answers, Awaitable):
-                await answers  # it writes by itself
-            else:
-                async for item in answers:
-                    await context.write(item)
-        except grpc.aio.AbortError:
-            raise
-        except grpc.aio.InternalError as fault:
-            # Its caller went away in the very moment in which it was written to.
-            logger.debug("%s: %s", path, fault)
-        except Exception as fault:
-            await _abort(context, fault, path)
+        async def stream(raw: Any, context: Context) -> None:
+            behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            try:
+                answers = behaviour(self._admit(context, raw, handler, path), context)
+                if isinstance(answers, Awaitable):
+                    await answers  # it writes by itself
+                else:
+                    async for item in answers:
+                        await context.write(item)
+            except grpc.aio.AbortError:
+                raise
+            except grpc.aio.InternalError as fault:
+                logger.debug("%s: its caller left while it was written to: %s", path, fault)
+            except Exception as fault:
+                await _abort(context, fault, path)
 
-    if handler.request_streaming:
-        return grpc.stream_stream_rpc_method_handler(
-            stream, handler.request_deserializer, handler.response_serializer
-        )
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
-    return grpc.unary_unary_rpc_method_handler(answer, None, handler.response_serializer)
-
-
-def _caller(context: Context, tokens: ApiTokens) -> RunGrant | None:
-    metadata = context.invocation_metadata() or ()
-    return tokens.authenticate([value for key, value in metadata if key == "authorization"])
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                stream, handler.request_deserializer, handler.response_serializer
+            )
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
 
 async def _abort(context: Context, fault: Exception, path: str) -> None:
-    if not isinstance(fault, TrnError) and is_own_trouble(fault):
-        logger.warning("%s: %s", path, fault)
-        fault = UnavailableError(f"the daemon cannot answer now: {fault}; try again")
-    status, message = status_of(fault, method=path)
-    if not isinstance(fault, TrnError) and context.done():
+    error = as_trn_error(fault, path)
+    if error is not fault and context.done():
         return  # the caller is gone, and that is what failed
-    name = type(fault).__name__ if isinstance(fault, TrnError) else "TrnError"
-    await context.abort(status, message, trailing_metadata=((ERROR_KEY, name),))
+    name = type(error).__name__
+    status = STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
+    await context.abort(status, _cut(str(error)), trailing_metadata=((ERROR_KEY, name),))
+
+
+def _cut(text: str) -> str:
+    raw = text.encode()
+    if len(raw) <= MAX_STATUS_BYTES:
+        return text
+    return raw[: MAX_STATUS_BYTES - 40].decode(errors="ignore") + "\n  … and more"

@@ -19,7 +19,6 @@ from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home, socket_address
 from trn.core.runs import QueuedRun, RunRecord, RunState
 from trn.core.settings import Settings
-from trn.daemon.api.commits import committed
 from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.dispatch.attempt_parts import DeviceView, EventIngest, Parts
 from trn.daemon.dispatch.placement import FreeResources, choose_starts
@@ -33,6 +32,7 @@ from trn.daemon.machine.left_reports import LeftReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import Executor
 from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.dispatch.dispatcher")
 

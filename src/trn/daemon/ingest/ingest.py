@@ -20,7 +20,6 @@ from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.api.broadcaster import RunEventBroadcaster
-from trn.daemon.api.commits import committed
 from trn.daemon.ingest.event_file import (
     Batch,
     Chunk,
@@ -37,6 +36,7 @@ from trn.daemon.ingest.followed_run import Drain, FollowedRun, file_size
 from trn.daemon.ingest.left_behind import LeftBehind
 from trn.registry.metrics import MetricStore, Place, Point
 from trn.registry.sqlite import RunRegistry
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.ingest")
 

@@ -15,12 +15,21 @@ from trn.core.runs import RunRecord, RunState
 from trn.daemon.api.secret_values import SecretValues, how_to_pass
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.intake.submission import Submission, read_config
-from trn.proto import trainer_pb2 as pb
-from trn.proto.convert import from_message
 from trn.registry.reader import RegistryReader
 
 # A run of its own; the profile was laid over before; what was forced once is not forced again.
 _NOT_INHERITED = ("run_id", "profiles", "resume_non_finite", "resume_older")
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The message `ResumeRunRequest` of the proto: an ended run, or a checkpoint, and what to submit."""
+
+    submission: Submission
+    run_id: str = ""
+    checkpoint_path: str = ""
+    overrides_json: bytes = b""
+    is_forced: bool = False  # also take a checkpoint with NaN or infinite weights
+    is_exact: bool = False
 
 
 class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +50,9 @@ class Resumption:
         self._home = home
         self._max_config_bytes = max_config_bytes
 
-    async def read(self, request: pb.ResumeRunRequest) -> tuple[Submission, list[str]]:
+    async def read(self, request: ResumeRequest) -> tuple[Submission, list[str]]:
         """(what to submit, notes for the caller). Of the checkpoint, only the meta is read."""
-        given = from_message(request.submission, Submission)
+        given = request.submission
         overrides = self._read_config(request.overrides_json) if request.overrides_json else {}
         checkpoint = None
         if request.checkpoint_path:
@@ -56,7 +65,7 @@ class Resumption:
                 raise NotFoundError(f"there is no checkpoint {path}")
             checkpoint = await asyncio.to_thread(read_checkpoint, path, is_forced=request.is_forced)
         if request.run_id:
-            return await self._resume_run(request, given, overrides, checkpoint)
+            return await self._resume_run(request, overrides, checkpoint)
         if checkpoint is None or not given.config_json:
             raise InvalidRequestError(
                 "resume needs a run_id, or a checkpoint_path with the config to go on with"
@@ -74,11 +83,11 @@ class Resumption:
 
     async def _resume_run(
         self,
-        request: pb.ResumeRunRequest,
-        given: Submission,
+        request: ResumeRequest,
         overrides: Mapping[str, Any],
         checkpoint: SavedCheckpoint | None,
     ) -> tuple[Submission, list[str]]:
+        given = request.submission
         if given.config_json:
             raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
         self._home.run(request.run_id)  # what could be no id is refused before anything is looked up

@@ -1,21 +1,35 @@
-"""What makes two runs equal: config, code, the content of their data, the interpreter and its packages."""
+"""What makes two runs equal: config, code, the content of their data, the interpreter and its packages.
+
+Whether the result of an equal run still stands is looked up on the disk:
+- Modules that it imported from outside its frozen code: they are known only once it has run.
+- Files that its hyperparams name, if they changed after its end (the class may write to them). Folders do not count.
+- Its final checkpoint: who deletes a run's files wants it trained again.
+"""
 
 import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gen_worker.contract.installed_packages import is_same_python, packages_stamp, real_python
-from gen_worker.trainer.datasets.job_content import ContentReader, JobContent, names_files
+from gen_worker.trainer.author.code_identity import find_changed_modules
+from gen_worker.trainer.datasets.job_content import (
+    ContentReader,
+    JobContent,
+    find_changed_hyperparams,
+    names_files,
+)
 from trn.core.digest import run_digest
+from trn.core.home import Home
 from trn.core.runs import NOT_TRAINED, RunRecord, RunState
 from trn.daemon.intake.unfrozen_code import UnfrozenCode
 from trn.registry.sqlite import NewRun
 
+FINAL_MARKER = "final.meta.json"
 MAX_NAMED = 3
 
 
@@ -106,8 +120,7 @@ def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:
         " --another (API: force_new)"
     )
     if by_name:
-        more = f" and {len(by_name) - MAX_NAMED} more" if len(by_name) > MAX_NAMED else ""
-        words += f". Compared by name, not by content: {', '.join(by_name[:MAX_NAMED])}{more}"
+        words += f". Compared by name, not by content: {_listed(by_name)}"
     if run.secret_env:
         words += f". The values of secret variables are not compared: {', '.join(run.secret_env)}"
     return words
@@ -129,3 +142,41 @@ def _say_tags(tags: Mapping[str, str]) -> str:
 
 def _say_time(at_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms // 1000))
+
+
+def find_stale(equals: Iterable[RunRecord], home: Home) -> dict[str, str]:
+    """Of equal runs, the newest first, those before the first whose result stands: id -> why it does not. Blocks."""
+    stale: dict[str, str] = {}
+    for run in equals:
+        why = find_why_stale(run, home)
+        if not why:
+            break
+        stale[run.run_id] = why
+    return stale
+
+
+def find_why_stale(run: RunRecord, home: Home) -> str:
+    """In words; empty where its result stands. Blocks."""
+    folder = home.run(run.run_id)
+    changed = find_changed_modules(folder.root)
+    if changed:
+        return f"code outside its snapshot has changed since: {_listed(changed)}"
+    if run.state is not RunState.COMPLETED:
+        return ""
+    ended_ms = run.ended_ms or run.updated_ms
+    changed = find_changed_hyperparams(run.config, run.base_dir, ended_ms, is_file_meant=True)
+    if changed:
+        return f"files that its hyperparams name have changed since it ended: {_listed(changed)}"
+    if not (folder.checkpoints / FINAL_MARKER).exists():
+        return f"its final checkpoint is gone from {folder.checkpoints}"
+    return ""
+
+
+def say_trained_anew(stale: Mapping[str, str]) -> list[str]:
+    """Why the newest of the equal runs does not answer."""
+    return [f"trained anew: {run_id} is equal, but {why}" for run_id, why in list(stale.items())[:1]]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -1,29 +1,31 @@
 """RunJudge: may a run be queued? Every fault at once, whoever asks: fields, machine, code, places for log lines."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from gen_worker.contract.job.rules import name_runner
-from gen_worker.contract.redaction import looks_secret
+from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.log_targets import find_file_fault, find_folder_fault
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
-from trn.core.workers_variables import DEVICE_VARIABLES
+from trn.core.training_variables import fingerprint, matters
+from trn.core.workers_variables import DEVICE_VARIABLES, without_workers_variables
 from trn.daemon.dispatch.worker_plan import WorkerFiles
-from trn.daemon.intake.environment_difference import find_differences
-from trn.daemon.intake.import_trials import ImportTrials
+from trn.daemon.intake.import_checks import ImportChecks
 from trn.daemon.intake.run_identity import RunIdentity
 from trn.daemon.intake.submission import Submission, make_run_id, read_config, read_submission
 from trn.daemon.machine.devices import Inventory
-from trn.proto import trainer_pb2 as pb
+from trn.proto.records import EnvDifference
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import NewRun
+
+MAX_VALUE = 200  # characters of a variable that a caller is shown
 
 
 class Planner(Protocol):
@@ -52,7 +54,7 @@ class RunJudge:
         *,
         registry: RegistryReader,
         dispatcher: Planner,
-        trials: ImportTrials,
+        imports: ImportChecks,
         devices: DeviceInventory,
         home: Home,
         settings: Settings,
@@ -60,7 +62,7 @@ class RunJudge:
         self._registry = registry
         self._identity = RunIdentity()
         self._dispatcher = dispatcher
-        self._trials = trials
+        self._imports = imports
         self._devices = devices
         self._home = home
         self._settings = settings
@@ -84,7 +86,7 @@ class RunJudge:
         notes: list[str] = []
         if await is_new(new.digest) and submission.is_import_tried:
             try:
-                notes = await self._try_imports(new, submission)
+                notes = await self._check_imports(new, submission)
             except InvalidRequestError as fault:
                 raise with_faults(fault, log_faults) from fault
         if log_faults:
@@ -105,7 +107,7 @@ class RunJudge:
         )
         return msgspec.structs.replace(new, digest=found.digest), found.by_name
 
-    def find_differences(self, new: NewRun, submission: Submission) -> list[pb.EnvDifference]:
+    def find_differences(self, new: NewRun, submission: Submission) -> list[EnvDifference]:
         """Variables that the worker will not have as the caller has them, where the caller told its own."""
         if not submission.caller_salt:
             return []
@@ -119,10 +121,10 @@ class RunJudge:
         inherited = self._dispatcher.worker_environ()
         return find_differences(submission.caller_env, submission.caller_salt, inherited, decided=decided)
 
-    async def _try_imports(self, new: NewRun, submission: Submission) -> list[str]:
+    async def _check_imports(self, new: NewRun, submission: Submission) -> list[str]:
         new = with_id(new, new.run_id)
         plan = self._dispatcher.plan(new).plan
-        return await self._trials.try_imports(
+        return await self._imports.check_imports(
             plan, new.config, snapshot=new.snapshot, secret_env=submission.secret_env
         )
 
@@ -144,7 +146,7 @@ class RunJudge:
         except InvalidRequestError:
             return refused
         try:
-            await self._try_imports(new, submission)
+            await self._check_imports(new, submission)
         except InvalidRequestError as further:
             return with_faults(refused, further.faults)
         return refused
@@ -190,3 +192,27 @@ def _say_recorded(new: NewRun) -> list[str]:
 def with_faults(refused: InvalidRequestError, further: list[str]) -> InvalidRequestError:
     """The same refusal with more faults."""
     return type(refused)(str(refused).partition("\n")[0], [*refused.faults, *further]) if further else refused
+
+
+def find_differences(
+    caller: Mapping[str, str], salt: str, inherited: Mapping[str, str], *, decided: Collection[str]
+) -> list[EnvDifference]:
+    """`caller` are fingerprints of values, by name; `decided` are the names that this run sets itself."""
+    worker = without_workers_variables(inherited)
+    differences = []
+    for name in sorted({*caller, *worker}):
+        if name in decided or not matters(name):
+            continue
+        value = worker.get(name)
+        if value is not None and caller.get(name) == fingerprint(value, salt):
+            continue
+        is_told = value is not None and not looks_secret(name)
+        differences.append(
+            EnvDifference(
+                name=name,
+                is_in_caller=name in caller,
+                is_in_worker=value is not None,
+                worker_value=strip_url_secrets(value or "")[:MAX_VALUE] if is_told else "",
+            )
+        )
+    return differences

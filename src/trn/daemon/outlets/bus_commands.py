@@ -12,17 +12,17 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from gen_worker.contract.failpoints import failpoint
-from trn.core.errors import BusUnavailableError, InvalidRequestError, TrnError, UnavailableError
+from trn.core.errors import BusUnavailableError, InvalidRequestError
 from trn.core.runs import RunRecord
-from trn.daemon.api.commits import committed
-from trn.daemon.api.statuses import status_of
+from trn.daemon.api.service import Cancelled, as_trn_error
+from trn.daemon.intake.intake import Submitted
+from trn.daemon.intake.submission import Submission
 from trn.daemon.outlets.event_bus import BusCommand, CommandStream
 from trn.daemon.outlets.own_thread import OwnThread
-from trn.daemon.upkeep.own_trouble import is_own_trouble
-from trn.proto import trainer_pb2 as pb
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.bus")
 
@@ -44,9 +44,9 @@ class Calls(Protocol):
 
     num_calls: int
 
-    async def SubmitRun(self, request: pb.Submission, context: Any, /) -> pb.SubmitRunResponse: ...  # noqa: N802
+    async def submit_run(self, submission: Submission) -> Submitted: ...
 
-    async def CancelRun(self, request: pb.CancelRunRequest, context: Any, /) -> pb.CancelRunResponse: ...  # noqa: N802
+    async def cancel_run(self, run_id: str, *, reason: str = "", is_exact: bool = False) -> Cancelled: ...
 
     def find(self, run_id: str, *, is_exact: bool = False) -> RunRecord: ...
 
@@ -115,20 +115,14 @@ class BusCommands:
         try:
             _require_fields(name, fields)
             done = await (self._submit(command) if name == "submit" else self._cancel(command))
-        except TrnError as fault:
-            return {**head, "ok": "0", "code": fault.code, "error": str(fault)}
         except Exception as fault:
-            if is_own_trouble(fault):
-                logger.warning("command %s: %s", command.command_id, fault)
-                error = f"the daemon cannot answer now: {fault}; try again"
-                return {**head, "ok": "0", "code": UnavailableError.code, "error": error}
-            _, message = status_of(fault, method=f"bus command {name}")
-            return {**head, "ok": "0", "code": "internal", "error": message}
+            error = as_trn_error(fault, f"bus command {name}")
+            return {**head, "ok": "0", "code": error.code, "error": str(error)}
         return {**head, "ok": "1", **done}
 
     async def _submit(self, command: BusCommand) -> dict[str, str]:
         fields = command.fields
-        request = pb.Submission(
+        request = Submission(
             config_json=fields.get("config", "").encode(),
             base_dir=fields.get("base_dir", ""),
             code_identity=fields.get("code_identity", ""),
@@ -137,7 +131,7 @@ class BusCommands:
             force_new=_read_flag(fields),
             submission_id=f"bus-{command.command_id}",
         )
-        answer = await self._calls.SubmitRun(request, None)
+        answer = await self._calls.submit_run(request)
         return {"run_id": answer.run.run_id, "existed": str(int(answer.existed))}
 
     async def _cancel(self, command: BusCommand) -> dict[str, str]:
@@ -148,8 +142,7 @@ class BusCommands:
             await committed(self._cancels.remember(command.command_id, asked, meant))
             failpoint("bus.meant")
         reason = command.fields.get("reason", "")
-        request = pb.CancelRunRequest(run_id=meant, reason=reason, is_exact=True)
-        answer = await self._calls.CancelRun(request, None)
+        answer = await self._calls.cancel_run(meant, reason=reason, is_exact=True)
         return {"run_id": answer.run.run_id, "was_live": str(int(answer.was_live))}
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from trn.core.errors import RegistryError, UnavailableError
-from trn.daemon.api.commits import committed
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.dispatch.supervisor")
 

@@ -30,10 +30,10 @@ from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import collect_garbage
-from trn.daemon.api.commits import committed
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.metrics import Extremes, MetricStore
 from trn.registry.sqlite import RunRegistry
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.upkeep.removal")
 

@@ -22,7 +22,7 @@ from trn.daemon.api.secret_values import reveal
 from trn.executors.base import Executor, LaunchPlan
 
 
-class ImportTrials:
+class ImportChecks:
     """One for a daemon; there is one daemon to a home, so what lies in its folder at the start is nobody's."""
 
     def __init__(self, executor: Executor, home: Home) -> None:
@@ -33,7 +33,7 @@ class ImportTrials:
         """Remove what a killed daemon left. Blocks."""
         shutil.rmtree(self._home.trials, ignore_errors=True)
 
-    async def try_imports(
+    async def check_imports(
         self,
         plan: LaunchPlan,
         config: dict[str, Any],
@@ -49,7 +49,7 @@ class ImportTrials:
             plan, code_dir=code, cwd=str(folder) if is_homeless else plan.cwd, is_writer_wanted=False
         )
         try:
-            tried = await self._executor.try_imports(trial, config, reveal(secret_env))
+            tried = await self._executor.check_imports(trial, config, reveal(secret_env))
         finally:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)  # a few files; a thread would take longer

@@ -23,8 +23,8 @@ from gen_worker.pytorch.sections import read_runner_config
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshots import SnapshotStore
-from trn.daemon.intake.import_trials import ImportTrials
-from trn.executors.base import ImportTrial, WorkerIdentity
+from trn.daemon.intake.import_checks import ImportChecks
+from trn.executors.base import ImportCheck, WorkerIdentity
 from trn.executors.fake import FakeExecutor
 from trn.executors.local import LocalExecutor
 
@@ -78,15 +78,15 @@ def work(home: Home, claims: Callable[[LocalExecutor], Awaitable[None]]) -> None
 
 def try_(
     home: Home, code: Path, source: str, *, plan: dict[str, Any] | None = None, **job: Any
-) -> ImportTrial:
+) -> ImportCheck:
     """What comes of `mine:Mine` with that source."""
     (code / "mine.py").write_text(source)
     run = LaunchedRun(home, f"run-{os.urandom(4).hex()}", **{"trainer": "mine:Mine", **job})
-    found: list[ImportTrial] = []
+    found: list[ImportCheck] = []
 
     async def claims(executor: LocalExecutor) -> None:
         found.append(
-            await executor.try_imports(run.plan(code=code, is_writer_wanted=False, **(plan or {})), run.job)
+            await executor.check_imports(run.plan(code=code, is_writer_wanted=False, **(plan or {})), run.job)
         )
 
     work(home, claims)
@@ -111,7 +111,7 @@ leaver = subprocess.Popen(sleep, start_new_session=True, env={{}}, cwd="/")
 open({str(tmp_path / "pids")!r}, "w").write(f"{{child.pid}} {{leaver.pid}}")
 {TRAINER}"""
     tried = try_(shared, tmp_path, noisy, plan={"is_warm": is_warm}, env={"OF_THE_JOB": "yes"})
-    assert tried == ImportTrial()
+    assert tried == ImportCheck()
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
     def is_gone() -> bool:
@@ -133,9 +133,9 @@ for fd in range(3, 256):
     except OSError:
         pass
 {TRAINER}"""
-    assert try_(shared, tmp_path, TRAINER) == ImportTrial()
+    assert try_(shared, tmp_path, TRAINER) == ImportCheck()
     before = [info.pid for info in living(shared)]
-    assert try_(shared, tmp_path, source) == ImportTrial()
+    assert try_(shared, tmp_path, source) == ImportCheck()
     assert [info.pid for info in living(shared)] == before
 
 
@@ -185,7 +185,7 @@ def test_a_class_checks_the_job_before_it_is_queued(shared: Home, tmp_path: Path
     given = {"hyperparams": {"a": 1, "b": 2}}
     tried = try_(shared, tmp_path, checking, plan={"is_warm": is_warm}, **given)
     assert tried.faults == ("hyperparams.a: not known", "hyperparams.b: not known")
-    assert try_(shared, tmp_path, checking, plan={"is_warm": is_warm}) == ImportTrial()
+    assert try_(shared, tmp_path, checking, plan={"is_warm": is_warm}) == ImportCheck()
     for body, told in (
         ("return 'no'", "expected a list of texts"),
         ("raise ValueError(job.seed)", "ValueError: 0"),
@@ -212,7 +212,7 @@ def test_a_config_of_the_runner_is_checked_as_the_runner_does_with_every_fault(
     }
 
     async def claims(executor: LocalExecutor) -> None:
-        tried = await executor.try_imports(run.plan(code=tmp_path, cwd=str(tmp_path)), config)
+        tried = await executor.check_imports(run.plan(code=tmp_path, cwd=str(tmp_path)), config)
         assert not tried.problem
         told = "\n".join(tried.faults)
         assert all(word in told for word in ("hiden", "cros_entropy", "hyperparams.learning_rate")), told
@@ -251,7 +251,7 @@ def test_a_config_of_the_runner_is_checked_against_its_data_as_the_runner_does(
     async def claims(executor: LocalExecutor) -> None:
         async def faults(config: dict[str, Any]) -> tuple[str, ...]:
             plan = run.plan(code=tmp_path, cwd=str(tmp_path), is_warm=is_warm)
-            tried = await executor.try_imports(plan, config)
+            tried = await executor.check_imports(plan, config)
             assert not tried.problem
             return tried.faults
 
@@ -281,10 +281,10 @@ def test_a_module_that_brings_the_process_down_is_a_fault_and_the_launcher_lives
     tried = try_(shared, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     assert tried.faults == ("trainer: importing it ends the process: killed by SIGSEGV",)
     assert len(living(shared)) == 1
-    assert try_(shared, tmp_path, TRAINER) == ImportTrial()
+    assert try_(shared, tmp_path, TRAINER) == ImportCheck()
     # Nobody can tell whose doing this is: the system's, for want of memory, or somebody's here.
     tried = try_(shared, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert tried == ImportTrial(problem="the process that imported it was killed")
+    assert tried == ImportCheck(problem="the process that imported it was killed")
 
 
 def test_a_fault_of_ours_is_no_fault_of_the_author(shared: Home, tmp_path: Path) -> None:
@@ -319,12 +319,12 @@ if not mark.exists():
 
     async def claims(executor: LocalExecutor) -> None:
         trying = asyncio.create_task(
-            executor.try_imports(run.plan(code=tmp_path, is_writer_wanted=False), run.job)
+            executor.check_imports(run.plan(code=tmp_path, is_writer_wanted=False), run.job)
         )
         await until(lambda: (tmp_path / "first").exists() and (tmp_path / "first").read_text(), "its import")
         (info,) = living(home)
         os.kill(info.pid, signal.SIGKILL)
-        assert await trying == ImportTrial()
+        assert await trying == ImportCheck()
         first = WorkerIdentity(boot_id=boot_id(), pid=int((tmp_path / "first").read_text()))
         await until(lambda: not is_running(first), "the end of what the dead launcher had begun")
 
@@ -347,8 +347,8 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_of_its_own(home: Home, tm
 
     async def claims(executor: LocalExecutor) -> None:
         plan = run.plan(code=tmp_path, is_writer_wanted=False)
-        tried = await executor.try_imports(plan, run.job)
-        assert tried == ImportTrial(problem="importing it takes too long")
+        tried = await executor.check_imports(plan, run.job)
+        assert tried == ImportCheck(problem="importing it takes too long")
 
     work(home, claims)
     pid = int((tmp_path / "pid").read_text())
@@ -366,16 +366,16 @@ def test_frozen_code_is_tried_as_it_was_frozen_and_named_by_its_place_in_it(
     run = LaunchedRun(shared, "frozen", trainer="mine:Mine")
 
     async def claims(executor: LocalExecutor) -> None:
-        trials = ImportTrials(executor, shared)
+        trials = ImportChecks(executor, shared)
         plan = run.plan(code=tmp_path, cwd=str(tmp_path))
         with pytest.raises(InvalidRequestError) as refused:
-            await trials.try_imports(plan, run.job, snapshot=digest)
+            await trials.check_imports(plan, run.job, snapshot=digest)
         assert refused.value.faults == [
             "trainer: mine.py:1: importing 'mine' raised ModuleNotFoundError: No module named 'nowhere'"
         ]
-        assert await trials.try_imports(plan, run.job, snapshot="") == []
+        assert await trials.check_imports(plan, run.job, snapshot="") == []
         with pytest.raises(InvalidRequestError) as refused:
-            await trials.try_imports(plan, {**run.job, "trainer": "mien:Mine"}, snapshot=digest)
+            await trials.check_imports(plan, {**run.job, "trainer": "mien:Mine"}, snapshot=digest)
         (fault,) = refused.value.faults
         assert fault.startswith("trainer: module 'mien' is not found")
         assert "did you mean 'mine'?; searched: the code of this run, " in fault
@@ -392,11 +392,11 @@ def test_what_cannot_be_found_out_is_a_warning_and_what_a_killed_daemon_left_is_
     home.make()
     (home.trials / "of-a-dead-one").mkdir(parents=True)
     run = LaunchedRun(home, "run")
-    executor = FakeExecutor(try_=lambda _plan, _config: ImportTrial(problem="no launcher"))
-    trials = ImportTrials(executor, home)
+    executor = FakeExecutor(try_=lambda _plan, _config: ImportCheck(problem="no launcher"))
+    trials = ImportChecks(executor, home)
     trials.prepare()
     assert not home.trials.exists()
-    (warning,) = asyncio.run(trials.try_imports(run.plan(), run.job, snapshot=""))
+    (warning,) = asyncio.run(trials.check_imports(run.plan(), run.job, snapshot=""))
     assert warning == "whether its code can be imported is not known: no launcher"
 
 

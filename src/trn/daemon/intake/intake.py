@@ -1,0 +1,179 @@
+"""Intake: a submit or a resume becomes a queued run, or is answered by an equal one."""
+
+import asyncio
+import contextlib
+import secrets as random_values
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
+from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, TrnError
+from trn.core.home import Home
+from trn.core.runs import RunRecord
+from trn.daemon.api.secret_values import SecretValues
+from trn.daemon.dispatch.worker_plan import encode_files
+from trn.daemon.intake.resumption import ResumeRequest, Resumption
+from trn.daemon.intake.run_identity import find_stale, say_kept, say_not_trained, say_trained_anew
+from trn.daemon.intake.run_judge import Judged, Planner, RunJudge, with_id
+from trn.daemon.intake.submission import Submission
+from trn.proto.records import EnvDifference
+from trn.registry.sqlite import RunRegistry
+from trn.registry.writer import committed
+
+
+class Dispatcher(Planner, Protocol):
+    def submitted(self) -> None: ...
+
+    def cancel_wanted(self, run_id: str) -> None: ...
+
+
+class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would be: nothing is queued."""
+
+    run_id: str
+    digest: str
+    name: str
+    priority: int
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """`existed`: an equal run answers. `plan_json`: of a dry run, what would be started."""
+
+    run: RunRecord | PlannedRun
+    existed: bool = False
+    run_token: str = ""
+    plan_json: bytes = b""
+    notes: Sequence[str] = ()
+    env_differences: Sequence[EnvDifference] = ()
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a submit would answer. Without faults it would be queued."""
+
+    faults: Sequence[str] = ()
+    code: str = ""
+    reason: str = ""
+    notes: Sequence[str] = ()
+    run: RunRecord | PlannedRun | None = None
+    plan_json: bytes = b""
+    env_differences: Sequence[EnvDifference] = ()
+
+
+class Intake:
+    """One for a daemon. Belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        registry: RunRegistry,
+        judge: RunJudge,
+        resumption: Resumption,
+        dispatcher: Dispatcher,
+        secrets: SecretValues,
+        home: Home,
+    ) -> None:
+        self._registry = registry
+        self._judge = judge
+        self._resumption = resumption
+        self._dispatcher = dispatcher
+        self._secrets = secrets
+        self._home = home
+
+    async def check(self, submission: Submission) -> Checked:
+        """As `submit`, with a refusal as an answer. Nothing is queued."""
+        try:
+            found = await self.submit(msgspec.structs.replace(submission, is_dry_run=True))
+        except InvalidRequestError as fault:
+            reason = str(fault).partition("\n")[0]
+            code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
+            return Checked(faults=fault.faults or [reason], code=code, reason=reason)
+        return Checked(
+            run=found.run,
+            plan_json=found.plan_json,
+            notes=found.notes,
+            env_differences=found.env_differences,
+        )
+
+    async def resume(self, request: ResumeRequest) -> Submitted:
+        made = self._registry.submission(request.submission.submission_id)
+        if made is not None:  # since then its parent may have changed, and its checkpoints may be gone
+            return Submitted(run=made)
+        try:
+            resumed, notes = await self._resumption.read(request)
+        except (ConflictError, InvalidRequestError):
+            answer = None if request.submission.force_new else await self._find_resumed(request)
+            if answer is None:
+                raise
+            return answer
+        return await self.submit(resumed, notes)
+
+    async def _find_resumed(self, request: ResumeRequest) -> Submitted | None:
+        """The newest run of the family, if this very resume made it and it is alive or complete."""
+        with contextlib.suppress(TrnError):  # the caller gets the first refusal, not this one
+            newest = self._registry.find(request.run_id, is_exact=request.is_exact)
+            if not newest.parent_run_id:
+                return None
+            again = msgspec.structs.replace(request, run_id=newest.parent_run_id, is_exact=True)
+            resumed, _ = await self._resumption.read(again)
+            resumed = msgspec.structs.replace(resumed, is_import_tried=False)
+            judged = await self._judge.judge(resumed, is_new=_is_never_new)
+            equal = await self._find_standing(judged.run.digest)
+            if equal is not None:
+                return Submitted(run=equal, existed=True, notes=[await self._say_equal(equal, judged)])
+        return None
+
+    async def submit(self, submission: Submission, notes: Sequence[str] = ()) -> Submitted:
+        """Durable when it returns. InvalidRequestError, InfeasibleError."""
+        stale: dict[str, str] = {}
+
+        async def is_new(digest: str) -> bool:
+            if submission.force_new or submission.is_dry_run:
+                return True
+            equals = self._registry.answers_to(digest)
+            if equals:
+                stale.update(await asyncio.to_thread(find_stale, equals, self._home))
+            return len(stale) == len(equals)
+
+        if submission.secret_env and not submission.submission_id:
+            submission = msgspec.structs.replace(submission, submission_id=random_values.token_hex(16))
+        judged = await self._judge.judge(submission, is_new=is_new)
+        new, notes = judged.run, [*notes, *judged.notes]
+        differences = self._judge.find_differences(new, submission)
+        if submission.is_dry_run:
+            new = with_id(new, self._registry.next_id(new.run_id))
+            equal = None if submission.force_new else await self._find_standing(new.digest)
+            return Submitted(
+                run=PlannedRun(run_id=new.run_id, digest=new.digest, name=new.name, priority=new.priority),
+                plan_json=encode_files(self._dispatcher.plan(new)),
+                notes=notes if equal is None else [await self._say_equal(equal, judged), *notes],
+                env_differences=differences,
+            )
+        self._secrets.keep(new.submission_id, submission.secret_env)  # before anything can start it
+        record, existed = await committed(
+            self._registry.submit(new, force_new=submission.force_new, stale=stale)
+        )
+        if existed:
+            # The equal run may wait for a value that was forgotten. The notes are about that run alone.
+            self._secrets.keep(record.submission_id, submission.secret_env)
+            notes = [await self._say_equal(record, judged), *say_kept(record, new)]
+            return Submitted(run=record, existed=True, notes=notes)
+        self._dispatcher.submitted()
+        return Submitted(run=record, notes=[*say_trained_anew(stale), *notes], env_differences=differences)
+
+    async def _find_standing(self, digest: str) -> RunRecord | None:
+        """The newest equal run whose result still stands."""
+        equals = self._registry.answers_to(digest)
+        stale = await asyncio.to_thread(find_stale, equals, self._home) if equals else {}
+        return equals[len(stale)] if len(stale) < len(equals) else None
+
+    async def _say_equal(self, record: RunRecord, judged: Judged) -> str:
+        changed = await asyncio.to_thread(
+            find_changed_hyperparams, record.config, record.base_dir, record.submitted_ms
+        )
+        return say_not_trained(record, [*judged.by_name, *(f"{text} of the hyperparams" for text in changed)])
+
+
+async def _is_never_new(_digest: str) -> bool:
+    return False

@@ -125,7 +125,7 @@ def test_after_an_older_backup_a_new_run_of_an_old_id_is_trained_and_the_old_fol
     restore(home, tmp_path / "saved")
     with serving(home) as (_, client):
         (warning,) = client.health().warnings
-        assert "that belong to no run of the registry: same." in warning
+        assert "without a run in the registry: same." in warning
         other = job(tmp_path, run_id="same", mock_batches=[100, 200])
         submitted = client.submit(other, base_dir=TRAINERS).run
         assert submitted.run_id == "same"

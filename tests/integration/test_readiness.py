@@ -26,7 +26,6 @@ from trn.daemon.dispatch.readiness import NOT_YET, DoctorReadiness
 from trn.daemon.machine.devices import CUDA, ROCM, Inventory
 from trn.daemon.machine.doctor_reports import DoctorReport, DoctorReports, Finding
 from trn.daemon.machine.environment_report import EnvironmentReports
-from trn.daemon.machine.left_reports import LeftReports
 from trn.registry.reader import RegistryReader
 
 OURS = sys.executable
@@ -146,7 +145,7 @@ async def answer(reports: DoctorReports) -> int:
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(reports.run())
         async with asyncio.timeout(120):
-            while reports._asked:  # noqa: ASYNC110 - the last is told before it is done
+            while reports._requests:  # noqa: ASYNC110 - the last is told before it is done
                 await asyncio.sleep(0.005)
         asking.cancel()
     reports.on_news.remove(came.append)
@@ -227,7 +226,7 @@ def test_what_a_daemon_did_not_get_to_write_of_its_runs_the_next_one_completes_a
         reports = reports_with(tmp_path, Finding(check="torch"), error="a stand-in")
         environments = EnvironmentReports(world.devices.inventory, doctor=reports)
         environments._own = {paths["own"]}  # it is being written here
-        await LeftReports(world.home, environments, python=OURS, calm_s=0).run()
+        await environments.complete(world.home, python=OURS, after_s=0)
         environments._writer.shutdown(wait=True)
         kept = {name: json.loads(path.read_text()) for name, path in paths.items()}
         assert kept["without"] == {"run_id": "without", "doctor": {"error": "a stand-in"}, "is_late": True}

@@ -28,7 +28,6 @@ from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan
 from trn.daemon.intake.submission import find_misfits
 from trn.daemon.machine.doctor_reports import DoctorReports
 from trn.daemon.machine.environment_report import EnvironmentReports
-from trn.daemon.machine.left_reports import LeftReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import Executor
 from trn.registry.sqlite import NewRun, RunRegistry
@@ -154,9 +153,8 @@ class TrainerDispatcher:
     async def run(self) -> None:
         """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""
         parts = self._parts
-        left = LeftReports(parts.home, parts.reports, python=parts.python)
         async with asyncio.TaskGroup() as group, contextlib.aclosing(self):
-            group.create_task(left.run())
+            group.create_task(parts.reports.complete(parts.home, python=parts.python))
             while True:
                 self._woken.clear()
                 try:

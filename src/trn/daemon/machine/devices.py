@@ -1,4 +1,4 @@
-"""What this machine has to train on, and the environment that shows a worker its share of it."""
+"""The GPUs, CPUs and memory of this machine, and the environment variables that give a worker its GPUs."""
 
 import asyncio
 import ctypes
@@ -19,21 +19,21 @@ logger = logging.getLogger(__name__)
 
 CUDA, ROCM = "cuda", "rocm"
 KFD = Path("/sys/class/kfd/kfd")
-# A desktop draws on a GPU and still leaves it fit for training; who holds more than this does not.
+# A desktop may use this much of a GPU; a process that uses more makes the GPU busy.
 DISPLAY_MB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU. Its index is the driver's, in the order of the PCI bus."""
+    """A GPU. Its index is the driver's, in PCI bus order."""
 
     device_id: str  # "cuda:0"
     kind: str  # CUDA or ROCM
     index: int
     name: str = ""
     memory_mb: int = 0
-    uuid: str = ""  # as the driver's variables take it; "" where it is not known
-    kfd_id: int = 0  # ROCm's own number of it
+    uuid: str = ""  # for CUDA_VISIBLE_DEVICES; empty if it is not known
+    kfd_id: int = 0  # ROCm's number
     is_declared: bool = False  # by the settings
 
 
@@ -45,7 +45,7 @@ class Inventory:
 
 
 class Devices:
-    """The machine's inventory, detected once; what the settings name is taken from them."""
+    """The inventory: declared in the settings, else detected once."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class Devices:
         nvml: Any = None,
         kfd: Path = KFD,
     ) -> None:
-        """`environ` is the daemon's own: devices that it hides are not handed out. `nvml` stands in for pynvml."""
+        """GPUs that `environ`, the daemon's own, hides are not used. `nvml` replaces pynvml in tests."""
         self._settings = settings
         self._environ = environ
         self._kfd = kfd
         self._given_nvml = nvml
         self._nvml: Any = None
-        self._lock = threading.Lock()  # NVML's handles are of this process; one question at a time
+        self._lock = threading.Lock()  # of NVML's handles: one call at a time
         self.warnings: tuple[str, ...] = ()
         self.inventory = self.refresh()
 
     def refresh(self) -> Inventory:
-        """Look again. Blocks."""
+        """Detect again. Blocks."""
         warnings: list[str] = []
         settings = self._settings
         if settings.devices is not None:
@@ -96,19 +96,19 @@ class Devices:
         return self.inventory
 
     def worker_env(self, device_ids: Iterable[str]) -> dict[str, str]:
-        """What shows a worker these devices and no other GPU; for a run on the CPU, none."""
+        """The variables that show a worker these GPUs and no others."""
         wanted = [self._device(device_id) for device_id in device_ids]
         rocm = [device for device in wanted if device.kind == ROCM]
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": _list(device for device in wanted if device.kind == CUDA),
-            # HIP counts among those that ROCr has left it.
+            # HIP counts the GPUs that ROCr shows.
             "ROCR_VISIBLE_DEVICES": _list(rocm),
             "HIP_VISIBLE_DEVICES": ",".join(str(place) for place in range(len(rocm))),
         }
 
     async def foreign_processes(self, device_id: str, own_pids: set[int]) -> list[int]:
-        """Who else uses it. A pid may be of another namespace and mean nothing here: its memory is in use."""
+        """Other processes that use the GPU. A pid may be from another namespace."""
         device = self._device(device_id)
         if device.is_declared:
             return []
@@ -135,7 +135,7 @@ class Devices:
             except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
                 return []
             except nvml.NVMLError as fault:
-                warnings.append(f"NVIDIA GPUs cannot be used: {fault}; see what nvidia-smi says")
+                warnings.append(f"NVIDIA GPUs cannot be used: {fault}; check with nvidia-smi")
                 return []
             self._nvml = nvml
             return read_nvidia(nvml, warnings)
@@ -147,7 +147,7 @@ class Devices:
             try:
                 return _nvidia_users(self._nvml, device)
             except self._nvml.NVMLError as fault:
-                logger.warning("%s does not say who uses it: %s", device.device_id, fault)
+                logger.warning("processes on %s cannot be listed: %s", device.device_id, fault)
                 return set()
 
     def _rocm_pids(self, device: Device) -> set[int]:
@@ -157,12 +157,12 @@ class Devices:
                 if int(path.read_text()) > 0:
                     users.add(int(path.parent.name))
             except (OSError, ValueError):
-                continue  # it ended just now
+                continue  # the process exited
         return users
 
 
 def visible(devices: list[Device], variable: str | None) -> list[Device]:
-    """Those that CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES lets through: the list ends at its first fault."""
+    """The GPUs in CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES, up to the first invalid entry."""
     if variable is None:
         return devices
     shown: list[Device] = []
@@ -181,7 +181,7 @@ def visible(devices: list[Device], variable: str | None) -> list[Device]:
 
 
 def read_nvidia(nvml: Any, warnings: list[str]) -> list[Device]:
-    """Every GPU that NVML knows; of one that is split (MIG), its parts."""
+    """Every GPU that NVML lists; of a GPU in MIG mode, its MIG devices."""
     devices: list[Device] = []
     number = 0
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -201,12 +201,12 @@ def read_nvidia(nvml: Any, warnings: list[str]) -> list[Device]:
                 number += 1
         except nvml.NVMLError as fault:
             number += 1  # the others keep their numbers
-            warnings.append(f"the NVIDIA GPU {index} cannot be used: {fault}; see what nvidia-smi says")
+            warnings.append(f"NVIDIA GPU {index} cannot be used: {fault}; check with nvidia-smi")
     return devices
 
 
 def _load_nvml() -> Any:
-    """pynvml; None without a driver. Looks for the library first: pynvml alone costs 60 ms and 5 MB."""
+    """pynvml; None without a driver. Tries the library first: importing pynvml costs 60 ms and 5 MB."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
         return importlib.import_module("pynvml")
@@ -219,7 +219,7 @@ def _mig_parts(nvml: Any, handle: Any) -> list[Any]:
         if nvml.nvmlDeviceGetMigMode(handle)[0] != 1:
             return []
     except nvml.NVMLError:
-        return []  # a GPU that cannot be split
+        return []  # no MIG
     parts = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -237,7 +237,7 @@ def _nvidia_users(nvml: Any, device: Device) -> set[int]:
         try:
             found = ask(handle)
         except nvml.NVMLError:
-            continue  # not every GPU can tell
+            continue  # not supported by this GPU
         users |= {
             process.pid
             for process in found
@@ -247,7 +247,7 @@ def _nvidia_users(nvml: Any, device: Device) -> set[int]:
 
 
 def read_rocm(kfd: Path, warnings: list[str]) -> list[Device]:
-    """The GPUs among the nodes of the kernel's compute topology, in its order, which is the runtime's."""
+    """The GPUs of the kernel's compute topology, in its order, which is also the runtime's."""
     devices: list[Device] = []
     nodes = (node for node in kfd.glob("topology/nodes/*") if node.name.isdigit())
     for node in sorted(nodes, key=lambda node: int(node.name)):
@@ -259,9 +259,9 @@ def read_rocm(kfd: Path, warnings: list[str]) -> list[Device]:
                 parse_memory_bank(path.read_text()) for path in (node / "mem_banks").glob("*/properties")
             )
         except PermissionError:
-            continue  # a container was not given this one
+            continue  # not given to this container
         except (OSError, ValueError) as fault:
-            warnings.append(f"the ROCm node {node.name} cannot be read: {fault}")
+            warnings.append(f"ROCm node {node.name} cannot be read: {fault}")
             continue
         values = parse_kfd_properties(text)
         if not kfd_id or not values.get("simd_count"):
@@ -282,13 +282,13 @@ def read_rocm(kfd: Path, warnings: list[str]) -> list[Device]:
 
 
 def parse_kfd_properties(text: str) -> dict[str, int]:
-    """`name value` a line; what is no number is left out."""
+    """Lines `name value`; values that are not numbers are skipped."""
     words = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def parse_memory_bank(text: str) -> int:
-    """The megabytes of a bank that lies on the GPU (heap type 1 or 2)."""
+    """The size of a memory bank on the GPU (heap type 1 or 2) in MB; 0 for others."""
     values = parse_kfd_properties(text)
     return values.get("size_in_bytes", 0) >> 20 if values.get("heap_type") in (1, 2) else 0
 

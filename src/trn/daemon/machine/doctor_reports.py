@@ -1,7 +1,7 @@
-"""What `trn doctor` says of each interpreter that runs train with: asked in a process of its own, kept for a while.
+"""Reports of `trn doctor` for each interpreter that runs use: made in a subprocess, kept for a while.
 
-A report says what torch of that interpreter can do on this machine. It is true for one boot, and until the packages
-of the interpreter change. It lies in the home too, so the next daemon does not begin by asking.
+A report says what torch of that interpreter can do on this machine. It is valid for one boot, and until the packages of
+the interpreter change. It is kept in the home for the next daemon.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from trn.core.workers_variables import without_workers_variables
 
 logger = logging.getLogger("trn.daemon.doctor")
 
-GOOD_AGAIN_S = 3600.0  # a report in which nothing is wrong
-BAD_AGAIN_S = 120.0  # one with an error in it, or none at all
-PATIENCE_S = 120.0  # with an interpreter that does not answer
-LOOK_EVERY_S = 5.0  # whether the packages of one changed
-CALM_S = 30.0  # before one is asked of whom nothing depends on it: the first half minute belongs to the runs
+MAX_AGE_S = 3600.0  # of a report without errors
+MAX_BAD_AGE_S = 120.0  # of a report with an error, or of no answer
+TIMEOUT_S = 120.0  # of the doctor
+LOOK_EVERY_S = 5.0  # for changed packages
+CALM_S = 30.0  # before a report is made that no run waits for: the start of the daemon belongs to the runs
 NICE = 10
-MAX_AT_ONCE = 2  # of those that runs wait for, and as many of the others
-KILL_PATIENCE_S = 5.0  # a process that hangs in a driver is left to itself
+MAX_AT_ONCE = 2  # of the reports that runs wait for, and of the others
+KILL_PATIENCE_S = 5.0  # a process that hangs in a driver is abandoned
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the doctor looked at."""
+    """One check of the doctor."""
 
     check: str
     level: str = "ok"
@@ -46,20 +46,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an interpreter said; `error` where it said nothing. `report` is its own document, kept with runs."""
+    """The findings for an interpreter; `error` if it did not answer. `report` is the doctor's own document."""
 
     python: str
     boot_id: str
     asked_ms: int
     expected: dict[str, int] = {}
-    packages_mark: int = 0  # when its packages last changed
+    packages_mark: int = 0  # when its packages changed last
     findings: list[Finding] = []
     report: dict[str, Any] = {}
     error: str = ""
 
     @property
     def document(self) -> dict[str, Any]:
-        """As it is kept with a run."""
+        """For the `environment.json` of a run."""
         return self.report or {"error": self.error}
 
     @property
@@ -73,7 +73,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorReports:
-    """The newest report of each interpreter. `run` asks; everything else answers at once, from the loop's thread."""
+    """The newest report of each interpreter. `run` makes them; all other calls return at once. From the loop's thread."""
 
     def __init__(
         self,
@@ -85,26 +85,24 @@ class DoctorReports:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         calm_s: float = CALM_S,
     ) -> None:
-        """`expected` is how many GPUs of each kind the daemon has found; `environ` is what workers inherit."""
+        """`expected`: the number of GPUs of each kind that the daemon found; `environ`: what workers inherit."""
         self._home, self._expected, self._environ = home, dict(expected), environ
         self._clock, self._now_ms, self._calm_s = clock, now_ms, calm_s
         self._folder = home.root / "doctor"
         self._boot_id = boot_id() or sys.platform
         self._known: dict[str, DoctorReport] = {}
-        self._looked: set[str] = set()  # whether the last daemon left a report
-        self._asked: dict[str, asyncio.Task[None] | None] = {}  # None: its task is to be made
+        self._looked: set[str] = set()  # for a report of the last daemon
+        self._requests: dict[str, asyncio.Event] = {}  # set: a run waits for it
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._look_again_at: dict[str, float] = {}
-        self._hurried: set[str] = set()
-        self._hurry = asyncio.Event()
         self._urgent_slots, self._slots = asyncio.Semaphore(MAX_AT_ONCE), asyncio.Semaphore(MAX_AT_ONCE)
-        self._wanted = asyncio.Event()
         self.on_news: list[Callable[[DoctorReport], None]] = []
 
     def newest(self, python: str, *, is_urgent: bool = False) -> DoctorReport | None:
-        """What is known of it, if anything; a new one is asked for where that is missing or old."""
+        """The known report, if any. A missing or old one is requested."""
         if python not in self._looked:
             self._looked.add(python)
-            self._read_left(python)
+            self._read_saved(python)
         report = self._known.get(python)
         now_s = self._clock()
         if report is None or self._is_old(report) or now_s >= self._look_again_at.get(python, 0.0):
@@ -113,53 +111,44 @@ class DoctorReports:
         return report
 
     async def run(self) -> None:
-        """Ask whoever is to be asked, for ever. Cancelled: those that were asked are ended."""
+        """Make the requested reports, until cancelled; then their processes are killed."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._wanted.wait()
-                self._wanted.clear()
-                for python in [python for python, task in self._asked.items() if task is None]:
-                    self._asked[python] = group.create_task(self._tend(python))
+                group.create_task(self._make(await self._queue.get()))
 
     def _ask(self, python: str, *, is_urgent: bool) -> None:
-        if is_urgent and python not in self._hurried:
-            self._hurried.add(python)
-            self._hurry.set()
-        if python not in self._asked:
-            self._asked[python] = None
-            self._wanted.set()
+        if python not in self._requests:
+            self._requests[python] = asyncio.Event()
+            self._queue.put_nowait(python)
+        if is_urgent:
+            self._requests[python].set()
 
-    async def _tend(self, python: str) -> None:
+    async def _make(self, python: str) -> None:
+        urgent = self._requests[python]
         try:
-            if await self._is_still_true(python):
+            if await self._is_valid(python):
                 return
-            await self._be_calm(python)
-            async with self._urgent_slots if python in self._hurried else self._slots:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._calm_s):
+                    await urgent.wait()
+            async with self._urgent_slots if urgent.is_set() else self._slots:
                 report = await self._examine(python)
             self._known[python] = report
             if report.error:
-                logger.warning("%s: no report of the machine: %s", python, report.error)
-            await asyncio.to_thread(self._leave, report)
+                logger.warning("%s: no doctor report: %s", python, report.error)
+            await asyncio.to_thread(self._save, report)
             for tell in self.on_news:
                 tell(report)
         except Exception:
-            logger.exception("%s: its report of the machine failed", python)
+            logger.exception("%s: the doctor report failed", python)
         finally:
-            del self._asked[python]
-            self._hurried.discard(python)
+            del self._requests[python]
 
-    async def _is_still_true(self, python: str) -> bool:
+    async def _is_valid(self, python: str) -> bool:
         report = self._known.get(python)
         if report is None or self._is_old(report):
             return False
         return await asyncio.to_thread(_mark, report.packages_dir) == report.packages_mark
-
-    async def _be_calm(self, python: str) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._calm_s):
-                while python not in self._hurried:
-                    self._hurry.clear()
-                    await self._hurry.wait()
 
     async def _examine(self, python: str) -> DoctorReport:
         asked: dict[str, Any] = {
@@ -169,16 +158,13 @@ class DoctorReports:
             "expected": self._expected,
         }
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 text = await _call(python, self._arguments(), cwd=self._home.root, environ=self._environ)
             document = msgspec.json.decode(text.splitlines()[-1], type=dict[str, Any])
             findings = msgspec.convert(document["findings"], list[Finding])
-        except (
-            Exception
-        ) as fault:  # whatever it is: its runs start as if it were good, and say more themselves
-            return DoctorReport(
-                **asked, error=f"{python} did not answer: {str(fault) or type(fault).__name__}"
-            )
+        except Exception as fault:  # its runs start anyway, and report more themselves
+            reason = str(fault) or type(fault).__name__
+            return DoctorReport(**asked, error=f"{python} did not answer: {reason}")
         found = DoctorReport(**asked, findings=findings, report=document)
         mark = await asyncio.to_thread(_mark, found.packages_dir)
         return msgspec.structs.replace(found, packages_mark=mark)
@@ -189,26 +175,26 @@ class DoctorReports:
 
     def _is_old(self, report: DoctorReport) -> bool:
         age_ms = self._now_ms() - report.asked_ms
-        return not 0 <= age_ms < 1000 * (BAD_AGAIN_S if report.is_bad else GOOD_AGAIN_S)
+        return not 0 <= age_ms < 1000 * (MAX_BAD_AGE_S if report.is_bad else MAX_AGE_S)
 
     def _path(self, python: str) -> Path:
         return self._folder / f"{hashlib.sha256(python.encode()).hexdigest()[:16]}.json"
 
-    def _read_left(self, python: str) -> None:
+    def _read_saved(self, python: str) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             report = msgspec.json.decode(self._path(python).read_bytes(), type=DoctorReport)
             is_ours = report.boot_id == self._boot_id and report.expected == self._expected
             if report.python == python and is_ours and not report.error:
                 self._known[python] = report
 
-    def _leave(self, report: DoctorReport) -> None:
-        with contextlib.suppress(OSError):  # a full disk, say: it is only asked for again
+    def _save(self, report: DoctorReport) -> None:
+        with contextlib.suppress(OSError):  # a full disk, for example: the next daemon asks again
             self._folder.mkdir(mode=0o700, exist_ok=True)
             replace_file(self._path(report.python), msgspec.json.encode(report), sync="none")
 
 
 async def _call(python: str, arguments: list[str], *, cwd: Path, environ: Mapping[str, str]) -> bytes:
-    """What `python -m gen_worker.tools.doctor` prints. Cancelled: it is killed, and whatever it started."""
+    """The output of `python -m gen_worker.tools.doctor`. Cancelled: it and its children are killed."""
     process = await asyncio.create_subprocess_exec(
         python,
         *("-P", "-m", "gen_worker.tools.doctor"),
@@ -227,13 +213,13 @@ async def _call(python: str, arguments: list[str], *, cwd: Path, environ: Mappin
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_PATIENCE_S):
-                await process.wait()  # also for the end of its output, which another may hold open
+                await process.wait()  # also waits for its output, which another process may hold open
         raise
     return text
 
 
 def _mark(folder: str) -> int:
-    """Changes when a package comes or goes: that touches the folder it is in. Blocks, on a network disk for long."""
+    """Changes when a package is installed or removed: that touches its folder. Blocks, long on a network disk."""
     try:
         return Path(folder).stat().st_mtime_ns if folder else 0
     except OSError:

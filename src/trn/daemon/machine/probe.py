@@ -1,4 +1,4 @@
-"""How many CPUs and how much memory this process may use: the machine's, or what its cgroup leaves of them."""
+"""How many CPUs and how much memory this process may use: those of the machine, or the limits of its cgroup."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-UNLIMITED = 1 << 60  # version 1 says "no limit" with a number about as large as this
+UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number about this large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ def read_memory_mb(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
 
 
 def read_limits(own: Path, root: Path) -> Limits:
-    """The tightest of a cgroup and all those above it. None where there is none, or no cgroups."""
+    """The lowest limits of a cgroup and its parents. None: no limit."""
     try:
         text = own.read_text()
     except OSError:
@@ -52,7 +52,7 @@ def read_limits(own: Path, root: Path) -> Limits:
 
 
 def parse_cpu_max(text: str) -> list[float]:
-    """`quota period` in microseconds as CPUs; nothing where the quota is `max` or -1."""
+    """`quota period` in microseconds as CPUs; empty if the quota is `max` or -1."""
     words = text.split()
     if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
         return []
@@ -64,7 +64,7 @@ def _number(text: str) -> list[int]:
 
 
 def _upwards(root: Path, path: str) -> list[Path]:
-    """Its folder and all above; in a container the path may be the host's and lead nowhere, then only the root."""
+    """Its folder and all parents. In a container the path may be the host's: then only the root exists."""
     inner = PurePosixPath(path.lstrip("/"))
     return [root / inner, *(root / parent for parent in inner.parents)]
 

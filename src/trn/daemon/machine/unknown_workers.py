@@ -1,7 +1,7 @@
-"""Workers and run folders that the registry does not know: after an older backup was restored, say.
+"""Workers and run folders that are not in the registry, for example after an older backup was restored.
 
-Such a worker lives, trains and uses its devices. It is told in the warnings and keeps what it holds until it ends, and no
-run is started in its folder. Nothing ends it: to the one who restored the backup it may be worth more than the slot.
+Such a worker still trains and uses its devices. It keeps them until it exits, a warning names it, and no run is started
+in its folder. It is not killed: its result may be worth more than the slot.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ MAX_NAMED = 5
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What unknown workers hold together."""
+    """What all unknown workers use."""
 
     devices: Mapping[str, int] = {}  # device -> process
     cpus: int = 0
     memory_mb: int = 0
 
     def reason_of(self, device_id: str) -> str:
-        """Why the device is not free; empty: it is none of these."""
+        """Why the device is not free; empty if none of them uses it."""
         pid = self.devices.get(device_id)
-        return "" if pid is None else f"in use by process {pid}, a worker that the registry does not know"
+        return "" if pid is None else f"in use by process {pid}, a worker that is not in the registry"
 
 
 class UnknownWorkers:
-    """Looked for once, at the start; then looked after until the last has ended. Belongs to the loop's thread."""
+    """Searched once, at the start; then checked until the last has exited. From the loop's thread."""
 
     def __init__(self, *, registry: RegistryReader, executor: Executor, home: Home) -> None:
         self._registry = registry
@@ -47,7 +47,7 @@ class UnknownWorkers:
         self.held = Held()
 
     async def look(self) -> None:
-        """Before anything is dispatched."""
+        """Search. Before anything is dispatched."""
         await self.look_again(is_first=True)
         names = await asyncio.to_thread(_list_names, self._home.runs)
         self._folders = self._registry.unknown_ids(names)
@@ -55,22 +55,20 @@ class UnknownWorkers:
             logger.warning("%s", warning)
 
     async def look_again(self, *, is_first: bool = False) -> None:
-        """Forget those that have ended. Costs nothing where there are none."""
+        """Forget those that have exited. Costs nothing if there are none."""
         if not self._workers and not is_first:
             return
         try:
             found = await self._executor.find_workers()
-        except OSError:  # trouble of ours is no end of theirs
-            logger.exception("which workers live could not be found out")
+        except OSError:  # says nothing about the workers
+            logger.exception("live workers cannot be listed")
             return
         live = {run.run_id: run for run in self._registry.live()}
         unknown = {worker.identity: worker for worker in found if not self._is_known(worker, live)}
-        if not is_first:  # one that is new since then was started by this daemon
+        if not is_first:  # later ones were started by this daemon
             unknown = {name: worker for name, worker in unknown.items() if name in self._workers}
         for name in self._workers.keys() - unknown.keys():
-            logger.info(
-                "process %d of run %s has ended, or is known by now", name.pid, self._workers[name].run_id
-            )
+            logger.info("process %d of run %s has exited", name.pid, self._workers[name].run_id)
         self._workers = unknown
         self.held = Held(
             devices={device: worker.identity.pid for worker in unknown.values() for device in worker.devices},
@@ -79,11 +77,11 @@ class UnknownWorkers:
         )
 
     def process_in(self, run_id: str) -> int:
-        """The process of an unknown worker in that run's folder; 0: there is none."""
+        """The process of an unknown worker in that run's folder; 0: none."""
         return next((worker.identity.pid for worker in self._workers.values() if worker.run_id == run_id), 0)
 
     def note_moved(self, run_id: str, target: Path) -> None:
-        """A folder that was in the way of a new run is elsewhere now."""
+        """A folder in the place of a new run's was moved."""
         logger.warning("run %s: the folder of another submission was moved to %s", run_id, target)
         self._moved[run_id] = target
 
@@ -104,7 +102,7 @@ class UnknownWorkers:
         if folders:
             said.append(_say_folders(self._home, folders))
         said += [
-            f"the folder of an earlier run {run_id} was moved to {target}: a new run has its id"
+            f"the folder of an earlier run {run_id} was moved to {target}, because a new run has its id"
             for run_id, target in self._moved.items()
         ]
         return said
@@ -114,8 +112,8 @@ def _say_worker(worker: FoundWorker) -> str:
     pid = worker.identity.pid
     what = [*worker.devices, f"{worker.cpus} CPU{'s' if worker.cpus != 1 else ''}"]
     return (
-        f"process {pid} is a worker in the folder of run {worker.run_id}, and the registry does not know it: it keeps"
-        f" {', '.join(what)} until it ends (`kill {pid}` ends it)"
+        f"process {pid} is a worker in the folder of run {worker.run_id}, but it is not in the registry. It uses"
+        f" {', '.join(what)} until it exits (`kill {pid}` stops it)"
     )
 
 
@@ -123,9 +121,8 @@ def _say_folders(home: Home, names: list[str]) -> str:
     shown = ", ".join(names[:MAX_NAMED])
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return (
-        f"folders in {home.runs} that belong to no run of the registry: {shown}{more}. Their runs are newer than a"
-        " restored backup, or of another home. `trn resume --checkpoint` goes on from their checkpoints; nothing else"
-        " uses them"
+        f"folders in {home.runs} without a run in the registry: {shown}{more}. Their runs are newer than a restored"
+        " backup, or from another home. `trn resume --checkpoint` continues from their checkpoints"
     )
 
 

@@ -22,7 +22,7 @@ from trn.core.runs import Needs, RunState
 from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.dispatch.dispatcher import TrainerDispatcher
 from trn.daemon.dispatch.supervisor import QUARANTINE
-from trn.daemon.upkeep import own_trouble
+from trn.daemon.upkeep import retries
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit
 from trn.executors.fake import FakeExecutor, Script, read_events
 from trn.registry.sqlite import Ending, NewRun
@@ -577,7 +577,7 @@ def test_a_fault_of_ours_does_not_leave_a_run_behind(tmp_path: Path) -> None:
 def test_trouble_of_the_daemon_ends_no_worker_however_long_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_trouble, "MAX_PAUSE_S", own_trouble.FIRST_PAUSE_S)
+    monkeypatch.setattr(retries, "MAX_PAUSE_S", retries.FIRST_PAUSE_S)
 
     async def story(world: World) -> None:
         num_faults = 0
@@ -632,7 +632,7 @@ def test_the_end_of_a_worker_is_seen_though_the_rest_of_its_watch_fails(tmp_path
 def test_trouble_of_the_daemon_fails_no_run_that_has_just_ended(
     tmp_path: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_trouble, "MAX_PAUSE_S", own_trouble.FIRST_PAUSE_S)
+    monkeypatch.setattr(retries, "MAX_PAUSE_S", retries.FIRST_PAUSE_S)
 
     async def story(world: World) -> None:
         async with world.daemon():

@@ -26,7 +26,7 @@ from trn.daemon.intake.resumption import ResumeRequest
 from trn.daemon.intake.run_judge import DeviceInventory
 from trn.daemon.intake.submission import Submission
 from trn.daemon.machine.unknown_workers import Held
-from trn.daemon.upkeep.own_trouble import is_own_trouble
+from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.proto.records import Device, Health, Machine
@@ -276,7 +276,7 @@ def as_trn_error(fault: Exception, call: str) -> TrnError:
     """What a caller gets to know of any error. The text of one that is not ours stays in the log."""
     if isinstance(fault, TrnError):
         return fault
-    if is_own_trouble(fault):
+    if is_daemon_fault(fault):
         _log.warning("%s: %s", call, fault)
         return UnavailableError(f"the daemon cannot answer now: {fault}; try again")
     number = secrets.token_hex(4)

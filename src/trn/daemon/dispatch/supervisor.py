@@ -43,7 +43,14 @@ from trn.daemon.dispatch.endings import Wish, close_words, decide
 from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.daemon.ingest.event_file import Terminal
 from trn.daemon.intake.saved_checkpoints import find_next_start
-from trn.daemon.upkeep.own_trouble import STEP_TIMEOUT_S, Pause, insist, is_own_trouble, record, try_step
+from trn.daemon.upkeep.retries import (
+    STEP_TIMEOUT_S,
+    Pause,
+    commit_until_done,
+    is_daemon_fault,
+    retry_until_done,
+    try_step,
+)
 from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.sqlite import Ending
@@ -221,7 +228,7 @@ class AttemptSupervisor:
         parts.ingest.follow(*self._named)
         begun = self._quiet_since = parts.clock()
         try:
-            await record(
+            await commit_until_done(
                 self._key,
                 lambda: parts.registry.launched(
                     *self._named,
@@ -325,7 +332,9 @@ class AttemptSupervisor:
                 logger.error("%s: what it started cannot be ended: %s", self._key, fault)  # noqa: TRY400
                 for device_id in self._run.devices:
                     reason = f"{QUARANTINE}what {self._key} started cannot be ended: {fault}"
-                    await record(self._key, partial(self._parts.registry.quarantine, device_id, reason))
+                    await commit_until_done(
+                        self._key, partial(self._parts.registry.quarantine, device_id, reason)
+                    )
             await asyncio.sleep(self._parts.settings.sweep_s)
 
     async def _check_devices(self) -> None:
@@ -339,7 +348,9 @@ class AttemptSupervisor:
             if pids:
                 who = ", ".join(map(str, sorted(pids)))
                 reason = f"{QUARANTINE}after {self._key} ended, process {who} still used it; end it to free the device"
-                await record(self._key, partial(self._parts.registry.quarantine, device_id, reason))
+                await commit_until_done(
+                    self._key, partial(self._parts.registry.quarantine, device_id, reason)
+                )
 
     async def _close(self, worker_exit: WorkerExit) -> None:
         """See that the events have a terminal one, and that all of them are taken in; the run ends without it too."""
@@ -352,7 +363,7 @@ class AttemptSupervisor:
         parts, run_id = self._parts, self._key.run_id
         await try_step(self._key, "take in its events", lambda: parts.ingest.drain(run_id))
         failpoint("attempt.drained")
-        if await insist(self._key, "read its last event", self._read_terminal) is None:
+        if await retry_until_done(self._key, "read its last event", self._read_terminal) is None:
             run = parts.registry.get(run_id)
             category, error, cause = close_words(run, worker_exit, self._wish)
             plan = self._build_files({}).plan  # its devices may be gone from the machine by now
@@ -368,14 +379,16 @@ class AttemptSupervisor:
     async def _conclude(self, worker_exit: WorkerExit | None) -> None:
         parts, run_id = self._parts, self._key.run_id
         try:
-            ending = await insist(self._key, "decide how it ended", lambda: self._decide(worker_exit))
+            ending = await retry_until_done(
+                self._key, "decide how it ended", lambda: self._decide(worker_exit)
+            )
         except Exception as fault:
             logger.exception("%s: how it ended could not be decided", self._key)
             reason = f"a fault of trn itself, please report it: {type(fault).__name__}: {fault}"
             ending = Ending(state=RunState.FAILED, reason=reason, cause=reason, category="startup")
         if worker_exit is not None:
             await try_step(self._key, "let go of its events", lambda: parts.ingest.unfollow(run_id))
-        await record(self._key, lambda: parts.registry.end(*self._named, ending))
+        await commit_until_done(self._key, lambda: parts.registry.end(*self._named, ending))
         failpoint("attempt.ended")
         logger.info("%s: %s: %s", self._key, ending.state, ending.reason)
 
@@ -407,7 +420,7 @@ class AttemptSupervisor:
                 find_next_start, self._folder.checkpoints, self._key.run_id, self._key.nonce
             )
         except Exception as fault:
-            if is_own_trouble(fault):
+            if is_daemon_fault(fault):
                 raise
             logger.exception("%s: what it saved cannot be found out, so it counts as no progress", self._key)
             return 0

@@ -1,6 +1,6 @@
-"""Trouble of the daemon itself: what it is, and how it is waited out.
+"""Retries after faults of the daemon itself: no descriptors, no memory, a registry that cannot be read or written.
 
-No worker is ended and no run is failed for it. It passes, or somebody mends it; until then the same is tried again.
+Such a fault says nothing about a run. No worker is killed and no run fails because of it; the step is tried again.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 10.0
-MAX_TRIES = 4  # of a step that may be left out
+MAX_TRIES = 4  # of a step that may be skipped
 STEP_TIMEOUT_S = 120.0
 # Of descriptors, memory and buffers.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 
-def is_own_trouble(fault: BaseException) -> bool:
-    """Whether it says nothing of a run: a lack of descriptors or memory, or a registry that cannot be read."""
+def is_daemon_fault(fault: BaseException) -> bool:
+    """Whether it is a shortage of the daemon, or a registry that cannot be read."""
     if isinstance(fault, RegistryError | sqlite3.Error | MemoryError):
         return True
     return isinstance(fault, OSError) and fault.errno in SHORTAGES
 
 
 class Pause:
-    """Between one try and the next: twice as long each time, from the beginning after a success."""
+    """Between two tries: doubled each time, reset after a success."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_PAUSE_S
@@ -43,7 +43,7 @@ class Pause:
         self._next_s = FIRST_PAUSE_S
 
     def lengthen(self) -> float:
-        """How long it is this time."""
+        """This pause in seconds."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, MAX_PAUSE_S)
         return pause_s
 
@@ -51,25 +51,36 @@ class Pause:
         await asyncio.sleep(self.lengthen())
 
 
-async def insist(who: object, what: str, action: Callable[[], Awaitable[T]]) -> T:
-    """Until it is done. Only trouble of our own is waited out; other faults are raised."""
+async def retry_until_done(who: object, what: str, action: Callable[[], Awaitable[T]]) -> T:
+    """Retry after faults of the daemon; other faults are raised."""
     pause = Pause()
     while True:
         try:
             return await action()
         except Exception as fault:
-            if not is_own_trouble(fault):
+            if not is_daemon_fault(fault):
                 raise
-            logger.error("%s: could not %s, trying again: %s", who, what, fault)  # noqa: TRY400
+            logger.error("%s: could not %s: %s; will try again", who, what, fault)  # noqa: TRY400
+        await pause.rest()
+
+
+async def commit_until_done(who: object, change: Callable[[], "Future[T]"]) -> T:
+    """Commit a change of the registry; retry while it cannot be written."""
+    pause = Pause()
+    while True:
+        try:
+            return await committed(change())
+        except (UnavailableError, RegistryError) as fault:
+            logger.error("%s: not recorded: %s; will try again", who, fault)  # noqa: TRY400
         await pause.rest()
 
 
 async def try_step(
     who: object, what: str, action: Callable[[], Awaitable[T]], *, num_tries: int = MAX_TRIES
 ) -> T | None:
-    """A step that the run's end must not hang on: until it does not say False, a few times, then without it.
+    """A step that the run's end must not wait for: tried until it does not return False, a few times, then skipped.
 
-    Trouble of our own does not count as a try.
+    A fault of the daemon does not count as a try.
     """
     pause = Pause()
     while num_tries > 0:
@@ -81,17 +92,6 @@ async def try_step(
                 return result
         except Exception as fault:
             logger.exception("%s: could not %s", who, what)
-            num_tries += is_own_trouble(fault)
+            num_tries += is_daemon_fault(fault)
         await pause.rest()
     return None
-
-
-async def record(who: object, change: Callable[[], "Future[T]"]) -> T:
-    """A change of the registry. Where it cannot be written there is nothing to do but to try again."""
-    pause = Pause()
-    while True:
-        try:
-            return await committed(change())
-        except (UnavailableError, RegistryError) as fault:
-            logger.error("%s: not recorded, trying again: %s", who, fault)  # noqa: TRY400
-        await pause.rest()

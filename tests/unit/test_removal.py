@@ -154,7 +154,7 @@ def test_what_is_needed_stays_and_then_nothing_is_removed(world: World) -> None:
         world.remove("ended", "waits", "parent", "teacher")
     for reason in (
         "waits is PENDING",
-        "run child began from it",
+        "run child was resumed from it",
         "run student has not ended and uses a file",
     ):
         assert reason in str(refused.value)
@@ -166,7 +166,7 @@ def test_what_is_needed_stays_and_then_nothing_is_removed(world: World) -> None:
 def test_a_run_whose_events_the_logs_have_not_got_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trn.daemon.upkeep.removal.TOLD_PATIENCE_S", 0.0)
+    monkeypatch.setattr("trn.daemon.upkeep.removal.DELIVERY_TIMEOUT_S", 0.0)
     connection = world.registry.writer
     connection.write(
         lambda db: db.execute("INSERT INTO outbox_cursors (consumer, change) VALUES ('logs', 0)")

@@ -26,8 +26,8 @@ from trn.daemon.intake.resumption import ResumeRequest
 from trn.daemon.intake.run_judge import DeviceInventory
 from trn.daemon.intake.submission import Submission
 from trn.daemon.machine.unknown_workers import Held
-from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
+from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.proto.records import Device, Health, Machine
 from trn.registry.metrics import MetricReader, Series, line_of_descent

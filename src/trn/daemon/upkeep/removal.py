@@ -1,13 +1,12 @@
-"""Removing ended runs and what nobody needs any more.
+"""Removes ended runs, and checkpoints, code and caches that are not needed any more.
 
-Invariant: a run is removed in this order: its folder is renamed into the trash, its points and then its record are
-forgotten, the files are deleted. The rename decides. Whoever is killed after it leaves a folder in the trash, and the
-next daemon completes that removal before it serves; before it, nothing has happened. So a record without its folder
-is never seen for long, and no folder is left that a later run of the same id could take for its own.
+A run is removed in this order: its folder is renamed into the trash, its record and its metric points are deleted, the
+files are deleted. After a crash before the rename nothing has happened. After a crash later, the next daemon completes
+the removal before it serves. So no folder is left that a later run of the same id could use.
 
-A run stays while it is needed: it has not ended, a run that stays began from it, a run that waits or runs names a file
-in its folder, or not all of its events have reached the logs and the event bus. A folder that another submission left
-under its id is not deleted with it, but moved aside.
+A run stays if it has not ended, if a run that stays was resumed from it, if an unfinished run uses a file in its folder,
+or if its events have not all reached the logs and the event bus. A folder of another submission under its id is not
+deleted but moved aside.
 """
 
 import asyncio
@@ -37,11 +36,11 @@ from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.upkeep.removal")
 
-LOGS, BUS = "logs", "bus"  # who is told of every event, as the outbox names them
+LOGS, BUS = "logs", "bus"  # consumers of the outbox
 CACHES = ("decoded", "inputs")
 DEFAULT_METRICS = ("val/loss", "train/loss")
-TOLD_PATIENCE_S, TOLD_EVERY_S = 10.0, 0.1
-_SEPARATOR = "~"  # no run id has it
+DELIVERY_TIMEOUT_S, DELIVERY_POLL_S = 10.0, 0.1
+_SEPARATOR = "~"  # not part of any run id
 
 
 class Freed(NamedTuple):
@@ -54,11 +53,11 @@ class Freed(NamedTuple):
 
 class Pruned(NamedTuple):
     freed: list[Freed]
-    kept: list[str]  # runs that are old enough and stay, each with the reason
+    kept: list[str]  # old runs that stay, each with the reason
 
 
 class PruneRule(NamedTuple):
-    """Which runs are old, and which of them stay for their result."""
+    """Which runs are old, and how many of the best are kept."""
 
     ended_before_ms: int
     keep_best: int = 0
@@ -67,7 +66,7 @@ class PruneRule(NamedTuple):
 
 
 class Removal:
-    """One at a time: calls wait for each other. Belongs to the loop."""
+    """One removal at a time. From the loop's thread."""
 
     def __init__(
         self,
@@ -86,28 +85,27 @@ class Removal:
         self._consumers = consumers
         self._clock = clock
         self._turn = asyncio.Lock()
-        self.process_in: Callable[[str], int] = lambda _run_id: (
-            0
-        )  # an unknown worker in the folder of that run
+        # The process of an unknown worker in the folder of that run; 0: none.
+        self.process_in: Callable[[str], int] = lambda _run_id: 0
 
     async def complete(self) -> None:
-        """Complete the removals that an earlier daemon was killed in. Before anything is served."""
+        """Complete the removals of an earlier daemon that was killed. Before the daemon serves."""
         left = await asyncio.to_thread(_list_folder, self._home.trash)
         for path in left:
             run_id = path.name.partition(_SEPARATOR)[0]
             logger.info("completing the removal of run %s", run_id)
-            with contextlib.suppress(TrnError):  # it was forgotten before, or its id is used again
+            with contextlib.suppress(TrnError):  # already deleted, or the id is used again
                 if not self._home.run(run_id).root.exists():
                     await self._forget([run_id])
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        # The points are synced lazily: a power cut may have brought back those of a run that is gone.
+        # Points are synced late: a power cut may bring back those of a removed run.
         known = self._metrics.run_ids()
         gone = [run_id for run_id in known if not self._registry.has(run_id)]
         if gone:
             await committed(self._metrics.remove(gone))
 
     async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> list[Freed]:
-        """Remove these runs. ConflictError with every reason why one of them stays; then nothing is removed."""
+        """Remove these runs. ConflictError with all reasons if one must stay; then nothing is removed."""
         async with self._turn:
             wanted = list(dict.fromkeys(run_ids))
             reasons = await self._find_reasons(wanted)
@@ -119,13 +117,13 @@ class Removal:
             return sizes
 
     async def prune(self, rule: PruneRule, *, is_dry_run: bool = False) -> Pruned:
-        """Remove the old runs that nobody needs, then superseded checkpoints of those that stay, code and caches."""
+        """Remove old runs that are not needed, then superseded checkpoints of those that stay, code and caches."""
         async with self._turn:
             old = self._registry.ended_before(rule.ended_before_ms)
             kept = await asyncio.to_thread(self._keep_best, old, rule)
             wanted = [run.run_id for run in old if run.run_id not in kept]
             while reasons := await self._find_reasons(wanted):
-                kept |= reasons  # and so its parent, in the next round
+                kept |= reasons  # the next round keeps its parent
                 wanted = [run_id for run_id in wanted if run_id not in reasons]
             staying = [run.run_id for run in old if run.run_id in kept]
             needed = set(self._registry.resume_paths())
@@ -140,45 +138,44 @@ class Removal:
                 await asyncio.to_thread(_delete, [path for item in superseded for path in item.files])
             snapshots = self._registry.snapshots(without=wanted)
             freed += await asyncio.to_thread(self._collect_snapshots, snapshots, is_dry_run=is_dry_run)
-            if not self._registry.has_unfinished():  # a run that lives may be about to use a cache
+            if not self._registry.has_unfinished():  # a live run may be about to use a cache
                 freed += await asyncio.to_thread(
                     self._clear_caches, rule.ended_before_ms / 1000, is_dry_run=is_dry_run
                 )
             return Pruned(freed, list(kept.values()))
 
     async def _find_reasons(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Why runs stay, by id."""
+        """Why runs must stay, by run id."""
         reasons: dict[str, str] = {}
         for run_id in run_ids:
             run = self._registry.get(run_id)
             if not run.state.is_terminal:
-                reasons[run_id] = f"{run_id} is {run.state}: `trn cancel {run_id}` ends it"
+                reasons[run_id] = f"{run_id} is {run.state}: cancel it with `trn cancel {run_id}`"
             elif pid := self.process_in(run_id):
                 reasons[run_id] = (
-                    f"{run_id}: process {pid}, which the registry does not know, works in its folder"
+                    f"{run_id}: process {pid}, which is not in the registry, works in its folder"
                 )
         for child, parent in self._registry.children(run_ids):
-            reasons.setdefault(parent, f"{parent}: run {child} began from it; remove that one as well")
+            reasons.setdefault(parent, f"{parent}: run {child} was resumed from it; remove that run too")
         unfinished = self._registry.unfinished_configs()
         for run_id in run_ids:
             folder = f"{self._home.run(run_id).root}/"
             for other, config in unfinished.items():
                 if other != run_id and folder in config:
-                    reasons.setdefault(
-                        run_id, f"{run_id}: run {other} has not ended and uses a file in its folder"
-                    )
+                    reason = f"{run_id}: run {other} has not ended and uses a file in its folder"
+                    reasons.setdefault(run_id, reason)
         for run_id in run_ids:
-            if run_id not in reasons and (late := await self._wait_until_told(run_id)):
+            if run_id not in reasons and (late := await self._wait_delivered(run_id)):
                 reasons[run_id] = f"{run_id}: its last events have not reached {late} yet; try again later"
         return reasons
 
-    async def _wait_until_told(self, run_id: str) -> str:
-        """Which consumers have not got all of it; of a run that has just ended they get it in a moment."""
-        deadline = self._clock() + TOLD_PATIENCE_S
+    async def _wait_delivered(self, run_id: str) -> str:
+        """The consumers that do not have all its events. Waits: after the end of a run they get them soon."""
+        deadline = self._clock() + DELIVERY_TIMEOUT_S
         while late := self._registry.not_told(run_id, self._consumers):
             if self._clock() >= deadline:
                 return " and ".join({LOGS: "the logs", BUS: "the event bus"}.get(name, name) for name in late)
-            await asyncio.sleep(TOLD_EVERY_S)
+            await asyncio.sleep(DELIVERY_POLL_S)
         return ""
 
     async def _remove(self, run_ids: Sequence[str]) -> None:
@@ -197,10 +194,10 @@ class Removal:
         await committed(self._metrics.remove(run_ids))
 
     def _move_away(self, runs: Sequence[RunRecord]) -> dict[Path, Path]:
-        """Where in the trash each folder is now, and where it was."""
+        """{path in the trash: path before}."""
         self._home.trash.mkdir(mode=0o700, exist_ok=True)
         moved = {}
-        for run in runs:  # before anything is moved: it may refuse
+        for run in runs:  # first, because it may refuse
             if find_foreign(self._home.run(run.run_id), run.nonce):
                 set_aside(self._home, run.run_id)
         for run in runs:
@@ -236,7 +233,7 @@ class Removal:
         return kept
 
     def _find_superseded(self, run_ids: Sequence[str], needed: set[str]) -> list["_Superseded"]:
-        """Checkpoints of ended runs that are neither the newest nor the best, and that no run began from."""
+        """Checkpoints of ended runs that are neither newest nor best, and that no run was resumed from."""
         return [
             item
             for run_id in run_ids
@@ -245,14 +242,14 @@ class Removal:
         ]
 
     def _collect_snapshots(self, keep: set[str], *, is_dry_run: bool) -> list[Freed]:
-        """Code that no run names."""
+        """Code snapshots that no run uses."""
         found = collect_garbage(self._home.snapshots, keep, is_dry_run=is_dry_run)
         if not found.freed_bytes:
             return []
         return [Freed("snapshots", f"{found.num_manifests} code snapshots", found.freed_bytes)]
 
     def _clear_caches(self, before_s: float, *, is_dry_run: bool) -> list[Freed]:
-        """What nobody has used since then."""
+        """Delete what was not used since then."""
         unused = _unused(self._cache_dir, before_s)
         freed = [Freed("cache", str(path), size_of(path)) for path in unused]
         if not is_dry_run:
@@ -272,7 +269,7 @@ def _best_value(extremes: Mapping[str, Extremes], rule: PruneRule) -> tuple[floa
 class _Superseded(NamedTuple):
     run_id: str
     name: str
-    files: tuple[Path, ...]  # the meta first: without it the rest is no checkpoint
+    files: tuple[Path, ...]  # the meta first: without it the rest does not count as a checkpoint
 
 
 def _superseded(run_id: str, folder: Path) -> list[_Superseded]:
@@ -295,7 +292,7 @@ def _superseded(run_id: str, folder: Path) -> list[_Superseded]:
 
 
 def _unused(cache_dir: Path, before_s: float) -> list[Path]:
-    """What a cache holds that was last written before then: an entry is written again when it is used again."""
+    """Cache entries that were last used before then."""
     found = []
     for kind in CACHES:
         for path in _list_folder(cache_dir / kind):
@@ -306,7 +303,7 @@ def _unused(cache_dir: Path, before_s: float) -> list[Path]:
 
 
 def _newest_use(path: Path) -> float:
-    """When one of its files was last read or written. Of a folder, only the latter: to list it is to read it."""
+    """When its files were last read or written. For folders only the write time counts: listing changes the other."""
     found = [item.lstat() for item in (path, *(path.rglob("*") if path.is_dir() else ()))]
     return max(
         float(item.st_mtime if stat.S_ISDIR(item.st_mode) else max(item.st_mtime, item.st_atime))
@@ -315,7 +312,7 @@ def _newest_use(path: Path) -> float:
 
 
 def size_of(path: Path) -> int:
-    """Of a file, or of all files below a folder; 0 where it is gone."""
+    """Bytes of a file, or of all files below a folder; 0 if it does not exist."""
     try:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode):

@@ -66,10 +66,8 @@ def test_data_without_rows_or_without_an_end_is_not_judged() -> None:
 
 def loop_of(source: Any, *, end: int | None, trainer: Any = None, held_out: Any = None) -> Any:
     validation = None if held_out is None else SimpleNamespace(kind="validation", source=held_out)
-    return SimpleNamespace(
-        trainer=trainer, ctx=context(), start=Start(), end_step=lambda: end, source=source,
-        validation=validation, test=None,
-    )  # fmt: skip
+    parts = SimpleNamespace(trainer=trainer, ctx=context(), source=source, validation=validation, test=None)
+    return SimpleNamespace(parts=parts, start=Start(), end_step=lambda: end)
 
 
 def test_the_warning_names_the_remedies_and_is_left_out_where_it_cannot_happen(tmp_path: Path) -> None:

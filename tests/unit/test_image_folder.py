@@ -214,7 +214,7 @@ def test_a_resume_on_other_pictures_or_other_classes_is_refused(root: Path, tmp_
     (root / "dog" / "3.png").unlink()
     trainer = make(tmp_path / "run", root)
     trainer.train()
-    plugin, state, ctx = trainer._given.trainer, trainer.model_state, trainer.attempt.loop.ctx
+    plugin, state, ctx = trainer._injected.trainer, trainer.model_state, trainer.attempt.loop.parts.ctx
     payload = {**plugin.state_dict(state), "classes": ["bird", "cat"]}
     with pytest.raises(CheckpointError, match="on the classes bird, cat, the data now has cat, dog"):
         plugin.load_state_dict(state, payload, ctx)

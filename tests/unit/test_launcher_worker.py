@@ -149,11 +149,11 @@ def test_the_environment_gives_attempt_doorbell_and_base_folder(tmp_path: Path) 
     environ = {"TRAINER_JOB_SPEC_PATH": str(tmp_path / "job.json")}
     bare = read_environment(environ)
     assert (bare.attempt, bare.doorbell, bare.job_dir) == (None, None, tmp_path)
-    assert bare.how_to_go_on("r") == "run the job again to go on"
+    assert bare.resume_hint("r") == "run the job again to resume"
     given = {"TRAINER_ATTEMPT": "4", "TRAINER_DOORBELL": "/bell", "TRAINER_BASE_DIR": "/data"}
     full = read_environment({**environ, **given})
     assert (full.attempt, full.doorbell, full.job_dir) == (4, "/bell", Path("/data"))
-    assert full.how_to_go_on("r") == "`trn resume r` goes on"
+    assert full.resume_hint("r") == "`trn resume r` resumes"
     for text in ("0", "-1", "x", "1.5", "²"):
         with pytest.raises(SpecError, match="TRAINER_ATTEMPT"):
             read_environment({**environ, "TRAINER_ATTEMPT": text})

@@ -169,8 +169,8 @@ def test_held_out_pictures_stay_as_they_are(tmp_path: Path, data: Path) -> None:
     expected = plain.model_state.prepare(batch)[0]
     assert torch.equal(prepare(batch)[0], expected)
     assert not torch.equal(prepare(batch, step=3)[0], expected)
-    plugin = trainer._given.trainer
-    ctx = trainer.attempt.loop.ctx
+    plugin = trainer._injected.trainer
+    ctx = trainer.attempt.loop.parts.ctx
     assert not torch.equal(plugin.prepare_batch(batch, state, ctx)[0], expected)
     plugin.begin_evaluation("validation", state, ctx)
     assert torch.equal(plugin.prepare_batch(batch, state, ctx)[0], expected)

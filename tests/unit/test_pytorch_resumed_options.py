@@ -106,7 +106,7 @@ def test_a_changed_setting_takes_effect_as_in_a_loop_by_hand(tmp_path: Path, dat
 
 def _initial_weights(fresh: Trainer) -> dict[str, Any]:
     seen: dict[str, Any] = {}
-    plugin = fresh._given.trainer
+    plugin = fresh._injected.trainer
     assert isinstance(plugin, PyTorchTrainer)
     configure = plugin.configure
 

@@ -9,61 +9,39 @@ The next step at which anything is due is known beforehand, so between two such 
 cancel check and the author's two calls (`_advance`). Callbacks that look at every batch have a second such loop.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import InputError, TrainStepError
 from gen_worker.trainer.attempt.failure import add_note, say
-from gen_worker.trainer.attempt.state import TrainerState
 from gen_worker.trainer.author.author_state import fill_state
 from gen_worker.trainer.callbacks.base import RunHandle
-from gen_worker.trainer.callbacks.callback_list import CallbackList
-from gen_worker.trainer.checkpoints.store import Checkpoint
-from gen_worker.trainer.contracts import StepContext, StepControlHints, StepResult, TrainerPlugin
+from gen_worker.trainer.contracts import StepControlHints, StepResult
 from gen_worker.trainer.job_lifecycle import pause, raise_stop
 from gen_worker.trainer.processes.empty_shares import EmptyShareWatch
-from gen_worker.trainer.processes.group import OneProcess, Processes
-from gen_worker.trainer.restore.state_restorer import StateRestorer
-from gen_worker.trainer.steps.batch_source import BatchSource
 from gen_worker.trainer.steps.evaluation import Evaluator
-from gen_worker.trainer.steps.measurements import Measurements
-from gen_worker.trainer.steps.parts import LoopArtifactWriter, LoopReporter, LoopUploader
+from gen_worker.trainer.steps.loop_parts import LoopParts
+from gen_worker.trainer.steps.measurements import Measurements, not_a_result
 from gen_worker.trainer.steps.sampling import Sampler
 from gen_worker.trainer.steps.saving import StateSaver
 from gen_worker.trainer.steps.schedule import FROM_THE_BEGINNING, Schedule, Start, is_due
-from gen_worker.trainer.steps.step_metrics import not_a_result
 from gen_worker.trainer.steps.step_saves import StepSaves
 from gen_worker.trainer.steps.step_work import StepWork
-from gen_worker.trainer.steps.work_journal import Part
+from gen_worker.trainer.steps.work_journal import Part, WorkJournal
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class TrainingLoop:
     """One attempt's way through its steps. Its progress and stop signal are shared with the lifecycle's watcher."""
 
-    job: TrainingJobSpec
-    ctx: StepContext
-    trainer: TrainerPlugin
-    state: Any
-    source: BatchSource
-    reporter: LoopReporter
-    artifacts: LoopArtifactWriter | None  # in the main process
-    uploader: LoopUploader | None = None
+    parts: LoopParts
+    state: Any = None  # the author's
     start: Start = FROM_THE_BEGINNING
     num_epochs: int | None = None
-    callbacks: CallbackList = field(default_factory=CallbackList)
-    validation: Evaluator | None = None
-    test: Evaluator | None = None
-    restorer: StateRestorer
-    processes: Processes = field(default_factory=OneProcess)
-    step_hooks: EmptyShareWatch | None = None  # what is called instead of the class's own two hooks of a step
-    trainer_state: TrainerState = field(default_factory=TrainerState)
-    folder: Path = Path()  # of the run's artifacts, for callbacks
-    how_to_go_on: str = "run the job again to go on"
-    load_checkpoint: Callable[[], Checkpoint | None] = lambda: None
+    step_hooks: EmptyShareWatch | None = (
+        None  # called instead of `prepare_batch` and `train_step` of the class
+    )
 
     attempted_step: int = field(default=0, init=False)  # the one that failed, where one did
     stop_step: int | None = field(default=None, init=False)  # at which all processes stop, once settled
@@ -76,76 +54,26 @@ class TrainingLoop:
     _work: StepWork = field(init=False)
     _has_ended: bool = field(default=False, init=False)
 
-    @property
-    def evaluators(self) -> list[Evaluator]:
-        return [evaluator for evaluator in (self.validation, self.test) if evaluator is not None]
-
     def __post_init__(self) -> None:
-        self._schedule = Schedule(
-            job=self.job, source=self.source, origin=self.start, num_epochs=self.num_epochs
-        )
-        state = self.trainer_state
-        state.attach(self.ctx, rows_at=self._schedule.rows_at, callbacks=self.callbacks.state_dict)
-        saver = StateSaver(
-            ctx=self.ctx,
-            trainer=self.trainer,
-            reporter=self.reporter,
-            artifacts=self.artifacts,
-            processes=self.processes,
-            identity=self.restorer.identity,
-            uploader=self.uploader,
-            held_out=self.evaluators,
-        )
-        measurements = Measurements(
-            ctx=self.ctx,
-            state=state,
-            reporter=self.reporter,
-            uploader=self.uploader,
-            is_validated=self.validation is not None,
-        )
-        self._sampler = Sampler(
-            ctx=self.ctx,
-            trainer=self.trainer,
-            reporter=self.reporter,
-            artifacts=self.artifacts,
-            uploader=self.uploader,
-        )
-        self._handle = RunHandle(
-            job=self.ctx.job,
-            ctx=self.ctx,
-            trainer=self.trainer,
+        parts, state = self.parts, self.parts.trainer_state
+        schedule = Schedule(job=parts.job, source=parts.source, origin=self.start, num_epochs=self.num_epochs)
+        state.attach(parts.ctx, rows_at=schedule.rows_at, callbacks=parts.callbacks.state_dict)
+        handle = RunHandle(
+            job=parts.ctx.job,
+            ctx=parts.ctx,
+            trainer=parts.trainer,
             state=state,
             model_state=None,
-            folder=self.folder,
-            steps_per_epoch=self.source.batches_per_epoch,
-            tell=lambda message, level: self.reporter.log(message, level=level),  # type: ignore[arg-type]
-            any_of_all=self.processes.any_of,
+            folder=parts.folder,
+            steps_per_epoch=parts.source.batches_per_epoch,
+            tell=lambda message, level: parts.reporter.log(message, level=level),  # type: ignore[arg-type]
+            any_of_all=parts.processes.any_of,
         )
-        self._saves = StepSaves(
-            saver=saver,
-            schedule=self._schedule,
-            source=self.source,
-            callbacks=self.callbacks,
-            handle=self._handle,
-            measurements=measurements,
-            processes=self.processes,
-            restorer=self.restorer,
-            how_to_go_on=self.how_to_go_on,
-        )
-        self._work = StepWork(
-            ctx=self.ctx,
-            schedule=self._schedule,
-            callbacks=self.callbacks,
-            handle=self._handle,
-            measurements=measurements,
-            reporter=self.reporter,
-            processes=self.processes,
-            restorer=self.restorer,
-            validation=self.validation,
-            in_authors_hands=self._saves.in_authors_hands,
-        )
-        self._saves.journal = self._work.journal
-        self._handle.emit = self._work.emit
+        measurements, journal = Measurements(parts), WorkJournal(parts.callbacks)
+        self._schedule, self._handle, self._sampler = schedule, handle, Sampler(parts)
+        self._saves = StepSaves(parts, StateSaver(parts), schedule, handle, measurements, journal)
+        self._work = StepWork(parts, schedule, handle, measurements, journal, self._saves.in_authors_hands)
+        handle.emit = self._work.emit
 
     @property
     def final_checkpoint(self) -> Path | None:
@@ -158,21 +86,21 @@ class TrainingLoop:
 
     def run(self) -> int:
         """Train to the end and save; returns the step reached. Raises the root cause of an early end."""
-        progress = self.ctx.progress
+        progress = self.parts.ctx.progress
         self._restore_work()
         progress.step, progress.epoch = self.start.step, self.start.epoch
         self._handle.model_state, self._handle.end_step = self.state, self.end_step()
         try:
-            self.callbacks.call("on_train_begin", self._handle)
+            self.parts.callbacks.call("on_train_begin", self._handle)
             self._finish_step_of_start()
             self._train()
-            if self.test is not None:
-                self._test(self.test)
+            if self.parts.test is not None:
+                self._test(self.parts.test)
             self._saves.save(final=True)
             self._saves.wait()
             self._has_ended = True
-            self.callbacks.call("on_train_end", self._handle)
-            self.processes.gather(True)  # an end that one process did not reach is not reported as one
+            self.parts.callbacks.call("on_train_end", self._handle)
+            self.parts.processes.gather(True)  # an end that one process did not reach is not reported as one
         except BaseException as cause:
             self._rescue(cause)
             raise
@@ -195,39 +123,39 @@ class TrainingLoop:
         start = self.start
         if start.is_work_due:
             self._work.finish(start.step)
-        if start.is_sample_due and not self.processes.from_main(self._sampler.has_sample(start.step)):
+        if start.is_sample_due and not self.parts.processes.from_main(self._sampler.has_sample(start.step)):
             self._sample(start.step)
 
     def _train(self) -> None:
         step, end = self.start.step, self.end_step()
-        if (end is not None and step >= end) or self.trainer_state.stop_reason is not None:
+        if (end is not None and step >= end) or self.parts.trainer_state.stop_reason is not None:
             return  # stopped between its last step and its final checkpoint
-        advance = self._advance_with_batch_hooks if self.callbacks.has_batch_hooks else self._advance
-        batches = self.source.batches(epoch=self.start.epoch, batch=self.start.batch)
+        advance = self._advance_with_batch_hooks if self.parts.callbacks.has_batch_hooks else self._advance
+        batches = self.parts.source.batches(epoch=self.start.epoch, batch=self.start.batch)
         is_without_batches = True
         try:
-            while (end is None or step < end) and self.trainer_state.stop_reason is None:
+            while (end is None or step < end) and self.parts.trainer_state.stop_reason is None:
                 self._work.begin_epoch(step)
                 if self._handle.has_asked:
                     step, end = self._serve(step)
                     continue
                 # While a save is in flight, its failure is to reach the loop at the next step.
-                is_watched = self._saves.saver.is_saving or self.restorer.reads.is_open
+                is_watched = self._saves.saver.is_saving or self.parts.restorer.reads.is_open
                 until = step + 1 if is_watched else self._schedule.next_due(step, end)
                 reached = advance(step, until, batches.__next__)
                 if reached == step:  # no batch is left
                     is_without_batches &= self._schedule.is_one_pass  # else it is the end of an epoch
                     if self._handle.has_asked or not self._work.end_pass(step):
                         break
-                    batches = self.source.batches(epoch=self.ctx.epoch)
+                    batches = self.parts.source.batches(epoch=self.parts.ctx.epoch)
                     continue
                 is_without_batches = False
                 step = reached
-                if self.restorer.reads.is_open:
+                if self.parts.restorer.reads.is_open:
                     with (
                         self._saves.in_authors_hands()
                     ):  # where it is an error, one step is not worth a checkpoint
-                        self.restorer.tell_unread(self.reporter, self.processes)
+                        self.parts.restorer.tell_unread(self.parts.reporter, self.parts.processes)
                 if self._handle.rollback is None:
                     self._after(step)
                 if self._handle.has_asked:
@@ -236,7 +164,7 @@ class TrainingLoop:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
-        if is_without_batches and self.trainer_state.stop_reason is None:
+        if is_without_batches and self.parts.trainer_state.stop_reason is None:
             raise InputError(
                 f"the data gave no batch at epoch {self.start.epoch}, batch {self.start.batch}: there is nothing to train on"
             )
@@ -244,9 +172,9 @@ class TrainingLoop:
 
     def _advance(self, step: int, until: int, next_batch: Any) -> int:
         """The hot path: steps up to `until`, where something is due. No clock, no allocation, no call of ours."""
-        state, ctx = self.state, self.ctx
+        state, ctx = self.state, self.parts.ctx
         stop, progress = ctx.is_canceled, ctx.progress
-        hooks = self.step_hooks or self.trainer
+        hooks = self.step_hooks or self.parts.trainer
         prepare_batch, train_step = hooks.prepare_batch, hooks.train_step
         result, raw_batch = self._last, self._last_batch
         while step < until:
@@ -278,12 +206,12 @@ class TrainingLoop:
         Their hooks belong to the step: a resume has no batch to call them with, so a step in which one raises is made
         again.
         """
-        state, ctx, handle = self.state, self.ctx, self._handle
+        state, ctx, handle = self.state, self.parts.ctx, self._handle
         stop, progress = ctx.is_canceled, ctx.progress
-        hooks = self.step_hooks or self.trainer
+        hooks = self.step_hooks or self.parts.trainer
         prepare_batch, train_step = hooks.prepare_batch, hooks.train_step
-        begin = self.callbacks.function("on_batch_begin")
-        end = self.callbacks.function("on_batch_end")
+        begin = self.parts.callbacks.function("on_batch_begin")
+        end = self.parts.callbacks.function("on_batch_end")
         while step < until:
             if stop.reason is not None and self._must_stop(step):
                 raise_stop(stop)
@@ -321,12 +249,14 @@ class TrainingLoop:
     def _must_stop(self, step: int) -> bool:
         """A stop was asked for: alone, now; with others, at the step that all of them can still reach."""
         if self.stop_step is None:
-            self.stop_step = self.processes.stop_step(self.ctx.is_canceled, self.ctx.progress)
+            self.stop_step = self.parts.processes.stop_step(
+                self.parts.ctx.is_canceled, self.parts.ctx.progress
+            )
         return step >= self.stop_step
 
     def _after(self, step: int) -> None:
         """What is due once `step` is committed, in the published order."""
-        job = self.job
+        job = self.parts.job
         self._work.do(step, self._last, self._last_batch)
         if self._handle.rollback is not None:
             return  # what would be saved is about to be taken back
@@ -351,7 +281,7 @@ class TrainingLoop:
 
     def _test(self, evaluator: Evaluator) -> None:
         """After a save: what was trained is not lost with a test that fails."""
-        if self.ctx.step > self._saves.saved_step:
+        if self.parts.ctx.step > self._saves.saved_step:
             self._saves.save(final=False)
         self._work.test(evaluator)
 
@@ -361,26 +291,28 @@ class TrainingLoop:
         assert asked is not None
         self._saves.wait()
         payload, step = asked
-        checkpoint = None if payload is not None else self.load_checkpoint()
+        checkpoint = None if payload is not None else self.parts.load_checkpoint()
         if payload is None and checkpoint is None:
             raise TrainStepError(
-                f"step {self.ctx.step} was to be rolled back, and there is no checkpoint to go back to:"
+                f"step {self.parts.ctx.step} was to be rolled back, and there is no checkpoint to go back to:"
                 " set checkpoint_every, or use a guard that skips or stops"
             )
-        epoch, batch = self._schedule.position(self.ctx.step)
+        epoch, batch = self._schedule.position(self.parts.ctx.step)
         with self._saves.in_authors_hands():
             if checkpoint is None:
-                fill_state(self.trainer, self.state, self.ctx, payload=payload)
+                fill_state(self.parts.trainer, self.state, self.parts.ctx, payload=payload)
             else:
                 step = checkpoint.step
-                self.restorer.fill(self.state, checkpoint)
+                self.parts.restorer.fill(self.state, checkpoint)
         place = {"step": step, "epoch": epoch, "batch": batch}
-        self.reporter.log(f"rolled back from step {self.ctx.step} to step {step}", level="warning", **place)
+        self.parts.reporter.log(
+            f"rolled back from step {self.parts.ctx.step} to step {step}", level="warning", **place
+        )
         self._schedule.origin = Start(step=step, epoch=epoch, batch=batch)
-        self.ctx.progress.step, self.ctx.progress.epoch = step, epoch
+        self.parts.ctx.progress.step, self.parts.ctx.progress.epoch = step, epoch
         self._saves.saved_step = min(self._saves.saved_step, step)
         self._handle.rollback = None
-        if batch == 0 and self.source.batches_per_epoch is not None:
+        if batch == 0 and self.parts.source.batches_per_epoch is not None:
             self._work.end_epoch(step)
         return step
 
@@ -390,6 +322,6 @@ class TrainingLoop:
 
     def _rescue(self, cause: BaseException) -> None:
         self._saves.rescue(cause, have_all_stopped=self.stop_step is not None)
-        faults = [] if self._has_ended else self.callbacks.call_all("on_exception", self._handle, cause)
+        faults = [] if self._has_ended else self.parts.callbacks.call_all("on_exception", self._handle, cause)
         for fault in faults:
             add_note(cause, f"and a callback failed on the way out: {say(fault)}")

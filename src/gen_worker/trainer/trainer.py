@@ -157,7 +157,7 @@ class Trainer(TrainerInterface):
     @property
     def state(self) -> TrainerState | None:
         """Where training is, what it measured: also after an interrupt or an error. None before the first `train`."""
-        return None if self._loop is None else self._loop.trainer_state
+        return None if self._loop is None else self._loop.parts.trainer_state
 
     @property
     def model_state(self) -> Any:
@@ -188,9 +188,9 @@ class Trainer(TrainerInterface):
                 "nothing was trained: the run in %s is finished at step %d; raise epochs or max_steps, or use another"
                 " folder",
                 self._environment.checkpoints_dir.parent,
-                loop.trainer_state.step,
+                loop.parts.trainer_state.step,
             )
-        state = loop.trainer_state
+        state = loop.parts.trainer_state
         return MetricsRecord(
             kind="train",
             step=state.step,
@@ -243,8 +243,8 @@ class Trainer(TrainerInterface):
         return record
 
     def _evaluator_after_training(self, assembly: Assembly, loop: TrainingLoop, kind: Kind) -> Evaluator:
-        object.__setattr__(loop.ctx, "_stop", StopSignal())  # it was training that was to stop
-        evaluator = assembly.make_evaluator(kind, loop.trainer, loop.ctx)
+        object.__setattr__(loop.parts.ctx, "_stop", StopSignal())  # it was training that was to stop
+        evaluator = assembly.make_evaluator(kind, loop.parts.trainer, loop.parts.ctx)
         if evaluator is None:
             raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
         return evaluator

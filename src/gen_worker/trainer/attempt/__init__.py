@@ -1,1 +1,1 @@
-"""One attempt: lease, parts, loop, the one terminal event; and the settings and state that `Trainer` shows of it."""
+"""One attempt: session, parts, loop, terminal event; and the settings and state that `Trainer` shows."""

@@ -1,8 +1,4 @@
-"""How the parts of an attempt are made and put together.
-
-Everything that can be wrong is found here, before step 1: the trainer class, callbacks, inputs, data, the resume
-point, the model's state. `phase` tells, at each moment, which category a fault of the author's code belongs to.
-"""
+"""Builds the parts of an attempt. Every error that can be found before step 1 is raised here."""
 
 import logging
 import os
@@ -39,6 +35,7 @@ from gen_worker.trainer.restore.state_restorer import StateRestorer
 from gen_worker.trainer.steps.batch_source import BatchSource, FirstBatches, knows_its_epochs
 from gen_worker.trainer.steps.evaluation import Evaluator, Kind
 from gen_worker.trainer.steps.held_out import compare_held_out
+from gen_worker.trainer.steps.loop_parts import LoopParts
 from gen_worker.trainer.steps.schedule import Schedule
 from gen_worker.trainer.uploader import ArtifactUploader
 
@@ -47,7 +44,7 @@ logger = logging.getLogger("gen_worker.runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedParts:
-    """Parts that a caller in this process hands over, instead of naming them in the job."""
+    """Parts that a caller in this process passes as objects, instead of naming them in the job."""
 
     trainer: TrainerPlugin | None = None
     train: BatchSource | None = None
@@ -58,7 +55,10 @@ class InjectedParts:
 
 @dataclass(slots=True, kw_only=True)
 class Assembly:
-    """The parts that exist when an attempt begins; `build` makes the rest. What it opens, `stack` closes."""
+    """The parts that exist when an attempt starts; `build` makes the rest. `stack` closes what it opens.
+
+    `phase` is the category of an exception that the author's code raises now.
+    """
 
     environment: WorkerEnvironment
     job: TrainingJobSpec
@@ -75,7 +75,7 @@ class Assembly:
     processes: Processes = field(default_factory=OneProcess, init=False)
 
     def build(self) -> TrainingLoop:
-        """A loop that is ready to run, or finished already (`is_finished`)."""
+        """A loop that is ready to run, or is finished already (`is_finished`)."""
         job, reporter = self.job, self.reporter
         self._enter(Category.STARTUP)
         os.environ.update({**job.env, **self.environment.extra_env})
@@ -99,35 +99,33 @@ class Assembly:
         ctx = self._make_context(source, inputs, device, total_steps=planned)
         is_library = self.environment.is_library
         restorer = StateRestorer(trainer=trainer, ctx=ctx, identity=identity, is_library=is_library)
-        loop = TrainingLoop(
+        parts = LoopParts(
             job=job,
             ctx=ctx,
             trainer=trainer,
-            state=None,
             source=source,
             reporter=reporter,
             artifacts=artifacts,
             uploader=self.uploader,
-            start=start,
-            num_epochs=num_epochs,
             callbacks=callbacks,
             validation=self.make_evaluator("validation", trainer, ctx) if job.validate_every else None,
             test=self.make_evaluator("test", trainer, ctx),
+            restorer=restorer,
             processes=self.processes,
             folder=self.environment.checkpoints_dir.parent,
-            how_to_go_on=self.environment.how_to_go_on(job.run_id),
+            resume_hint=self.environment.resume_hint(job.run_id),
             load_checkpoint=self._newest_regular,
-            restorer=restorer,
         )
+        loop = TrainingLoop(parts=parts, start=start, num_epochs=num_epochs)
         self.progress.step, self.progress.epoch = start.step, start.epoch
         if checkpoint is None:
             callbacks.reset()
         else:
             self._restore_loop(loop, checkpoint)
             if is_finished(loop):
-                self._tell_finished(loop, checkpoint)
+                self._report_finished(loop, checkpoint)
                 return loop
-            for level, note in compare_held_out(loop.evaluators, checkpoint.identity):
+            for level, note in compare_held_out(loop.parts.evaluators, checkpoint.identity):
                 reporter.log(note, level=level)
         loop.state = restorer.make(checkpoint)
         if artifacts is not None:
@@ -137,7 +135,7 @@ class Assembly:
         for level, note in restorer.notes:
             reporter.log(note, level=level)
         if self.processes.rank == 0:
-            self._watch_outside_code(identity, loop.folder, checkpoint)
+            self._watch_outside_code(identity, loop.parts.folder, checkpoint)
         if checkpoint is not None:
             reporter.log(
                 f"resumed at step {start.step}, epoch {start.epoch}, batch {start.batch} from {checkpoint.path.name}",
@@ -145,8 +143,8 @@ class Assembly:
             )
             if checkpoint.meta is not None and not checkpoint.meta.digest:
                 reporter.log(
-                    f"the meta of {checkpoint.path.name} has no digest, since an older release saved it: the bytes of"
-                    " its tensors are verified, the numbers in its meta cannot be",
+                    f"the meta file of {checkpoint.path.name} has no digest: an older release saved it. The tensor bytes"
+                    " were verified, the values in the meta file were not",
                     level="warning",
                 )
         end = loop.end_step()
@@ -163,15 +161,15 @@ class Assembly:
         return loop
 
     def _look_for_empty_shares(self, loop: TrainingLoop) -> None:
-        if find_empty_shares(loop.source, self.processes.world_size) is not None:
-            loop.step_hooks = EmptyShareWatch(loop.trainer, self.processes, self.reporter)
+        if find_empty_shares(loop.parts.source, self.processes.world_size) is not None:
+            loop.step_hooks = EmptyShareWatch(loop.parts.trainer, self.processes, self.reporter)
         for warning in empty_share_warnings(loop) if self.processes.rank == 0 else ():
             self.reporter.log(warning, level="warning")
 
     def _watch_outside_code(
         self, identity: dict[str, Any], folder: Path, checkpoint: Checkpoint | None
     ) -> None:
-        """Now, and when a hook imports something later."""
+        """Now, and whenever a hook imports something later."""
         saved = None if checkpoint is None else checkpoint.identity
         watch = OutsideCodeWatch(identity, folder, saved=saved)
 
@@ -184,7 +182,7 @@ class Assembly:
             self.lifecycle.on_look.append(look)
 
     def build_evaluation(self, kind: Kind) -> tuple[Evaluator, Any]:
-        """For a pass over held-out data without training: an evaluator, and the state of the newest checkpoint."""
+        """For an evaluation without training: an evaluator, and the state of the newest checkpoint."""
         trainer = self._load_trainer()
         device = self._meet_others()
         inputs = self._fetch_inputs()
@@ -211,7 +209,7 @@ class Assembly:
             self.stack.callback(source.close)
         attach_own_data(source, kind, self.processes, self.reporter, self.stop, self.stack)
         if source.batches_per_epoch == 0:
-            raise InputError(f"the {kind} data has no batches: there is nothing to look at")
+            raise InputError(f"the {kind} data has no batches")
         evaluator = Evaluator(
             kind=kind,
             source=source,
@@ -224,7 +222,7 @@ class Assembly:
         return evaluator
 
     def _enter(self, phase: Category) -> None:
-        """Begin a phase, unless the run was asked to stop meanwhile: imports and downloads can take minutes."""
+        """Begin a phase, unless a stop was requested: imports and downloads can take minutes."""
         if self.stop.reason is not None:
             raise_stop(self.stop)
         self.phase = phase
@@ -243,7 +241,7 @@ class Assembly:
         return trainer
 
     def _meet_others(self) -> str | None:
-        """The device that the job names for this process; with several processes, wait until all are there."""
+        """The device of this process. With several processes, waits until all have started."""
         devices = self.job.resources.device_names
         process = self.environment.process
         if process is None:
@@ -261,7 +259,7 @@ class Assembly:
         return device
 
     def _fetch_inputs(self) -> MaterializedInputs:
-        """The main process first; the others find everything in its cache."""
+        """The main process first; the others then read its cache."""
         if self.processes.rank > 0:
             self.processes.from_main(None)
         inputs = fetch_inputs(
@@ -281,16 +279,16 @@ class Assembly:
             self.stack.callback(source.close)
         attach_own_data(source, "training", self.processes, self.reporter, self.stop, self.stack)
         if source.batches_per_epoch == 0:
-            raise InputError("the training data has no batches: there is nothing to train on")
+            raise InputError("the training data has no batches")
         if self.job.validate_every == "epoch" and not knows_its_epochs(source):
             raise InputError(
-                'validate_every is "epoch", but this data has no known end of an epoch: give a number of steps'
+                'validate_every is "epoch", but the length of an epoch is unknown for this data: set a number of steps'
             )
         num_batches = self.job.overfit_batches
         return FirstBatches(source, num_batches) if num_batches else source
 
     def _choose_checkpoint(self, inputs: MaterializedInputs) -> Checkpoint | None:
-        """The main process chooses; the others load the same."""
+        """The main process chooses; the others load the same checkpoint."""
         chosen: Checkpoint | None = None
         if self.processes.rank == 0:
             given = inputs.resume_checkpoint_path
@@ -311,9 +309,7 @@ class Assembly:
         return CheckpointStore(self.environment.checkpoints_dir).load(Path(path))
 
     def _newest_regular(self) -> Checkpoint | None:
-        """Of the newest checkpoint that the cadence made: one that only an interrupted run has would not be there
-        in a run that was never interrupted, and the two would part.
-        """
+        """The newest checkpoint of the cadence. One that only an interrupted run has would make the two runs differ."""
         chosen, every = None, self.job.checkpoint_every or 1
         store = CheckpointStore(self.environment.checkpoints_dir)
         if self.processes.rank == 0:
@@ -331,7 +327,7 @@ class Assembly:
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as fault:
-            raise StartupError(f"the folder {folder} cannot be made: {fault.strerror}") from fault
+            raise StartupError(f"the folder {folder} cannot be created: {fault.strerror}") from fault
         artifacts = ArtifactWriter(
             self.environment.checkpoints_dir,
             self.environment.samples_dir,
@@ -343,8 +339,8 @@ class Assembly:
             keep_best=wanted.keep_best,
             inherit_fds=(lease.fd,),
             trainer=trainer,
-            tell=lambda words: self.reporter.log(words, level="warning"),
-            # Nothing asks for a save before the end: no cadence, and no callback that could.
+            tell=lambda text: self.reporter.log(text, level="warning"),
+            # Nothing saves before the end: no cadence, and no callback that could.
             is_writer_in_process=not (
                 self.job.checkpoint_every or self.job.callbacks or self.injected.callbacks
             ),
@@ -379,31 +375,31 @@ class Assembly:
         )
 
     def _restore_loop(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
-        """What the loop, its state and the callbacks kept; older checkpoints have none of it."""
+        """Restore loop, trainer state and callbacks; older checkpoints have none of it."""
         kept: Mapping[str, Any] = checkpoint.loop
         if "trainer_state" in kept:
-            loop.trainer_state.restore(kept["trainer_state"])
-        loop.callbacks.reset()
-        gone = loop.callbacks.load_state_dict(kept.get("callbacks") or {})
+            loop.parts.trainer_state.restore(kept["trainer_state"])
+        loop.parts.callbacks.reset()
+        gone = loop.parts.callbacks.load_state_dict(kept.get("callbacks") or {})
         if gone:
             self.reporter.log(
-                f"the checkpoint has state of callbacks that the job has not: {', '.join(gone)}"
+                f"the checkpoint has state of callbacks that are not in the job: {', '.join(gone)}"
             )
-        if checkpoint.identity.get("config_digest") != loop.restorer.identity["config_digest"]:
-            # It was another job that had enough, and that may have measured something else.
-            if loop.trainer_state.stop_reason is not None:
-                loop.callbacks.go_on()
-            loop.trainer_state.stop_reason = loop.trainer_state.best = None
+        if checkpoint.identity.get("config_digest") != loop.parts.restorer.identity["config_digest"]:
+            # The job that stopped early was another one, with other metrics perhaps.
+            if loop.parts.trainer_state.stop_reason is not None:
+                loop.parts.callbacks.go_on()
+            loop.parts.trainer_state.stop_reason = loop.parts.trainer_state.best = None
         if checkpoint.final and checkpoint.path.parent == self.environment.checkpoints_dir:
             loop.final_checkpoint = checkpoint.path
 
-    def _tell_finished(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
-        step, reason = loop.start.step, loop.trainer_state.stop_reason
+    def _report_finished(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
+        step, reason = loop.start.step, loop.parts.trainer_state.stop_reason
         why = f" ({reason})" if reason else ""
         self.reporter.log(
-            f"the run is finished at step {step}{why}: nothing to do; raise max_steps or epochs to go on"
+            f"the run is finished at step {step}{why}: nothing to do. Raise max_steps or epochs to train further"
         )
-        if self.uploader is not None:  # an attempt may have failed on just this
+        if self.uploader is not None:  # its upload may be what failed
             meta_path = checkpoint.path.with_name(f"{checkpoint.path.stem}.meta.json")
             files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
             self.uploader.upload_checkpoint_files(
@@ -416,10 +412,12 @@ class Assembly:
 
 
 def is_finished(loop: TrainingLoop) -> bool:
-    """True where it would resume from a final checkpoint that is at the end already."""
+    """True where the run resumes from a final checkpoint at its end."""
     end = loop.end_step()
     is_at_end = end is not None and loop.start.step >= end
-    return loop.final_checkpoint is not None and (is_at_end or loop.trainer_state.stop_reason is not None)
+    return loop.final_checkpoint is not None and (
+        is_at_end or loop.parts.trainer_state.stop_reason is not None
+    )
 
 
 def _model_handles(

@@ -95,7 +95,7 @@ class Attempt:
             if uploads is not None:
                 uploads.send_failed(session.progress.step, category, error)
             raise
-        step, reason = session.progress.step, loop.trainer_state.stop_reason
+        step, reason = session.progress.step, loop.parts.trainer_state.stop_reason
         session.complete(loop.final_checkpoint, **({} if reason is None else {"reason": reason}))
         early = "" if reason is None else f" (stopped early: {reason})"
         logger.info("completed at step %d%s: %s", step, early, loop.final_checkpoint)

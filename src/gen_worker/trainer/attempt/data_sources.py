@@ -1,4 +1,4 @@
-"""A job's data, opened: parquet files, an Arrow IPC file, people's own, batches in the job, or none at all."""
+"""Opens a job's data: parquet files, an Arrow IPC file, the user's own data, batches in the job, or none."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -25,10 +25,10 @@ def open_training_data(
     world_size: int,
     stop: StopSignal | None = None,
 ) -> BatchSource:
-    """What this process trains on."""
+    """The training data of this process."""
     if job.mock_batches is not None:
         if not job.mock_batches:
-            raise InputError("mock_batches is empty: there is nothing to train on")
+            raise InputError("mock_batches is empty")
         return ListSource(job.mock_batches)
     dataset = job.dataset or DatasetSpec()  # a job may name its data by ref alone
     if dataset.generated:
@@ -54,7 +54,7 @@ def open_held_out_data(
     world_size: int,
     stop: StopSignal | None = None,
 ) -> BatchSource:
-    """What is only looked at: in the order of its rows, since a mean does not depend on it."""
+    """Validation or test data, in the order of its rows."""
     if dataset.source is not None:
         return _open_own(job, dataset, dataset.source, rank=rank, world_size=world_size, is_held_out=True)
     from gen_worker.trainer.arrow_feed import ArrowFeed
@@ -95,7 +95,7 @@ def attach_own_data(
     stop: StopSignal,
     stack: ExitStack,
 ) -> None:
-    """People's own data may have a word to say, and every process must have the same of it."""
+    """Connect the user's own data to log and stop signal; InputError where the processes have different data."""
     if not isinstance(source, OwnSource):
         return
     source.attach(tell=reporter.log, stop=stop)
@@ -108,16 +108,16 @@ def attach_own_data(
         if differing:
             name = differing[0]
             raise InputError(
-                f"the {kind} data is not the same in all processes: {name} is {first[name]!r:.60} in process 0 and"
-                f" {other.get(name)!r:.60} in process {rank}. Seed its generators with a fixed number, and let"
-                " nothing in it depend on the process"
+                f"the {kind} data differs between processes: {name} is {first[name]!r:.60} in process 0 and"
+                f" {other.get(name)!r:.60} in process {rank}. Seed its generators with a fixed number, and do not let"
+                " it depend on the process"
             )
 
 
 def local_paths(
     environment: WorkerEnvironment, dataset: DatasetSpec, *, stop: StopSignal | None = None
 ) -> list[str]:
-    """The files that a job names. Indexed folders are checked against their index: schema, sizes, rows and hashes."""
+    """The files that a job names. Folders with an index are verified: schema, sizes, rows and hashes."""
     import pyarrow.parquet as pq
 
     from gen_worker.trainer.datasets.index import resolve_dataset_paths

@@ -1,7 +1,6 @@
-"""An exception in the words of a `failed` event: its category, its cause, and one text a person can read.
+"""An exception as a `failed` event has it: category, cause, and a text for people.
 
-Invariant: nothing here raises, whatever the author's exception does in `__str__`, `__repr__`, `__class__` or a property:
-the last report of an attempt must not fail for it.
+Invariant: nothing here raises, even if the author's exception raises in `__str__`, `__repr__`, `__class__` or a property.
 """
 
 import contextlib
@@ -61,21 +60,21 @@ _GLOO_LOST = re.compile(r"\[(?!enforce fail)[^\]]*gloo/transport/")
 
 
 def say(fault: BaseException) -> str:
-    """What an exception says of itself. Never raises, whatever the author's class does."""
+    """`str(fault)`, else `repr(fault)`."""
     for words in (str, repr):
         with contextlib.suppress(BaseException):
             return str.__str__(words(fault))
-    return "its text cannot be made: its __str__ and __repr__ raise"
+    return "no text: its __str__ and __repr__ raise"
 
 
 def add_note(fault: BaseException, note: str) -> None:
-    """`fault.add_note`, whatever the author's class makes of it."""
+    """`fault.add_note`."""
     with contextlib.suppress(BaseException):
         BaseException.add_note(fault, note)
 
 
 def find_cause(fault: BaseException) -> str:
-    """A `Cause` by the type of the exception, or of what it was raised from; empty where its category says it all."""
+    """A `Cause` by the type of the exception, or of what it was raised from; empty where none is known."""
     with contextlib.suppress(BaseException):
         if isinstance(fault, TrainingCanceled | TrainingTimeout):
             return ""
@@ -114,7 +113,7 @@ def _cause_of(fault: BaseException) -> str:
 
 
 def describe_failure(cause: BaseException, *, phase: Category = Category.TRAIN_STEP) -> tuple[Category, str]:
-    """(category, text). What is not one of our errors came out of the author's code in `phase`; it is named with its place."""
+    """(category, text). An exception that is not a WorkerError has the category `phase`, and its place in the text."""
     with contextlib.suppress(BaseException):
         return _describe(cause, phase)
     return phase, f"{kind_of(cause)}: {say(cause)}"
@@ -133,18 +132,18 @@ def _describe(cause: BaseException, phase: Category) -> tuple[Category, str]:
         if place is not None:
             text = f"{text} (at {place})"
         if is_our_fault(cause):
-            text = f"a fault of the worker itself, please report it: {text}"
+            text = f"a bug in the worker, please report it: {text}"
     notes = [note for note in getattr(cause, "__notes__", None) or () if isinstance(note, str)]
     return Category(category), name_originals("\n".join([text, *notes]))
 
 
 def kind_of(fault: BaseException) -> str:
-    """The name of its class, also where a metaclass hides it."""
+    """The name of its class, even if a metaclass hides it."""
     return str(type.__dict__["__name__"].__get__(type(fault)))
 
 
 def is_our_fault(cause: BaseException) -> bool:
-    """True where an error that is not one of ours was raised by our own code on its own: a bug of the worker."""
+    """True where our own code raised an error that is not a WorkerError: a bug in the worker."""
     with contextlib.suppress(BaseException):
         return _is_our_fault(cause)
     return False
@@ -158,7 +157,7 @@ def _is_our_fault(cause: BaseException) -> bool:
 
 
 def author_place(cause: BaseException) -> str | None:
-    """`file:line` of the innermost frame that is the author's: not ours, not Python's, not an installed package's."""
+    """`file:line` of the innermost frame in the author's code: not ours, Python's or an installed package's."""
     for frame in reversed(traceback.extract_tb(cause.__traceback__)):
         path = frame.filename
         if path.startswith("/") and not path.startswith((_OURS, _PYTHONS)) and "site-packages" not in path:

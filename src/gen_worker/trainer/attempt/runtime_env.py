@@ -1,4 +1,4 @@
-"""The environment of a trainer-mode worker, read once, here and nowhere else."""
+"""The environment variables of a worker, read once, only here."""
 
 import os
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ FALSE_WORDS = ("", "0", "false", "no", "off")
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of a run's processes this one is, as torch's launcher says."""
+    """Which of a run's processes this one is, from torch's launcher."""
 
     rank: int
     local_rank: int
@@ -35,7 +35,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the outside tells a worker besides its job."""
+    """What a worker is given besides its job."""
 
     job_spec_path: Path
     plugin: str | None = None
@@ -58,10 +58,10 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     capability_public_key: str | None = None
     process: RankEnvironment | None = None
     attempt: int | None = None  # the orchestrator's number of this attempt
-    nonce: str = ""  # of the submission: what this worker writes carries it. Empty: nobody gave one
-    doorbell: str | None = None  # a datagram socket that wants to hear of new events
+    nonce: str = ""  # of the submission; this worker writes it into its files and events
+    doorbell: str | None = None  # a datagram socket that is notified of new events
     base_dir: Path | None = None
-    secret_names: tuple[str, ...] = ()  # variables whose values are masked in what the worker tells
+    secret_names: tuple[str, ...] = ()  # variables whose values are masked in events and logs
     is_library: bool = False  # inside another program: a notebook, a script
 
     @property
@@ -79,20 +79,20 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             )
         )
 
-    def how_to_go_on(self, run_id: str) -> str:
-        """After an attempt that was stopped: under a daemon a job that is run again is another run."""
+    def resume_hint(self, run_id: str) -> str:
+        """How to resume a stopped attempt. Under a daemon, running the job again would be another run."""
         if self.is_library:
             return "call train() again to continue"
-        return f"`trn resume {run_id}` goes on" if self.doorbell else "run the job again to go on"
+        return f"`trn resume {run_id}` resumes" if self.doorbell else "run the job again to resume"
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
-    """Every fault at once. The capability token is not in the record: `take_capability_token` hands it over."""
+    """SpecError with every fault at once. The capability token is not in the record: see `take_capability_token`."""
     faults: list[str] = []
     contract = _contract(environ)
     if contract is None and not environ.get("TRAINER_JOB_SPEC_PATH") and not Path(JOB_SPEC_PATH).exists():
         faults.append(
-            f"TRAINER_JOB_SPEC_PATH is not set, and its default {JOB_SPEC_PATH} does not exist: name your job file"
+            f"TRAINER_JOB_SPEC_PATH is not set, and its default {JOB_SPEC_PATH} does not exist: set it to your job file"
         )
     root = Path(environ.get("TRAINER_ARTIFACTS_DIR") or ARTIFACTS_DIR)
 
@@ -149,7 +149,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
 
 
 def read_library_environment(folder: Path, environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
-    """For a run inside another program: its folder is given, and only the caches and stores are looked up."""
+    """For a run inside another program: only the cache folder and the object stores come from the environment."""
     return WorkerEnvironment(
         job_spec_path=Path.cwd() / "job.json",  # relative paths are the caller's
         checkpoints_dir=folder / "checkpoints",
@@ -164,14 +164,14 @@ def read_library_environment(folder: Path, environ: Mapping[str, str] = os.envir
 
 
 def take_capability_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The secret, once; it is removed from the process's environment so that no child or dump carries it on."""
+    """The token, removed from the process's environment: no child process or dump may contain it."""
     if environ is os.environ:
         return os.environ.pop("TRAINER_CAPABILITY_TOKEN", None) or None
     return environ.get("TRAINER_CAPABILITY_TOKEN") or None
 
 
 def _process(environ: Mapping[str, str], faults: list[str]) -> RankEnvironment | None:
-    """Under torch's launcher only: other tools set RANK too, and mean something else."""
+    """Only under torch's launcher: other tools set RANK with another meaning."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     numbers = {}

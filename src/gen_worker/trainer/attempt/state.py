@@ -1,8 +1,7 @@
-"""What a run knows of itself: where it is, what it measured, what was best. Saved and restored whole.
+"""The state of a run besides the model: step, epoch, metrics, best value. Checkpoints hold it.
 
-Weights, optimizer and schedule are the author's: they are in what `state_dict` returns, and this record shows them
-live (`optimizer_state`, `scheduler_state`) instead of keeping a second copy. Callbacks keep their own state; it is
-saved beside this record. A checkpoint holds all of it.
+Weights, optimizer and schedule are in what the author's `state_dict` returns; `optimizer_state` and `scheduler_state`
+read them live. Callbacks keep their own state.
 """
 
 import html
@@ -26,22 +25,22 @@ Mode = Literal["min", "max"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MetricsRecord:
-    """What `train`, `validate` and `test` return: the newest value of each metric, and how it came about."""
+    """What `train`, `validate` and `test` return: the newest value of each metric, with step and duration."""
 
     kind: Literal["train", "validation", "test"]
     step: int
     epoch: int
     metrics: Mapping[str, float]
-    rows: int | None = None  # that were evaluated, or trained on; None where nobody can tell
+    rows: int | None = None  # evaluated, or trained on; None where unknown
     duration_s: float = 0.0
     checkpoint: Path | None = None
-    stop_reason: str | None = None  # why training ended before its last step, where a callback asked for it
+    stop_reason: str | None = None  # of the callback that stopped training before its last step
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
 
     def to_saved(self) -> dict[str, Any]:
-        """Of a validation or a test, plain values for a checkpoint."""
+        """Of a validation or a test: plain values for a checkpoint."""
         names = ("kind", "step", "epoch", "rows", "duration_s")
         return {**{name: getattr(self, name) for name in names}, "metrics": dict(self.metrics)}
 
@@ -75,7 +74,7 @@ class BestMetric:
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class TrainerState:
-    """`step` and `epoch` are live; the rest changes only where the loop does more than step."""
+    """`step` and `epoch` are live; the rest changes only when metrics, validation or a checkpoint are due."""
 
     progress: Progress = field(default_factory=Progress)
     train_loss: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
@@ -116,7 +115,7 @@ class TrainerState:
 
     @property
     def samples_seen(self) -> int | None:
-        """Rows trained on, over all processes; follows from the data cursor. None where batches have no rows."""
+        """Rows trained on, over all processes, from the data cursor. None where batches have no rows."""
         return self._rows_at(self.step)
 
     @property
@@ -139,11 +138,11 @@ class TrainerState:
         rows_at: Callable[[int], int | None],
         callbacks: Callable[[], Mapping[str, Mapping[str, Any]]],
     ) -> None:
-        """Let the record show what the loop knows."""
+        """Connect the record to the loop."""
         self.progress, self._ctx, self._rows_at, self._callbacks = ctx.progress, ctx, rows_at, callbacks
 
     def note(self, values: Mapping[str, float]) -> None:
-        """Take in metrics of this step, under their reported names."""
+        """Record metrics of this step, under their reported names."""
         self.metrics.update(values)
         self.measured_at.update(dict.fromkeys(values, self.step))
         if "train/loss" in values:
@@ -163,7 +162,7 @@ class TrainerState:
         return True
 
     def to_saved(self) -> dict[str, Any]:
-        """Plain values for a checkpoint. Step and epoch have their own place there."""
+        """Plain values for a checkpoint, without step and epoch."""
         best = self.best
         return {
             "version": STATE_VERSION,
@@ -179,7 +178,7 @@ class TrainerState:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Put back what `to_saved` gave."""
+        """From what `to_saved` returned."""
         if saved.get("version") != STATE_VERSION:
             raise CheckpointError(
                 f"the trainer state has version {saved.get('version')!r}, this release reads {STATE_VERSION}:"

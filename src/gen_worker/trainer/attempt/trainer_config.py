@@ -1,4 +1,4 @@
-"""`TrainerConfig`: the settings of a `Trainer` that is used from Python, under the names that a job has for them."""
+"""`TrainerConfig`: the settings of a `Trainer` used from Python, with the names of the job's fields."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,10 +22,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train. A cadence of 0 is off; steps are optimizer steps. SpecError names every fault at once.
+    """How to train. A cadence of 0 is off; steps are optimizer steps. SpecError lists every fault.
 
-    `learning_rate`, `gradient_accumulation` and `gradient_clip_norm` reach the trainer class in `ctx.job.hyperparams`,
-    with all that is in `hyperparams`: it is the class that has an optimizer.
+    `learning_rate`, `gradient_accumulation` and `gradient_clip_norm` reach the trainer class in `ctx.job.hyperparams`.
     """
 
     epochs: Count | None = None
@@ -70,7 +69,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @classmethod
     def from_document(cls, data: object, *, source: str = "TrainerConfig") -> "TrainerConfig":
-        """From plain data, a misspelt field being told with the name that was meant."""
+        """From plain data. For a misspelt field, the error names the nearest one."""
         return cls(**msgspec.structs.asdict(convert_document(data, _schema(), source=source)))
 
     def to_job(
@@ -82,7 +81,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         test: list[str] | None = None,
         has_validation: bool = False,
     ) -> TrainingJobSpec:
-        """The job of these settings, on parquet files; data that is handed over in memory is not part of a job."""
+        """These settings as a job on parquet files. Data in memory is not part of a job."""
         own = {name: value for name in _HYPERPARAMS if (value := getattr(self, name)) is not None}
         is_validated = has_validation or validation is not None
         return TrainingJobSpec(
@@ -117,7 +116,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def _plain(value: Any) -> Any:
-    """Records as dicts; everything else as it is, to be judged by the schema. `to_builtins` would convert it first."""
+    """Records as dicts; everything else unchanged, so that the schema judges it."""
     if not isinstance(value, msgspec.Struct):
         return value
     return {name: _plain(item) for name, item in msgspec.structs.asdict(value).items()}
@@ -127,7 +126,7 @@ _HYPERPARAMS = ("learning_rate", "gradient_accumulation", "gradient_clip_norm")
 
 
 def _schema() -> type[msgspec.Struct]:
-    """The same fields without the checks of `__post_init__`, which would else check itself."""
+    """The same fields without `__post_init__`."""
     fields = [
         (field.name, field.type, field.default)
         for field in msgspec.structs.fields(TrainerConfig)
@@ -142,7 +141,7 @@ def _schema() -> type[msgspec.Struct]:
 
 
 def debug_settings(job: TrainingJobSpec) -> TrainingJobSpec:
-    """The job as `fast_dev_run` makes it: a few steps, every one reported, a pass of validation, one checkpoint."""
+    """The job with `fast_dev_run` applied: a few steps, all reported, one validation, one checkpoint."""
     steps = job.fast_dev_run
     if not steps:
         return job

@@ -1,4 +1,4 @@
-"""An attempt's uploads as the runtime sees them: opened if asked for, settled before the end, told the end."""
+"""The uploads of one attempt: opened if the job asks for them, waited for at the end."""
 
 import threading
 from collections import Counter
@@ -13,13 +13,13 @@ from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
 
 DRAIN_S = 60.0
-STOPPED_DRAIN_S = 5.0  # whoever asked for a stop waits for it
+STOPPED_DRAIN_S = 5.0  # after a stop request
 NUM_LISTED = 3
-NUM_TOLD = 20  # failures of a kind that are each told; after them every doubling is
+NUM_LOGGED = 20  # failures of a kind that are each logged; after them at every doubling
 
 
 class UploadSession:
-    """`uploader` is None where nothing is to be uploaded; every method is then free."""
+    """`uploader` is None where nothing is uploaded; the methods then do nothing."""
 
     def __init__(
         self,
@@ -54,35 +54,35 @@ class UploadSession:
             )
 
     def _on_failure(self, failure: UploadFailure) -> None:
-        """Called by a lane's thread. What is kept and told of failures is bounded: a target may be wrong for weeks."""
+        """Called by a lane's thread. Logs are bounded: a target may be wrong for weeks."""
         with self._lock:
-            if not failure.is_skipped:  # thinned or overtaken by something newer: told, but no reason to fail
+            if not failure.is_skipped:  # replaced by something newer: logged, but not a failure of the run
                 self._num_lost += 1
                 if len(self._first_failures) < NUM_LISTED:
                     self._first_failures.append(failure)
             self._num_failed[failure.kind] += 1
             number = self._num_failed[failure.kind]
-        if number > NUM_TOLD and number & (number - 1):
+        if number > NUM_LOGGED and number & (number - 1):
             return
-        so_far = f" ({number} so far)" if number > NUM_TOLD else ""
+        so_far = f" ({number} so far)" if number > NUM_LOGGED else ""
         self._reporter.log(
             f"upload of {failure.kind} at step {failure.step} failed{so_far}: {failure.reason}",
             level="warning",
         )
 
     def settle(self) -> None:
-        """Wait for what is under way, unless asked to stop; raise UploadError for what was finally not delivered."""
+        """Wait for uploads in progress, unless a stop is requested; UploadError for what was not delivered."""
         if self.uploader is None:
             return
-        self._reporter.flush()  # a checkpoint is handed over once its event is on disk
+        self._reporter.flush()  # a checkpoint is uploaded once its event is on disk
         self.uploader.drain(DRAIN_S, give_up=self._stop)
         if self._num_lost:
             listed = [f"{item.kind} of step {item.step}: {item.reason}" for item in self._first_failures]
             if self._num_lost > NUM_LISTED:
                 listed.append(f"and {self._num_lost - NUM_LISTED} more")
             raise UploadError(
-                f"{_count(self._num_lost)} ({'; '.join(listed)}); the training is complete and everything is safe in"
-                " the run's folder: run the job again to send the final checkpoint"
+                f"{_count(self._num_lost)} ({'; '.join(listed)}). Training is complete and all files are in the run's"
+                " folder. Run the job again to upload the final checkpoint"
             )
 
     def send_completed(self, step: int, final_checkpoint: Path | None) -> None:
@@ -105,7 +105,7 @@ def _count(number: int) -> str:
 
 
 def _merge(job: UploadsSpec, environment: UploadsSpec) -> UploadsSpec:
-    """The environment is the operator's word and wins, target by target."""
+    """The environment wins, target by target."""
     return UploadsSpec(
         **{name: getattr(environment, name) or getattr(job, name) for name in UploadsSpec.__struct_fields__}
     )

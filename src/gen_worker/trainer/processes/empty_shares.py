@@ -35,18 +35,18 @@ def find_empty_shares(source: BatchSource, world_size: int) -> int | None:
 
 def empty_share_warnings(loop: "TrainingLoop") -> Iterator[str]:
     """What a run is told before its first step. Nothing where the class says `handles_empty_shares = True`."""
-    if getattr(loop.trainer, "handles_empty_shares", False):
+    if getattr(loop.parts.trainer, "handles_empty_shares", False):
         return
-    world_size, start, end = loop.ctx.world_size, loop.start, loop.end_step()
-    rows = find_empty_shares(loop.source, world_size)
-    per_epoch = loop.source.batches_per_epoch or 0
+    world_size, start, end = loop.parts.ctx.world_size, loop.start, loop.end_step()
+    rows = find_empty_shares(loop.parts.source, world_size)
+    per_epoch = loop.parts.source.batches_per_epoch or 0
     if rows is not None and (end is None or start.batch + end - start.step >= per_epoch):
         yield (
             f"the last batch of an epoch has {_rows(rows)} for {world_size} processes, so some process gets a share"
             " without rows. There a mean is NaN and a batch norm may fail, and the other processes' gradients count for"
             f" too little: {REMEDIES}. A class that does so says it with handles_empty_shares = True"
         )
-    for evaluator in (loop.validation, loop.test):
+    for evaluator in (loop.parts.validation, loop.parts.test):
         rows = None if evaluator is None else find_empty_shares(evaluator.source, world_size)
         if evaluator is not None and rows is not None:
             hook = HOOK_BY_KIND[evaluator.kind]

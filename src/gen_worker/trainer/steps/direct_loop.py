@@ -12,6 +12,7 @@ from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.restore.state_restorer import StateRestorer
 from gen_worker.trainer.steps.batch_source import IterableSource
+from gen_worker.trainer.steps.loop_parts import LoopParts
 from gen_worker.trainer.steps.parts import (
     LoopArtifactWriter,
     LoopReporter,
@@ -50,18 +51,17 @@ def run_training_loop(
         stop = ReporterStop(ctx.is_canceled, reporter)  # type: ignore[arg-type]  # every reporter has `is_canceled`
         object.__setattr__(ctx, "_stop", stop)
     restorer = StateRestorer(trainer=trainer, ctx=ctx)
-    loop = TrainingLoop(
+    parts = LoopParts(
         job=job,
         ctx=ctx,
         trainer=trainer,
-        state=None,
         source=IterableSource(batches),
         reporter=told,
         artifacts=loop_writer(artifact_writer),
         uploader=loop_uploader(uploader),
-        start=Start(step=start_step),
         restorer=restorer,
     )
+    loop = TrainingLoop(parts=parts, start=Start(step=start_step))
     told.started(run_id=job.run_id, step=start_step, trainer=type(trainer).__qualname__)
     phase = Category.MODEL_LOAD
     try:

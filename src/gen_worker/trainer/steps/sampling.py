@@ -11,50 +11,47 @@ from pathlib import Path
 from typing import Any
 
 from gen_worker.trainer.author.author_state import ask_for_samples
-from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
-from gen_worker.trainer.steps.parts import LoopArtifactWriter, LoopReporter, LoopUploader
+from gen_worker.trainer.steps.loop_parts import LoopParts
 
 VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Sampler:
-    ctx: StepContext
-    trainer: TrainerPlugin
-    reporter: LoopReporter
-    artifacts: LoopArtifactWriter | None
-    uploader: LoopUploader | None = None
+    parts: LoopParts
 
     def has_sample(self, step: int) -> bool:
         """True in the main process once the sample of that step was kept, by this attempt or an earlier one."""
-        return self.artifacts is not None and self.artifacts.has_sample(step)
+        return self.parts.artifacts is not None and self.parts.artifacts.has_sample(step)
 
     def sample(self, model_state: Any, step: int) -> None:
         """Nothing where there is no `sample` hook. The random streams are as they were afterwards."""
         rng = capture_rng()
         try:
-            if self.artifacts is None:
+            if self.parts.artifacts is None:
                 self._sample_for_others(model_state, step)
             else:
-                self._report(self.artifacts.write_samples(step=step, state=model_state, ctx=self.ctx), step)
+                self._report(
+                    self.parts.artifacts.write_samples(step=step, state=model_state, ctx=self.parts.ctx), step
+                )
         finally:
             restore_rng(rng)
 
     def _sample_for_others(self, model_state: Any, step: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="gen_worker-sample-"))
         try:
-            ask_for_samples(self.trainer, model_state, self.ctx, step=step, folder=folder)
+            ask_for_samples(self.parts.trainer, model_state, self.parts.ctx, step=step, folder=folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _report(self, paths: Sequence[Path | str], step: int) -> None:
         for path in paths:
             is_video = Path(path).suffix.lower() in VIDEO_SUFFIXES
-            report = self.reporter.video if is_video else self.reporter.sample
+            report = self.parts.reporter.video if is_video else self.parts.reporter.sample
             report(path=path, step=step, **_size_of(path))
-            if self.uploader is not None:
-                self.uploader.upload_sample(local_path=path, step=step)
+            if self.parts.uploader is not None:
+                self.parts.uploader.upload_sample(local_path=path, step=step)
 
 
 def _size_of(path: Path | str) -> dict[str, int]:

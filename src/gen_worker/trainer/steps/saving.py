@@ -12,13 +12,11 @@ from typing import Any
 from gen_worker.errors import CheckpointError, InputError, TrainStepError
 from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.author.identity import DATA_READ
-from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.feed.content import CONTENT, merge_content
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.processes.group import Processes
-from gen_worker.trainer.steps.evaluation import Evaluator
 from gen_worker.trainer.steps.held_out import HELD_OUT, contents_of, describe_held_out
-from gen_worker.trainer.steps.parts import LoopArtifactWriter, LoopReporter, LoopUploader
+from gen_worker.trainer.steps.loop_parts import LoopParts
 
 
 def _split_content(
@@ -59,23 +57,16 @@ def own_cursor(cursor: Mapping[str, Any], processes: Processes) -> Mapping[str, 
     return ranks[processes.rank]  # type: ignore[no-any-return]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class StateSaver:
     """Checkpoints of one attempt. `artifacts` is there in the main process only."""
 
-    ctx: StepContext
-    trainer: TrainerPlugin
-    reporter: LoopReporter
-    artifacts: LoopArtifactWriter | None
-    processes: Processes
-    identity: Mapping[str, Any]
-    uploader: LoopUploader | None = None
-    held_out: Sequence[Evaluator] = ()
+    parts: LoopParts
     _is_compared: bool = field(default=False, init=False)
 
     @property
     def is_saving(self) -> bool:
-        return self.artifacts is not None and self.artifacts.is_saving
+        return self.parts.artifacts is not None and self.parts.artifacts.is_saving
 
     def save(
         self,
@@ -90,21 +81,21 @@ class StateSaver:
     ) -> None:
         """Copy the state; the rest happens in the writer. Raises TrainStepError where it cannot be saved."""
         with contextlib.suppress(OSError):  # a full disk is the save's to report
-            self.reporter.flush()  # what a resume will not repeat is in the file before the checkpoint is
+            self.parts.reporter.flush()  # what a resume will not repeat is in the file before the checkpoint is
         rng = capture_rng()
-        payload: Mapping[str, Any] = self.trainer.state_dict(model_state)
+        payload: Mapping[str, Any] = self.parts.trainer.state_dict(model_state)
         if not isinstance(payload, Mapping):
             raise TrainStepError(f"state_dict returned {type(payload).__name__}, expected a dict")
-        if self.processes.world_size > 1 and not self._is_compared:
-            if self.processes.rank == 0 and not self.processes.has_loaded:
+        if self.parts.processes.world_size > 1 and not self._is_compared:
+            if self.parts.processes.rank == 0 and not self.parts.processes.has_loaded:
                 self._warn_of_shards(payload)
             self._compare(payload)
-        payload = self.processes.whole(payload)
-        all_rng = self.processes.gather(rng)
-        gathered = self.processes.gather((cursor, contents_of(self.held_out)))
+        payload = self.parts.processes.whole(payload)
+        all_rng = self.parts.processes.gather(rng)
+        gathered = self.parts.processes.gather((cursor, contents_of(self.parts.evaluators)))
         cursors, content_read = _split_content([cursor for cursor, _ in gathered])
         cursor = _cursor_of_all(cursors)
-        if self.artifacts is None:
+        if self.parts.artifacts is None:
             restore_rng(rng)
             return
         content = CheckpointContent(
@@ -116,14 +107,16 @@ class StateSaver:
             cursor=cursor,
             rng=rng if len(all_rng) == 1 else {**rng, "ranks": list(all_rng)},
             identity={
-                **self.identity,
+                **self.parts.restorer.identity,
                 DATA_READ: content_read,
-                HELD_OUT: describe_held_out(self.held_out, [contents for _, contents in gathered]),
+                HELD_OUT: describe_held_out(self.parts.evaluators, [contents for _, contents in gathered]),
             },
             metric=metric,
         )
         try:
-            self.artifacts.begin_checkpoint(content, trainer=self.trainer, state=model_state, ctx=self.ctx)
+            self.parts.artifacts.begin_checkpoint(
+                content, trainer=self.parts.trainer, state=model_state, ctx=self.parts.ctx
+            )
         except CheckpointError as fault:
             raise TrainStepError(f"the checkpoint of step {step} could not be saved: {fault}") from fault
         restore_rng(rng)
@@ -132,13 +125,13 @@ class StateSaver:
         """Once a run: who saves shards as they are may have a `load_state_dict` that takes only shards."""
         from gen_worker.trainer.processes.distributed import sharded_places
 
-        if getattr(self.trainer, "shards_when_loading", False):
+        if getattr(self.parts.trainer, "shards_when_loading", False):
             return
         places = sharded_places(payload)
         if places:
             more = f" and {len(places) - 5} more" if len(places) > 5 else ""
-            self.reporter.log(
-                f"state_dict returned tensors that are sharded over {self.processes.world_size} processes:"
+            self.parts.reporter.log(
+                f"state_dict returned tensors that are sharded over {self.parts.processes.world_size} processes:"
                 f" {', '.join(places[:5])}{more}. They are saved whole. A plain load_state_dict of a module or an"
                 " optimizer cannot shard them again: a resume in several processes will fail, in one process it works."
                 " Use set_model_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict, as"
@@ -151,14 +144,14 @@ class StateSaver:
         from gen_worker.trainer.processes.distributed import digest_tensors
 
         self._is_compared = True
-        first, *others = self.processes.gather(digest_tensors(payload))
+        first, *others = self.parts.processes.gather(digest_tensors(payload))
         # What a process does not have at all was left to the main one: torch's own functions can do that.
         differing = [
             name for name in first if any(name in other and other[name] != first[name] for other in others)
         ]
         if differing:
             more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-            self.reporter.log(
+            self.parts.reporter.log(
                 f"the processes have different values in {', '.join(differing[:5])}{more}; those of process 0 are saved."
                 " If these are weights, the trainer class does not exchange gradients: wrap its module with"
                 " gen_worker.trainer.distribute_module",
@@ -167,11 +160,11 @@ class StateSaver:
 
     def poll(self) -> list[SavedCheckpoint]:
         """Report what became durable meanwhile. Never waits."""
-        return [] if self.artifacts is None else self._report(self.artifacts.poll)
+        return [] if self.parts.artifacts is None else self._report(self.parts.artifacts.poll)
 
     def wait(self) -> list[SavedCheckpoint]:
         """Report the save in flight once it is durable and read back."""
-        return [] if self.artifacts is None else self._report(self.artifacts.wait)
+        return [] if self.parts.artifacts is None else self._report(self.parts.artifacts.wait)
 
     def _report(self, ask: Callable[[], list[SavedCheckpoint]]) -> list[SavedCheckpoint]:
         try:
@@ -179,7 +172,7 @@ class StateSaver:
         except CheckpointError as fault:  # a failure of training, not of an input
             raise TrainStepError(str(fault)) from fault
         for checkpoint in saved:
-            self.reporter.checkpoint(
+            self.parts.reporter.checkpoint(
                 path=checkpoint.path,
                 step=checkpoint.step,
                 then=self._upload(checkpoint),
@@ -189,13 +182,13 @@ class StateSaver:
                 duration_s=round(checkpoint.duration_s, 3),
             )
             if not checkpoint.verified:
-                is_taken = self.ctx.job.resume_non_finite
+                is_taken = self.parts.ctx.job.resume_non_finite
                 resumes = (
                     "a resume takes it, since resume_non_finite is true"
                     if is_taken
                     else "a resume passes it over"
                 )
-                self.reporter.log(
+                self.parts.reporter.log(
                     f"the checkpoint of step {checkpoint.step} holds non-finite weights ({checkpoint.reason}). It is"
                     f" kept; {resumes}",
                     level="warning",
@@ -203,7 +196,7 @@ class StateSaver:
         return saved
 
     def _upload(self, checkpoint: SavedCheckpoint) -> Callable[[], None] | None:
-        uploader = self.uploader
+        uploader = self.parts.uploader
         if uploader is None:
             return None
         return lambda: uploader.upload_checkpoint_files(

@@ -14,10 +14,7 @@ from gen_worker.errors import TrainingCanceled, TrainingTimeout, TrainStepError
 from gen_worker.trainer.artifacts import SavedCheckpoint
 from gen_worker.trainer.attempt.failure import add_note, say
 from gen_worker.trainer.callbacks.base import RunHandle
-from gen_worker.trainer.callbacks.callback_list import CallbackList
-from gen_worker.trainer.processes.group import Processes
-from gen_worker.trainer.restore.state_restorer import StateRestorer
-from gen_worker.trainer.steps.batch_source import BatchSource
+from gen_worker.trainer.steps.loop_parts import LoopParts
 from gen_worker.trainer.steps.measurements import Measurements
 from gen_worker.trainer.steps.saving import StateSaver
 from gen_worker.trainer.steps.schedule import Schedule, is_due
@@ -26,18 +23,14 @@ from gen_worker.trainer.steps.work_journal import Mark, WorkJournal
 logger = logging.getLogger("gen_worker.loop")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class StepSaves:
+    parts: LoopParts
     saver: StateSaver
     schedule: Schedule
-    source: BatchSource
-    callbacks: CallbackList
     handle: RunHandle
     measurements: Measurements
-    processes: Processes
-    restorer: StateRestorer
-    how_to_go_on: str
-    journal: WorkJournal = field(init=False)  # of the work after the present step
+    journal: WorkJournal  # of the work after the present step
     is_sound: bool = field(default=True, init=False)
     saved_step: int = field(default=-1, init=False)
     final_checkpoint: Path | None = field(default=None, init=False)
@@ -68,7 +61,7 @@ class StepSaves:
                 step=step,
                 epoch=epoch,
                 final=final,
-                cursor=self.source.state(epoch=epoch, batch=batch),
+                cursor=self.parts.source.state(epoch=epoch, batch=batch),
                 loop=self._loop_state(step, final=final),
                 metric=self.measurements.metric_of(step),
             )
@@ -82,8 +75,8 @@ class StepSaves:
             "is_work_due": not final and self.journal.is_open,
             "work": None if final else self.journal.to_saved(),
             "trainer_state": self.handle.state.to_saved(),
-            "callbacks": self.callbacks.state_dict(),
-            **self.restorer.saved_facts(),
+            "callbacks": self.parts.callbacks.state_dict(),
+            **self.parts.restorer.saved_facts(),
         }
 
     def poll(self) -> None:
@@ -106,8 +99,8 @@ class StepSaves:
                 self.final_checkpoint = checkpoint.path
             self.handle.state.checkpoint = checkpoint.summary()
             has_asked = self.handle.has_asked
-            self.callbacks.call("on_checkpoint", self.handle, checkpoint)
-            if self.processes.world_size > 1 and self.handle.has_asked and not has_asked:
+            self.parts.callbacks.call("on_checkpoint", self.handle, checkpoint)
+            if self.parts.processes.world_size > 1 and self.handle.has_asked and not has_asked:
                 raise TrainStepError(
                     "a callback asked for something in on_checkpoint, which is called in one process only: ask in a hook"
                     " that all processes call"
@@ -118,7 +111,7 @@ class StepSaves:
         is_stop = issubclass(type(cause), TrainingCanceled | TrainingTimeout)
         # A save needs all processes; where one failed, the others are not there to take part. And what is to be rolled
         # back is not to be saved.
-        is_possible = self.processes.world_size == 1 or (is_stop and have_all_stopped)
+        is_possible = self.parts.processes.world_size == 1 or (is_stop and have_all_stopped)
         is_possible &= self.is_sound and self.handle.rollback is None
         try:
             self.wait()
@@ -129,7 +122,7 @@ class StepSaves:
                 self.save(final=False)
                 self.wait()
             if is_stop and self.saved_step > 0:
-                add_note(cause, f"saved at step {self.saved_step}: {self.how_to_go_on} from there")
+                add_note(cause, f"saved at step {self.saved_step}: {self.parts.resume_hint} from there")
         except BaseException as second:
             _note_second(cause, "no checkpoint could be saved on the way out", second)
 

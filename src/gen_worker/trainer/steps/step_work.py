@@ -13,37 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gen_worker.trainer.callbacks.base import RunHandle
-from gen_worker.trainer.callbacks.callback_list import CallbackList
-from gen_worker.trainer.contracts import StepContext, StepResult
+from gen_worker.trainer.contracts import StepResult
 from gen_worker.trainer.job_lifecycle import raise_stop
-from gen_worker.trainer.processes.group import Processes
-from gen_worker.trainer.restore.state_restorer import StateRestorer
 from gen_worker.trainer.steps.evaluation import Evaluator, count_rows
-from gen_worker.trainer.steps.measurements import Measurements
-from gen_worker.trainer.steps.parts import LoopReporter
+from gen_worker.trainer.steps.loop_parts import LoopParts
+from gen_worker.trainer.steps.measurements import Measurements, read_metrics
 from gen_worker.trainer.steps.schedule import Schedule, is_due
-from gen_worker.trainer.steps.step_metrics import read_metrics
 from gen_worker.trainer.steps.work_journal import Part, WorkJournal
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class StepWork:
-    ctx: StepContext
+    parts: LoopParts
     schedule: Schedule
-    callbacks: CallbackList
     handle: RunHandle
     measurements: Measurements
-    reporter: LoopReporter
-    processes: Processes
-    restorer: StateRestorer
-    validation: Evaluator | None
+    journal: WorkJournal
     in_authors_hands: Callable[[], AbstractContextManager[None]]  # what leaves it by raising is not saved
-    journal: WorkJournal = field(init=False)
     _begun: int = field(default=-1, init=False)
     _closed: int = field(default=-1, init=False)
-
-    def __post_init__(self) -> None:
-        self.journal = WorkJournal(self.callbacks)
 
     def do(self, step: int, result: StepResult, batch: Any) -> None:
         """All of it, for a step that was just committed."""
@@ -54,7 +42,7 @@ class StepWork:
                 self.in_authors_hands()
             ):  # to read a tensor waits for its device: an error there is the step's
                 journal.values = self._read(result, batch)
-            self.restorer.watch_rate(journal.values, self.handle.end_step, self.reporter)
+            self.parts.restorer.watch_rate(journal.values, self.handle.end_step, self.parts.reporter)
         self._do(step)
 
     def finish(self, step: int) -> None:
@@ -67,7 +55,7 @@ class StepWork:
         if values := journal.values:
             journal.do(Part.METRICS, lambda: self.measurements.take(values))
             journal.call(Part.ON_METRICS, "on_metrics", self.handle, values)
-        self.ctx.progress.epoch, batch = schedule.position(step)
+        self.parts.ctx.progress.epoch, batch = schedule.position(step)
         if schedule.is_validation_due(step):
             self._validate()
         if batch == 0 and schedule.is_epoch_end(step):
@@ -76,21 +64,21 @@ class StepWork:
 
     def _read(self, result: StepResult, batch: Any) -> Mapping[str, float]:
         is_quiet = getattr(getattr(result, "control", None), "skip_cadence_emit", False)
-        values = {} if is_quiet else read_metrics(result, self.ctx.optimizer, self.handle.model_state)
-        if self.processes.world_size > 1:
-            values = self.processes.mean(values, weight=count_rows(batch))
+        values = {} if is_quiet else read_metrics(result, self.parts.ctx.optimizer, self.handle.model_state)
+        if self.parts.processes.world_size > 1:
+            values = self.parts.processes.mean(values, weight=count_rows(batch))
         return values
 
     def emit(self, values: Mapping[str, float]) -> None:
         """What a callback reports of the present step."""
         self.measurements.take(values)
-        self.callbacks.call("on_metrics", self.handle, values)
+        self.parts.callbacks.call("on_metrics", self.handle, values)
 
     def _validate(self) -> None:
-        journal, evaluator = self.journal, self.validation
+        journal, evaluator = self.journal, self.parts.validation
         if evaluator is None:
             return
-        wraps = self.callbacks.wraps_validation
+        wraps = self.parts.callbacks.wraps_validation
         # One that swaps weights for a validation has put them back once all have been told of its end.
         with self.in_authors_hands() if wraps else nullcontext():
             journal.do(Part.VALIDATION, lambda: self._evaluate(evaluator, may_leave=not wraps))
@@ -102,17 +90,17 @@ class StepWork:
 
     def _evaluate(self, evaluator: Evaluator, *, may_leave: bool) -> None:
         if evaluator.kind == "validation":
-            self.callbacks.call("on_validation_begin", self.handle)
+            self.parts.callbacks.call("on_validation_begin", self.handle)
         with self.in_authors_hands():
             record = evaluator.run(self.handle.model_state, may_leave=may_leave)
         if record is None:
-            raise_stop(self.ctx.is_canceled)
+            raise_stop(self.parts.ctx.is_canceled)
         self.journal.record = record
 
     def test(self, evaluator: Evaluator) -> None:
         """After the last step."""
         journal = self.journal
-        journal.open(self.ctx.step, Part.TEST)
+        journal.open(self.parts.ctx.step, Part.TEST)
         journal.do(Part.TEST, lambda: self._evaluate(evaluator, may_leave=True))
         record = journal.record
         assert record is not None
@@ -133,8 +121,8 @@ class StepWork:
         schedule = self.schedule
         if schedule.is_one_pass:
             return False
-        self.ctx.progress.epoch, _ = schedule.position(step)
-        if self.ctx.epoch != self._closed:
+        self.parts.ctx.progress.epoch, _ = schedule.position(step)
+        if self.parts.ctx.epoch != self._closed:
             is_validated = schedule.job.validate_every == "epoch"
             self.journal.open(step, Part.VALIDATION if is_validated else Part.ON_EPOCH_END)
             if is_validated:
@@ -142,7 +130,7 @@ class StepWork:
             self._end_epoch()
             self.journal.close()
         num_epochs = schedule.num_epochs
-        return num_epochs is None or self.ctx.epoch < num_epochs
+        return num_epochs is None or self.parts.ctx.epoch < num_epochs
 
     def end_epoch(self, step: int) -> None:
         """At a place in the data to which the run came without a step."""
@@ -153,8 +141,8 @@ class StepWork:
     def end_run(self) -> None:
         """The end of data that does not tell where its epochs end is the end of its only one."""
         if self.schedule.is_one_pass and self._begun >= 0:
-            self.callbacks.call("on_epoch_end", self.handle)
+            self.parts.callbacks.call("on_epoch_end", self.handle)
 
     def _end_epoch(self) -> None:
-        self._closed = self.ctx.epoch
+        self._closed = self.parts.ctx.epoch
         self.journal.call(Part.ON_EPOCH_END, "on_epoch_end", self.handle)

@@ -210,13 +210,13 @@ def test_every_rank_has_the_same_number_of_batches_and_an_empty_one_has_the_sche
 
 
 def test_a_batch_size_that_the_ranks_cannot_share_is_refused(dataset):
-    with pytest.raises(InputError, match="world_size=3 does not divide batch_size=8"):
+    with pytest.raises(InputError, match="batch_size=8 is not a multiple of world_size=3"):
         ArrowFeed.open([str(dataset)], batch_size=8, rank=0, world_size=3)
 
 
 def test_fewer_rows_than_a_batch_with_drop_last_is_refused(tmp_path):
     pq.write_table(make_table(0, 5), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="5 rows make no batch of 8"):
+    with pytest.raises(InputError, match="5 rows are less than one batch of 8"):
         ArrowFeed.open([str(tmp_path)], batch_size=8, drop_last=True)
 
 

@@ -355,7 +355,7 @@ def test_reading_again_is_said_and_keeps_one_batch_in_memory() -> None:
     source.attach(tell=said.append, stop=StopSignal())
     next(source.batches(epoch=0, batch=490))
     assert said == [
-        "the data cannot seek: reading 490 batches of epoch 0 again to reach batch 490",
+        "the data cannot seek: reading 490 batches of epoch 0 again, up to batch 490",
     ]
     assert sum(ref() is not None for ref in alive) <= 1
 
@@ -477,7 +477,7 @@ def test_data_that_can_cut_itself_gives_each_process_its_own() -> None:
 
     for kind in (Cut, Hub):
         assert list(islice(open_(kind, rank=1, world_size=2).batches(), 3)) == [1, 3, 5]
-    with pytest.raises(InputError, match="the share of process 1 ended after 3 batches of epoch 0"):
+    with pytest.raises(InputError, match="the shard of process 1 ended after 3 batches of epoch 0"):
         list(islice(open_(Cut, rank=1, world_size=2).batches(), 4))
     with pytest.raises(InputError, match=r"takes \(part\), expected \(rank, world_size\)"):
         open_(Other, rank=1, world_size=2)
@@ -495,9 +495,9 @@ def test_a_distributed_sampler_is_used_as_it_is_and_hears_of_each_epoch() -> Non
         shares.append([row[0].item() for batch in islice(source.batches(), 4) for row in batch])
     assert sorted(shares[0][:10] + shares[1][:10]) == list(range(20))
     assert shares[0][:10] != shares[0][10:]
-    with pytest.raises(InputError, match="is that of process 1 of 2, and this is process 0 of 2"):
+    with pytest.raises(InputError, match="is for process 1 of 2, but this is process 0 of 2"):
         open_own_data(make(1), SourceOptions(rank=0, world_size=2))
-    with pytest.raises(InputError, match="is that of process 0 of 2, and this is process 0 of 1"):
+    with pytest.raises(InputError, match="is for process 0 of 2, but this is process 0 of 1"):
         open_own_data(make(0), SourceOptions())
 
 
@@ -522,9 +522,9 @@ class Lies(Batches):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Lies(4), "says that an epoch has 4 batches, and it has more than 4"),
-        (lambda: Lies(6), "says that an epoch has 6 batches, and it ended after 5"),
-        (lambda: Batches(0), "the data gave no batch in epoch 0"),
+        (lambda: Lies(4), "is 4 batches per epoch, but it has more than 4"),
+        (lambda: Lies(6), "is 6 batches per epoch, but it ended after 5"),
+        (lambda: Batches(0), "the data has no batch in epoch 0"),
     ],
 )
 def test_data_that_is_not_what_it_says_is_refused(make: Callable[[], Any], said: str) -> None:
@@ -537,16 +537,16 @@ def test_data_that_is_not_what_it_says_is_refused(make: Callable[[], Any], said:
     [
         (lambda: 5, {}, "expected a map-style or iterable Dataset, a DataLoader"),
         (lambda: {"a": 1}, {}, "expected a map-style or iterable Dataset, a DataLoader"),
-        (lambda: iter([1]), {}, "can be gone through only once"),
-        (Batches, {"shuffle": True}, "shuffle is True, and the data is an iterable"),
-        (Batches, {"batch_size": 8}, "batch_size is 8, and the data is an iterable"),
+        (lambda: iter([1]), {}, "can be iterated only once"),
+        (Batches, {"shuffle": True}, "shuffle is True, but the data is an iterable"),
+        (Batches, {"batch_size": 8}, "batch_size is 8, but the data is an iterable"),
         (Stream, {"shuffle": True}, "the data is an IterableDataset"),
-        (KINDS["loader"][0], {"batch_size": 8}, "batch_size is 8, and the data is a DataLoader"),
-        (KINDS["loader"][0], {"drop_last": True}, "drop_last is True, and the data is a DataLoader"),
+        (KINDS["loader"][0], {"batch_size": 8}, "batch_size is 8, but the data is a DataLoader"),
+        (KINDS["loader"][0], {"drop_last": True}, "drop_last is True, but the data is a DataLoader"),
         (Rows, {"batch_size": 3, "world_size": 2}, "choose a batch_size that is a multiple of 2"),
-        (Rows, {"batch_size": 64, "drop_last": True}, "23 rows make no batch of 64 with drop_last"),
-        (KINDS["loader"][0], {"world_size": 2}, "2 processes do not divide it"),
-        (KINDS["loader of an iterable"][0], {"world_size": 2}, "cannot be shared by 2 processes"),
+        (Rows, {"batch_size": 64, "drop_last": True}, "23 rows are less than one batch of 64 with drop_last"),
+        (KINDS["loader"][0], {"world_size": 2}, "is not a multiple of the 2 processes"),
+        (KINDS["loader of an iterable"][0], {"world_size": 2}, "cannot be split over 2 processes"),
         (
             lambda: DataLoader(OwnRandom(), num_workers=1),
             {},
@@ -648,8 +648,8 @@ def test_settings_that_the_data_would_pass_over_are_refused_in_a_notebook(tmp_pa
     from test_trainer import BATCHES, make
 
     for config, said in [
-        ({"batch_size": 8}, "batch_size: found 8, but the data is batches already"),
-        ({"shuffle": True}, "shuffle: found true, but the data is batches already"),
+        ({"batch_size": 8}, "batch_size: found 8, but the data is already batches"),
+        ({"shuffle": True}, "shuffle: found true, but the data is already batches"),
         ({"shuffle": True, "train_data": DataLoader(Rows())}, "the data is a DataLoader"),
         ({"batch_size": 8, "train_data": DataLoader(Rows())}, "batch_size: found 8"),
     ]:
@@ -757,7 +757,7 @@ def test_a_batch_size_that_a_loader_does_not_take_is_told() -> None:
     for make, notes in (
         (
             lambda: DataLoader(Rows(), batch_size=5),
-            ["the DataLoader makes batches of 5 rows: batch_size 32 is not used"],
+            ["the DataLoader has batch_size 5: batch_size 32 of the job is not used"],
         ),
         (lambda: DataLoader(Rows(), batch_size=32), []),
         (lambda: DataLoader(Rows(), batch_size=None), []),

@@ -400,7 +400,7 @@ def test_all_faults_of_a_config_come_at_once_and_a_misspelt_field_is_recognised(
 
 
 def test_wrong_parts_are_refused_with_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="can be gone through only once"):
+    with pytest.raises(SpecError, match="can be iterated only once"):
         make(tmp_path, train_data=iter(BATCHES))
     with pytest.raises(StartupError, match=r"found the class Counter: write Counter\(\)"):
         make(tmp_path, Counter)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.cache import CachedGroups, write_groups
-from gen_worker.trainer.feed.content import CONTENT, Note
+from gen_worker.trainer.feed.content import CONTENT, Note, cursor_error
 from gen_worker.trainer.feed.content_check import ComparedContent, compare_content
 from gen_worker.trainer.feed.groups import GroupSource, IpcGroups, ParquetGroups
 from gen_worker.trainer.feed.manifest import Manifest, read_manifest
@@ -66,8 +66,8 @@ class ArrowFeed:
         )
         if self._order.batches_per_epoch == 0:
             raise InputError(
-                f"{manifest.num_rows} rows make no batch of {batch_size} with drop_last: "
-                "lower batch_size or keep the last batch"
+                f"{manifest.num_rows} rows are less than one batch of {batch_size} with drop_last: lower batch_size,"
+                " or set drop_last to false"
             )
         self._shares = self._order.shares(rank, world_size)
         self._source = source
@@ -235,15 +235,7 @@ class ArrowFeed:
             changes += compared.changes
             self.notes = compared.notes
         if changes:
-            raise InputError(
-                "\n".join(
-                    [
-                        "the data cursor does not fit this dataset: its position would name other rows",
-                        *(f"  - {change}" for change in changes),
-                        "  put back what changed; for other data, start a new run",
-                    ]
-                )
-            )
+            raise cursor_error(changes)
         if saved.epoch < 0 or not 0 <= saved.batch <= self.batches_per_epoch:
             raise InputError(
                 f"the data cursor is at batch {saved.batch} of epoch {saved.epoch}; "

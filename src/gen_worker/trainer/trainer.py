@@ -30,7 +30,7 @@ from gen_worker.trainer.job_lifecycle import raise_stop
 from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 from gen_worker.trainer.reporting import TrainingReporter
-from gen_worker.trainer.sources.given import GivenData, refuse_unused_settings
+from gen_worker.trainer.sources.opening import CallerData, refuse_unused_settings
 from gen_worker.trainer.steps.evaluation import Evaluator, Kind
 
 logger = logging.getLogger("gen_worker.trainer")
@@ -78,9 +78,9 @@ class Trainer(TrainerInterface):
                     f"callbacks: found {item!r:.60}, expected a list of instances of gen_worker.trainer.Callback"
                 )
         refuse_unused_settings(config, train_data, (validation_data, test_data))
-        train = GivenData.of(train_data, config)
+        train = CallerData.of(train_data, config)
         validation, test = (
-            GivenData.of(data, config, is_held_out=True) for data in (validation_data, test_data)
+            CallerData.of(data, config, is_held_out=True) for data in (validation_data, test_data)
         )
         stopping = config.early_stopping
         if stopping is not None and validation_data is None and not stopping.metric.startswith("train/"):

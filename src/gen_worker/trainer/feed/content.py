@@ -82,6 +82,13 @@ class GroupChecksums:
             return _write(self.kind, self._values)
 
 
+def cursor_error(changes: Sequence[str]) -> InputError:
+    """The saved position belongs to other data."""
+    head = "the data cursor does not fit this dataset: its position would name other rows"
+    remedy = "  restore what changed, or start a new run with the new data"
+    return InputError("\n".join([head, *(f"  - {change}" for change in changes), remedy]))
+
+
 def merge_content(states: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """What several processes read, as one. InputError where two of them read different data."""
     if not states:

@@ -169,8 +169,8 @@ class DataOrder:
             )
         if self.batch_size % world_size:
             raise InputError(
-                f"world_size={world_size} does not divide batch_size={self.batch_size}; every rank must get "
-                f"the same number of rows: choose a batch_size that is a multiple of {world_size}"
+                f"batch_size={self.batch_size} is not a multiple of world_size={world_size}. Every rank needs the same"
+                f" number of rows: choose a batch_size that is a multiple of {world_size}"
             )
         size = self.batch_size // world_size
         first, last = rank * size, (rank + 1) * size

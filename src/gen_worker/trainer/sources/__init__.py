@@ -1,1 +1,1 @@
-"""People's own data: Datasets, DataLoaders and iterables, opened as batches that resume exactly."""
+"""The author's own data: Datasets, DataLoaders and iterables as batches that resume exactly."""

@@ -1,4 +1,4 @@
-"""Rows to a batch: as torch's DataLoader would do it where torch is used, the same with numpy elsewhere."""
+"""Rows to a batch: like torch's DataLoader, or the same with numpy where torch is not used."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 def choose_collate(dataset: object) -> Collate:
-    """The dataset's own `collate_fn`, else by what the rows are."""
+    """The dataset's own `collate_fn`, else by the type of the rows."""
     own = getattr(dataset, "collate_fn", None)
     if callable(own):
         return own  # type: ignore[no-any-return]
@@ -21,7 +21,7 @@ def choose_collate(dataset: object) -> Collate:
 
 
 def collate_rows(rows: list[Any]) -> Any:
-    """Numbers and arrays are stacked, dicts and tuples are collated field by field, text stays a list."""
+    """Stack numbers and arrays, collate dicts and tuples field by field, keep text as a list."""
     torch = sys.modules.get("torch")
     if torch is not None and _holds_tensor(torch, rows[0]):
         return torch.utils.data.default_collate(rows)
@@ -37,8 +37,8 @@ def _collate_numpy(rows: Sequence[Any]) -> Any:
     if isinstance(first, tuple | list):
         if any(len(row) != len(first) for row in rows):
             raise InputError(
-                f"rows of different lengths cannot be one batch ({len(first)} fields and others):"
-                " give the dataset a `collate_fn`"
+                f"rows of different lengths cannot be collated (the first has {len(first)} fields): give the dataset a"
+                " `collate_fn`"
             )
         return [_collate_numpy(column) for column in zip(*rows, strict=True)]
     if isinstance(first, np.ndarray):
@@ -57,7 +57,7 @@ def _holds_tensor(torch: Any, row: Any) -> bool:
 
 
 def without_rows(batch: Any) -> Any:
-    """The same batch with no rows, for a process that has no share of the last one."""
+    """The same batch with no rows, for a process without rows of the last batch."""
     if isinstance(batch, Mapping):
         return {name: without_rows(value) for name, value in batch.items()}
     if isinstance(batch, tuple | list) and batch and not isinstance(batch[0], str | bytes):
@@ -66,6 +66,6 @@ def without_rows(batch: Any) -> Any:
         return batch[:0]
     except (TypeError, IndexError, KeyError):
         raise InputError(
-            f"this process has no rows of the epoch's last batch, and a batch of {type(batch).__name__} cannot be made"
-            " empty: set dataset.drop_last to true"
+            f"this process has no rows of the epoch's last batch, and a {type(batch).__name__} cannot be made empty:"
+            " set dataset.drop_last to true"
         ) from None

@@ -1,7 +1,7 @@
-"""Data that can only be iterated: an IterableDataset gives rows, anything else gives batches as they are.
+"""Data that can only be iterated: an IterableDataset yields rows, any other iterable yields batches.
 
-A place inside a pass is reached with the data's own `state_dict`, where it has one that holds all of its place.
-Otherwise the batches before it are read once more and dropped one by one.
+A resume uses the data's own `state_dict` if it is complete. Otherwise the earlier batches of the epoch are read again
+and dropped.
 """
 
 import copy
@@ -29,9 +29,9 @@ class ReplayedSource(OwnSource):
 
     kind = "batches"
     _shard_refusal = (
-        "the share of process {rank} ended after {number} batches of epoch {epoch}. With `shard`, every process needs"
-        " the same number of batches: give the shards an equal `__len__`, or remove `shard`: then every process reads"
-        " all of the data and takes its own part"
+        "the shard of process {rank} ended after {number} batches of epoch {epoch}. Every process needs the same number"
+        " of batches: give the shards an equal `__len__`, or remove `shard`. Then every process reads all data and"
+        " takes its own part"
     )
 
     def __init__(self, data: Any, options: SourceOptions) -> None:
@@ -46,14 +46,14 @@ class ReplayedSource(OwnSource):
 
     @property
     def _items_per_batch(self) -> int:
-        """What one step takes of the data, for all processes that read it."""
+        """Items that one step takes, for all processes that read the same data."""
         return 1 if self._is_shard else self._options.world_size
 
     def _num_batches(self, length: int) -> int:
         return length // self._items_per_batch
 
     def _take(self, iterator: Iterator[Any], number: int) -> Any:  # noqa: ARG002
-        """Each process takes its own of so many batches; a last group that is not full is left out."""
+        """The item of this process. An incomplete last group is dropped."""
         items = list(islice(iterator, self._items_per_batch))
         if len(items) < self._items_per_batch:
             return END
@@ -78,7 +78,7 @@ class ReplayedSource(OwnSource):
             is_between_epochs = batch == 0
         iterator = iter(data)
         if is_between_epochs:
-            # The state is that of an epoch's end. Some begin the next one from there, others end once more first.
+            # The state is that of an epoch's end. Some data then starts the next epoch, other data ends once more.
             iterator = _or_else(iterator, data)
         self._replay(iterator, epoch, first, batch)
         return self._take_all(iterator, epoch, batch)
@@ -90,15 +90,15 @@ class ReplayedSource(OwnSource):
     def _replay(self, iterator: Iterator[Any], epoch: int, first: int, batch: int) -> None:
         if batch > first:
             self._tell(
-                f"the data cannot seek: reading {batch - first} batches of epoch {epoch} again to reach batch {batch}"
+                f"the data cannot seek: reading {batch - first} batches of epoch {epoch} again, up to batch {batch}"
             )
         for number in range(first, batch):
             self._check_stop()
             self._streams.seed(epoch, number, self._stream_rank)
             if not self._pass_over(iterator):
                 raise InputError(
-                    f"the data ended after {number} batches of epoch {epoch}, and the checkpoint is at batch {batch}:"
-                    " it is shorter than it was"
+                    f"the data ended after {number} batches of epoch {epoch}, but the checkpoint is at batch {batch}:"
+                    " the data is shorter than before"
                 )
 
     def _take_all(self, iterator: Iterator[Any], epoch: int, number: int) -> Iterator[Any]:
@@ -121,7 +121,7 @@ class ReplayedSource(OwnSource):
         if self._anchor is None:
             return {}
         (epoch, batch), state = self._anchor
-        # One of an earlier batch is as good, except that nothing is known of the generators there.
+        # A state of an earlier batch works too, unless there are generators: their state there is unknown.
         is_of_use = epoch == place[0] and batch <= place[1] and not self._streams.names
         if not is_of_use and (epoch, batch) != place:
             return {}
@@ -138,7 +138,7 @@ class ReplayedSource(OwnSource):
 
 
 class IterableRowsSource(ReplayedSource):
-    """Rows of an IterableDataset, batched and collated as a DataLoader would."""
+    """Rows of an IterableDataset, batched and collated like a DataLoader does."""
 
     kind = "iterable rows"
 
@@ -173,15 +173,11 @@ class IterableRowsSource(ReplayedSource):
 
     def _facts(self) -> dict[str, Any]:
         options = self._options
-        return {
-            **super()._facts(),
-            "batch_size": options.batch_size,
-            "drop_last": options.drop_last,
-        }
+        return {**super()._facts(), "batch_size": options.batch_size, "drop_last": options.drop_last}
 
 
 def call_set_epoch(*holders: object, epoch: int) -> None:
-    """Samplers and datasets that shuffle by themselves want to know which epoch begins."""
+    """Tell samplers and datasets that shuffle which epoch begins."""
     for holder in holders:
         set_epoch = getattr(holder, "set_epoch", None)
         if callable(set_epoch):
@@ -189,7 +185,7 @@ def call_set_epoch(*holders: object, epoch: int) -> None:
 
 
 def _find_shard(data: Any, options: SourceOptions) -> Any:
-    """The share of this process, where the data can cut itself; None where it cannot, or need not."""
+    """The shard of this process if the data has `shard`; None for one process."""
     shard = getattr(data, "shard", None)
     if options.world_size == 1 or not callable(shard):
         return None
@@ -207,19 +203,14 @@ def _find_shard(data: Any, options: SourceOptions) -> Any:
 
 
 def has_state(data: Any) -> bool:
-    """Whether its `state_dict` can bring it back to its place."""
-    has_both = callable(getattr(data, "state_dict", None)) and callable(
-        getattr(data, "load_state_dict", None)
-    )
-    return (
-        has_both and not _has_shuffle_buffer(data) and not _has_shuffle_buffer(getattr(data, "dataset", None))
-    )
+    """Can its `state_dict` restore its position?"""
+    if not all(callable(getattr(data, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    return not any(map(_has_shuffle_buffer, (data, getattr(data, "dataset", None))))
 
 
 def _has_shuffle_buffer(data: Any) -> bool:
-    """Whether it is an IterableDataset of Hugging Face that was shuffled: its `state_dict` leaves out the buffer, so a
-    resume would give other rows in another order.
-    """
+    """Is it a shuffled IterableDataset of Hugging Face? Its `state_dict` omits the buffer, so a resume would differ."""
     parts = [getattr(data, "_ex_iterable", None)]
     while parts:
         part = parts.pop()
@@ -238,7 +229,7 @@ def _length_of(data: Any) -> int | None:
 
 
 def _or_else(iterator: Iterator[Any], data: Any) -> Iterator[Any]:
-    """All of the iterator; where it has nothing, a new one."""
+    """The iterator; if it is empty, a new one."""
     is_empty = True
     for item in iterator:
         is_empty = False

@@ -1,8 +1,7 @@
-"""A torch DataLoader, used as it is: its own batch size, sampler, workers and generator.
+"""A torch DataLoader with its own batch size, sampler, workers and generator.
 
-The loader is worked on through a shallow copy whose sampler counts its batches. That gives each batch the random
-numbers of its place, also in worker processes, and lets a resume go over the indices of the batches before its place
-without reading their rows.
+We use a shallow copy of the loader whose sampler counts its batches. So each batch is seeded by its number, also in
+worker processes, and a resume skips the indices of earlier batches without reading their rows.
 """
 
 import copy
@@ -24,7 +23,7 @@ from gen_worker.trainer.sources.random_streams import (
 
 
 class SentIndices:
-    """Indices on their way to a worker process, whose generators they seed when they arrive there."""
+    """Indices for a worker process. Unpickling them there seeds its generators."""
 
     def __init__(self, indices: Any, seed: int) -> None:
         self.indices = indices
@@ -40,7 +39,7 @@ def _arrive(indices: Any, seed: int) -> Any:
 
 
 class CountedSampler:
-    """A loader's sampler that can begin at any batch. Iterated inside `streams.apart` only."""
+    """A loader's sampler that can start at any batch. Iterated only inside `streams.apart`."""
 
     def __init__(self, sampler: Any, streams: DataStreams, options: SourceOptions, *, is_sent: bool) -> None:
         self.sampler = sampler
@@ -54,9 +53,7 @@ class CountedSampler:
         self.first = 0
 
     def draw_base_seed(self) -> None:
-        """What a loader draws when it starts its workers, at every epoch: those that stay are started once only, and
-        the order would then depend on when that was.
-        """
+        """Draw the seed of the workers at every epoch: persistent workers draw it only once, when they start."""
         if self.generator is not None:
             import torch
 
@@ -97,8 +94,8 @@ class CountedSampler:
         mine = indices[share_of(len(indices), options.rank, options.world_size)]
         if not mine:
             raise InputError(
-                f"process {options.rank} has no rows of batch {number}, which has {len(indices)}: set drop_last=True in"
-                " the DataLoader, or name its dataset instead of the loader"
+                f"batch {number} has {len(indices)} rows, none for process {options.rank}: set drop_last=True in the"
+                " DataLoader, or name its dataset instead of the loader"
             )
         return mine
 
@@ -114,9 +111,9 @@ class LoaderSource(OwnSource):
         own_to_dataset = [name for name in self._streams.names if name.startswith("dataset")]
         if own_to_dataset and loader.num_workers:
             raise InputError(
-                f"the dataset has its own random generator ({', '.join(own_to_dataset)}), and the {loader.num_workers}"
-                " workers of the DataLoader would draw from copies of it, which cannot be resumed: draw from the global"
-                " generators (torch.rand, np.random, random), which are seeded for each batch, or set num_workers=0"
+                f"the dataset has its own random generator ({', '.join(own_to_dataset)}). The {loader.num_workers}"
+                " workers of the DataLoader would use copies of it, which cannot be resumed. Use the global generators"
+                " (torch.rand, np.random, random), which are seeded for each batch, or set num_workers=0"
             )
         self._loader, self._sampler = _copy_loader(loader, self._streams, options)
         self._share(loader)
@@ -124,13 +121,13 @@ class LoaderSource(OwnSource):
         self.fingerprint = find_fingerprint(loader) or find_fingerprint(loader.dataset)
 
     def _share(self, loader: Any) -> None:
-        """Among the processes: by the author's DistributedSampler, or a part of every batch for each."""
+        """Split the data over the processes: by a DistributedSampler, or each batch into parts."""
         options, sampler = self._options, loader.sampler
         if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
             if (sampler.num_replicas, sampler.rank) != (options.world_size, options.rank):
                 raise InputError(
-                    f"the DistributedSampler is that of process {sampler.rank} of {sampler.num_replicas}, and this is"
-                    f" process {options.rank} of {options.world_size}: make it with these numbers, or leave it out"
+                    f"the DistributedSampler is for process {sampler.rank} of {sampler.num_replicas}, but this is process"
+                    f" {options.rank} of {options.world_size}: create it with these numbers, or remove it"
                 )
             return
         self._sampler.is_shared = options.world_size > 1
@@ -139,14 +136,13 @@ class LoaderSource(OwnSource):
             return
         if loader.batch_sampler is None:
             raise InputError(
-                "a DataLoader without batches (batch_size=None) cannot be shared by several processes: give it a"
-                " DistributedSampler"
+                "a DataLoader with batch_size=None cannot be split over several processes: give it a DistributedSampler"
             )
         size: int | None = loader.batch_size
         if size is not None and size % options.world_size:
             raise InputError(
-                f"the DataLoader has batch_size={size}, the rows of one step over all processes, and"
-                f" {options.world_size} processes do not divide it: choose a multiple of {options.world_size}"
+                f"batch_size={size} of the DataLoader, the rows of one step over all processes, is not a multiple of"
+                f" the {options.world_size} processes: choose a multiple of {options.world_size}"
             )
 
     def _begin(self, epoch: int, batch: int) -> Iterator[Any]:
@@ -157,7 +153,7 @@ class LoaderSource(OwnSource):
         return iter(loader)
 
     def _inside_at(self, start: States, now: States) -> States:
-        """The order follows from the epoch's start, since the sampler goes over all of it; the rows do not."""
+        """The sampler draws the whole order again, from the epoch's start; rows are not read again."""
         return {name: state for name, state in start.items() if name.startswith("loader")} | {
             name: state for name, state in now.items() if not name.startswith("loader")
         }
@@ -185,20 +181,20 @@ class LoaderSource(OwnSource):
 
 
 class IterableLoaderSource(ReplayedSource):
-    """A loader over an IterableDataset, or one that keeps its own place (`state_dict`)."""
+    """A loader over an IterableDataset, or one with its own `state_dict`."""
 
     kind = "iterable DataLoader"
 
     def __init__(self, loader: Any, options: SourceOptions) -> None:
         if options.world_size > 1 and not hasattr(loader.sampler, "num_replicas"):
             raise InputError(
-                f"a DataLoader over an IterableDataset cannot be shared by {options.world_size} processes: name the"
-                " IterableDataset itself, which is (with `shard` where it has one), or set resources.processes to 1"
+                f"a DataLoader over an IterableDataset cannot be split over {options.world_size} processes: name the"
+                " IterableDataset itself, or set resources.processes to 1"
             )
         super().__init__(loader, options)
         self.fingerprint = find_fingerprint(loader) or find_fingerprint(loader.dataset)
         self._sampler: CountedSampler | None = None
-        if not has_state(loader):  # else its sampler is part of its state
+        if not has_state(loader):  # else its state includes its sampler
             self._data, self._sampler = _copy_loader(loader, self._streams, options)
 
     @property
@@ -214,9 +210,9 @@ class IterableLoaderSource(ReplayedSource):
             self._sampler.epoch = epoch
             self._sampler.draw_base_seed()
         if self._data.persistent_workers and self._sampler is not None:
-            # What they drew and where they stand would go over into the next epoch, and no checkpoint could keep it.
+            # Their random state and position would carry over into the next epoch; no checkpoint can hold these.
             self._tell(
-                "persistent_workers is not used with an IterableDataset: its workers are started again each epoch"
+                "persistent_workers is ignored with an IterableDataset: workers are restarted each epoch"
             )
             self._data.__dict__["persistent_workers"] = False
         return super()._begin(epoch, batch)
@@ -231,7 +227,7 @@ class IterableLoaderSource(ReplayedSource):
 
 
 class WorkerStart:
-    """First of all in a worker process: Ctrl-C is for the run. It stops after its step, and then ends its workers."""
+    """First call in a worker process: ignores Ctrl-C, which the run handles."""
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init
@@ -245,12 +241,12 @@ class WorkerStart:
 def _copy_loader(loader: Any, streams: DataStreams, options: SourceOptions) -> tuple[Any, CountedSampler]:
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise InputError(
-            "the DataLoader has in_order=False: its batches come in an order that no resume can repeat; set it to True"
+            "the DataLoader has in_order=False: a resume cannot repeat the order of its batches. Set it to True"
         )
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     sampler = CountedSampler(getattr(loader, name), streams, options, is_sent=loader.num_workers > 0)
     copied = copy.copy(loader)
-    # A loader refuses to have these set; the copy is nobody else's.
+    # A loader does not allow to set these.
     start = WorkerStart(loader.worker_init_fn)
     copied.__dict__.update({name: sampler, "_iterator": None, "generator": None, "worker_init_fn": start})
     sampler.generator = loader.generator
@@ -258,7 +254,7 @@ def _copy_loader(loader: Any, streams: DataStreams, options: SourceOptions) -> t
 
 
 def end_workers(loader: Any, iterator: Any) -> None:
-    """End the worker processes of a pass, and those that were to stay for the next one."""
+    """End the worker processes of a pass, and persistent ones."""
     for held in (iterator, getattr(loader, "_iterator", None)):
         shut_down = getattr(held, "_shutdown_workers", None)
         if shut_down is not None:

@@ -1,8 +1,8 @@
-"""Random numbers of the data. They are streams of their own, as a function of (seed, epoch, batch).
+"""Random streams of the data, a function of (seed, epoch, batch).
 
-While data is fetched, the global generators of python, numpy and torch (CPU) hold the data's streams; before and after,
-they hold training's. So augmentation does not depend on what training draws, and skipping a batch changes nothing.
-Generators that a loader or dataset owns are swapped in the same way: the caller's are left as they were.
+While data is fetched, the global generators of python, numpy and torch (CPU) hold the data's streams; otherwise those of
+training. So augmentation does not depend on what training draws, and skipping a batch changes nothing. Generators
+that a loader or dataset owns are swapped in the same way.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from typing import Any
 from gen_worker.errors import InputError
 from gen_worker.trainer.compute.repro import seed_numpy
 
-MAX_DEPTH = 4  # of objects within objects in which generators are looked for
-MAX_ITEMS = 64  # of a container: a list of a million paths is not searched
+MAX_DEPTH = 4  # of nested objects that are searched for generators
+MAX_ITEMS = 64  # larger containers, such as a list of paths, are not searched
 
 States = Mapping[str, Any]
 
 
 def stream_seed(*path: int | str) -> int:
-    """A seed that depends on `path` and on nothing else."""
+    """A seed that depends only on `path`."""
     digest = hashlib.blake2b(
         "/".join(map(str, path)).encode(), digest_size=8, person=b"gen_worker.data"
     ).digest()
@@ -31,7 +31,7 @@ def stream_seed(*path: int | str) -> int:
 
 
 def seed_streams(seed: int) -> None:
-    """Seed the global generators on the CPU, as far as their libraries are loaded."""
+    """Seed the global CPU generators of the loaded libraries."""
     random.seed(seed)
     if sys.modules.get("numpy") is not None:
         seed_numpy(seed)
@@ -46,8 +46,8 @@ class DataStreams:
     def __init__(self, seed: int, owned: Mapping[str, object] | None = None) -> None:
         self._seed = seed
         self._owned = dict(owned or {})
-        self._numpy_bits: Any = None  # what numpy's global generator draws from, inside `apart`
-        self.inside: States = self._capture_owned()  # as the data left them
+        self._numpy_bits: Any = None  # the source of numpy's global generator inside `apart`
+        self.inside: States = self._capture_owned()  # after the last batch
         self.initial: States = self.inside
 
     @property
@@ -59,16 +59,16 @@ class DataStreams:
         seed_streams(stream_seed(self._seed, *path))
 
     def set_inside(self, states: States) -> None:
-        """What the owned generators hold from the next `apart` on; those without a state keep theirs."""
+        """States of the owned generators from the next `apart` on; those without a state keep theirs."""
         self.inside = {**self.inside, **{name: states[name] for name in self._owned if name in states}}
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """The data's streams in, whatever is in use there out; and back."""
+        """Use the data's streams inside, and restore the others afterwards."""
         python, numpy, torch = random.getstate(), sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None:
-            # Exchanged, not copied: a copy there and back takes 46 µs of every batch. Either side loses the second
-            # number of a pair of normal ones that it has not drawn yet, at each batch alike, resumed or not.
+            # Swapped, not copied: two copies take 46 µs per batch. Both sides lose the cached second number of a pair
+            # of normal draws, at every batch, resumed or not.
             numpy_bits = numpy.random.get_bit_generator()
             if self._numpy_bits is None:
                 self._numpy_bits = numpy.random.MT19937()
@@ -96,7 +96,7 @@ class DataStreams:
 
 
 def find_generators(**roots: object) -> dict[str, object]:
-    """Random generators that these objects hold as attributes, by their place (`sampler.generator`), each once."""
+    """Random generators in the attributes of these objects, by their place (`sampler.generator`), each once."""
     found: dict[str, object] = {}
     seen: set[int] = {id(getattr(random, "_inst", None))}
 
@@ -133,7 +133,7 @@ def capture_generator(generator: Any) -> Any:
     """Its state in plain values that a checkpoint can hold."""
     if isinstance(generator, random.SystemRandom):
         raise InputError(
-            "the data holds a random.SystemRandom, whose numbers cannot be repeated: use random.Random(seed)"
+            "the data uses random.SystemRandom, whose numbers cannot be repeated: use random.Random(seed)"
         )
     if isinstance(generator, random.Random):
         return generator.getstate()

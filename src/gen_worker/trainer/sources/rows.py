@@ -1,7 +1,6 @@
 """Data that can be indexed: a map-style Dataset, a list, anything with `__len__` and `__getitem__`.
 
-Which rows make up a batch is a function of (seed, epoch), as it is for parquet files; so a resume seeks, and no row
-before its place is read.
+The rows of a batch are a function of (seed, epoch), as for parquet files, so a resume reads no earlier row.
 """
 
 from collections.abc import Iterator
@@ -37,13 +36,13 @@ class RowsSource(OwnSource):
         self.fingerprint = find_fingerprint(dataset)
         if self._num_rows and not self.batches_per_epoch:
             raise InputError(
-                f"{self._num_rows} rows make no batch of {options.batch_size} with drop_last: "
-                "lower batch_size or keep the last batch"
+                f"{self._num_rows} rows are less than one batch of {options.batch_size} with drop_last: lower"
+                " batch_size, or set drop_last to false"
             )
 
     @property
     def schema(self) -> Any:
-        """Of the batches, where the data can say it before it is read: an Arrow schema."""
+        """The Arrow schema of the batches, if the data has one."""
         return getattr(self.dataset, "schema", None)
 
     @property

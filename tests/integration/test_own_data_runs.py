@@ -59,7 +59,7 @@ def test_three_resumes_in_a_row_end_as_the_run_that_was_not_interrupted(tmp_path
     for part in expected:
         assert found[part] == expected[part], part
     run.check_invariants()
-    said = [event["message"] for event in run.events("log") if "again to reach" in event["message"]]
+    said = [event["message"] for event in run.events("log") if "again, up to batch" in event["message"]]
     assert bool(said) == (name == "stream"), said
 
 
@@ -169,7 +169,7 @@ def test_a_kill_leaves_neither_the_lease_nor_worker_processes(tmp_path: Path) ->
         ({"source": "own_rows:Rows", "args": {"rows": 3}}, "dataset.args: own_rows:Rows(num_rows: int = 100"),
         (
             {"source": "own_rows:make_loader", "batch_size": 4},
-            "batch_size is 4, and the data is a DataLoader",
+            "batch_size is 4, but the data is a DataLoader",
         ),
     ],
 )

@@ -243,7 +243,7 @@ def test_a_daemon_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
                 check=False,
                 timeout=DEADLINE_S,
             )
-            assert second.returncode == 1
+            assert second.returncode == 3
             assert f"pid {daemon.pid}" in second.stderr
             assert daemon.stop() == 0
             assert not (home / "daemon.json").exists()

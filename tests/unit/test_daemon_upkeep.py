@@ -23,8 +23,7 @@ from trn.core.settings import Settings, read_settings
 from trn.core.snapshot_manifest import FileEntry, Manifest
 from trn.core.snapshots import SnapshotStore
 from trn.core.version import CHANGED, SOURCES, VERSION
-from trn.daemon.upkeep.maintenance import BUSY_STREAK, Maintenance, WalKeeper
-from trn.daemon.upkeep.own_sources import OwnSources
+from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton, read_daemon_info
 from trn.daemon.upkeep.startup_checks import check_start
 from trn.registry.reader import RegistryReader
@@ -45,7 +44,7 @@ def test_a_daemon_says_that_trn_was_upgraded_under_it(tmp_path: Path) -> None:
     package.mkdir()
     (package / "one.py").write_text("a = 1\n")
     now = [0.0]
-    sources = OwnSources([package], clock=lambda: now[0])
+    sources = InstalledCode([package], clock=lambda: now[0])
     now[0] += 10
     assert sources.warnings == []
     (package / "two.py").write_text("b = 1\n")
@@ -61,7 +60,7 @@ def test_a_daemon_whose_files_are_being_replaced_says_so(tmp_path: Path) -> None
     package = tmp_path / "trn"
     package.mkdir()
     now = [0.0]
-    sources = OwnSources([package], clock=lambda: now[0])
+    sources = InstalledCode([package], clock=lambda: now[0])
     package.rmdir()
     now[0] += 10
     assert sources.warnings == [CHANGED]
@@ -127,7 +126,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_the_home(home: Home) -> Non
 
 def test_versions_are_compared_as_versions_and_not_as_text(home: Home) -> None:
     old = {"grpcio": "1.9.0", "protobuf": "7.36.2"}  # as text "1.9.0" is greater than "1.80.0"
-    with pytest.raises(UnavailableError, match=r"grpcio is 1\.9\.0, and 1\.80\.0 or newer is needed: pip"):
+    with pytest.raises(UnavailableError, match=r"grpcio is 1\.9\.0, but 1\.80\.0 or newer is required: pip"):
         check_start(home, Settings(), installed=old.__getitem__)
 
 
@@ -143,7 +142,7 @@ def test_everything_that_forbids_a_start_is_said_at_once(home: Home) -> None:
         )
     lines = str(refusal.value).splitlines()
     assert len(lines) == 5
-    assert "has 1.05 MB free, and 67.1 MB are needed" in lines[-1]
+    assert "has 1.05 MB free, but 67.1 MB are required" in lines[-1]
 
 
 def test_a_home_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
@@ -190,15 +189,27 @@ class StuckFile:
     def checkpoint_wal(self) -> tuple[int, int, int]:
         return self.busy.pop(0), 100, 0
 
+    def find_problem(self) -> str:
+        return ""
 
-def test_a_log_that_stays_busy_warns_only_as_a_streak(caplog: pytest.LogCaptureFixture) -> None:
-    keeper = WalKeeper("registry.db", StuckFile([1, 1, 0, 1, 1, 1]))
+    def rescue(self, target: Path) -> None:
+        raise AssertionError
+
+
+def test_a_log_that_stays_busy_warns_only_as_a_streak(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    maintenance = Maintenance(
+        home=home,
+        settings=Settings(min_free_bytes=0),
+        files={"registry.db": StuckFile([1, 1, 0, 1, 1, 1])},
+        snapshots_in_use=set,
+        is_busy=lambda: True,
+        leave=lambda _reason: None,
+    )
     for _ in range(5):
-        keeper.checkpoint()
+        maintenance.do_round()
     assert caplog.records == []
-    keeper.checkpoint()
-    assert keeper.busy_streak == BUSY_STREAK
-    assert "busy 1, log 100, checkpointed 0" in caplog.text
+    maintenance.do_round()
+    assert "3 times in a row (busy 1, log 100, checkpointed 0)" in caplog.text
 
 
 def test_the_daemon_leaves_only_after_being_idle_without_a_break(home: Home) -> None:
@@ -213,10 +224,10 @@ def test_the_daemon_leaves_only_after_being_idle_without_a_break(home: Home) -> 
         clock=lambda: now[0],
     )
     for now[0], busy[0] in ((5.0, True), (14.0, False), (14.5, True), (24.0, False)):
-        maintenance.look_for_idleness()
+        maintenance.check_idle()
     assert said == []
     now[0] = 24.5
-    maintenance.look_for_idleness()
+    maintenance.check_idle()
     assert said == ["idle for 10 s"]
 
 
@@ -256,11 +267,11 @@ def test_of_a_registry_that_was_deleted_all_that_was_acknowledged_is_kept_in_a_c
         is_busy=lambda: True,
         leave=lambda _reason: None,
     )
-    maintenance.look_at_files()
+    maintenance.check_files()
     assert maintenance.warnings == []
     home.registry.unlink()
     for _ in range(2):
-        maintenance.look_at_files()
+        maintenance.check_files()
     (copy,) = home.backups.glob("rescued-*/registry.db")
     (warning,) = maintenance.warnings
     assert "was deleted while the daemon had it open" in warning
@@ -284,4 +295,4 @@ def test_a_daemon_whose_home_was_moved_away_leaves(home: Home) -> None:
     home.make()
     asyncio.run(maintenance.run())
     assert len(said) == 1
-    assert "is gone, or another folder is in its place" in said[0]
+    assert "was moved or deleted" in said[0]

@@ -617,7 +617,7 @@ def test_a_damaged_registry_is_told_with_the_commands_that_put_a_sound_backup_in
     RunRegistry(home.registry).close()
     assert daemon_main(["--home", str(home.root), "backup", str(home.backups / "1")]) == 0
     assert daemon_main(["--home", str(home.root), "check"]) == 0
-    assert "registry.db: sound\nmetrics.db: not there yet" in capsys.readouterr().out
+    assert "registry.db: ok\nmetrics.db: does not exist yet" in capsys.readouterr().out
     (home.backups / "2").mkdir()
     for path in (home.registry, home.backups / "2" / "registry.db"):
         path.write_bytes(b"no database at all" * 1000)
@@ -625,7 +625,7 @@ def test_a_damaged_registry_is_told_with_the_commands_that_put_a_sound_backup_in
         RunRegistry(home.registry)
     assert daemon_main(["--home", str(home.root), "check"]) == 1
     out, err = capsys.readouterr()
-    assert "registry.db: 1 fault\n  - file is not a database" in out
+    assert "registry.db: 1 error\n  - file is not a database" in out
     assert f"mv {home.registry} {home.registry}.damaged" in err
     assert f"cp -p {home.backups / '1'}/*.db" in err
     assert verbs.run(["--home", str(home.root), "list"]) == 5
@@ -634,4 +634,4 @@ def test_a_damaged_registry_is_told_with_the_commands_that_put_a_sound_backup_in
     assert f"`python -m trn.daemon --home {home.root} check` looks through it" in err
     shutil.rmtree(home.backups)
     assert daemon_main(["--home", str(home.root), "check"]) == 1
-    assert "holds no sound one" in capsys.readouterr().err
+    assert "has no good one" in capsys.readouterr().err

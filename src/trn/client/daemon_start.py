@@ -20,7 +20,7 @@ from typing import NamedTuple
 from gen_worker.contract.installed_packages import source_stamp
 from gen_worker.contract.process_identity import is_process_alive, read_command, read_process
 from trn.core.bus_url import EVENT_BUS_VARIABLE
-from trn.core.errors import UnavailableError
+from trn.core.errors import AlreadyRunningError, UnavailableError
 from trn.core.home import Home, socket_address
 from trn.core.version import CHANGED, SOURCES, VERSION
 from trn.core.workers_variables import without_workers_variables
@@ -30,8 +30,6 @@ LOOK_EVERY_S = 0.02
 GAVE_WAY_S = 0.5  # before another is started beside one that holds the home and does not answer yet
 MAX_OUTPUT_BYTES = 1 << 20
 OUTPUT_NAME, START_LOCK_NAME = "daemon.out", "daemon-start.lock"
-# What a daemon says that was refused because there is another one: wait for that one.
-ANOTHER = "another daemon has"
 
 
 class RunningDaemon(NamedTuple):
@@ -163,10 +161,9 @@ def _start(
             threading.Thread(target=process.wait, name="daemon-reaper", daemon=True).start()
             return found, found.pid == process.pid
         if is_over:
-            said = _read_from(path, begin)
-            if ANOTHER in said:
-                return None
-            raise UnavailableError(_refusal(said, home, process.returncode))
+            if process.returncode == AlreadyRunningError.daemon_exit_code:
+                return None  # wait for that one
+            raise UnavailableError(_refusal(_read_from(path, begin), home, process.returncode))
         time.sleep(LOOK_EVERY_S)
     process.kill()  # ours, and nobody would wait for it any more; a daemon may be killed at any moment
     process.wait()

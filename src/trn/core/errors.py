@@ -60,6 +60,7 @@ class SettingsError(UnavailableError):
 
 class AlreadyRunningError(UnavailableError):
     code = "unavailable"
+    daemon_exit_code: ClassVar[int] = 3  # of `python -m trn.daemon serve`
 
 
 class BusUnavailableError(UnavailableError):

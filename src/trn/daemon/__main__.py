@@ -1,4 +1,4 @@
-"""`python -m trn.daemon`: serve a home, or look after its registry."""
+"""`python -m trn.daemon`: serve a home, or check and back up its registry."""
 
 import argparse
 import asyncio
@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 from trn.core.bus_url import EVENT_BUS_VARIABLE
-from trn.core.errors import TrnError, UnavailableError
+from trn.core.errors import AlreadyRunningError, TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
 from trn.core.settings import read_settings
 from trn.core.terminal_text import keep_lines
 
 LOG_BYTES = 10 << 20
 EXIT_REFUSED = 1
-MAX_BACKUPS = 5  # that are looked through
+MAX_BACKUPS = 5  # that are checked
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,14 +25,12 @@ def main(arguments: list[str] | None = None) -> int:
     home = Home(options.home.expanduser().absolute() if options.home else find_home())
     try:
         return int(options.do(home, options))
-    except TrnError as fault:
-        print(keep_lines(f"trn: {fault}"), file=sys.stderr)  # noqa: T201
-        return EXIT_REFUSED
-    except OSError as fault:
-        if fault.errno not in DISK_FAULTS:
+    except (TrnError, OSError) as fault:
+        if isinstance(fault, OSError) and fault.errno not in DISK_FAULTS:
             raise
-        print(f"trn: {home.unwritable(fault)}", file=sys.stderr)  # noqa: T201
-        return EXIT_REFUSED
+        error = home.unwritable(fault) if isinstance(fault, OSError) else fault
+        print(keep_lines(f"trn: {error}"), file=sys.stderr)  # noqa: T201
+        return error.daemon_exit_code if isinstance(error, AlreadyRunningError) else EXIT_REFUSED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,24 +44,26 @@ def _parser() -> argparse.ArgumentParser:
         "--idle-exit-s",
         type=_read_seconds,
         metavar="N",
-        help="leave when nothing ran and nobody asked for so long",
+        help="exit after N seconds without a run and without a call",
     )
     serve.add_argument(
         "--event-bus",
         metavar="URL",
-        help=f"publish every event there, e.g. redis://localhost:6379/0 (default: ${EVENT_BUS_VARIABLE}, which no other"
-        " user can read, else event_bus in the settings)",
+        help=f"publish every event there, e.g. redis://localhost:6379/0 (default: ${EVENT_BUS_VARIABLE}, which is hidden"
+        " from other users, else event_bus in the settings)",
     )
     serve.add_argument(
-        "--quiet", action="store_true", help="log to daemon.log alone; on stderr only why it does not start"
+        "--quiet",
+        action="store_true",
+        help="log only to daemon.log; stderr has only the reason why it does not start",
     )
     serve.set_defaults(do=_serve)
-    check = commands.add_parser(
-        "check", help="let SQLite look through both files; also while the daemon runs"
-    )
+    check = commands.add_parser("check", help="check both databases with SQLite; also while the daemon runs")
     check.set_defaults(do=_check)
-    backup = commands.add_parser("backup", help="a consistent copy of both files; also while the daemon runs")
-    backup.add_argument("folder", type=Path, nargs="?", help="default: a new one in the home's backups")
+    backup = commands.add_parser(
+        "backup", help="copy both databases consistently; also while the daemon runs"
+    )
+    backup.add_argument("folder", type=Path, nargs="?", help="default: a new folder in the home's backups")
     backup.set_defaults(do=_back_up)
     return parser
 
@@ -71,12 +71,12 @@ def _parser() -> argparse.ArgumentParser:
 def _read_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < float("inf"):  # nan neither
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return seconds
 
 
 def _serve(home: Home, options: argparse.Namespace) -> int:
-    # The launcher forks, the daemon never does; gRPC's own fork handlers would only get in the way of starting it.
+    # The daemon itself never forks; gRPC's fork handlers would disturb the start of the launcher.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     import msgspec
 
@@ -86,19 +86,14 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     settings = read_settings(home.settings)
     if options.idle_exit_s is not None:
         settings = msgspec.structs.replace(settings, idle_exit_s=options.idle_exit_s)
-    event_bus = os.environ.pop(
-        EVENT_BUS_VARIABLE, ""
-    )  # it may hold a password, which is none of the workers' business
+    event_bus = os.environ.pop(EVENT_BUS_VARIABLE, "")  # it may hold a password: not for workers
     if options.event_bus or event_bus:
         settings = msgspec.structs.replace(settings, event_bus=options.event_bus or event_bus)
     home.make()
     _set_up_logging(home, is_quiet=options.quiet)
     from trn.daemon.app import TrainerDaemon
 
-    async def serve() -> None:
-        await TrainerDaemon(home, settings).serve()
-
-    asyncio.run(serve())
+    asyncio.run(TrainerDaemon(home, settings).serve())
     return 0
 
 
@@ -114,7 +109,7 @@ def _set_up_logging(home: Home, *, is_quiet: bool) -> None:
 
 
 class _HarmlessFormatter(logging.Formatter):
-    """Messages may quote what workers and clients wrote."""
+    """Removes control characters: messages may quote workers and clients."""
 
     def format(self, record: logging.LogRecord) -> str:
         return keep_lines(super().format(record))
@@ -124,41 +119,43 @@ def _check(home: Home, _options: argparse.Namespace) -> int:
     from trn.registry.connection import check_integrity
 
     if not home.registry.exists():
-        raise UnavailableError(f"there is no {home.registry}: nothing was ever submitted here")
+        raise UnavailableError(f"{home.registry} does not exist: nothing was submitted here")
     damaged = []
     for path in (home.registry, home.metrics):
         faults = check_integrity(path) if path.exists() else []
-        say = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}" if faults else "sound"
-        print(f"{path.name}: {say if path.exists() else 'not there yet'}")  # noqa: T201
+        result = f"{len(faults)} error{'s' if len(faults) > 1 else ''}" if faults else "ok"
+        print(f"{path.name}: {result if path.exists() else 'does not exist yet'}")  # noqa: T201
         for fault in faults:
             print(f"  - {fault}")  # noqa: T201
         damaged += [path] if faults else []
     if damaged:
-        raise UnavailableError(_say_repair(home, damaged))
+        raise UnavailableError(_repair_text(home, damaged))
     return 0
 
 
-def _say_repair(home: Home, damaged: list[Path]) -> str:
-    """What to type. Nothing is thrown away: what is damaged is moved aside."""
+def _repair_text(home: Home, damaged: list[Path]) -> str:
+    """What to type. Nothing is deleted: damaged files are moved aside."""
     from trn.registry.connection import check_integrity
 
     candidates = sorted(home.backups.glob(f"*/{home.registry.name}"), reverse=True)[:MAX_BACKUPS]
-    sound = [path.parent for path in candidates if not check_integrity(path)]
-    lines = [f"{' and '.join(path.name for path in damaged)} of {home.root} cannot be trusted. What to do:"]
+    good = [path.parent for path in candidates if not check_integrity(path)]
+    lines = [f"{' and '.join(path.name for path in damaged)} of {home.root} is damaged. What to do:"]
     lines += [f"  trn --home {home.root} daemon stop"]
     for path in damaged:
         lines += [f"  mv {path} {path}.damaged; rm -f {path}-wal {path}-shm"]
     if home.registry not in damaged:
-        lines.append("and start the daemon again: it reads the newest runs' points from their events")
+        lines.append(
+            "Then start the daemon again: it reads the metric points of the newest runs from their events."
+        )
         return "\n".join(lines)
-    if sound:
-        lines.append(f"  cp -p {sound[0]}/*.db {home.root}/")
-        others = ", ".join(path.name for path in sound[1:])
-        lines.append(f"then start the daemon again. Sound backups beside that one: {others or 'none'}.")
+    if good:
+        lines.append(f"  cp -p {good[0]}/*.db {home.root}/")
+        others = ", ".join(path.name for path in good[1:])
+        lines.append(f"Then start the daemon again. Other good backups: {others or 'none'}.")
     else:
         lines.append(
-            f"then put back a copy of yours: {home.backups} holds no sound one. Without any, the runs' folders are still"
-            " whole, and `trn resume --checkpoint META` goes on from their checkpoints."
+            f"Then restore your own copy: {home.backups} has no good one. Without a copy, the runs' folders are still"
+            " complete, and `trn resume --checkpoint META` continues from their checkpoints."
         )
     return "\n".join(lines)
 
@@ -168,14 +165,14 @@ def _back_up(home: Home, options: argparse.Namespace) -> int:
 
     folder = options.folder or home.backups / time.strftime("%Y%m%d-%H%M%S")
     if not home.registry.exists():
-        raise UnavailableError(f"there is no {home.registry}: nothing was ever submitted here")
+        raise UnavailableError(f"{home.registry} does not exist: nothing was submitted here")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in (home.registry, home.metrics):
         target = folder / path.name
         if not path.exists():
             continue
         if target.exists():
-            raise UnavailableError(f"{target} exists: name another folder")
+            raise UnavailableError(f"{target} exists: give another folder")
         back_up(path, target)
     print(f"backed up to {folder}")  # noqa: T201
     return 0

@@ -1,7 +1,7 @@
-"""The daemon, put together: everything it is made of is built here, and only here.
+"""Assembles the daemon: all its parts are built here.
 
-It holds no truth of its own. What was promised is in the registry, what workers said is in their files, how they
-ended is with the launcher; so it may be killed at any moment, and the next one goes on from there.
+The daemon keeps no state that could be lost. Runs are in the registry, events in the runs' files, exit statuses with the
+launcher. So it may be killed at any moment, and the next one continues.
 """
 
 import asyncio
@@ -47,8 +47,7 @@ from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
-from trn.daemon.upkeep.maintenance import Maintenance
-from trn.daemon.upkeep.own_sources import OwnSources
+from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.removal import BUS, LOGS, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
 from trn.daemon.upkeep.startup_checks import check_start
@@ -60,18 +59,18 @@ from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon")
 
-NUM_THREADS = 32  # for files, processes, devices: each may hang, and the others go on
-STOP_GRACE_S = 2.0  # for calls in flight
+NUM_THREADS = 32  # for files, processes, devices; each call may hang
+STOP_GRACE_S = 2.0  # for calls in progress
 
 
 class Part(Protocol):
-    """Something that works for as long as the daemon serves."""
+    """Runs until the daemon stops."""
 
     async def run(self) -> None: ...
 
 
 class Outlet(Part, Protocol):
-    """Where events leave the daemon. `wake`: something was committed; `warnings`: what an operator should know."""
+    """Delivers events to the outside. `wake`: something was committed; `warnings`: for the operator."""
 
     warnings: list[str]
 
@@ -79,35 +78,33 @@ class Outlet(Part, Protocol):
 
 
 class TrainerDaemon:
-    """One home's daemon. `serve` returns when it was asked to stop; workers are left running."""
+    """The daemon of one home. `serve` returns after `stop`; workers continue."""
 
     def __init__(self, home: Home, settings: Settings) -> None:
         self._home = home
         self._settings = settings
-        self._sources = OwnSources()
+        self._code = InstalledCode()
         self._stop = asyncio.Event()
 
     def stop(self, reason: str) -> None:
         """End `serve`. From the loop's thread."""
         if not self._stop.is_set():
-            logger.info("stopping: %s; workers go on", reason)
+            logger.info("stopping: %s; workers continue", reason)
         self._stop.set()
 
-    async def serve(self, ready: Callable[[DaemonInfo], None] = lambda _info: None) -> None:
-        """Run until `stop`, SIGTERM or SIGINT. Refusals to start are TrnErrors; `ready` is called once it answers."""
+    async def serve(self) -> None:
+        """Run until `stop`, SIGTERM or SIGINT. TrnError if it cannot start."""
         for note in check_start(self._home, self._settings):
             logger.info("%s", note)
         singleton = Singleton(self._home)
         singleton.acquire()
         try:
             async with contextlib.AsyncExitStack() as stack:
-                await self._serve(stack, singleton, ready)
+                await self._serve(stack, singleton)
         finally:
             singleton.release()
 
-    async def _serve(
-        self, stack: contextlib.AsyncExitStack, singleton: Singleton, ready: Callable[[DaemonInfo], None]
-    ) -> None:
+    async def _serve(self, stack: contextlib.AsyncExitStack, singleton: Singleton) -> None:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
         open_files_before, max_open_files = raise_open_files()
@@ -136,7 +133,7 @@ class TrainerDaemon:
         broadcaster = RunEventBroadcaster(registry)
         ingest = Ingest(registry=registry, metrics=metrics, broadcaster=broadcaster, home=home)
         stack.enter_context(_doorbell(home, loop, ingest.ring))
-        # What the settings name is trusted; nobody is asked about it.
+        # Declared devices are trusted: the doctor does not look for them.
         detected = [device.kind for device in devices.inventory.devices if not device.is_declared]
         doctor = DoctorReports(home=home, expected=Counter(detected), environ=os.environ)
         secrets = SecretValues(os.environ)
@@ -164,7 +161,7 @@ class TrainerDaemon:
             started_ms=time.time_ns() // 1_000_000,
             event_bus="" if url is None else url.shown,
             source_dir=str(SOURCES[0]),
-            source_stamp=self._sources.stamp,
+            source_stamp=self._code.stamp,
         )
         imports = ImportChecks(executor, home)
         imports.prepare()
@@ -210,8 +207,13 @@ class TrainerDaemon:
                 listeners.append(
                     BusCommands(stream=commands, calls=service, cancels=cancels, shown=url.shown)
                 )
-        wakes = [broadcaster.run_changed, *(outlet.wake for outlet in outlets)]
-        registry.writer.on_commit = lambda: _call_each(wakes)
+
+        def wake() -> None:
+            broadcaster.run_changed()
+            for outlet in outlets:
+                outlet.wake()
+
+        registry.writer.on_commit = wake
         maintenance = Maintenance(
             home=home,
             settings=settings,
@@ -222,7 +224,7 @@ class TrainerDaemon:
         )
         service.unknown_held = lambda: unknown.held
         service.warnings = lambda: [
-            *self._sources.warnings,
+            *self._code.warnings,
             *devices.warnings,
             *maintenance.warnings,
             *unknown.warnings,
@@ -248,17 +250,11 @@ class TrainerDaemon:
             with _signals(loop, self.stop):
                 singleton.announce(info)
                 logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
-                ready(info)
                 await self._stop.wait()
             service.streams.end_all()
             await server.stop(STOP_GRACE_S)
             for task in running:
                 task.cancel()
-
-
-def _call_each(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
 
 
 @contextlib.contextmanager
@@ -274,7 +270,7 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], None]) -> It
 
 @contextlib.contextmanager
 def _doorbell(home: Home, loop: asyncio.AbstractEventLoop, ring: Callable[[str], None]) -> Iterator[None]:
-    """Workers say here that there is something new in their file. Whoever rings is not believed, only looked after."""
+    """A socket on which workers say that their events file has grown. The message only triggers a read."""
     home.doorbell.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
         try:

@@ -1,4 +1,4 @@
-"""One daemon for a home: a lock that the system takes back when its holder dies, and a note of who that is."""
+"""One daemon per home: a file lock, which the system releases when the process exits, and a file with its address."""
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -9,19 +9,19 @@ from trn.core.home import Home
 
 
 class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the daemon is and where it listens."""
+    """The daemon's process, version and addresses."""
 
     pid: int
     version: str
     addresses: tuple[str, ...]
     started_ms: int
-    event_bus: str = ""  # as it may be shown
-    source_dir: str = ""  # where its code is, and the stamp of that when it started
+    event_bus: str = ""  # without secrets
+    source_dir: str = ""  # of its code; the stamp is from the start
     source_stamp: str = ""
 
 
 def read_daemon_info(home: Home) -> DaemonInfo | None:
-    """What the last daemon wrote of itself; it may be gone since."""
+    """What the last daemon wrote; it may have exited since."""
     try:
         return msgspec.json.decode(home.daemon_info.read_bytes(), type=DaemonInfo)
     except (OSError, msgspec.MsgspecError):
@@ -33,24 +33,24 @@ class Singleton:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        # thread_local: whoever shuts the daemon down may be another thread than the one that started it.
+        # thread_local=False: another thread may release it.
         self._lock = FileLock(home.lock, timeout=0, thread_local=False, mode=0o600)
 
     def acquire(self) -> None:
-        """AlreadyRunningError, with its pid and address, where another daemon lives."""
+        """AlreadyRunningError, with pid and address, if another daemon runs."""
         try:
             self._lock.acquire()
         except Timeout:
             other = read_daemon_info(self._home)
             who = "" if other is None else f", pid {other.pid}, at {', '.join(other.addresses)}"
             raise AlreadyRunningError(
-                f"another daemon has {self._home.root}{who}: use that one, stop it, or set TRN_HOME to another folder"
+                f"another daemon runs for {self._home.root}{who}: use it, stop it, or set TRN_HOME to another folder"
             ) from None
         except OSError as fault:
             raise UnavailableError(f"{self._home.lock} cannot be locked: {fault.strerror}") from fault
 
     def announce(self, info: DaemonInfo) -> None:
-        """Tell others where to find this daemon. Call once it answers there."""
+        """Publish this daemon's address. Call once it answers there."""
         replace_file(self._home.daemon_info, msgspec.json.encode(info), sync="none", mode=0o600)
 
     def release(self) -> None:

@@ -21,7 +21,8 @@ from trn.core.home import Home
 from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.redis_streams import MAX_LENGTH, RedisBus
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.base import NewRun
+from trn.registry.sqlite import RunRegistry
 
 START_PATIENCE_S = 20.0
 PIPELINE = 1000  # commands at a time

@@ -22,7 +22,8 @@ from harness import HERE, Prepare, Round, Sample, serve
 from pseudo_terminal import PseudoTerminal
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.base import NewRun
+from trn.registry.sqlite import Ending, RunRegistry
 
 TRN = str(BIN / "trn")
 

@@ -32,8 +32,9 @@ from trn.daemon.machine.devices import Devices
 from trn.daemon.upkeep.removal import Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.executors.fake import FakeExecutor
+from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 
 INVENTORY = InventorySettings(
     devices=[DeviceSetting(id="cuda:0", memory_mb=1000), DeviceSetting(id="cuda:1", memory_mb=1000)],

@@ -25,7 +25,8 @@ from trn.daemon.dispatch.supervisor import QUARANTINE
 from trn.daemon.upkeep import retries
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit
 from trn.executors.fake import FakeExecutor, Script, read_events
-from trn.registry.sqlite import Ending, NewRun
+from trn.registry.base import NewRun
+from trn.registry.sqlite import Ending
 
 LASTING = Script(lasts=True)
 RETRIES = {"max_attempts": 3, "backoff_s": 0}

@@ -15,8 +15,9 @@ from fault_checker import LOSS, History, Report, check
 from gen_worker.contract.process_identity import read_process
 from trn.core.home import Home
 from trn.core.runs import RunState
+from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 
 NUM_STEPS = 3
 CONFIG = {"name": "submit-0", "mock_batches": list(range(NUM_STEPS)), "hyperparams": {}}

@@ -10,7 +10,8 @@ from faulty_bus import COMMANDS, EVENTS, REPLIES, RUNS, FaultyBus
 from redis_server import needs_redis
 
 from trn.core.home import Home
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.base import NewRun
+from trn.registry.sqlite import RunRegistry
 
 pytestmark = needs_redis
 

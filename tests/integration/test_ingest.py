@@ -25,8 +25,9 @@ from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import FellBehind, RunEventBroadcaster
 from trn.daemon.ingest.event_file import replay
 from trn.daemon.ingest.ingest import Ingest
+from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 
 DEADLINE_S = 60
 

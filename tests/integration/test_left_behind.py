@@ -15,8 +15,9 @@ from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.ingest.ingest import Ingest
+from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore, Place, find_behind
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 
 DEADLINE_S = 60
 NUM_EVENTS = 5

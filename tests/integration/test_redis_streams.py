@@ -16,7 +16,8 @@ from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import BusUnavailableError, EventMessage
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.redis_streams import RedisBus, RedisCommands
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.base import NewRun
+from trn.registry.sqlite import RunRegistry
 
 pytestmark = needs_redis
 

@@ -26,7 +26,7 @@ from trn.daemon.intake.submission import Submission
 from trn.executors.base import ImportCheck, LaunchPlan
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
-from trn.registry.sqlite import NewRun
+from trn.registry.base import NewRun
 
 PATIENCE_S = 60.0
 

@@ -17,7 +17,8 @@ from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.core.settings import Settings
 from trn.daemon.outlets.log_copier import LogCopier
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.base import NewRun
+from trn.registry.sqlite import Ending, RunRegistry
 
 DAY_MS = 24 * 3600 * 1000
 NOON_MS = 20_000 * DAY_MS + DAY_MS // 2

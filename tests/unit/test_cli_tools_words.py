@@ -25,7 +25,8 @@ from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.core.version import VERSION
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.base import NewRun
+from trn.registry.sqlite import RunRegistry
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ from trn.core.version import CHANGED, SOURCES, VERSION
 from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton, read_daemon_info
 from trn.daemon.upkeep.startup_checks import check_start
+from trn.registry.base import NewRun
 from trn.registry.reader import RegistryReader
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 GOOD = {"grpcio": "1.85.1", "protobuf": "7.36.2"}
 

@@ -13,9 +13,10 @@ import pytest
 
 from trn.core.errors import AmbiguousError, InvalidRequestError, NotFoundError
 from trn.core.runs import LineagePart, RunState
+from trn.registry.base import NewRun
 from trn.registry.connection import check_integrity
 from trn.registry.metrics import Stretch, line_of_descent
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 
 _numbers = itertools.count()
 
@@ -126,7 +127,7 @@ def test_a_name_that_is_too_long_for_a_number_is_refused_with_the_reason(registr
 
 def test_numbers_are_given_in_the_commit_and_survive_a_kill(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from trn.registry.sqlite import RunRegistry, NewRun\n"
+        "import sys; from pathlib import Path; from trn.registry.sqlite import RunRegistry; from trn.registry.base import NewRun\n"
         "registry = RunRegistry(Path(sys.argv[1]))\n"
         "for number in range(10**6):\n"
         "    new = NewRun(run_id='a', digest=f'{number}', config={}, submission_id=f's{number}')\n"

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.outlets.outbox import Backlog, Outbox, Place
+from trn.registry.base import NewRun
 from trn.registry.connection import check_integrity
-from trn.registry.sqlite import PLACE_EVERY_BYTES, Ending, NewRun, RunRegistry
+from trn.registry.sqlite import PLACE_EVERY_BYTES, Ending, RunRegistry
 
 
 @pytest.fixture

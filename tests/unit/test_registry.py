@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,26 @@ from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, Regist
 from trn.core.home import Home, find_home
 from trn.core.runs import OWNERS, TERMINAL, TRANSITIONS, Needs, RunState, require_transition
 from trn.daemon.__main__ import main as daemon_main
+from trn.registry.base import NewRun
 from trn.registry.connection import back_up, check_integrity, migrate, open_reader, open_writer
 from trn.registry.named_queries import queries
 from trn.registry.reader import RegistryReader
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 from trn.registry.writer import RegistryWriter
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[RunRegistry]:
-    registry = RunRegistry(tmp_path / "registry.db")
+@pytest.fixture(params=["file", "memory"])
+def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunRegistry]:
+    """The registry, and its fake: both keep the same promises."""
+    registry = RunRegistry(tmp_path / "registry.db" if request.param == "file" else None)
     registry.set_slots(["cuda:0", "cuda:1"]).result()
+    yield registry
+    registry.close()
+
+
+@pytest.fixture
+def in_file(tmp_path: Path) -> Iterator[RunRegistry]:
+    registry = RunRegistry(tmp_path / "registry.db")
     yield registry
     registry.close()
 
@@ -45,6 +55,37 @@ def new(run_id: str, **changes: Any) -> NewRun:
 
 def ended(state: RunState, **fields: Any) -> Ending:
     return Ending(state=state, reason="because", cause="it ended", **fields)
+
+
+def test_any_reader_can_ask_what_changed_since(tmp_path: Path) -> None:
+    registry = RunRegistry(tmp_path / "registry.db")
+    other = RegistryReader(tmp_path / "registry.db")
+    first, _ = registry.submit(new("one")).result()
+    registry.submit(new("two")).result()
+    assert other.last_change() == registry.last_change() == 2
+    assert [run.run_id for run in other.changed(first.change)] == ["two"]
+    with pytest.raises(NotFoundError):
+        registry.want_cancel("missing", "enough").result()
+    registry.want_cancel("one", "enough").result()
+    registry.remove(["one"]).result()
+    removed = other.last_change()
+    assert (removed, other.changed(removed)) == (5, [])
+    other.close()
+    registry.close()
+    registry = RunRegistry(tmp_path / "registry.db")
+    third, _ = registry.submit(new("three")).result()
+    assert third.change == removed + 1
+    registry.close()
+
+
+def test_a_registry_in_memory_is_its_own_and_readable_by_other_threads() -> None:
+    one, other = RunRegistry(None), RunRegistry(None)
+    one.submit(new("one")).result()
+    assert other.page() == []
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: [run.run_id for run in one.reader().page()]).result() == ["one"]
+    one.close()
+    other.close()
 
 
 def test_an_equal_submit_returns_the_run_that_exists(registry: RunRegistry) -> None:
@@ -275,7 +316,7 @@ def test_a_burst_of_submits_shares_commits_and_one_that_fails_takes_no_other_wit
 
 def test_an_acknowledged_submit_survives_a_killed_process(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from trn.registry.sqlite import RunRegistry, NewRun\n"
+        "import os, sys; from pathlib import Path; from trn.registry.sqlite import RunRegistry; from trn.registry.base import NewRun\n"
         "registry = RunRegistry(Path(sys.argv[1]))\n"
         "for number in range(1000):\n"
         "    registry.submit(NewRun(run_id=f'r{number}', digest=str(number), config={})).result()\n"
@@ -338,8 +379,8 @@ def test_runs_from_before_families_are_families_of_their_own(tmp_path: Path) -> 
         registry.close()
 
 
-def test_readers_answer_without_a_daemon_and_cannot_write(registry: RunRegistry, tmp_path: Path) -> None:
-    registry.submit(new("one")).result()
+def test_readers_answer_without_a_daemon_and_cannot_write(in_file: RunRegistry, tmp_path: Path) -> None:
+    in_file.submit(new("one")).result()
     reader = RegistryReader(tmp_path / "registry.db")
     assert reader.get("one").state is RunState.PENDING
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
@@ -349,9 +390,9 @@ def test_readers_answer_without_a_daemon_and_cannot_write(registry: RunRegistry,
         RegistryReader(tmp_path / "none.db")
 
 
-def test_checkpoint_and_backup(registry: RunRegistry, tmp_path: Path) -> None:
-    registry.submit(new("one")).result()
-    busy, _, _ = registry.checkpoint_wal()
+def test_checkpoint_and_backup(in_file: RunRegistry, tmp_path: Path) -> None:
+    in_file.submit(new("one")).result()
+    busy, _, _ = in_file.checkpoint_wal()
     assert busy == 0
     back_up(tmp_path / "registry.db", tmp_path / "copy.db")
     copy = RegistryReader(tmp_path / "copy.db")
@@ -575,15 +616,15 @@ def test_a_cancel_that_comes_while_a_retry_is_decided_still_cancels(registry: Ru
     assert (run.state, run.reason) == (RunState.CANCELLED, "enough")
 
 
-def test_a_reader_that_holds_the_log_delays_no_submit(registry: RunRegistry, tmp_path: Path) -> None:
-    registry.submit(new("one")).result()
+def test_a_reader_that_holds_the_log_delays_no_submit(in_file: RunRegistry, tmp_path: Path) -> None:
+    in_file.submit(new("one")).result()
     reader = open_reader(tmp_path / "registry.db")
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM runs").fetchall()
-    registry.submit(new("two")).result()
-    busy, _, _ = registry.checkpoint_wal()  # with the busy timeout this would wait half a minute
+    in_file.submit(new("two")).result()
+    busy, _, _ = in_file.checkpoint_wal()  # with the busy timeout this would wait half a minute
     assert busy == 1
-    registry.submit(new("three")).result(10)
+    in_file.submit(new("three")).result(10)
     reader.close()
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from trn.core.errors import RegistryGoneError
+from trn.registry.base import NewRun
 from trn.registry.connection import back_up, check_integrity
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 
 @pytest.fixture

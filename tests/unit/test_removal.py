@@ -13,8 +13,9 @@ from trn.core.errors import ConflictError
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.daemon.upkeep.removal import Freed, PruneRule, Removal
+from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, NewRun, RunRegistry
+from trn.registry.sqlite import Ending, RunRegistry
 
 NEVER, ALWAYS = 0, 1 << 60
 

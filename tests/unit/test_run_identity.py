@@ -11,7 +11,7 @@ from trn.core.runs import RunRecord, RunState
 from trn.daemon.intake import run_identity, unfrozen_code
 from trn.daemon.intake.run_identity import RunIdentity, say_not_trained
 from trn.daemon.intake.unfrozen_code import UnfrozenCode
-from trn.registry.sqlite import NewRun
+from trn.registry.base import NewRun
 
 JOB = {"trainer": "mine:Trainer", "mock_batches": [1]}
 

@@ -15,7 +15,7 @@ from trn.daemon.intake.resumption import merge, plan_resume, with_checkpoint
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.intake.submission import Submission, parse_job, read_config, read_submission
 from trn.daemon.machine.devices import Device, Inventory
-from trn.registry.sqlite import NewRun
+from trn.registry.base import NewRun
 
 JOB = {"trainer": "pkg.mod:MyTrainer", "mock_batches": [1, 2]}
 

@@ -52,7 +52,6 @@ from trn.daemon.upkeep.removal import BUS, LOGS, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
 from trn.daemon.upkeep.startup_checks import check_start
 from trn.executors.local import LocalExecutor
-from trn.registry.bus_cancels import BusCancels
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import committed
@@ -202,7 +201,7 @@ class TrainerDaemon:
             outlets.append(BusPublisher(outbox=outbox, bus=bus, shown=url.shown))
             commands = bus.commands()
             if commands is not None:
-                cancels = BusCancels(home.registry, registry.writer)
+                cancels = registry.bus_cancels()
                 stack.callback(cancels.close)
                 listeners.append(
                     BusCommands(stream=commands, calls=service, cancels=cancels, shown=url.shown)

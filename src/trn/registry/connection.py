@@ -1,13 +1,21 @@
-"""Opening the registry's file: one connection that writes, any number that read."""
+"""Opening the registry's file: one connection that writes, any number that read.
+
+SQLite writes to the file that it opened, wherever that is by now. A commit into a file that was deleted or replaced is
+durable, and nobody finds it again. So `OpenFile` looks at the path after each commit, before the commit is reported:
+- The file and its log (`-wal`) are known by device and inode.
+- If only this process writes the file, its size and time of change are known as well: in WAL mode it changes only in a
+  checkpoint, and this process makes them all. So a copy over it (`cp backup registry.db`) is noticed, too.
+"""
 
 import contextlib
+import os
+import secrets
 import sqlite3
 from importlib.resources import files
 from pathlib import Path
 
 from trn.core.errors import RegistryError, RegistryGoneError
 from trn.core.home import Home
-from trn.registry.file_identity import OpenFile
 
 BUSY_TIMEOUT_MS = 30_000
 WRITER_BUSY_MS = (
@@ -15,11 +23,69 @@ WRITER_BUSY_MS = (
 )
 
 
-def open_writer(path: Path, *, is_durable: bool = True) -> sqlite3.Connection:
+_Place = tuple[int, int]  # device, inode
+
+
+class OpenFile:
+    """One open database. Not for several threads at once, but any may be the one."""
+
+    def __init__(self, path: Path, *, is_changed_by_checkpoints_alone: bool) -> None:
+        """From its connection's thread, once the connection is open."""
+        self.path = path
+        self._wal = f"{path}-wal"
+        self._is_content_known = is_changed_by_checkpoints_alone
+        self._place: _Place = (0, 0)
+        self._content = (0, 0)  # size, time of change
+        self._wal_place: _Place | None = None  # it is made by the first change
+        self.note()
+
+    def note(self) -> None:
+        """What is at the path now is the file that is open: after opening it, and after each own checkpoint."""
+        found = os.stat(self.path)  # noqa: PTH116  (hot)
+        self._place = (found.st_dev, found.st_ino)
+        self._content = (found.st_size, found.st_mtime_ns)
+
+    def find_problem(self) -> str:
+        """Why a commit would not be found again; empty: all is well. Two calls of the system."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  (hot)
+        except OSError:
+            return f"{self.path} was deleted while the daemon had it open"
+        if (found.st_dev, found.st_ino) != self._place:
+            return f"{self.path} was replaced by another file while the daemon had it open"
+        if self._is_content_known and (found.st_size, found.st_mtime_ns) != self._content:
+            return f"{self.path} was written by another program while the daemon had it open"
+        return self._find_wal_problem()
+
+    def _find_wal_problem(self) -> str:
+        try:
+            found = os.stat(self._wal)  # noqa: PTH116  (hot)
+        except OSError:
+            return "" if self._wal_place is None else f"{self._wal} was deleted while the daemon had it open"
+        place = (found.st_dev, found.st_ino)
+        if self._wal_place is None:
+            self._wal_place = place
+        return "" if self._wal_place == place else f"{self._wal} was replaced while the daemon had it open"
+
+
+Source = Path | str  # a file, or the URI of a database in memory
+
+
+def memory_source() -> str:
+    """A database in memory, of its own; for as long as a connection to it is open."""
+    return f"file:trn-{secrets.token_hex(8)}?mode=memory&cache=shared"
+
+
+def open_writer(path: Source, *, is_durable: bool = True) -> sqlite3.Connection:
     """The only connection that writes and checkpoints. With `is_durable` a commit is on disk when it returns."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
-    path.chmod(0o600)
+    connection = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, cached_statements=256, uri=isinstance(path, str)
+    )
     connection.row_factory = sqlite3.Row
+    if isinstance(path, str):
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+    path.chmod(0o600)
     try:
         for pragma in (
             f"busy_timeout = {WRITER_BUSY_MS}",
@@ -62,12 +128,15 @@ def checkpoint_file(connection: sqlite3.Connection, file: OpenFile) -> tuple[int
         file.note()  # one that failed half way, on a full disk, has changed the file, too
 
 
-def open_reader(path: Path) -> sqlite3.Connection:
+def open_reader(path: Source) -> sqlite3.Connection:
     """Read-only; never takes a lock that a writer would wait for."""
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-    )
+    source = path if isinstance(path, str) else f"{path.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(source, uri=True, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
+    if isinstance(
+        path, str
+    ):  # connections to one memory lock tables against each other, unless they read this way
+        connection.execute("PRAGMA read_uncommitted = ON")
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     connection.execute("PRAGMA query_only = ON")
     return connection

@@ -23,8 +23,7 @@ import msgspec
 
 from trn.core.errors import NotFoundError, TooMuchError
 from trn.core.runs import LineagePart
-from trn.registry.connection import checkpoint_file, copy_to, migrate, open_reader, open_writer
-from trn.registry.file_identity import OpenFile
+from trn.registry.connection import OpenFile, checkpoint_file, copy_to, migrate, open_reader, open_writer
 from trn.registry.named_queries import metrics_sql as sql
 from trn.registry.writer import RegistryWriter
 

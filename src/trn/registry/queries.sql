@@ -1,6 +1,9 @@
 -- name: last_change
 SELECT value FROM last_change
 
+-- name: next_change
+UPDATE change_counter SET value = value + 1 RETURNING value
+
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,

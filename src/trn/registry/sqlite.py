@@ -10,16 +10,23 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from trn.core.errors import ConflictError, NotFoundError
 from trn.core.number_words import with_words
-from trn.core.runs import QUEUED, AttemptRecord, Needs, RunRecord, RunState, require_transition
-from trn.registry.connection import checkpoint_file, copy_to, migrate, open_writer
+from trn.core.runs import QUEUED, AttemptRecord, RunRecord, RunState, require_transition
+from trn.registry.base import NewRun
+from trn.registry.connection import (
+    OpenFile,
+    checkpoint_file,
+    copy_to,
+    memory_source,
+    migrate,
+    open_writer,
+)
+from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
 from trn.registry.families import find_submission, member_id, next_member
-from trn.registry.file_identity import OpenFile
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader
 from trn.registry.rows import read_attempt, read_run
@@ -38,32 +45,6 @@ _REMOVALS = (
     "remove_log_places",
     "remove_run",
 )
-
-
-class NewRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is submitted. `run_id` names its family: it gets that id, or the next of the family. `config` is as
-    it was asked for, with a `run_id` only where one was given.
-    """
-
-    run_id: str
-    digest: str
-    config: dict[str, Any]
-    name: str = ""
-    priority: int = 0
-    parent_run_id: str = ""
-    snapshot: str = ""
-    frozen_from: str = ""  # the folder that the snapshot was taken of
-    secret_env: tuple[str, ...] = ()  # names alone
-    base_dir: str = ""
-    interpreter: str = ""
-    max_attempts: int = 1
-    needs: Needs = Needs()
-    tags: dict[str, str] = {}
-    log_dir: str = ""
-    event_log: str = ""
-    submission_id: str = ""
-    start_step: int = 0
-    nonce: str = ""  # drawn anew by each submit, unlike `submission_id`
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,25 +66,37 @@ class RunRegistry(RegistryReader):
     """The daemon's registry. There is one of these for a home, in one process."""
 
     def __init__(
-        self, path: Path, *, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+        self, path: Path | None, *, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     ) -> None:
-        connection = open_writer(path)
+        """`path` None: in memory, for tests: what it holds is gone with it."""
+        self._source = memory_source() if path is None else path
+        connection = open_writer(self._source)
         try:
             migrate(connection, "trn.registry.migrations")
         except BaseException:
             connection.close()
             raise
-        self._path = path
         self._clock_ms = clock_ms
         self._connection = connection
-        self._file = OpenFile(path, is_changed_by_checkpoints_alone=True)
+        self._file = None if path is None else OpenFile(path, is_changed_by_checkpoints_alone=True)
         self.writer = RegistryWriter(connection, file=self._file)
-        super().__init__(path)
-        self._changes = itertools.count(self.last_change() + 1)  # there is one writer: it may count by itself
+        super().__init__(self._source)
 
     def close(self) -> None:
         super().close()
         self.writer.close()  # the last one out brings the log back into the file
+
+    def reader(self) -> RegistryReader:
+        return RegistryReader(self._source)
+
+    def outbox(self, consumer: str) -> OutboxTable:
+        return OutboxTable(self._source, self.writer, consumer)
+
+    def log_places(self) -> LogPlaces:
+        return LogPlaces(self._source, self.writer)
+
+    def bus_cancels(self) -> BusCancels:
+        return BusCancels(self._source, self.writer)
 
     def submit(
         self, new: NewRun, *, force_new: bool = False, stale: Collection[str] = ()
@@ -148,7 +141,7 @@ class RunRegistry(RegistryReader):
             reason=QUEUED,
             submitted_ms=now_ms,
             updated_ms=now_ms,
-            change=next(self._changes),
+            change=_next_change(connection),
         )
         values = {
             **msgspec.structs.asdict(run),
@@ -168,7 +161,7 @@ class RunRegistry(RegistryReader):
             if run.state.is_terminal:
                 return run, False
             values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
-            connection.execute(sql("want_cancel"), {**values, "change": next(self._changes)})
+            connection.execute(sql("want_cancel"), {**values, "change": _next_change(connection)})
             if run.state is RunState.PENDING:
                 self._move(connection, run, RunState.CANCELLED, reason)
             return _get(connection, run_id), True
@@ -252,7 +245,7 @@ class RunRegistry(RegistryReader):
                     "last_seq": last_seq,
                     "metrics": _encode(with_words(_newest(run.metrics, metrics))).decode(),
                     "now_ms": self._clock_ms(),
-                    "change": next(self._changes),
+                    "change": _next_change(connection),
                 },
             )
             return _get(connection, run_id)
@@ -276,7 +269,7 @@ class RunRegistry(RegistryReader):
             run = _get(connection, run_id)
             if run.state is RunState.PENDING and run.reason != reason:
                 values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
-                connection.execute(sql("set_reason"), {**values, "change": next(self._changes)})
+                connection.execute(sql("set_reason"), {**values, "change": _next_change(connection)})
 
         return self.writer.submit(change)
 
@@ -357,7 +350,7 @@ class RunRegistry(RegistryReader):
                 for query in _REMOVALS:
                     connection.execute(sql(query), {"run_id": run.run_id})
                 named = {"run_id": run.run_id, "family": run.family, "member": run.member}
-                when = {"now_ms": self._clock_ms(), "change": next(self._changes)}
+                when = {"now_ms": self._clock_ms(), "change": _next_change(connection)}
                 connection.execute(sql("removed"), {**named, **when})
 
         return self.writer.submit(change)
@@ -365,11 +358,14 @@ class RunRegistry(RegistryReader):
     def checkpoint_wal(self) -> tuple[int, int, int]:
         """(busy, frames in the log, frames checkpointed), as SQLite says."""
 
-        return self.writer.between(lambda: checkpoint_file(self._connection, self._file)).result()
+        file = self._file
+        if file is None:
+            return 0, 0, 0
+        return self.writer.between(lambda: checkpoint_file(self._connection, file)).result()
 
     def find_problem(self) -> str:
         """Why nothing can be written any more; empty: all is well. Blocks for what is being written."""
-        return self.writer.between(self._file.find_problem).result()
+        return "" if self._file is None else self.writer.between(self._file.find_problem).result()
 
     def rescue(self, target: Path) -> None:
         """A copy of what this process has, also where its file was deleted. Blocks."""
@@ -396,7 +392,7 @@ class RunRegistry(RegistryReader):
                 "now_ms": now_ms,
                 "ended_ms": now_ms if state.is_terminal else None,
                 "not_before_ms": not_before_ms,
-                "change": next(self._changes),
+                "change": _next_change(connection),
             },
         )
 
@@ -404,6 +400,11 @@ class RunRegistry(RegistryReader):
 def _newest(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
     """The newest value of each name; of names without end, those that came first."""
     return dict(itertools.islice({**known, **fresh}.items(), MAX_NAMES))
+
+
+def _next_change(connection: sqlite3.Connection) -> int:
+    """Of this transaction: one that is taken back gives its numbers back."""
+    return int(connection.execute(sql("next_change")).fetchone()["value"])
 
 
 def _require_same(new: NewRun, made: RunRecord) -> None:

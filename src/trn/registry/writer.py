@@ -7,7 +7,7 @@ interpreter, a statement costs more by waiting than by its work. Where changes a
 Invariant: a future is resolved only after the commit that holds its change. A change that raises is taken back alone;
 the others of its group are not touched. If the commit fails, every one of the group fails, and none of it happened.
 Where the file is not at its path any more, every one of the group fails, too, and so do all after it: what was
-committed is in a file that nobody will find (see `file_identity`).
+committed is in a file that nobody will find (see `connection`).
 While a commit is under way, nobody but the thread touches the connection.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gen_worker.contract.failpoints import failpoint
 from trn.core.errors import RegistryError, RegistryGoneError, UnavailableError
-from trn.registry.file_identity import OpenFile
+from trn.registry.connection import OpenFile
 
 logger = logging.getLogger("trn.registry")
 

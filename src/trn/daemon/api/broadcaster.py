@@ -17,7 +17,7 @@ import msgspec
 
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import EventBatch
-from trn.registry.reader import RegistryReader
+from trn.registry.base import ReadableRegistry
 
 logger = logging.getLogger("trn.broadcaster")
 
@@ -168,7 +168,7 @@ class RunEventBroadcaster:
     """All live streams of the daemon. Everything but `run_changed` belongs to the loop's thread."""
 
     def __init__(
-        self, registry: RegistryReader, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES
+        self, registry: ReadableRegistry, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES
     ) -> None:
         self._registry = registry
         self._max_items = max_items

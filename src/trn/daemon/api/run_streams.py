@@ -21,7 +21,7 @@ from trn.daemon.api.broadcaster import EventWatch, FellBehind, Published, RunEve
 from trn.daemon.ingest.event_file import EventBatch, replay
 from trn.daemon.ingest.followed_run import file_size
 from trn.proto.records import LogChunk
-from trn.registry.reader import RegistryReader
+from trn.registry.base import ReadableRegistry
 
 MAX_OPEN = 16_384
 MAX_WATCHED_IDS = 1000
@@ -43,7 +43,7 @@ class StreamNote(msgspec.Struct, frozen=True, kw_only=True):
 class RunStreams:
     """WatchRuns, StreamEvents and StreamLogs. Belongs to the loop's thread. `watcher` names the caller in the log."""
 
-    def __init__(self, *, registry: RegistryReader, broadcaster: RunEventBroadcaster, home: Home) -> None:
+    def __init__(self, *, registry: ReadableRegistry, broadcaster: RunEventBroadcaster, home: Home) -> None:
         self._registry = registry
         self._broadcaster = broadcaster
         self._home = home

@@ -30,8 +30,8 @@ from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
 from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.proto.records import Device, Health, Machine
+from trn.registry.base import Registry
 from trn.registry.metrics import MetricReader, Series, line_of_descent
-from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import committed
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class TrainerService:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         metrics: MetricReader,
         intake: Intake,
         streams: RunStreams,

@@ -13,7 +13,7 @@ from trn.daemon.machine.devices import Inventory
 from trn.daemon.machine.environment_report import EnvironmentReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import Executor
-from trn.registry.sqlite import RunRegistry
+from trn.registry.base import Registry
 
 
 class EventIngest(Protocol):
@@ -39,7 +39,7 @@ class DeviceView(Protocol):
 class Parts:
     """What all supervisors share."""
 
-    registry: RunRegistry
+    registry: Registry
     executor: Executor
     ingest: EventIngest
     devices: DeviceView

@@ -30,7 +30,7 @@ from trn.daemon.machine.doctor_reports import DoctorReports
 from trn.daemon.machine.environment_report import EnvironmentReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import Executor
-from trn.registry.sqlite import NewRun, RunRegistry
+from trn.registry.base import NewRun, Registry
 from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.dispatch.dispatcher")
@@ -47,7 +47,7 @@ class TrainerDispatcher:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         executor: Executor,
         ingest: EventIngest,
         devices: DeviceView,

@@ -34,8 +34,8 @@ from trn.daemon.ingest.event_file import (
 )
 from trn.daemon.ingest.followed_run import Drain, FollowedRun, file_size
 from trn.daemon.ingest.left_behind import LeftBehind
+from trn.registry.base import Registry
 from trn.registry.metrics import MetricStore, Place, Point
-from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.ingest")
@@ -52,7 +52,7 @@ class Ingest:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         metrics: MetricStore,
         broadcaster: RunEventBroadcaster,
         home: Home,

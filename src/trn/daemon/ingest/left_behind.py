@@ -11,8 +11,8 @@ from trn.core.errors import NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.followed_run import file_size
+from trn.registry.base import Registry
 from trn.registry.metrics import find_behind
-from trn.registry.sqlite import RunRegistry
 
 logger = logging.getLogger("trn.ingest")
 
@@ -22,7 +22,7 @@ class LeftBehind:
 
     def __init__(
         self,
-        registry: RunRegistry,
+        registry: Registry,
         home: Home,
         *,
         follow_once: Callable[[RunRecord], Awaitable[None]],

@@ -19,7 +19,7 @@ from trn.daemon.intake.run_identity import find_stale, say_kept, say_not_trained
 from trn.daemon.intake.run_judge import Judged, Planner, RunJudge, with_id
 from trn.daemon.intake.submission import Submission
 from trn.proto.records import EnvDifference
-from trn.registry.sqlite import RunRegistry
+from trn.registry.base import Registry
 from trn.registry.writer import committed
 
 
@@ -67,7 +67,7 @@ class Intake:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         judge: RunJudge,
         resumption: Resumption,
         dispatcher: Dispatcher,

@@ -15,7 +15,7 @@ from trn.core.runs import RunRecord, RunState
 from trn.daemon.api.secret_values import SecretValues, how_to_pass
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.intake.submission import Submission, read_config
-from trn.registry.reader import RegistryReader
+from trn.registry.base import ReadableRegistry
 
 # A run of its own; the profile was laid over before; what was forced once is not forced again.
 _NOT_INHERITED = ("run_id", "profiles", "resume_non_finite", "resume_older")
@@ -43,7 +43,7 @@ class Resumption:
     """Reads what a resume asks for, in a daemon's home."""
 
     def __init__(
-        self, registry: RegistryReader, home: Home, *, secrets: SecretValues, max_config_bytes: int
+        self, registry: ReadableRegistry, home: Home, *, secrets: SecretValues, max_config_bytes: int
     ) -> None:
         self._registry = registry
         self._secrets = secrets

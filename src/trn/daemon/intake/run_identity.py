@@ -27,7 +27,7 @@ from trn.core.digest import run_digest
 from trn.core.home import Home
 from trn.core.runs import NOT_TRAINED, RunRecord, RunState
 from trn.daemon.intake.unfrozen_code import UnfrozenCode
-from trn.registry.sqlite import NewRun
+from trn.registry.base import NewRun
 
 FINAL_MARKER = "final.meta.json"
 MAX_NAMED = 3

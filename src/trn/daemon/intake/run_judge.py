@@ -22,8 +22,7 @@ from trn.daemon.intake.run_identity import RunIdentity
 from trn.daemon.intake.submission import Submission, make_run_id, read_config, read_submission
 from trn.daemon.machine.devices import Inventory
 from trn.proto.records import EnvDifference
-from trn.registry.reader import RegistryReader
-from trn.registry.sqlite import NewRun
+from trn.registry.base import NewRun, ReadableRegistry
 
 MAX_VALUE = 200  # characters of a variable that a caller is shown
 
@@ -52,7 +51,7 @@ class RunJudge:
     def __init__(
         self,
         *,
-        registry: RegistryReader,
+        registry: ReadableRegistry,
         dispatcher: Planner,
         imports: ImportChecks,
         devices: DeviceInventory,

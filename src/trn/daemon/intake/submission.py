@@ -26,7 +26,7 @@ from trn.core.runs import Needs
 from trn.core.training_variables import is_variable_name
 from trn.daemon.dispatch.placement import kind_of
 from trn.daemon.machine.devices import Inventory
-from trn.registry.sqlite import NewRun
+from trn.registry.base import NewRun
 
 MAX_PRIORITY = 1000
 MAX_TEXT = 4096  # of a path, a name, an identity

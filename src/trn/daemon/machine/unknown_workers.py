@@ -14,7 +14,7 @@ import msgspec
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.executors.base import Executor, FoundWorker, WorkerIdentity
-from trn.registry.reader import RegistryReader
+from trn.registry.base import ReadableRegistry
 
 logger = logging.getLogger("trn.daemon.unknown")
 
@@ -37,7 +37,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class UnknownWorkers:
     """Searched once, at the start; then checked until the last has exited. From the loop's thread."""
 
-    def __init__(self, *, registry: RegistryReader, executor: Executor, home: Home) -> None:
+    def __init__(self, *, registry: ReadableRegistry, executor: Executor, home: Home) -> None:
         self._registry = registry
         self._executor = executor
         self._home = home

@@ -20,9 +20,8 @@ from trn.core.settings import Settings
 from trn.daemon.outlets.log_file import LogFile, append, log_files
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.run_lines import RunLines
-from trn.registry.log_places import LogPlace, LogPlaces
-from trn.registry.reader import RegistryReader
-from trn.registry.sqlite import RunRegistry
+from trn.registry.base import Registry
+from trn.registry.cursors import LogPlace
 
 logger = logging.getLogger("trn.daemon.logs")
 
@@ -48,7 +47,7 @@ class LogCopier:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         home: Home,
         settings: Settings,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -58,9 +57,9 @@ class LogCopier:
         self._settings = settings
         self._clock_ms = clock_ms
         self._clock = clock
-        self._reader = RegistryReader(home.registry)
+        self._reader = registry.reader()
         self._outbox = Outbox(registry, home, CONSUMER)
-        self._places = LogPlaces(home.registry, registry.writer)
+        self._places = registry.log_places()
         self._lines = RunLines(home, self._outbox, clock_ms)
         self._cursor: int | None = None  # of the outbox, as it is committed
         self._seen = 0  # the last change that was read

@@ -12,7 +12,7 @@ from trn.core.settings import Settings
 from trn.daemon.outlets.closed_days import ClosedDays
 from trn.daemon.outlets.log_copier import LogCopier
 from trn.daemon.outlets.own_thread import OwnThread
-from trn.registry.sqlite import RunRegistry
+from trn.registry.base import Registry
 
 logger = logging.getLogger("trn.daemon.logs")
 
@@ -29,7 +29,7 @@ class LogOutlet:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         home: Home,
         settings: Settings,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,

@@ -13,9 +13,8 @@ from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import EventBatch, is_line_start, last_seq_before, read_chunks
-from trn.registry.outbox import Backlog, OutboxTable, Place
-from trn.registry.reader import RegistryReader
-from trn.registry.sqlite import RunRegistry
+from trn.registry.base import Registry
+from trn.registry.cursors import Backlog, Place
 
 __all__ = ["Backlog", "Outbox", "Place"]
 
@@ -26,10 +25,10 @@ class Outbox:
     A new consumer gets what changes from now on: all events of live runs, none of runs that have ended.
     """
 
-    def __init__(self, registry: RunRegistry, home: Home, consumer: str) -> None:
+    def __init__(self, registry: Registry, home: Home, consumer: str) -> None:
         self._home = home
-        self._reader = RegistryReader(home.registry)
-        self._table = OutboxTable(home.registry, registry.writer, consumer)
+        self._reader = registry.reader()
+        self._table = registry.outbox(consumer)
         self._begun = self._table.begin()
         self._cursor: int | None = None
         self._places: dict[str, Place] = {}  # of live runs, also where they are not committed yet

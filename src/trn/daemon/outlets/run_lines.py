@@ -21,7 +21,7 @@ from trn.daemon.outlets.log_lines import (
     split_output,
 )
 from trn.daemon.outlets.outbox import Outbox, Place
-from trn.registry.log_places import LogPlace
+from trn.registry.cursors import LogPlace
 
 READ_BYTES = 256 << 10
 

@@ -30,8 +30,8 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import collect_garbage
 from trn.executors.run_folders import find_foreign, set_aside
+from trn.registry.base import Registry
 from trn.registry.metrics import Extremes, MetricStore
-from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.upkeep.removal")
@@ -71,7 +71,7 @@ class Removal:
     def __init__(
         self,
         *,
-        registry: RunRegistry,
+        registry: Registry,
         metrics: MetricStore,
         home: Home,
         cache_dir: Path,

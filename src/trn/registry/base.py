@@ -1,0 +1,208 @@
+"""What a registry is: the truth about runs, as the daemon, clients and commands program against it.
+
+Reads never wait for a writer. Changes return a future that is done once they are durable. `trn.registry.sqlite` has the
+one that is used; with `path=None` it is in memory, which is the fake of this interface.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from trn.core.runs import AttemptRecord, LineagePart, Needs, QueuedRun, RunRecord, RunState
+
+if TYPE_CHECKING:
+    from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
+    from trn.registry.sqlite import Ending
+
+
+class NewRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it is submitted. `run_id` names its family: it gets that id, or the next of the family. `config` is as
+    it was asked for, with a `run_id` only where one was given.
+    """
+
+    run_id: str
+    digest: str
+    config: dict[str, Any]
+    name: str = ""
+    priority: int = 0
+    parent_run_id: str = ""
+    snapshot: str = ""
+    frozen_from: str = ""  # the folder that the snapshot was taken of
+    secret_env: tuple[str, ...] = ()  # names alone
+    base_dir: str = ""
+    interpreter: str = ""
+    max_attempts: int = 1
+    needs: Needs = Needs()
+    tags: dict[str, str] = {}
+    log_dir: str = ""
+    event_log: str = ""
+    submission_id: str = ""
+    start_step: int = 0
+    nonce: str = ""  # drawn anew by each submit, unlike `submission_id`
+
+
+class ReadableRegistry(Protocol):
+    """Not for several threads at once. `changed` and `last_change` answer in any process that can open the file."""
+
+    def close(self) -> None: ...
+
+    def get(self, run_id: str) -> RunRecord:
+        """By its id, exactly. NotFoundError."""
+
+    def find(self, text: str, *, is_exact: bool = False) -> RunRecord:
+        """By what a person or a program calls it: see `trn.registry.families`. NotFoundError, AmbiguousError."""
+
+    def family_of(self, name: str) -> str:
+        """The family of the run with that id; empty where there is none."""
+
+    def next_id(self, family: str) -> str:
+        """The id that the next run of a family would get."""
+
+    def submission(self, submission_id: str) -> RunRecord | None:
+        """The run that this submission made."""
+
+    def answers_to(self, digest: str) -> list[RunRecord]:
+        """Runs that ask for the same and are alive or complete, the newest first. One that is to be cancelled is not
+        among them."""
+
+    def lineage(self, run: RunRecord) -> list[LineagePart]:
+        """Its line of descent, the oldest first, as one curve."""
+
+    def page(
+        self,
+        *,
+        states: Sequence[RunState] = (),
+        name: str = "",
+        tags: Mapping[str, str] = MappingProxyType({}),
+        before: tuple[int, str] | None = None,
+        limit: int = 100,
+        with_config: bool = False,
+    ) -> list[RunRecord]:
+        """The newest first, with all of `tags`; `before` is (submitted_ms, run_id) of the last one of the page before."""
+
+    def attempts(self, run_id: str) -> list[AttemptRecord]: ...
+
+    def queue(self, now_ms: int, limit: int, *, without: Sequence[str] = ()) -> list[QueuedRun]:
+        """Pending runs whose backoff is over, in the order in which they are to start: of each kind of needs the first
+        `limit`. Where the first of a kind cannot start, none of that kind can; so no kind hides another. Runs of the
+        interpreters `without` are passed over."""
+
+    def next_backoff_ms(self, now_ms: int) -> int | None:
+        """When the next backoff is over."""
+
+    def event_place(self, run_id: str, seq: int) -> tuple[int, int]:
+        """(seq, offset): up to that offset of the run's file lie its events up to that seq, which is at most `seq`."""
+
+    def live(self) -> list[RunRecord]: ...
+
+    def ended_before(self, before_ms: int) -> list[RunRecord]:
+        """Runs that ended before then, the oldest first; with their configs."""
+
+    def children(self, run_ids: Sequence[str]) -> list[tuple[str, str]]:
+        """(run, the one of `run_ids` that it began from), of runs that are not among them."""
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a run of that very id."""
+
+    def unknown_ids(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of them that no run has, in their order."""
+
+    def was_removed(self, run_id: str) -> bool:
+        """Whether there was a run of that very id, which somebody removed."""
+
+    def resume_paths(self) -> list[str]:
+        """The checkpoints that runs began from, as their jobs name them."""
+
+    def unfinished_configs(self) -> dict[str, str]:
+        """What runs ask for that wait or run, as JSON texts."""
+
+    def not_told(self, run_id: str, consumers: Sequence[str]) -> list[str]:
+        """Which of these consumers have not got all of the run's news yet."""
+
+    def has_unfinished(self) -> bool:
+        """Whether any run still waits or runs."""
+
+    def snapshots(self, *, without: Sequence[str] = ()) -> set[str]:
+        """The code snapshots that runs name; `without`: other runs than these."""
+
+    def changed(self, after: int, limit: int = 500) -> list[RunRecord]:
+        """Runs whose last change is after that one, in the order of the changes."""
+
+    def last_change(self) -> int: ...
+
+    def counts(self) -> dict[str, int]: ...
+
+    def slots(self) -> list[dict[str, Any]]: ...
+
+    def holdings(self) -> list[dict[str, Any]]:
+        """The CPUs and the memory of each run that lives."""
+
+    def num_ahead(self, run: RunRecord, now_ms: int) -> int:
+        """How many runs wait that are to start before it. Reads all that wait."""
+
+    def held(self) -> tuple[int, int]:
+        """(cpus, memory_mb) that live attempts hold."""
+
+
+class Registry(ReadableRegistry, Protocol):
+    """There is one of these for a home, in one process."""
+
+    def reader(self) -> ReadableRegistry:
+        """Of its own, for another thread. Closed by its caller, as the three below."""
+
+    def outbox(self, consumer: str) -> "OutboxTable": ...
+
+    def log_places(self) -> "LogPlaces": ...
+
+    def bus_cancels(self) -> "BusCancels": ...
+
+    def submit(
+        self, new: NewRun, *, force_new: bool = False, stale: Collection[str] = ()
+    ) -> "Future[tuple[RunRecord, bool]]":
+        """(the run, whether an equal one that was there before answers). Safe to repeat with its `submission_id`."""
+
+    def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
+        """Record that it is to end; a run that waits ends at once. (the run, whether it was still live)."""
+
+    def claim(self, run_id: str, device_ids: Sequence[str]) -> "Future[AttemptRecord]":
+        """Take a pending run and its slots together, or neither: ConflictError."""
+
+    def launched(
+        self, run_id: str, number: int, *, boot_id: str, pid: int, start_ticks: int | None
+    ) -> "Future[RunRecord]":
+        """The attempt has a worker."""
+
+    def follow(
+        self,
+        run_id: str,
+        number: int,
+        *,
+        offset: int,
+        last_seq: int,
+        step: int,
+        heartbeat_ms: int,
+        metrics: Mapping[str, float],
+        end_step: int | None = None,
+    ) -> "Future[RunRecord]":
+        """Events up to `offset` bytes of the run's file are taken in, exactly once."""
+
+    def rewind(self, run_id: str, offset: int) -> "Future[None]":
+        """The run's file was cut back to there. Known seqs stay known."""
+
+    def set_reason(self, run_id: str, reason: str) -> "Future[None]":
+        """Say why a run still waits."""
+
+    def end(self, run_id: str, number: int, ending: "Ending") -> "Future[RunRecord]":
+        """End an attempt: its slots are freed and the run moves on, in one transaction. Safe to repeat."""
+
+    def set_slots(self, device_ids: Sequence[str]) -> "Future[None]":
+        """Make sure that each of these devices has a slot."""
+
+    def quarantine(self, device_id: str, reason: str) -> "Future[None]":
+        """Keep a slot from being handed out; an empty reason hands it out again."""
+
+    def remove(self, run_ids: Sequence[str]) -> "Future[None]":
+        """Forget ended runs, all or none: ConflictError."""

@@ -67,7 +67,7 @@ MEANINGS = {
     "seed": "Seeds python, numpy and torch, and the order of the data.",
     "precision": "Becomes `ctx.dtype`; checked against the device. The trainer class applies it.",
     "deterministic": "Ask torch for deterministic algorithms; an operation that has none then fails.",
-    "strict": "A hyperparameter, `precision` or base model that [nothing reads](authoring.md#what-nothing-reads) by step 1 is an "
+    "strict": "A hyperparameter, `precision` or base model that [nothing reads](authoring.md#unused-settings) by step 1 is an "
     "error; else a warning.",
     "callbacks": "`module:symbol` of [callbacks](callbacks.md), classes or instances, in the order in which they are called.",
     "dataset": "The training data.",
@@ -105,7 +105,7 @@ MEANINGS = {
     "resume_checkpoint_path": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
     "`max_steps` counts from its step 0.",
     "weights": 'Weights to begin with: a checkpoint, `.pt` or `.safetensors`. The class reads `ctx.model_handles["weights"]`; where it does '
-    "not, [the runtime loads them](authoring.md#what-nothing-reads).",
+    "not, [the runtime loads them](authoring.md#unused-settings).",
     "checkpoints": "Format and retention.",
     "checkpoints.keep_last": "Keep this many of the newest; 0 keeps all.",
     "checkpoints.keep_best": "Keep this many of the best, too: by what early stopping watches, else by `val/loss`, else by "

@@ -298,7 +298,7 @@ def test_errors_in_the_authoring_guide_are_said_by_the_code() -> None:
     code = "".join(path.read_text() for path in (ROOT / "src" / "gen_worker").rglob("*.py"))
     # A message may go on in the next literal.
     code = re.sub(r"\"\s*\n\s*f?\"", "", code)
-    rows = table_rows(DOCS / "authoring.md", "Common errors and what they say")
+    rows = table_rows(DOCS / "authoring.md", "Common errors and their messages")
     assert len(rows) > 10
     unsaid = [word for row in rows for word in code_words(row[1]) if word not in code]
     assert unsaid == []

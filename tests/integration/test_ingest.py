@@ -238,8 +238,8 @@ def test_damaged_lines_are_put_aside_told_once_and_stop_nothing(
     with caplog.at_level(logging.WARNING, "trn.ingest"):
         asyncio.run(main())
     texts = [record.getMessage() for record in caplog.records]
-    assert len([text for text in texts if "put aside in events.damaged.jsonl" in text]) == 1
-    assert len([text for text in texts if "13 lines in all" in text]) == 1
+    assert len([text for text in texts if "copied to events.damaged.jsonl" in text]) == 1
+    assert len([text for text in texts if "13 damaged lines in total" in text]) == 1
     assert len([text for text in texts if "1 events are missing after number" in text]) == 1
 
 
@@ -323,7 +323,7 @@ def test_a_file_that_lost_its_end_in_a_power_cut_goes_on_from_there(
 
     with caplog.at_level(logging.WARNING, "trn.ingest"):
         asyncio.run(main())
-    assert any("has lost what came after number 90; 100 was known" in text for text in caplog.messages)
+    assert any("has lost events after number 90; 100 was ingested" in text for text in caplog.messages)
 
 
 def test_a_metric_store_that_lost_its_last_commits_is_caught_up_and_nothing_is_published_again(

@@ -16,7 +16,6 @@ from trn.daemon.ingest.event_file import (
     CHUNK_BYTES,
     MAX_LINE_BYTES,
     Damage,
-    DamagedLines,
     EventBatch,
     last_seq_before,
     parse,
@@ -25,6 +24,7 @@ from trn.daemon.ingest.event_file import (
     replay,
     split,
 )
+from trn.daemon.ingest.followed_run import DamagedLines
 
 
 def line(seq: int, event: str = "log", attempt: int = 1, **fields: Any) -> bytes:

@@ -8,20 +8,18 @@
 
 import math
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import msgspec
 
-from gen_worker.contract.regular_files import open_regular, read_regular
+from gen_worker.contract.regular_files import open_regular
 from gen_worker.contract.sizes import MAX_EVENT_BYTES
 
 MAX_LINE_BYTES = MAX_EVENT_BYTES
 CHUNK_BYTES = 256 << 10  # what is parsed at a time, and sent in a message
-MAX_DAMAGED_BYTES = 16 << 20  # of lines set aside; more are only counted
-SHOWN_BYTES = 4 << 10  # of each of those lines
+SHOWN_BYTES = 4 << 10  # of a damaged line
 PLAUSIBLE_GAP = 1 << 20
 BLOCK_BYTES = 64 << 10
 
@@ -383,49 +381,3 @@ def replay(
         if wanted is not None:
             after_seq = wanted.last_seq
             yield wanted
-
-
-class DamagedLines:
-    """Keeps lines that are not events in a file beside the events; each once, up to a maximum of bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: set[tuple[int, int]] | None = None
-        self.num_lines = 0  # new since the start
-
-    def add(self, damaged: Sequence[Damage]) -> None:
-        if self._known is None:
-            self._known = set(self._read_known())
-        fresh = {(damage.offset, zlib.crc32(damage.line)): damage for damage in damaged}
-        fresh = {key: damage for key, damage in fresh.items() if key not in self._known}
-        self.num_lines += len(fresh)
-        if not fresh:
-            return
-        with os.fdopen(open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
-            if os.fstat(file.fileno()).st_size > MAX_DAMAGED_BYTES:
-                return
-            file.write(b"".join(_record(damage, key[1]) for key, damage in fresh.items()))
-        self._known.update(fresh)
-
-    def _read_known(self) -> Iterator[tuple[int, int]]:
-        try:
-            known = read_regular(self._path, 2 * MAX_DAMAGED_BYTES)
-        except FileNotFoundError:
-            return
-        for line in known.split(b"\n"):
-            try:
-                record = _decode_any(line)
-                yield record["offset"], record["crc32"]
-            except (*_NO_EVENT, LookupError, TypeError):
-                continue
-
-
-def _record(damage: Damage, crc32: int) -> bytes:
-    record = {
-        "offset": damage.offset,
-        "size_bytes": damage.size_bytes,
-        "reason": damage.reason,
-        "crc32": crc32,
-        "line": damage.line[:SHOWN_BYTES].decode("utf-8", "backslashreplace").rstrip("\n"),
-    }
-    return msgspec.json.encode(record) + b"\n"

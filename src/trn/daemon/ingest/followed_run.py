@@ -1,18 +1,26 @@
-"""What ingest remembers of a run that it follows. All of it can be found again in the stores and the file."""
+"""The state of a run that Ingest follows. All of it can be restored from the stores and the file."""
 
 import asyncio
+import os
 import stat
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
+from gen_worker.contract.regular_files import open_regular, read_regular
 from trn.core.home import Home
-from trn.daemon.ingest.event_file import Batch, DamagedLines
+from trn.daemon.ingest.event_file import SHOWN_BYTES, Batch, Damage
 from trn.registry.metrics import Place
+
+MAX_DAMAGED_BYTES = 16 << 20  # of saved lines; more are only counted
 
 
 class FollowedRun:
-    """One followed run. Everything before `offset` of its file is in both stores.
+    """Everything before `offset` of the file is in both stores.
 
-    The event `read_seq` is the last before it and ends at `event_end`; between the two is only what was put aside.
+    The event `read_seq` is the last one before it and ends at `event_end`; only lines that were set aside lie between.
     """
 
     def __init__(self, run_id: str, home: Home, number: int, now: float) -> None:
@@ -20,37 +28,42 @@ class FollowedRun:
         self.run_id = run_id
         self.path: Path = folder.events
         self.number = number
-        self.is_open = False  # its place and nonce were read from the stores
+        self.is_open = False  # place and nonce are read from the stores
         self.nonce = ""
         self.offset = 0
         self.event_end = 0
         self.read_seq = 0
-        self.registry_seq = 0  # the last event that the registry has, by the numbers that are in the file
+        self.registry_seq = 0  # the last event in the registry, by the numbers of the file
         self.metrics_seq = 0
-        self.stored_seq = 0  # the registry's number; ahead of the file's where that has lost some
+        self.stored_seq = 0  # the registry's own number; higher if the file has lost events
         self.step = 0
-        self.is_returning = False  # reads again what is known, to find where it ends
+        self.is_rewinding = False  # reads known events again, to find where they end
         self.size_bytes = -1
         self.grown_at = now
         self.is_queued = False
         self.is_busy = False
-        self.is_rung = False
+        self.is_rung = False  # while busy
         self.fault = ""
-        self.is_store_behind = False  # the metric store refused; it is caught up later
+        self.is_store_behind = False  # the metric store failed; it catches up later
         self.store_again_at = 0.0
         self.num_reads = 0
         self.drains: list[Drain] = []
         self.damaged = DamagedLines(folder.damaged_events)
-        self.num_damaged_told = 0
+        self.num_damaged_logged = 0
 
     def move_to(self, place: Place) -> None:
-        """Read on from the end of another event."""
+        """Continue reading at the end of another event."""
         self.offset = self.event_end = place.offset
         self.read_seq = place.last_seq
 
+    def fail_drains(self, fault: Exception) -> None:
+        for drain in self.drains:
+            if not drain.done.done():
+                drain.done.set_exception(fault)
+
 
 class Drain:
-    """Somebody waits until all that was in the file when they asked is committed and published."""
+    """A caller waits until everything that is in the file now is committed and published."""
 
     def __init__(self, tail: FollowedRun, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -58,14 +71,60 @@ class Drain:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def is_over(self, tail: FollowedRun, batch: Batch) -> bool:
-        # A read that began before may be of a file that was longer then.
+        # A read that began earlier may have seen a longer file.
         return tail.num_reads > self.num_reads and (batch.is_end or tail.offset >= self.size_bytes)
 
 
 def file_size(path: Path) -> int:
-    """In bytes; 0 where it is not there or cannot be looked at (whoever reads it then will say so)."""
+    """In bytes; 0 if it does not exist or cannot be read (reading it reports the error)."""
     try:
         found = path.lstat()
     except OSError:
         return 0
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+class DamagedLines:
+    """Keeps lines that are not events in a file beside the events; each once, up to a maximum of bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: set[tuple[int, int]] | None = None
+        self.num_lines = 0  # new since the start
+
+    def add(self, damaged: Sequence[Damage]) -> None:
+        if self._known is None:
+            self._known = set(self._read_known())
+        fresh = {(damage.offset, zlib.crc32(damage.line)): damage for damage in damaged}
+        fresh = {key: damage for key, damage in fresh.items() if key not in self._known}
+        self.num_lines += len(fresh)
+        if not fresh:
+            return
+        with os.fdopen(open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            if os.fstat(file.fileno()).st_size > MAX_DAMAGED_BYTES:
+                return
+            file.write(b"".join(_record(damage, key[1]) for key, damage in fresh.items()))
+        self._known.update(fresh)
+
+    def _read_known(self) -> Iterator[tuple[int, int]]:
+        try:
+            known = read_regular(self._path, 2 * MAX_DAMAGED_BYTES)
+        except FileNotFoundError:
+            return
+        for line in known.split(b"\n"):
+            try:
+                record = msgspec.json.decode(line)
+                yield record["offset"], record["crc32"]
+            except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
+                continue
+
+
+def _record(damage: Damage, crc32: int) -> bytes:
+    record = {
+        "offset": damage.offset,
+        "size_bytes": damage.size_bytes,
+        "reason": damage.reason,
+        "crc32": crc32,
+        "line": damage.line[:SHOWN_BYTES].decode("utf-8", "backslashreplace").rstrip("\n"),
+    }
+    return msgspec.json.encode(record) + b"\n"

@@ -1,12 +1,11 @@
-"""Events of live runs: from their files into the registry and the metric store, exactly once, then to the watchers.
+"""Reads the events of live runs into the registry and the metric store, exactly once, then publishes them to watchers.
 
-A run's file is read from the place that the stores have committed. Where they do not agree (one of them failed, or a
-power cut took the metric store's last commits) it is read from the earlier place, and each takes only what is new to
-it. The place moves on in memory when both have committed; it is never ahead of either, so a crash at any point
-repeats work and doubles nothing.
+A run's file is read from the place that the stores have committed. If they differ (one failed, or a power cut took the
+last commits of the metric store), it is read from the earlier place, and each store takes only what is new to it. The
+place in memory moves after both commits. So a crash at any point repeats work and stores nothing twice.
 
-A file may be shorter than it was: the next attempt cuts damage off its end, and a power cut may take what was not
-synced. Then it is read again from a place that still stands, to where the known events now end, and goes on there.
+A file may become shorter: the next attempt cuts damaged lines off its end, and a power cut may take what was not synced.
+Then it is read again from a place that is still valid up to the last known event, and continues there.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from trn.daemon.ingest.event_file import (
     split,
 )
 from trn.daemon.ingest.followed_run import Drain, FollowedRun, file_size
-from trn.daemon.ingest.left_behind import LeftBehind
+from trn.daemon.ingest.metric_backlog import MetricBacklog
 from trn.registry.base import Registry
 from trn.registry.metrics import MetricStore, Place, Point
 from trn.registry.writer import committed
@@ -41,13 +40,13 @@ from trn.registry.writer import committed
 logger = logging.getLogger("trn.ingest")
 
 
-SWEEP_S = 1.0  # a lost ring of the doorbell costs no more than this
-STORE_AGAIN_S = 30.0  # after the metric store refused
+SWEEP_S = 1.0  # finds growth whose doorbell message was lost
+STORE_AGAIN_S = 30.0  # after the metric store failed
 MAX_RUNS_AT_ONCE = 16
 
 
 class Ingest:
-    """Follows the event files of live runs. Everything here belongs to the loop's thread."""
+    """Follows the event files of live runs. From the loop's thread."""
 
     def __init__(
         self,
@@ -67,15 +66,15 @@ class Ingest:
         self._clock = clock
         self._sweep_s = sweep_s
         self._store_again_s = store_again_s
-        self._left_behind = LeftBehind(registry, home, follow_once=self._follow_once, again_s=store_again_s)
+        self._backlog = MetricBacklog(registry, home, follow_once=self._follow_once, retry_s=store_again_s)
         self._tails: dict[str, FollowedRun] = {}
-        # Each run at most once, so it is bounded; at the end again after each batch, so nobody starves.
+        # Bounded: each run at most once. A run is queued again at the end after each batch, so none starves.
         self._due: asyncio.Queue[FollowedRun] = asyncio.Queue()
         self._has_tails = asyncio.Event()
         self._is_stopped = False
 
     def follow(self, run_id: str, number: int) -> None:
-        """Begin to follow a run's file, or go on with it for another attempt."""
+        """Start to follow a run's file, or continue with another attempt."""
         tail = self._tails.get(run_id)
         if tail is None:
             tail = self._tails[run_id] = FollowedRun(run_id, self._home, number, self._clock())
@@ -84,13 +83,13 @@ class Ingest:
         self._queue(tail)
 
     def ring(self, run_id: str) -> None:
-        """The run's worker has written something; anyone may ring, for any name."""
+        """The run's worker may have written something. Any name is accepted."""
         tail = self._tails.get(run_id)
         if tail is not None:
             self._queue(tail)
 
     def last_growth(self, run_id: str) -> float:
-        """When the file was last seen to have grown, or `follow` was called."""
+        """When the file last grew, or `follow` was called."""
         return self._tails[run_id].grown_at
 
     async def terminal(self, run_id: str, number: int) -> Terminal | None:
@@ -99,7 +98,7 @@ class Ingest:
         return await asyncio.to_thread(read_terminal, self._home.run(run_id).events, number, nonce)
 
     async def drain(self, run_id: str) -> None:
-        """Return once everything that is in the file now is committed and published."""
+        """Wait until everything that is in the file now is committed and published."""
         tail = self._tails[run_id]
         if self._is_stopped:
             raise UnavailableError("the ingest has stopped")
@@ -122,28 +121,26 @@ class Ingest:
         if not self._tails:
             self._has_tails.clear()
         if tail.is_store_behind:
-            self._left_behind.add(run_id)
-        if tail.damaged.num_lines > tail.num_damaged_told:
-            logger.warning("run %s: %d lines in all were put aside", tail.run_id, tail.damaged.num_lines)
+            self._backlog.add(run_id)
+        if tail.damaged.num_lines > tail.num_damaged_logged:
+            logger.warning("run %s: %d damaged lines in total", tail.run_id, tail.damaged.num_lines)
 
     async def _follow_once(self, run: RunRecord) -> None:
         self.follow(run.run_id, run.attempt)
         await self.unfollow(run.run_id)
 
     async def run(self) -> None:
-        """Take in what is due, until cancelled."""
+        """Ingest until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(MAX_RUNS_AT_ONCE):
                     tasks.create_task(self._work())
-                tasks.create_task(self._left_behind.run())
+                tasks.create_task(self._backlog.run())
                 await self._sweep()
         finally:
             self._is_stopped = True
             for tail in self._tails.values():
-                for drain in tail.drains:
-                    if not drain.done.done():
-                        drain.done.set_exception(UnavailableError("the ingest has stopped"))
+                tail.fail_drains(UnavailableError("the ingest has stopped"))
 
     async def _sweep(self) -> None:
         while True:
@@ -151,7 +148,7 @@ class Ingest:
             await asyncio.sleep(self._sweep_s)
             for tail in self._tails.values():
                 if tail.is_store_behind and not tail.is_busy and self._clock() >= tail.store_again_at:
-                    tail.is_store_behind = tail.is_open = False  # reads again from where the store stands
+                    tail.is_store_behind = tail.is_open = False  # read again from the store's place
                     self._queue(tail)
                 if tail.fault or tail.drains or file_size(tail.path) != tail.size_bytes:
                     self._queue(tail)
@@ -171,18 +168,12 @@ class Ingest:
             tail.is_queued, tail.is_busy, tail.is_rung = False, True, False
             has_more = False
             try:
-                has_more = await self._take(tail)
+                has_more = await self._ingest_batch(tail)
                 tail.fault = ""
-            except (
-                Exception
-            ) as fault:  # one run's trouble is not the others'; nothing was lost, the sweep tries again
+            except Exception as fault:  # must not stop the other runs; the sweep tries again
                 self._warn(tail, fault)
-                if not isinstance(
-                    fault, TrnError
-                ):  # a registry that cannot be written is waited for: ends need it, too
-                    for drain in tail.drains:
-                        if not drain.done.done():
-                            drain.done.set_exception(fault)
+                if not isinstance(fault, TrnError):  # drains wait for a registry that cannot be written
+                    tail.fail_drains(fault)
             finally:
                 tail.is_busy = False
             if has_more or (tail.is_rung and not tail.fault):
@@ -191,16 +182,12 @@ class Ingest:
     def _warn(self, tail: FollowedRun, fault: Exception) -> None:
         if tail.fault != str(fault) or not tail.fault:
             tail.fault = str(fault) or repr(fault)
-            is_ours = not isinstance(fault, TrnError | OSError)
-            logger.warning(
-                "events of run %s cannot be taken in: %s; will try again",
-                tail.run_id,
-                fault,
-                exc_info=is_ours,
-            )
+            is_bug = not isinstance(fault, TrnError | OSError)
+            text = "events of run %s cannot be ingested: %s; will try again"
+            logger.warning(text, tail.run_id, fault, exc_info=is_bug)
 
-    async def _take(self, tail: FollowedRun) -> bool:
-        """Take in one batch; whether there is more to do for this run at once."""
+    async def _ingest_batch(self, tail: FollowedRun) -> bool:
+        """Ingest one batch; returns whether there is more for this run."""
         if not tail.is_open:
             await self._open(tail)
         tail.num_reads += 1
@@ -210,18 +197,18 @@ class Ingest:
                 tail.grown_at = self._clock()
             tail.size_bytes = batch.size_bytes
         if batch.is_cut:
-            await self._go_back(tail)
+            await self._rewind(tail)
             return True
         failpoint("ingest.read")
         chunks = await self._parse(tail, batch)
         is_odd = chunks and (chunks[0].num_missing or chunks[0].damaged)
         if is_odd and await _last_seq(tail, tail.event_end) != tail.read_seq:
-            await self._go_back(tail)  # it was cut and has grown beyond the place since
+            await self._rewind(tail)  # it was cut and has grown beyond the place since
             return True
-        await self._tell_oddities(tail, batch, chunks)
+        await self._log_damage(tail, batch, chunks)
         events = [event for chunk in chunks for event in chunk.events]
-        if tail.is_returning:
-            await self._return(tail, batch, chunks)
+        if tail.is_rewinding:
+            await self._end_rewind(tail, batch, chunks)
         if events:
             await self._commit(tail, chunks, events)
         tail.offset = batch.next_offset
@@ -235,16 +222,16 @@ class Ingest:
         seq = tail.read_seq
         for start, lines in split(batch.lines):
             if chunks:
-                await asyncio.sleep(0)  # others have the loop between two chunks
+                await asyncio.sleep(0)  # let other tasks run
             chunk = parse(lines, batch.offset + start, seq, tail.nonce)
             seq = chunk.events[-1].seq if chunk.events else seq
             chunks.append(chunk)
         return chunks
 
-    async def _tell_oddities(self, tail: FollowedRun, batch: Batch, chunks: list[Chunk]) -> None:
-        """Numbers that are missing, and lines that are no events: the latter are put aside."""
+    async def _log_damage(self, tail: FollowedRun, batch: Batch, chunks: list[Chunk]) -> None:
+        """Log missing numbers, and set aside lines that are not events."""
         num_missing = sum(chunk.num_missing for chunk in chunks)
-        if num_missing and not tail.is_returning:
+        if num_missing and not tail.is_rewinding:
             logger.warning(
                 "run %s: %d events are missing after number %d", tail.run_id, num_missing, tail.read_seq
             )
@@ -254,11 +241,11 @@ class Ingest:
         try:
             await asyncio.to_thread(tail.damaged.add, damaged)
         except OSError as fault:
-            logger.warning("run %s: damaged lines could not be kept: %s", tail.run_id, fault)
-        if not tail.num_damaged_told:
-            tail.num_damaged_told = len(damaged)
+            logger.warning("run %s: damaged lines cannot be saved: %s", tail.run_id, fault)
+        if not tail.num_damaged_logged:
+            tail.num_damaged_logged = len(damaged)
             logger.warning(
-                "run %s: %d lines of its events are no events; put aside in %s (the first is at byte %d and %s)",
+                "run %s: %d damaged lines in its events file, copied to %s (the first is at byte %d: it %s)",
                 tail.run_id,
                 len(damaged),
                 self._home.run(tail.run_id).damaged_events.name,
@@ -267,7 +254,7 @@ class Ingest:
             )
 
     async def _commit(self, tail: FollowedRun, chunks: list[Chunk], events: list[Event]) -> None:
-        """Into both stores, each what is new to it; what the registry has committed is published."""
+        """Commit to both stores what is new to each, and publish what the registry has committed."""
         last_seq = events[-1].seq
         end = next(chunk.ends[-1] for chunk in reversed(chunks) if chunk.events)
         points = [
@@ -284,7 +271,7 @@ class Ingest:
         if followed is not None:
             try:
                 await committed(followed)
-            except Exception as fault:  # the metric store may have taken it none the less
+            except Exception as fault:  # the metric store may still have committed
                 error = fault
             else:
                 failpoint("ingest.committed")
@@ -293,7 +280,7 @@ class Ingest:
         if storing is not None:
             try:
                 await committed(storing)
-            except TrnError as fault:  # points are for charts: the run goes on, and they follow from its file
+            except TrnError as fault:  # points are for charts: stored later, from the file
                 self._leave_store_behind(tail, fault)
             else:
                 tail.metrics_seq = last_seq
@@ -338,7 +325,7 @@ class Ingest:
                 self._broadcaster.publish_events(tail.run_id, fresh)
 
     async def _open(self, tail: FollowedRun) -> None:
-        """Find the place from which to read: the earlier one of what the two stores have."""
+        """Find the place to read from: the earlier one of the two stores."""
         run = self._registry.get(tail.run_id)
         stored = self._metrics.place(tail.run_id)
         tail.step, tail.stored_seq, tail.metrics_seq = run.step, run.last_seq, stored.last_seq
@@ -348,38 +335,38 @@ class Ingest:
         found_seq = await _last_seq(tail, run.event_offset)
         is_between = await asyncio.to_thread(is_line_start, tail.path, run.event_offset)
         if not is_between or found_seq > run.last_seq:
-            await self._go_back(tail)
+            await self._rewind(tail)
         else:
-            # By the file's own numbers: where it has lost some, they are used again.
+            # By the numbers of the file: lost numbers are used again.
             tail.registry_seq = tail.read_seq = found_seq
             if stored.offset < run.event_offset:
                 await self._catch_up(tail, stored)
-            elif not await _stands(tail, stored):
+            elif not await _is_valid(tail, stored):
                 place = Place(run.event_offset, tail.registry_seq)
                 await committed(self._metrics.rewind(tail.run_id, place))
                 tail.metrics_seq = place.last_seq
         tail.is_open = True
 
     async def _catch_up(self, tail: FollowedRun, stored: Place) -> None:
-        """The metric store is behind: read what it missed first."""
-        is_there = await _stands(tail, stored)
+        """The metric store is behind: read its missing events first."""
+        is_there = await _is_valid(tail, stored)
         tail.move_to(stored if is_there else await self._known_place(tail, stored.last_seq))
 
-    async def _go_back(self, tail: FollowedRun) -> None:
-        """The file is not what it was: read again what is known, from a place that still stands."""
+    async def _rewind(self, tail: FollowedRun) -> None:
+        """The file has changed: read known events again, from a place that is still valid."""
         tail.move_to(await self._known_place(tail, min(tail.registry_seq, tail.metrics_seq)))
-        tail.is_returning = True
+        tail.is_rewinding = True
 
     async def _known_place(self, tail: FollowedRun, seq: int) -> Place:
         while True:
             seq, offset = self._registry.event_place(tail.run_id, seq)
             place = Place(offset, seq)
-            if offset == 0 or await _stands(tail, place):
+            if offset == 0 or await _is_valid(tail, place):
                 return place
             seq -= 1
 
-    async def _return(self, tail: FollowedRun, batch: Batch, chunks: list[Chunk]) -> None:
-        """Look in a batch for the end of what the registry knows; from there the run is followed again."""
+    async def _end_rewind(self, tail: FollowedRun, batch: Batch, chunks: list[Chunk]) -> None:
+        """Search a batch for the last event that the registry has; following continues after it."""
         known_seq, end = tail.read_seq, tail.event_end
         is_found = batch.is_end
         for chunk in chunks:
@@ -394,7 +381,7 @@ class Ingest:
         place = Place(end, known_seq)
         if known_seq < tail.registry_seq:
             logger.warning(
-                "run %s: its events file has lost what came after number %d; %d was known",
+                "run %s: its events file has lost events after number %d; %d was ingested",
                 tail.run_id,
                 known_seq,
                 tail.registry_seq,
@@ -402,25 +389,25 @@ class Ingest:
         if known_seq < tail.metrics_seq:
             await committed(self._metrics.rewind(tail.run_id, place))
             tail.metrics_seq = known_seq
-        # Last: with the registry's old place, all this would be done again.
+        # Last: after a crash before it, all this is done again.
         await committed(self._registry.rewind(tail.run_id, place.offset))
-        tail.registry_seq, tail.is_returning = known_seq, False
+        tail.registry_seq, tail.is_rewinding = known_seq, False
 
 
 def _step_after(event: Event, step: int) -> int:
-    """The run's step after this event. A checkpoint is durable only later: it names a step that may lie behind."""
+    """The run's step after this event. A checkpoint event may name an earlier step, because it comes later."""
     if event.step is None:
         return step
     return max(step, event.step) if event.event == "checkpoint" else event.step
 
 
-# No file of a run is opened in the loop's thread: a slow disk must not hold up everybody.
+# Run files are opened in other threads: a slow disk must not block the loop.
 
 
 async def _last_seq(tail: FollowedRun, offset: int) -> int:
     return await asyncio.to_thread(last_seq_before, tail.path, offset, tail.nonce)
 
 
-async def _stands(tail: FollowedRun, place: Place) -> bool:
+async def _is_valid(tail: FollowedRun, place: Place) -> bool:
     is_between = await asyncio.to_thread(is_line_start, tail.path, place.offset)
     return is_between and await _last_seq(tail, place.offset) == place.last_seq

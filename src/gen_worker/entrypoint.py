@@ -1,4 +1,4 @@
-"""`python -m gen_worker.entrypoint`: WORKER_MODE says what this process is; it is never guessed."""
+"""`python -m gen_worker.entrypoint`: runs the worker that WORKER_MODE names."""
 
 import atexit
 import contextlib
@@ -15,8 +15,8 @@ RUNTIMES = {"trainer": "gen_worker.trainer.runtime"}  # mode -> the module whose
 
 USAGE = """usage: WORKER_MODE=trainer TRAINER_JOB_SPEC_PATH=job.json python -m gen_worker.entrypoint
 
-Runs one worker. It takes no arguments: everything is in its environment and in the job. The variables, the exit codes
-and the files it leaves are in docs/operating.md; watch a run with `tail -f` on its events.jsonl."""
+Runs one worker. It takes no arguments: its settings are environment variables and the job. docs/operating.md lists the
+variables, the exit codes and the files it writes. Watch a run with `tail -f` on its events.jsonl."""
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def _leave(codes: list[int]) -> None:
-    """End one of several processes before its interpreter is torn down: the threads of torch's collectives may abort
-    there, and a run that is complete would count as failed.
+    """Exit without interpreter shutdown: threads of torch's collectives may abort there, and a completed run would
+    count as failed.
     """
     if codes:
         for stream in (sys.stdout, sys.stderr):
@@ -57,6 +57,6 @@ if __name__ == "__mp_main__":  # in a process that multiprocessing started for t
 if __name__ == "__main__":
     codes: list[int] = []
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        atexit.register(_leave, codes)  # first of all, so it is called last
+        atexit.register(_leave, codes)  # registered first, so it is called last
     codes.append(main(sys.argv[1:]))
     sys.exit(codes[0])

@@ -1,20 +1,20 @@
 """Every error a worker reports, with its category and exit code.
 
 WorkerError
-├── StartupError      startup     the worker was asked for something it cannot begin
-│   ├── SpecError                 the job document has faults (all of them, at once)
-│   ├── PluginError               `module:symbol` does not name a sound trainer class
-│   │   ├── PluginTypeError       also a TypeError: what it names is no class, or lacks hooks
-│   │   └── PluginValueError      also a ValueError: it names nothing, or several candidates
+├── StartupError      startup     the worker cannot start what it was asked for
+│   ├── SpecError                 the job has faults (lists all of them)
+│   ├── PluginError               `module:symbol` does not name a valid trainer class
+│   │   ├── PluginTypeError       also a TypeError: not a class, or hooks are missing
+│   │   └── PluginValueError      also a ValueError: nothing found, or several candidates
 │   └── LeaseHeldError            another worker is training this run
 ├── InputError        input       data, weights or a resume source is missing, changed or corrupt
 │   └── CheckpointError           a checkpoint cannot be written or does not verify
 ├── AuthError         auth        a capability token is missing, expired or not valid for this run
 ├── ModelLoadError    model-load  the trainer class failed in `setup`, `configure` or loading its state
 ├── TrainStepError    train-step  the trainer class failed while training
-│   └── StepResultError           also a TypeError: `train_step` returned something else than a result
-├── UploadError       upload      an artifact could not be delivered; the local copy is safe
-├── TrainingCanceled  cancelled   asked to stop; resumable
+│   └── StepResultError           also a TypeError: `train_step` did not return a result
+├── UploadError       upload      an upload failed; the local copy is kept
+├── TrainingCanceled  cancelled   a stop was requested; resumable
 └── TrainingTimeout   timeout     the time limit was reached; resumable
 """
 
@@ -35,15 +35,15 @@ class Category(StrEnum):
 
 
 class Cause(StrEnum):
-    """What a failure came from, where an exception's type says more than its category: `cause` of its `failed` event."""
+    """The cause of a failure, where the exception's type shows it: `cause` of the `failed` event."""
 
-    CONNECTION = "connection"  # to other processes, or to storage, broke or timed out
+    CONNECTION = "connection"  # to other processes or to storage: lost or timed out
     OUT_OF_MEMORY = "out-of-memory"  # the allocation failed, on the machine or on the device
     DISK_FULL = "disk-full"  # no space left, or over quota
 
 
 class ExitCode(IntEnum):
-    """How a worker process ends. 75 and 76 mean: saved, run it again to go on."""
+    """Exit codes of a worker. 75 and 76 mean: a checkpoint is saved, run the job again to resume."""
 
     COMPLETED = 0
     BUG = 1
@@ -61,7 +61,7 @@ EXIT_CODE_BY_CATEGORY: dict[Category, ExitCode] = {category: ExitCode[category.n
 
 
 class WorkerError(Exception):
-    """Base of all errors that a person should read; tracebacks are for the others."""
+    """Base of all errors whose message is for people, without a traceback."""
 
     category: Category = Category.STARTUP
     cause: str = ""  # a Cause, or the signal that killed a process of the run
@@ -76,7 +76,7 @@ class StartupError(WorkerError):
 
 
 class SpecError(StartupError):
-    """Holds every fault of a document; the message lists them one a line."""
+    """Every fault of a document, one per line of the message."""
 
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
@@ -136,7 +136,7 @@ class UploadError(WorkerError):
 
 
 class _Stop(WorkerError):  # noqa: N818  (nothing went wrong)
-    """Training was asked to stop. What matters is what was saved, which the notes tell."""
+    """A stop was requested. The notes say what was saved."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback."""

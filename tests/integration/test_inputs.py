@@ -536,7 +536,7 @@ def test_an_object_replaced_while_it_is_read_is_read_again(s3_server, cache):
 
 
 def test_a_missing_object_and_a_dead_store_are_input_errors(s3_server, cache, options):
-    with pytest.raises(InputError, match="nothing at this place"):
+    with pytest.raises(InputError, match="it does not exist"):
         fetch(f"s3://{s3_server.bucket}/none", cache=cache, options=s3_options(s3_server))
     dead = TransferOptions(
         retry=RetryPolicy(max_attempts=2, base_s=0),

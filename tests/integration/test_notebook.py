@@ -137,7 +137,7 @@ def test_a_run_in_a_kernel_has_a_bar_can_be_interrupted_and_resumes(kernel: Kern
         "saved at step 6: call train() again to continue from there",
     ]
     assert cell.streams["stderr"].splitlines() == [
-        "gen_worker: stopping after this step; Ctrl-C again gives up what is not saved"
+        "gen_worker: stopping after this step; Ctrl-C again stops without saving"
     ]
     assert "ended with TrainingCanceled" in next(iter(cell.bars.values()))[-1]
 

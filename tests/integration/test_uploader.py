@@ -481,7 +481,7 @@ def test_the_token_is_in_no_report_and_no_log(http_server, make, failures, caplo
 def test_a_child_process_cannot_use_the_parents_uploader(http_server, make):
     uploader = make(all_targets(http_server.url))
     uploader._process_id = os.getpid() + 1
-    with pytest.raises(UploadError, match="make one in the process"):
+    with pytest.raises(UploadError, match="make one there"):
         uploader.upload_metrics(step=1, metrics={})
     assert uploader.drain(0.0) == []
     uploader.close()
@@ -591,5 +591,5 @@ def test_what_went_to_a_google_store_comes_back(gcs_endpoint, tmp_path, make):
         options=options,
     ).resume_checkpoint_path
     assert (found.parent / path.name).read_bytes() == data
-    with pytest.raises(InputError, match="nothing at this place"):
+    with pytest.raises(InputError, match="it does not exist"):
         fetch("gs://bucket/none", cache=InputCache(tmp_path / "cache"), options=options)

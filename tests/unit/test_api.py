@@ -231,7 +231,7 @@ class TestBuilding:
 
     def test_a_module_is_refused(self, author: Author) -> None:
         author("import json as T\n")
-        assert "is a module, expected a class in it: json:MyTrainer" in refusal("author_code:T")
+        assert "is a module, expected a class: json:MyTrainer" in refusal("author_code:T")
 
     def test_a_value_that_is_no_trainer_is_refused(self, author: Author) -> None:
         author("T = {}\n")

@@ -81,7 +81,7 @@ def test_a_minted_token_verifies_and_names_what_it_allows():
         ({"now": NOW - 31}, "not valid for another 31 s"),
         ({"run_id": "run-2"}, "is for run 'run-1'"),
         ({"owner": "bob"}, "belongs to owner 'ada'"),
-        ({"required_scope": "upload"}, "needs 'upload'"),
+        ({"required_scope": "upload"}, "'upload' is needed"),
     ],
 )
 def test_a_token_out_of_its_bounds_is_refused_with_the_reason(changes, message):
@@ -221,7 +221,7 @@ def test_without_a_key_a_readable_token_is_held_to_its_own_words(changes, messag
 
 
 def test_without_a_key_a_token_of_ours_without_the_scope_is_refused():
-    with pytest.raises(AuthError, match="needs 'train'"):
+    with pytest.raises(AuthError, match="'train' is needed"):
         start(token=mint(scopes=["upload"]))
 
 

@@ -68,7 +68,7 @@ class TestDevice:
 
     @pytest.mark.parametrize("name", ["gpu", "", "cuda:x"])
     def test_a_name_that_torch_does_not_know_is_refused(self, name: str) -> None:
-        with pytest.raises(StartupError, match="not one that torch knows"):
+        with pytest.raises(StartupError, match="unknown to torch"):
             select_device(name)
 
 
@@ -97,18 +97,6 @@ class TestPrecision:
         with pytest.raises(StartupError, match="use 'fp16' or 'fp32'"):
             resolve_dtype("bf16", device="cuda:0")
 
-    @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-    def test_autocast_computes_and_trains_in_the_precision_on_a_cpu(self, precision: Any) -> None:
-        runtime = prepare_model_runtime(device="cpu", precision=precision, seed=1)
-        layer = torch.nn.Linear(3, 3)
-        for _ in range(2):
-            with runtime.autocast():
-                result = layer(torch.ones(2, 3))
-        assert result.dtype == runtime.dtype
-        result.float().sum().backward()
-        assert layer.weight.grad is not None
-        assert layer.weight.grad.dtype == torch.float32
-
 
 class TestPreparing:
     def test_everything_is_seeded(self) -> None:
@@ -116,12 +104,7 @@ class TestPreparing:
         first = (random.random(), np.random.random(), torch.rand(1).item())
         runtime = prepare_model_runtime(device="cpu", seed=5)
         assert (random.random(), np.random.random(), torch.rand(1).item()) == first
-        assert (runtime.device, runtime.seed, runtime.precision, runtime.deterministic) == (
-            "cpu",
-            5,
-            "fp32",
-            False,
-        )
+        assert runtime.device == "cpu"
 
     def test_deterministic_mode_is_switched_on_and_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
@@ -158,7 +141,6 @@ class TestPreparing:
             "from gen_worker.trainer import model_runtime as m\n"
             "m._ACCELERATOR_NODES = ()\n"
             "r = m.prepare_model_runtime(seed=3); c = m.capture_rng()\n"
-            "with r.autocast(): pass\n"
             "print(json.dumps([r.device, str(r.dtype), c['torch'], 'torch' in sys.modules]))"
         )
         expected = ["cpu", "float32", None, False]
@@ -171,8 +153,7 @@ class TestPreparing:
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
         runtime = prepare_model_runtime(deterministic=True)
         assert (runtime.device, runtime.dtype) == ("cpu", np.dtype("float32"))
-        with runtime.autocast():
-            runtime.close()
+        runtime.close()
 
 
 def draws() -> list[Any]:

@@ -65,10 +65,10 @@ def test_both_spellings_of_a_digest_are_read(tmp_path, body, mark):
         ("http://[::1/x", "not a valid URL"),
         ("s3://bucket", "names no object"),
         ("s3:key", "names no object"),
-        ("s3://id:secret@bucket/k", "holds credentials"),
+        ("s3://id:secret@bucket/k", "contains credentials"),
         ("m.pt#sha256=abc", "64 hex digits"),
         (f"m.pt#sha256={HEX}@sha256:{HEX}", "two digests"),
-        (f"#sha256={HEX}", "without a place"),
+        (f"#sha256={HEX}", "has a digest only"),
         (f"s3://b/*.parquet#sha256={HEX}", "only one file can have one"),
     ],
 )

@@ -269,7 +269,7 @@ def test_every_callback_hears_of_the_end_even_where_another_one_raises(tmp_path:
     with pytest.raises(TrainStepError, match="first"):
         make(tmp_path, Broken(), Last()).train()
     assert len(heard) == 1
-    assert "a callback failed on the way out: second" in events(tmp_path)[-1]["error"]
+    assert "on_exception hook of a callback failed: second" in events(tmp_path)[-1]["error"]
 
 
 def test_a_callback_can_ask_for_a_checkpoint_and_report_metrics(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_rollback_to_the_newest_checkpoint(tmp_path: Path) -> None:
     assert "rolled back from step 6 to step 4" in messages
     (place,) = (event for event in events(tmp_path, "log") if "rolled back" in event["message"])
     assert (place["step"], place["epoch"], place["batch"]) == (4, 1, 1)
-    with pytest.raises(TrainStepError, match="there is no checkpoint to go back to"):
+    with pytest.raises(TrainStepError, match="cannot be rolled back: there is no checkpoint"):
         make(tmp_path / "without", TakeBack(), checkpoint_every=0).train()
 
 

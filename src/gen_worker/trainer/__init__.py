@@ -1,4 +1,4 @@
-"""What authors import. Names load on first use: `import gen_worker.trainer` alone imports nothing heavy."""
+"""What authors import. Names load on first use, so that `import gen_worker.trainer` is cheap."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -55,53 +55,33 @@ if TYPE_CHECKING:
     from gen_worker.trainer.trainer import TrainerInterface as TrainerInterface
     from gen_worker.trainer.uploader import ArtifactUploader as ArtifactUploader
 
-_HOME = {
-    "ArtifactUploader": "gen_worker.trainer.uploader",
-    "ArtifactWriter": "gen_worker.trainer.artifacts",
-    "Callback": "gen_worker.trainer.callbacks",
-    "DatasetIndex": "gen_worker.trainer.datasets.index",
-    "EarlyStopping": "gen_worker.trainer.callbacks",
-    "JsonlLogger": "gen_worker.trainer.callbacks",
-    "LearningRateMonitor": "gen_worker.trainer.callbacks",
-    "MLflowLogger": "gen_worker.trainer.callbacks",
-    "MetricsRecord": "gen_worker.trainer.attempt.state",
-    "ModelCheckpoint": "gen_worker.trainer.callbacks",
-    "NonFiniteGuard": "gen_worker.trainer.callbacks",
-    "ProgressBar": "gen_worker.trainer.callbacks",
-    "RunHandle": "gen_worker.trainer.callbacks",
-    "SampleRequest": "gen_worker.trainer.contracts",
-    "ShardLoader": "gen_worker.trainer.datasets.shard_loader",
-    "StepContext": "gen_worker.trainer.contracts",
-    "StepControlHints": "gen_worker.trainer.contracts",
-    "StepResult": "gen_worker.trainer.contracts",
-    "TensorBoardLogger": "gen_worker.trainer.callbacks",
-    "ThroughputMonitor": "gen_worker.trainer.callbacks",
-    "Trainer": "gen_worker.trainer.trainer",
-    "TrainerAuthContext": "gen_worker.trainer.authz",
-    "TrainerConfig": "gen_worker.trainer.attempt.trainer_config",
-    "TrainerInterface": "gen_worker.trainer.trainer",
-    "TrainerPlugin": "gen_worker.trainer.contracts",
-    "TrainerState": "gen_worker.trainer.attempt.state",
-    "TrainerSubprocessContractV1": "gen_worker.contract.subprocess_contract",
-    "TrainingCanceled": "gen_worker.errors",
-    "TrainingJobSpec": "gen_worker.trainer.contracts",
-    "TrainingReporter": "gen_worker.trainer.reporting",
-    "WandbLogger": "gen_worker.trainer.callbacks",
-    "batch_to_torch": "gen_worker.trainer.arrow_feed",
-    "build_default_adamw_bundle": "gen_worker.trainer.compute.optim",
-    "distribute_module": "gen_worker.trainer.processes.distributed",
-    "export_checkpoint": "gen_worker.trainer.checkpoints.export",
-    "global_rows": "gen_worker.trainer.processes.distributed",
-    "load_checkpoint": "gen_worker.trainer.checkpoints.export",
-    "load_trainable_module_checkpoint": "gen_worker.trainer.compute.trainable_module",
-    "load_trainer_plugin": "gen_worker.trainer.api",
-    "read_subprocess_contract": "gen_worker.contract.subprocess_contract",
-    "run_training_loop": "gen_worker.trainer.steps.direct_loop",
-    "save_trainable_module_checkpoint": "gen_worker.trainer.compute.trainable_module",
-    "seed_everything": "gen_worker.trainer.compute.repro",
-    "to_float_scalar": "gen_worker.trainer.compute.repro",
-    "write_subprocess_contract": "gen_worker.contract.subprocess_contract",
+_NAMES = {  # module below gen_worker -> what it exports here
+    "contract.subprocess_contract": "TrainerSubprocessContractV1 read_subprocess_contract"
+    " write_subprocess_contract",
+    "errors": "TrainingCanceled",
+    "trainer.api": "load_trainer_plugin",
+    "trainer.arrow_feed": "batch_to_torch",
+    "trainer.artifacts": "ArtifactWriter",
+    "trainer.attempt.state": "MetricsRecord TrainerState",
+    "trainer.attempt.trainer_config": "TrainerConfig",
+    "trainer.authz": "TrainerAuthContext",
+    "trainer.callbacks": "Callback EarlyStopping JsonlLogger LearningRateMonitor MLflowLogger ModelCheckpoint NonFiniteGuard"
+    " ProgressBar RunHandle TensorBoardLogger ThroughputMonitor WandbLogger",
+    "trainer.checkpoints.export": "export_checkpoint load_checkpoint",
+    "trainer.compute.optim": "build_default_adamw_bundle",
+    "trainer.compute.repro": "seed_everything to_float_scalar",
+    "trainer.compute.trainable_module": "load_trainable_module_checkpoint save_trainable_module_checkpoint",
+    "trainer.contracts": "SampleRequest StepContext StepControlHints StepResult"
+    " TrainerPlugin TrainingJobSpec",
+    "trainer.datasets.index": "DatasetIndex",
+    "trainer.datasets.shard_loader": "ShardLoader",
+    "trainer.processes.distributed": "distribute_module global_rows",
+    "trainer.reporting": "TrainingReporter",
+    "trainer.steps.direct_loop": "run_training_loop",
+    "trainer.trainer": "Trainer TrainerInterface",
+    "trainer.uploader": "ArtifactUploader",
 }
+_HOME = {name: f"gen_worker.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605  (a list of names, made from the table above)
 

@@ -1,4 +1,4 @@
-"""`module:symbol` -> a trainer class, built and checked before anything is spent on it."""
+"""`module:symbol` -> a trainer class, built and checked."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +19,14 @@ from gen_worker.trainer.contracts import REQUIRED_HOOKS, TrainerPlugin
 # Where `module` alone is looked up, in this order.
 DEFAULT_SYMBOLS = ("TRAINER", "Trainer", "trainer")
 NO_TRAINER = "no trainer class is named: set `trainer` in the job or TRAINER_PLUGIN to module:symbol"
-_NEVER_MEANT = ("TrainerPlugin",)  # has the hooks, and is what a trainer class looks like, not one
+_NEVER_MEANT = ("TrainerPlugin",)  # the protocol has the hooks, but is no trainer class
 
 
 def load_trainer_plugin(ref: str) -> TrainerPlugin:
     """Import `module:symbol`, build the class (without arguments) or take the instance, and check its hooks.
 
-    `module` alone means its `TRAINER`, `Trainer` or `trainer`, or the one trainer class in it; those that are defined in
-    it come before those that it imported. The working folder and PYTHONPATH are searched first. Every refusal is a
-    PluginError with the author's file and line where there is one, and mostly a TypeError or a ValueError too.
+    `module` alone means its `TRAINER`, `Trainer` or `trainer`, or the only trainer class in it. Classes defined there
+    come before imported ones. Raises PluginError, with the author's file and line where known.
     """
     from gen_worker.trainer.author.hooks import check_hooks
     from gen_worker.trainer.author.plugin_import import find_symbol, import_author_module, split_ref
@@ -43,7 +42,7 @@ def load_trainer_plugin(ref: str) -> TrainerPlugin:
 
 
 def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
-    """`load_trainer_plugin` of what a job or the environment names; a module that is only beside the job is pointed at."""
+    """`load_trainer_plugin` for a job; where the module is only beside the job file, the error says so."""
     if ref is None:
         raise PluginError(NO_TRAINER)
     try:
@@ -56,7 +55,7 @@ def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
 
 
 def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec) -> list[str]:
-    """What the class says of the job, by its optional hook `check_job(job)`: what is wrong, one text for each fault."""
+    """The faults that the class's optional hook `check_job(job)` returns, one text each."""
     from gen_worker.trainer.author.plugin_import import author_line, exception_text
 
     hook = getattr(trainer, "check_job", None)
@@ -74,14 +73,12 @@ def find_job_faults(trainer: TrainerPlugin, job: TrainingJobSpec) -> list[str]:
     if found is None:
         return []
     if isinstance(found, str) or not all(isinstance(fault, str) for fault in found):
-        raise PluginTypeError(
-            f"check_job returned {found!r:.80}, expected a list of texts, one for each fault"
-        )
+        raise PluginTypeError(f"check_job returned {found!r:.80}, expected a list of texts, one per fault")
     return list(found)
 
 
 def require_sound_job(trainer: TrainerPlugin, job: TrainingJobSpec) -> None:
-    """SpecError with every fault that the class finds in the job."""
+    """SpecError with every fault that `check_job` finds."""
     faults = find_job_faults(trainer, job)
     if faults:
         raise SpecError(f"the job of run {job.run_id}", faults)
@@ -93,7 +90,7 @@ def _pick_symbol(module: ModuleType) -> str:
     names = vars(module)
     for name in DEFAULT_SYMBOLS:
         found = names.get(name)
-        # `from gen_worker.trainer import Trainer` and `from gen_worker import trainer` are no choice of the author's.
+        # `from gen_worker.trainer import Trainer` and `from gen_worker import trainer` do not count.
         is_imported = isinstance(found, type) and found.__module__ != module.__name__ and missing_hooks(found)
         if found is not None and not isinstance(found, ModuleType) and not is_imported:
             return name
@@ -102,7 +99,7 @@ def _pick_symbol(module: ModuleType) -> str:
         for name, cls in names.items()
         if isinstance(cls, type) and cls.__module__ == module.__name__
     }
-    # A module made in memory holds classes that say they are of another one.
+    # Classes of a module made in memory may name another module.
     imported = {id(item): name for name, item in names.items() if not isinstance(item, ModuleType | Mapping)}
     candidates = sorted(
         name for cls, name in own.items() if not name.startswith("_") and not missing_hooks(cls)
@@ -132,7 +129,7 @@ def _build(found: Any, ref: str) -> object:
     from gen_worker.trainer.author.plugin_import import author_line, exception_text
 
     if isinstance(found, ModuleType):
-        raise PluginTypeError(f"{ref} is a module, expected a class in it: {found.__name__}:MyTrainer")
+        raise PluginTypeError(f"{ref} is a module, expected a class: {found.__name__}:MyTrainer")
     if not isinstance(found, type):
         is_plain = inspect.isroutine(found) or isinstance(found, functools.partial)
         if is_plain or (callable(found) and len(missing_hooks(found)) == len(REQUIRED_HOOKS)):
@@ -150,11 +147,11 @@ def _build(found: Any, ref: str) -> object:
             "give its constructor defaults, or export an instance"
         ) from error
     except ValueError:
-        pass  # a constructor that does not tell its signature: calling it will
+        pass  # the constructor has no readable signature: the call below decides
     try:
         return cast("object", found())
     except (TrainingCanceled, TrainingTimeout):
-        raise  # a stop request that arrived meanwhile, not the author's doing
+        raise
     except (Exception, SystemExit) as error:
         line = author_line(error.__traceback__) or source_line(found)
         raise PluginError(f"{line}: building {ref} raised {exception_text(error)}") from error

@@ -1,4 +1,4 @@
-"""What the loop writes to disk: checkpoints and samples. It blocks for one copy; a process does the rest."""
+"""Writes checkpoints and samples. A save blocks for one copy of the state; a writer process does the rest."""
 
 import logging
 import secrets
@@ -38,7 +38,7 @@ _META_ROOM_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """Everything that belongs to one checkpoint, frozen at the step."""
+    """Everything that one checkpoint holds."""
 
     step: int
     epoch: int
@@ -58,15 +58,15 @@ class SavedCheckpoint:
     """A checkpoint that is durable and was read back."""
 
     path: Path
-    meta_path: Path | None  # None, as the size is: a writer of the caller's own did not say
+    meta_path: Path | None  # None, as the size, where a writer of the caller's did not give it
     step: int
     final: bool
     verified: bool
     reason: str  # why it is not verified
     size_bytes: int | None
-    duration_s: float  # from the call of save_checkpoint until durable
-    blocked_s: float  # of these, how long the loop waited for the copy
-    removed: list[str]  # what retention removed
+    duration_s: float  # from the call of save_checkpoint until it was durable
+    blocked_s: float  # of these, the time of the copy
+    removed: list[str]  # by retention
     files: tuple[FileEntry, ...]
 
     def summary(self) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class _InFlight:
 
 
 class ArtifactWriter:
-    """Saves checkpoints in the background, samples in place. Used from the loop's thread only.
+    """Saves checkpoints in the background and samples at once. Use it from one thread.
 
-    One save is in flight at a time; its failure is raised, once, by the next `poll`, `wait` or `save_checkpoint`.
+    One save is in progress at a time. Its failure is raised, once, by the next `poll`, `wait` or `save_checkpoint`.
     """
 
     def __init__(
@@ -104,11 +104,10 @@ class ArtifactWriter:
         writer_limits: Limits | None = None,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer: a lease outlives a killed worker with it.
+        """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer, so that it holds the lease of a killed worker.
 
-        `trainer` is the class whose `sample` hook `write_samples` calls.
-        `writer_limits` and `tell`: how long the writer may be quiet, and who is told of it.
-        `is_writer_in_process`: for one who saves only when there is nothing else to do; see `writer_thread`.
+        `trainer` is the class whose `sample` hook `write_samples` calls. `writer_limits`: how long the writer may be
+        silent before `tell` is called. `is_writer_in_process`: see `writer_thread`.
         """
         self.checkpoints_dir = Path(checkpoints_dir)
         self._run_id = run_id
@@ -130,30 +129,27 @@ class ArtifactWriter:
             limits=writer_limits,
             tell=tell,
         )
-        self.infinite_parts: frozenset[str] = (
-            frozenset()
-        )  # names of the state's tensors that may hold infinities
+        self.infinite_parts: frozenset[str] = frozenset()  # tensors of the state that may hold infinities
         self._layout: FileLayout | None = None
         self._layout_key: object = None
-        self._staged_layout: FileLayout | None = None  # whose constant bytes the staging buffer has
+        self._staged_layout: FileLayout | None = None  # whose constant bytes are in the staging buffer
         self._in_flight: _InFlight | None = None
         self._completed: list[SavedCheckpoint] = []
 
     def start(self) -> None:
-        """Start the writer process early; also clears what crashed attempts left. Does not wait for it."""
+        """Start the writer process, and remove files of crashed attempts. Does not wait."""
         self._samples.clean_up()
         self._client.start()
 
     @property
     def is_saving(self) -> bool:
-        """True while a save is in flight: ask `poll` about it."""
+        """True while a save is in progress."""
         return self._in_flight is not None
 
     def save_checkpoint(self, content: CheckpointContent) -> None:
-        """Wait out a save in flight, copy the state once, and return; the rest happens in the writer.
+        """Wait for a save in progress, copy the state, and return; the writer does the rest.
 
-        Raises CheckpointError if the previous save failed, if the state holds something that a checkpoint cannot,
-        or if it does not fit on the disk.
+        CheckpointError if the previous save failed, the state cannot be saved, or the disk is full.
         """
         while self._in_flight is not None:
             self._take_reports(None)
@@ -186,7 +182,7 @@ class ArtifactWriter:
             )
         )
         self._in_flight = _InFlight(
-            content=replace(content, state={}),  # it was copied: a state gathered from shards is let go
+            content=replace(content, state={}),  # free a state gathered from shards: it was copied
             started_s=started_s,
             blocked_s=time.monotonic() - started_s,
         )
@@ -194,7 +190,7 @@ class ArtifactWriter:
     def begin_checkpoint(
         self, content: CheckpointContent, *, trainer: TrainerPlugin, state: Any, ctx: StepContext
     ) -> None:
-        """`save_checkpoint`, with what the author's own `save_checkpoint` hook writes, where the class has one."""
+        """`save_checkpoint`, with the files of the author's own `save_checkpoint` hook, if there is one."""
         if getattr(trainer, "save_checkpoint", None) is not None:
             step, final = content.step, content.final
             folder = self.author_dir(step, final)
@@ -211,13 +207,13 @@ class ArtifactWriter:
         state: Any,
         ctx: StepContext,
     ) -> str:
-        """Save, and return the path once the checkpoint is durable and read back. For a loop of one's own."""
+        """Save, and return the path once the checkpoint is durable and verified. For a caller's own loop."""
         return self._write(step, state_payload, trainer, state, ctx, final=False)
 
     def finalize(
         self, *, state_payload: Mapping[str, Any], trainer: TrainerPlugin, state: Any, ctx: StepContext
     ) -> str:
-        """`write_checkpoint`, of the last step."""
+        """`write_checkpoint` of the last step."""
         return self._write(ctx.step, state_payload, trainer, state, ctx, final=True)
 
     def _write(
@@ -244,10 +240,10 @@ class ArtifactWriter:
         return str(self.wait()[-1].path)
 
     def write_samples(self, *, step: int, state: Any, ctx: StepContext) -> list[str]:
-        """What the `sample` hook of `trainer` wrote, committed: the paths. Nothing where the class has no such hook."""
+        """Call the `sample` hook and commit what it wrote: the paths. Empty where the class has no such hook."""
         if self._trainer is None:
             raise CheckpointError(
-                "this writer knows no trainer class to sample with: ArtifactWriter(…, trainer=…)"
+                "this writer has no trainer class to sample with: use ArtifactWriter(…, trainer=…)"
             )
         if getattr(self._trainer, "sample", None) is None:
             return []
@@ -256,7 +252,7 @@ class ArtifactWriter:
         return [str(sample.path) for sample in self.write_sample(step, folder)]
 
     def author_dir(self, step: int, final: bool) -> Path:
-        """A fresh folder for the author's `save_checkpoint` hook; hand it on as `author_files`."""
+        """A new folder for the author's `save_checkpoint` hook; pass it as `author_files`."""
         self._num_author_dirs += 1
         stem = checkpoint_stem(step, final=final)
         path = self.checkpoints_dir / f"{stem}.files.tmp-{self._token}-{self._num_author_dirs}"
@@ -264,7 +260,7 @@ class ArtifactWriter:
         return path
 
     def poll(self) -> list[SavedCheckpoint]:
-        """What was completed since the last call. Never blocks; costs nothing while no save is in flight."""
+        """What was completed since the last call. Never blocks."""
         if self._in_flight is not None:
             self._take_reports(0.0)
         if not self._completed:
@@ -273,7 +269,7 @@ class ArtifactWriter:
         return completed
 
     def wait(self, timeout_s: float | None = None) -> list[SavedCheckpoint]:
-        """`poll`, after waiting until the save in flight is durable and read back, or the time is over."""
+        """`poll`, after waiting until the save in progress is durable and verified, or for `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._in_flight is not None:
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -293,11 +289,11 @@ class ArtifactWriter:
         return True
 
     def sample_dir(self, step: int) -> Path:
-        """A fresh folder for the author's `sample` hook."""
+        """A new folder for the author's `sample` hook."""
         return self._samples.open(step)
 
     def has_sample(self, step: int) -> bool:
-        """True once the sample of that step was committed, by this attempt or an earlier one."""
+        """True once the sample of that step was committed, also by an earlier attempt."""
         return self._samples.has(step)
 
     def write_sample(self, step: int, produced: Path) -> list[SavedSample]:
@@ -305,7 +301,7 @@ class ArtifactWriter:
         return self._samples.commit(step, produced)
 
     def close(self) -> None:
-        """Let the save in flight finish and end the writer. A failure that nobody asked for is logged."""
+        """Wait for the save in progress and stop the writer. A failure of it is logged."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -353,7 +349,7 @@ class ArtifactWriter:
         )
 
     def _find_layout(self, table: TensorTable) -> FileLayout:
-        """The layout of these tensors; a state of the same structure as the last one has it already."""
+        """The layout of these tensors, cached for states of the same structure."""
         key = table.finish()
         if self._layout is None or key != self._layout_key:
             layout = build_layout(self._format, *key)
@@ -414,7 +410,7 @@ def _build_metric(metric: tuple[str, float, str] | None) -> Metric | None:
 
 
 def _filled_folder(path: Path | None) -> str | None:
-    """The author's folder, or None if the hook wrote nothing into it."""
+    """The author's folder, or None (and removed) if it is empty."""
     if path is None:
         return None
     if not any(path.iterdir()):

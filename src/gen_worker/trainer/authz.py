@@ -1,7 +1,6 @@
-"""Capability tokens: who may do what to which run.
+"""Capability tokens: what a worker may do with which run.
 
-A token is a JWT signed with Ed25519. The orchestrator holds the private key; a worker has at most the public
-one, so it can check a token and never make one.
+A token is a JWT signed with Ed25519. Only the orchestrator has the private key; a worker can verify tokens, not make them.
 """
 
 import math
@@ -29,17 +28,13 @@ DEFAULT_LEEWAY_S = 30.0
 MAX_TIME_S = 1e15  # since 1970, either way
 MAX_SHOWN = 300  # characters of what a library says of a token
 
-# RFC 6750 b64token. Anything else cannot be a bearer value, and HTTP libraries quote a header value they
-# refuse in their error message.
+# RFC 6750 b64token. HTTP libraries show a header value that they refuse in their error message.
 _BEARER = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerAuthContext:
-    """What this worker may do, with the credential that proves it to the endpoints.
-
-    `is_verified` is False for a token nobody here could check; the endpoints judge it.
-    """
+    """What this worker may do, and its token. `is_verified` is False where this worker has no key to verify it."""
 
     owner: str | None
     scopes: frozenset[str]
@@ -55,11 +50,11 @@ class TrainerAuthContext:
         if scope not in self.scopes:
             raise AuthError(
                 f"the capability token of run {self.run_id!r} has the scopes {_listed(self.scopes)}, "
-                f"but this needs {scope!r}; ask for a token that includes it"
+                f"but {scope!r} is needed; get a token that includes it"
             )
 
     def authorization_header(self) -> str:
-        """The value of the Authorization header. Call it only where a request is built."""
+        """The value of the Authorization header."""
         return f"Bearer {self.token.reveal()}"
 
 
@@ -79,9 +74,9 @@ def mint_capability_token(
     if not wanted or wanted - SCOPES:
         raise AuthError(f"cannot mint a token for the scopes {_listed(wanted)}; known are {_listed(SCOPES)}")
     if not owner or not run_id:
-        raise AuthError(f"cannot mint a token for owner {owner!r} and run {run_id!r}: both must be named")
+        raise AuthError(f"cannot mint a token for owner {owner!r} and run {run_id!r}: both are required")
     if not ttl_s > 0 or math.isinf(ttl_s):
-        raise AuthError(f"cannot mint a token that lives {ttl_s!r} seconds; give a finite time above 0")
+        raise AuthError(f"cannot mint a token with ttl_s={ttl_s!r}; give a finite number above 0")
     issued_at = time.time() if now is None else now
     claims = {
         "aud": AUDIENCE,
@@ -106,7 +101,7 @@ def verify_capability_token(
     now: float | None = None,
     leeway_s: float = DEFAULT_LEEWAY_S,
 ) -> TrainerAuthContext:
-    """Check signature, audience, time, run, owner (where given) and scope; AuthError says which one failed."""
+    """Check signature, audience, time, run, owner (if given) and scope; AuthError names the one that failed."""
     import jwt
 
     secret = _as_bearer(token)
@@ -117,9 +112,9 @@ def verify_capability_token(
         claims = jwt.decode(
             secret.reveal(),
             key,
-            algorithms=[ALGORITHM],  # never the token's own idea: no `none`, no HMAC with a public key
+            algorithms=[ALGORITHM],  # never the token's choice: no `none`, no HMAC with a public key
             audience=AUDIENCE,
-            # Times are judged below, against a clock that can be given.
+            # Times are checked below, with an injectable clock.
             options={
                 "require": ["aud", "exp", "iat", "owner", "run_id", "scope"],
                 "verify_exp": False,
@@ -129,7 +124,7 @@ def verify_capability_token(
         )
     except (jwt.PyJWTError, ValueError, RecursionError) as exc:
         refusal = f"{type(exc).__name__}: {exc}"[:MAX_SHOWN]
-    # Raised outside the handler: an exception of the library stays out of the chain that may be printed.
+    # Raised outside the handler: the library's exception must not be printed with it.
     if refusal:
         raise AuthError(
             f"the capability token is not valid ({refusal}); get a new one for run {run_id!r} from the orchestrator"
@@ -158,7 +153,7 @@ def authorize_start(
     now: float | None = None,
     leeway_s: float = DEFAULT_LEEWAY_S,
 ) -> TrainerAuthContext | None:
-    """Decide whether a worker may begin; None where no token is needed and none was given."""
+    """AuthError where the worker may not start; None where no token is needed and none was given."""
     given = token.reveal() if isinstance(token, Secret) else token
     if given is None or not given.strip():
         if orchestrated:
@@ -182,7 +177,7 @@ def authorize_start(
     expires_at = claims.get("exp")
     context = TrainerAuthContext(
         owner=owner if claims.get("owner") is None else str(claims["owner"]),
-        # The scope words of a foreign issuer mean nothing here; its endpoints know them.
+        # Scopes of another issuer are checked by its endpoints.
         scopes=_scopes_of(claims) if is_ours else SCOPES,
         run_id=run_id,
         expires_at=None if expires_at is None else float(expires_at),
@@ -196,7 +191,7 @@ def authorize_start(
 def _judge_claims(
     claims: Mapping[str, Any], *, run_id: str, owner: str | None, now: float | None, leeway_s: float
 ) -> None:
-    """Refuse claims that are out of their time or name another run or owner; absent ones are not judged."""
+    """AuthError for claims out of their time, of another run or owner. Missing claims are not checked."""
     clock = time.time() if now is None else now
     expires_at = _time_claim(claims, "exp")
     if expires_at is not None and clock >= expires_at + leeway_s:
@@ -212,7 +207,7 @@ def _judge_claims(
             )
     named_run, named_owner = claims.get("run_id"), claims.get("owner")
     if named_run is not None and named_run != run_id:
-        raise AuthError(f"the capability token is for run {_shown(named_run)}, this worker trains {run_id!r}")
+        raise AuthError(f"the capability token is for run {_shown(named_run)}, this worker runs {run_id!r}")
     if owner is not None and named_owner is not None and named_owner != owner:
         raise AuthError(f"the capability token belongs to owner {_shown(named_owner)}, the run to {owner!r}")
 
@@ -250,7 +245,7 @@ def _as_bearer(token: str | Secret) -> Secret:
 
 
 def _read_unverified(secret: Secret) -> dict[str, Any] | None:
-    """The claims of a token that reads as a JWT, whatever its signature; None for an opaque one."""
+    """The claims of a JWT without verification; None for another kind of token."""
     import jwt
 
     try:
@@ -260,7 +255,7 @@ def _read_unverified(secret: Secret) -> dict[str, Any] | None:
 
 
 def _load_key(pem: str, *, is_private: bool) -> Any:
-    """An Ed25519 key; anything else is refused, above all a private key where a public one belongs."""
+    """An Ed25519 key. AuthError for anything else, also for a private key instead of a public one."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -268,7 +263,7 @@ def _load_key(pem: str, *, is_private: bool) -> Any:
     role = "private" if is_private else "public"
     if not is_private and "PRIVATE KEY" in pem:
         raise AuthError(
-            "the worker was given a private key; give it the public key only, so it cannot mint tokens"
+            "the worker has a private key; give it the public key only, so that it cannot mint tokens"
         )
     key: object = None
     try:
@@ -284,7 +279,7 @@ def _load_key(pem: str, *, is_private: bool) -> Any:
 
 
 def _shown(claim: object) -> str:
-    """A claim in a message: whoever made the token chose it, and its length."""
+    """Shortened: the token's author chose its length."""
     return reprlib.repr(claim)
 
 

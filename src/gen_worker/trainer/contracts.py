@@ -1,8 +1,4 @@
-"""What authors and the runtime agree on. Imports no sibling, no torch, no pyarrow.
-
-The records here are the context and results that pass between the loop and a trainer class, and the shape of that
-class. The job is in `gen_worker.contract.job`; how `module:symbol` becomes a trainer class is in `api`.
-"""
+"""What passes between the loop and a trainer class, and the hooks of that class. Imports no sibling, torch or pyarrow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,14 +10,14 @@ from gen_worker.contract.screen_repr import screen_repr
 
 
 class StepControlHints(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step asks of the loop: emit no metrics this time; pause before the next step."""
+    """What a step asks of the loop: emit no metrics now; pause before the next step."""
 
     skip_cadence_emit: bool = False
     backoff_seconds: float | None = 0.0
 
 
 class StepResult(msgspec.Struct, gc=False):
-    """What `train_step` returns. Metric values may be tensors: they are read only when a cadence emits them."""
+    """What `train_step` returns. Metric values may be tensors: they are read only when they are emitted."""
 
     metrics: Mapping[str, Any] = {}
     debug: Mapping[str, Any] | None = None
@@ -36,10 +32,7 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopSignal:
-    """The one flag that the loop looks at each step; set by signals, the watcher thread or a test.
-
-    Reading it is an attribute load: no lock, no system call. The first reason given stays.
-    """
+    """The flag that the loop reads each step; set by signals and the watcher thread. The first reason stays."""
 
     __slots__ = ("category", "reason")
 
@@ -55,12 +48,12 @@ class StopSignal:
     def __bool__(self) -> bool:
         return self.reason is not None
 
-    # `ctx.is_canceled` reads as a value, `ctx.is_canceled()` as a question; both are asked.
+    # Both `ctx.is_canceled` and `ctx.is_canceled()` are in use.
     __call__ = __bool__
 
 
 class Progress:
-    """How far the run is. The loop writes it, everyone else reads it."""
+    """Written by the loop alone."""
 
     __slots__ = ("epoch", "step")
 
@@ -70,7 +63,7 @@ class Progress:
 
 
 class StepContext:
-    """What a trainer class may read. The runtime alone advances `step` and `epoch`."""
+    """Read-only for the trainer class. The runtime advances `step` and `epoch`."""
 
     __slots__ = (
         "_progress",
@@ -98,7 +91,7 @@ class StepContext:
     rank: int
     world_size: int
     seed: int
-    total_steps: int | None  # of the whole run as planned; None where only the end of the data can tell
+    total_steps: int | None  # of the whole run as planned; None where unknown
     _stop: StopSignal
     _progress: Progress
 
@@ -136,7 +129,7 @@ class StepContext:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
-            f"the step context is read-only: {name!r} cannot be set; keep what you need in the state that configure() returns"
+            f"the step context is read-only: {name!r} cannot be set. Keep your own values in the state that configure() returns"
         )
 
     def __repr__(self) -> str:
@@ -145,7 +138,7 @@ class StepContext:
 
     @property
     def progress(self) -> Progress:
-        """The runtime's own handle on `step` and `epoch`."""
+        """For the runtime: `step` and `epoch`."""
         return self._progress
 
     @property
@@ -160,13 +153,13 @@ class StepContext:
 
     @property
     def is_canceled(self) -> StopSignal:
-        """True (as a value or as a call) once the run was asked to stop; long hooks may look at it and return early."""
+        """True (as a value or a call) once a stop is requested; long hooks may check it and return early."""
         return self._stop
 
 
 @runtime_checkable
 class TrainerPlugin(Protocol):
-    """A trainer class: the six hooks an author writes, called positionally."""
+    """A trainer class: six required hooks, called positionally."""
 
     def setup(self, ctx: StepContext, /) -> None: ...
     def configure(self, ctx: StepContext, /) -> Any: ...

@@ -1,4 +1,4 @@
-"""Refs -> local files: fetch, verify, place. Base weights, parquet files, a checkpoint to resume from."""
+"""Refs -> local files, downloaded and verified: base weights, parquet files, a checkpoint to resume from."""
 
 import contextlib
 import errno
@@ -19,10 +19,10 @@ from gen_worker.trainer.transfer.input_cache import IndexEntry, InputCache, Part
 from gen_worker.trainer.transfer.object_store import ObjectStore
 from gen_worker.trainer.transfer.policy import Backoff, FaultKind, TransferFault, TransferOptions
 
-# (ref for people, bytes so far, bytes in all or None). It may raise to stop the transfer: what arrived is kept.
+# (ref for people, bytes so far, total bytes or None). It may raise to stop the transfer; what was received is kept.
 OnProgress = Callable[[str, int, int | None], None]
 
-# A connection that is cut again and again still gets there, as long as each attempt brings this much.
+# Attempts that receive this much each do not count as failures in a row.
 PROGRESS_BYTES = 1 << 20
 ROOM_BYTES = 16 << 20  # how often free space is looked at
 MAX_META_BYTES = 256 << 20
@@ -30,7 +30,7 @@ MAX_META_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalInput:
-    """A file (or local folder) to read. `digest` is None for local refs that name none: nobody hashed them."""
+    """A file (or local folder) to read. `digest` is None for local refs without one: they are not hashed."""
 
     path: Path
     size_bytes: int
@@ -55,11 +55,10 @@ def fetch(
     options: TransferOptions | None = None,
     max_bytes: int | None = None,
 ) -> LocalInput:
-    """Bring one file here. Blocks; local files are used in place, remote ones land in `cache`.
+    """Download one file into `cache`; a local file is used in place. Blocks.
 
-    A remote file of more than `max_bytes` is refused as soon as that is known.
-
-    InputError when it cannot be had or does not match its digest, AuthError when the credential was refused.
+    InputError if it cannot be read, is larger than `max_bytes` or does not match its digest; AuthError if the credential
+    was refused.
     """
     found = resolve(ref, base_dir=base_dir or Path.cwd()) if isinstance(ref, str) else ref
     if found.is_local:
@@ -72,7 +71,7 @@ def fetch(
 
 
 class _UselessError(Exception):
-    """What was downloaded is of no use to anybody; `told` is the error for the caller."""
+    """The download is not to be kept; `told` is the error for the caller."""
 
     def __init__(self, told: InputError) -> None:
         super().__init__(told)
@@ -80,7 +79,7 @@ class _UselessError(Exception):
 
 
 class _Download:
-    """One remote file on its way into the cache."""
+    """Of one remote file into the cache."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class _Download:
         max_bytes: int | None,
     ) -> None:
         self._max_bytes = max_bytes
-        self._room_until = -1  # bytes of this file for which there was room
+        self._room_until = -1  # bytes of this file for which there was space
         self._ref = ref
         self._cache = cache
         self._auth = auth
@@ -101,7 +100,7 @@ class _Download:
         self._key = key_of(ref.digest or f"{ref.scheme}:{ref.location}")
 
     def run(self) -> LocalInput:
-        # Asked before the lock too: many ranks that start on a warm cache hash it side by side.
+        # Before the lock too: many ranks with a warm cache hash in parallel.
         if (hit := self._find_by_digest()) is not None:
             return hit
         with self._cache.locked(self._key, on_wait=lambda: self._tell(0, None)):
@@ -120,7 +119,7 @@ class _Download:
                 raise exc.told from None
             except OSError as exc:
                 if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                    partial.discard()  # it will not fit, and others need the room
+                    partial.discard()  # it does not fit, and others need the space
                 raise
             finally:
                 if partial.size_bytes:
@@ -162,7 +161,7 @@ class _Download:
                 if delay_s is None:
                     _refuse(self._ref, fault, attempts=max(1, backoff.failures))
             finally:
-                # Also when a cancel is raised through here: the next attempt goes on from these bytes.
+                # Also on a cancel: the next attempt continues from these bytes.
                 partial.sync()
             self._options.sleep(delay_s)
 
@@ -173,7 +172,7 @@ class _Download:
         size_bytes = partial.size_bytes
         partial.restart()
         if was_resumed:
-            raise TransferFault(FaultKind.TRANSIENT, "what was left of an earlier download does not fit")
+            raise TransferFault(FaultKind.TRANSIENT, "the rest of an earlier download does not match")
         raise InputError(
             f"the input {self._ref.display} has the digest {found} ({size_bytes} bytes), expected "
             f"{self._ref.digest}; the file has changed or the ref is wrong"
@@ -188,7 +187,7 @@ class _Download:
         return self._placed(digest, size_bytes, from_cache=False)
 
     def _placed(self, digest: str, size_bytes: int, *, from_cache: bool) -> LocalInput:
-        """Under its own name: readers tell formats apart by the suffix, which a hash has not."""
+        """Under its own name: readers know the format by the suffix."""
         path = self._cache.place({self._ref.name: digest}) / self._ref.name
         return LocalInput(path=path, size_bytes=size_bytes, digest=digest, from_cache=from_cache)
 
@@ -223,9 +222,9 @@ def materialize_inputs(
     on_progress: OnProgress | None = None,
     options: TransferOptions | None = None,
 ) -> MaterializedInputs:
-    """Bring everything a job names here, before anything is spent on training. Blocks."""
+    """Download everything that a job names. Blocks."""
     settings = options or TransferOptions()
-    # Every ref is read before the first byte is fetched: a typo in the last one costs nothing.
+    # All refs are parsed before the first download: a typo in the last one costs nothing.
     base_model = resolve(base_model_ref, base_dir=base_dir) if base_model_ref else None
     datasets = [resolve(ref, base_dir=base_dir) for ref in dataset_parquet_refs]
     checkpoint = resolve(resume_checkpoint_ref, base_dir=base_dir) if resume_checkpoint_ref else None
@@ -245,7 +244,7 @@ def materialize_inputs(
 
 
 def expand(ref: ResolvedRef, *, options: TransferOptions | None = None) -> list[ResolvedRef]:
-    """The parquet files a dataset ref stands for, sorted: of a folder all below it, hidden ones left out."""
+    """The parquet files of a dataset ref, sorted; of a folder all below it except hidden ones."""
     if ref.kind is RefKind.FILE:
         return [ref]
     if ref.is_local:
@@ -281,7 +280,7 @@ def _list_objects(ref: ResolvedRef, options: TransferOptions) -> list[str]:
             store = ObjectStore(ref.scheme, ref.location.partition("/")[0], options)
             if ref.kind is RefKind.FOLDER:
                 return store.list_files(ref.location)
-            # A key may hold what looks like a pattern; if it is there, it is meant.
+            # A key may look like a pattern: an existing key wins.
             return [ref.location] if store.exists(ref.location) else store.match(ref.location)
         except TransferFault as fault:
             delay_s = backoff.next_delay_s() if fault.kind is FaultKind.TRANSIENT else None
@@ -293,7 +292,7 @@ def _list_objects(ref: ResolvedRef, options: TransferOptions) -> list[str]:
 def _bring_model(
     ref: ResolvedRef, bring: Callable[[ResolvedRef], LocalInput], cache: InputCache, options: TransferOptions
 ) -> Path:
-    """One file, or all files of a folder, with their names."""
+    """One file, or all files of a folder."""
     if ref.is_local or ref.kind is RefKind.FILE:
         return bring(ref).path
     keys = [key for key in _list_objects(ref, options) if not key.endswith("/")]
@@ -309,7 +308,7 @@ def _bring_model(
 def _bring_checkpoint(
     ref: ResolvedRef, bring: Callable[[ResolvedRef, int | None], LocalInput], cache: InputCache
 ) -> Path:
-    """The named file, with its meta file and all that this lists beside it when it is remote."""
+    """The file; if it is remote, with its meta file and the files that this lists."""
     if ref.is_local or not ref.name.endswith((META_SUFFIX, ".pt", ".safetensors")):
         return bring(ref, None).path
     meta_ref = ref
@@ -321,7 +320,7 @@ def _bring_checkpoint(
         is_named = name == ref.name
         if is_named and ref.digest and ref.digest != digest:
             raise InputError(
-                f"the checkpoint {ref.display} is asked for as {ref.digest}, but its meta file says {digest}; "
+                f"the checkpoint {ref.display} has the digest {digest} in its meta file, but the ref says {ref.digest}; "
                 "one of them is wrong"
             )
         part_ref = ref.sibling(name, ref.digest if is_named and ref.digest else digest)
@@ -339,14 +338,14 @@ def _bring_checkpoint(
 
 
 def _listed_files(path: Path, ref: ResolvedRef) -> Iterator[tuple[str, int, str]]:
-    """CheckpointError where its meta cannot be read, or is not what was saved."""
+    """CheckpointError where the meta file cannot be read or is damaged."""
     meta = parse_meta(path.read_bytes(), f"the checkpoint's meta file {ref.display}")
     for entry in meta.files:
         yield _checked_name(entry.name, ref), entry.size_bytes, entry.hash
 
 
 def _checked_name(name: str, ref: ResolvedRef) -> str:
-    """`name` if it stays inside its folder."""
+    """`name`; InputError where it leads out of its folder."""
     path = PurePosixPath(name)
     is_plain = name == str(path) and not path.is_absolute() and ".." not in path.parts and name != "."
     is_text = not any(ord(mark) < 32 or "\ud800" <= mark <= "\udfff" for mark in name)
@@ -381,7 +380,7 @@ def _use_in_place(ref: ResolvedRef) -> LocalInput:
 
 @contextlib.contextmanager
 def _reported(ref: ResolvedRef) -> Iterator[None]:
-    """Errors of this machine's files as InputError."""
+    """OSError as InputError."""
     try:
         yield
     except OSError as exc:
@@ -393,10 +392,10 @@ def _reported(ref: ResolvedRef) -> Iterator[None]:
 
 
 _ADVICE: Mapping[FaultKind, str] = {
-    FaultKind.TRANSIENT: "check the network and the server, then start the run again: it goes on where it stopped",
+    FaultKind.TRANSIENT: "check the network and the server, then start the run again: the download continues where it stopped",
     FaultKind.PERMANENT: "check the ref",
-    FaultKind.MISSING: "check the ref: there is nothing at this place",
-    FaultKind.AUTH: "check that the credential is valid for this place and may read inputs",
+    FaultKind.MISSING: "check the ref: it does not exist",
+    FaultKind.AUTH: "check that the credential is valid there and may read inputs",
 }
 
 

@@ -1,4 +1,4 @@
-"""From the first signal handler to the one terminal event.
+"""Signals, heartbeat, time limit and grace period of an attempt.
 
     STARTING ──> RUNNING ──> COMPLETED
         │           │
@@ -31,7 +31,7 @@ logger = logging.getLogger("gen_worker.lifecycle")
 PAUSE_SLICE_S = 0.1
 
 WATCH_EVERY_S = 0.2
-ONE_KEYPRESS_S = 0.5  # a Ctrl-C may arrive twice, through a wrapper that passes signals on
+ONE_KEYPRESS_S = 0.5  # one Ctrl-C may arrive twice, through a wrapper that relays signals
 _OURS = str(Path(__file__).resolve().parent.parent)
 _CALLS_THE_AUTHOR = (
     "api.py",
@@ -52,7 +52,7 @@ _CALLS_THE_AUTHOR = (
 
 
 class JobLifecycle:
-    """Signals, heartbeat, cancel, time limit and grace of one attempt. Enter it in the main thread."""
+    """Of one attempt. Enter it in the main thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class JobLifecycle:
         self._cancel_file = cancel_file
         self._clock = clock
         self._exit_process = exit_process
-        self.on_look: list[Callable[[], None]] = []  # what else the watcher does in each of its rounds
+        self.on_look: list[Callable[[], None]] = []  # called in each round of the watcher
         self.on_overrun: Callable[[Category, str], None] = lambda _category, _error: None
         self._pid = os.getpid()
         self._started = clock()
@@ -102,9 +102,9 @@ class JobLifecycle:
             signal.signal(number, handler)
 
     def look(self) -> None:
-        """One round of the watcher: beat, look for the cancel file, at the clock, at the grace."""
+        """One round of the watcher: heartbeat, cancel file, time limit, grace period."""
         if self._reporter.terminal_event is not None:
-            return  # how the attempt ended is decided
+            return
         for look in self.on_look:
             look()
         now = self._clock()
@@ -124,8 +124,12 @@ class JobLifecycle:
     def _has_cancel_file(self) -> bool:
         try:
             return self._cancel_file is not None and self._cancel_file.exists()
-        except OSError as fault:  # a path that cannot even be looked at must not end the watcher
-            logger.warning("the cancel file %s cannot be looked for any more: %s", self._cancel_file, fault)
+        except OSError as fault:  # must not end the watcher
+            logger.warning(
+                "the cancel file %s cannot be checked, and is ignored from now on: %s",
+                self._cancel_file,
+                fault,
+            )
             self._cancel_file = None
             return False
 
@@ -134,9 +138,7 @@ class JobLifecycle:
             self.look()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if (
-            os.getpid() != self._pid
-        ):  # a child that the author's code forked: to it the signal means what it always does
+        if os.getpid() != self._pid:  # a child that the author's code forked: the signal's default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -147,36 +149,36 @@ class JobLifecycle:
         is_second = self._stop.reason is not None and number == signal.SIGINT and not is_repeated
         if is_second and _is_in_authors_code(frame):
             raise TrainingCanceled(
-                f"{name} a second time: stopped at once; what was not saved before is lost"
+                f"{name} a second time: stopped without saving. Steps since the last checkpoint are lost"
             )
         if self._stop.reason is None:
             self._interrupted = self._clock()
             self._stop.request(f"cancelled by {name}")
-            again = "; Ctrl-C again gives up what is not saved" if number == signal.SIGINT else ""
+            again = "; Ctrl-C again stops without saving" if number == signal.SIGINT else ""
             limit = f", at most {self._grace_s:g} s" if self._grace_s < float("inf") else ""
-            # Not through logging: its lock may be held by the very code that was interrupted.
+            # Not through logging: the interrupted code may hold its lock.
             os.write(2, f"gen_worker: stopping after this step{limit}{again}\n".encode())
 
     def _overrun(self) -> None:
-        """The step did not end within the grace: report, and leave without it. What was saved before is safe."""
+        """The step did not end within the grace period: report, and exit without it."""
         category = Category(self._stop.category)
         self._ended.set()
         error = (
-            f"{self._stop.reason}; what was in progress at step {self._progress.step} did not end within the grace of"
-            f" {self._grace_s:g} s and is lost: the newest checkpoint stands"
+            f"{self._stop.reason}; the work in progress at step {self._progress.step} did not end within the grace of"
+            f" {self._grace_s:g} s and is lost. The newest checkpoint is kept"
         )
         try:
             self.on_overrun(category, error)
             self._reporter.failed(step=self._progress.step, error=error, category=category)
             print(f"gen_worker: {category}: {error}", file=sys.stderr)  # noqa: T201
-        except Exception:  # leaving matters more than saying so
+        except Exception:  # it must exit in any case
             logger.exception("the terminal event could not be written")
         sys.stderr.flush()
         self._exit_process(int(EXIT_CODE_BY_CATEGORY[category]))
 
 
 def _is_in_authors_code(frame: FrameType | None) -> bool:
-    """True where the nearest frame of ours is one that calls the author: there an exception breaks nothing of ours."""
+    """True where the nearest frame of ours calls the author's code: an exception there breaks none of our state."""
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(_OURS):
@@ -186,7 +188,7 @@ def _is_in_authors_code(frame: FrameType | None) -> bool:
 
 
 def raise_stop(stop: StopSignal) -> NoReturn:
-    """Turn a stop request into the exception that ends the loop."""
+    """The stop request as an exception."""
     reason = stop.reason or "cancelled"
     if stop.category == "timeout":
         raise TrainingTimeout(reason)
@@ -194,7 +196,7 @@ def raise_stop(stop: StopSignal) -> NoReturn:
 
 
 def pause(stop: StopSignal, seconds: float) -> None:
-    """Wait, unless a stop is asked for meanwhile."""
+    """Wait, or return early on a stop request."""
     wake_at = time.monotonic() + seconds
     while stop.reason is None and (left_s := wake_at - time.monotonic()) > 0:
         time.sleep(min(left_s, PAUSE_SLICE_S))

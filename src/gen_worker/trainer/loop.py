@@ -1,12 +1,11 @@
-"""The loop: drives a trainer class from one step to the last. It receives its parts and does no I/O of its own.
+"""The training loop. It receives its parts and does no I/O of its own.
 
-Each step: cancel check, `prepare_batch`, `train_step`, step committed; only then has the data cursor moved. Then what
-is due: metrics, validation, early stopping and the end of an epoch (`step_work`), checkpoint, sample. At the end a test
-and the final checkpoint. Whatever ends the loop early, the last committed step is saved if the state is sound, with how
-far the work after it was.
+Each step: cancel check, `prepare_batch`, `train_step`, step committed (only now the data cursor moves). Then what is due:
+metrics, validation, early stopping and the end of an epoch (`step_work`), checkpoint, sample. At the end a test and the
+final checkpoint. If the loop ends early, the last committed step is saved if the state is sound.
 
-The next step at which anything is due is known beforehand, so between two such steps there is nothing but the
-cancel check and the author's two calls (`_advance`). Callbacks that look at every batch have a second such loop.
+The next step at which something is due is known beforehand. Up to it, `_advance` does only the cancel check and the
+author's two calls. Callbacks that see every batch have a loop of their own.
 """
 
 from dataclasses import dataclass, field
@@ -33,18 +32,16 @@ from gen_worker.trainer.steps.work_journal import Part, WorkJournal
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class TrainingLoop:
-    """One attempt's way through its steps. Its progress and stop signal are shared with the lifecycle's watcher."""
+    """Of one attempt."""
 
     parts: LoopParts
     state: Any = None  # the author's
     start: Start = FROM_THE_BEGINNING
     num_epochs: int | None = None
-    step_hooks: EmptyShareWatch | None = (
-        None  # called instead of `prepare_batch` and `train_step` of the class
-    )
+    step_hooks: EmptyShareWatch | None = None  # replaces the class's `prepare_batch` and `train_step`
 
-    attempted_step: int = field(default=0, init=False)  # the one that failed, where one did
-    stop_step: int | None = field(default=None, init=False)  # at which all processes stop, once settled
+    attempted_step: int = field(default=0, init=False)  # the step that failed
+    stop_step: int | None = field(default=None, init=False)  # at which all processes stop, once agreed
     _handle: RunHandle = field(init=False)
     _schedule: Schedule = field(init=False)
     _sampler: Sampler = field(init=False)
@@ -77,7 +74,7 @@ class TrainingLoop:
 
     @property
     def final_checkpoint(self) -> Path | None:
-        """Once it is durable; or that of an earlier attempt, where there is nothing left to do."""
+        """Once it is durable; of an earlier attempt where the run was finished."""
         return self._saves.final_checkpoint
 
     @final_checkpoint.setter
@@ -100,26 +97,26 @@ class TrainingLoop:
             self._saves.wait()
             self._has_ended = True
             self.parts.callbacks.call("on_train_end", self._handle)
-            self.parts.processes.gather(True)  # an end that one process did not reach is not reported as one
+            self.parts.processes.gather(True)  # `completed` only if all processes got here
         except BaseException as cause:
             self._rescue(cause)
             raise
         return progress.step
 
     def end_step(self) -> int | None:
-        """The step at which the run is done; None where only the end of the data can tell."""
+        """The last step; None where only the end of the data decides."""
         return self._schedule.end_step()
 
     def _restore_work(self) -> None:
         start, journal = self.start, self._work.journal
         if start.work is not None:
             journal.restore(start.step, start.work)
-        elif start.is_work_due:  # as older releases told it
+        elif start.is_work_due:  # of an older release
             journal.open(start.step, Part.VALIDATION)
         self._saves.begin(start.step)
 
     def _finish_step_of_start(self) -> None:
-        """What an interrupted attempt had not done yet of the step at which this one goes on."""
+        """The work after the resumed step that the interrupted attempt did not finish."""
         start = self.start
         if start.is_work_due:
             self._work.finish(start.step)
@@ -129,7 +126,7 @@ class TrainingLoop:
     def _train(self) -> None:
         step, end = self.start.step, self.end_step()
         if (end is not None and step >= end) or self.parts.trainer_state.stop_reason is not None:
-            return  # stopped between its last step and its final checkpoint
+            return  # the last attempt stopped before its final checkpoint
         advance = self._advance_with_batch_hooks if self.parts.callbacks.has_batch_hooks else self._advance
         batches = self.parts.source.batches(epoch=self.start.epoch, batch=self.start.batch)
         is_without_batches = True
@@ -137,14 +134,14 @@ class TrainingLoop:
             while (end is None or step < end) and self.parts.trainer_state.stop_reason is None:
                 self._work.begin_epoch(step)
                 if self._handle.has_asked:
-                    step, end = self._serve(step)
+                    step, end = self._do_requests(step)
                     continue
-                # While a save is in flight, its failure is to reach the loop at the next step.
+                # While a save is in progress, its failure must reach the loop at the next step.
                 is_watched = self._saves.saver.is_saving or self.parts.restorer.reads.is_open
                 until = step + 1 if is_watched else self._schedule.next_due(step, end)
                 reached = advance(step, until, batches.__next__)
                 if reached == step:  # no batch is left
-                    is_without_batches &= self._schedule.is_one_pass  # else it is the end of an epoch
+                    is_without_batches &= self._schedule.is_one_pass  # else an epoch ended
                     if self._handle.has_asked or not self._work.end_pass(step):
                         break
                     batches = self.parts.source.batches(epoch=self.parts.ctx.epoch)
@@ -152,26 +149,22 @@ class TrainingLoop:
                 is_without_batches = False
                 step = reached
                 if self.parts.restorer.reads.is_open:
-                    with (
-                        self._saves.in_authors_hands()
-                    ):  # where it is an error, one step is not worth a checkpoint
+                    with self._saves.in_authors_hands():  # if it raises, one step is not worth a checkpoint
                         self.parts.restorer.tell_unread(self.parts.reporter, self.parts.processes)
                 if self._handle.rollback is None:
                     self._after(step)
                 if self._handle.has_asked:
-                    step, end = self._serve(step)
+                    step, end = self._do_requests(step)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
         if is_without_batches and self.parts.trainer_state.stop_reason is None:
-            raise InputError(
-                f"the data gave no batch at epoch {self.start.epoch}, batch {self.start.batch}: there is nothing to train on"
-            )
+            raise InputError(f"the data gave no batch at epoch {self.start.epoch}, batch {self.start.batch}")
         self._work.end_run()
 
     def _advance(self, step: int, until: int, next_batch: Any) -> int:
-        """The hot path: steps up to `until`, where something is due. No clock, no allocation, no call of ours."""
+        """The hot path: steps up to `until`. No clock, no allocation, no call of ours."""
         state, ctx = self.state, self.parts.ctx
         stop, progress = ctx.is_canceled, ctx.progress
         hooks = self.step_hooks or self.parts.trainer
@@ -201,10 +194,9 @@ class TrainingLoop:
         return step
 
     def _advance_with_batch_hooks(self, step: int, until: int, next_batch: Any) -> int:
-        """`_advance`, for callbacks that look at every batch; ends early where one of them asks for something.
+        """`_advance` with batch hooks; returns early when a callback requests something.
 
-        Their hooks belong to the step: a resume has no batch to call them with, so a step in which one raises is made
-        again.
+        The hooks are part of the step: if one raises, a resume repeats the step.
         """
         state, ctx, handle = self.state, self.parts.ctx, self._handle
         stop, progress = ctx.is_canceled, ctx.progress
@@ -240,14 +232,14 @@ class TrainingLoop:
         return step
 
     def _control_of(self, result: Any) -> StepControlHints | None:
-        """Of a result that has no `control`: anything with `metrics` will do."""
+        """Of a result without `control`; it must have `metrics`."""
         self._saves.is_sound = hasattr(result, "metrics")
         if not self._saves.is_sound:
             raise not_a_result(result)
         return None
 
     def _must_stop(self, step: int) -> bool:
-        """A stop was asked for: alone, now; with others, at the step that all of them can still reach."""
+        """On a stop request: one process stops now, several at a step that all can reach."""
         if self.stop_step is None:
             self.stop_step = self.parts.processes.stop_step(
                 self.parts.ctx.is_canceled, self.parts.ctx.progress
@@ -259,16 +251,16 @@ class TrainingLoop:
         job = self.parts.job
         self._work.do(step, self._last, self._last_batch)
         if self._handle.rollback is not None:
-            return  # what would be saved is about to be taken back
-        self._saves.poll()  # after all this: the failure of an earlier save is not to cost this step anything
+            return  # the state is about to be rolled back
+        self._saves.poll()  # last: the failure of an earlier save must not cost this step its work
         if self._handle.is_checkpoint_due or is_due(job.checkpoint_every, step):
             self._handle.is_checkpoint_due = False
             self._saves.save(final=False)
         if is_due(job.sample_every, step):
             self._sample(step)
 
-    def _serve(self, step: int) -> tuple[int, int | None]:
-        """What callbacks asked for: (the step to go on from, the last step)."""
+    def _do_requests(self, step: int) -> tuple[int, int | None]:
+        """Do what callbacks requested. Returns (the present step, the last step)."""
         handle = self._handle
         if handle.rollback is not None:
             step = self._roll_back()
@@ -280,13 +272,13 @@ class TrainingLoop:
         return step, handle.end_step
 
     def _test(self, evaluator: Evaluator) -> None:
-        """After a save: what was trained is not lost with a test that fails."""
+        """Saves first: a test that fails must not lose what was trained."""
         if self.parts.ctx.step > self._saves.saved_step:
             self._saves.save(final=False)
         self._work.test(evaluator)
 
     def _roll_back(self) -> int:
-        """Take back what a callback found to be bad: an earlier state, at the data's present place."""
+        """Restore an earlier state that a callback asked for. The data continues from its present position."""
         asked = self._handle.rollback
         assert asked is not None
         self._saves.wait()
@@ -294,8 +286,8 @@ class TrainingLoop:
         checkpoint = None if payload is not None else self.parts.load_checkpoint()
         if payload is None and checkpoint is None:
             raise TrainStepError(
-                f"step {self.parts.ctx.step} was to be rolled back, and there is no checkpoint to go back to:"
-                " set checkpoint_every, or use a guard that skips or stops"
+                f"step {self.parts.ctx.step} cannot be rolled back: there is no checkpoint. Set checkpoint_every,"
+                " or use a guard that skips or stops"
             )
         epoch, batch = self._schedule.position(self.parts.ctx.step)
         with self._saves.in_authors_hands():
@@ -324,4 +316,4 @@ class TrainingLoop:
         self._saves.rescue(cause, have_all_stopped=self.stop_step is not None)
         faults = [] if self._has_ended else self.parts.callbacks.call_all("on_exception", self._handle, cause)
         for fault in faults:
-            add_note(cause, f"and a callback failed on the way out: {say(fault)}")
+            add_note(cause, f"and the on_exception hook of a callback failed: {say(fault)}")

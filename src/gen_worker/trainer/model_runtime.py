@@ -1,14 +1,13 @@
-"""Where and how a trainer class computes: device, dtype, precision, seed, deterministic mode; the RNG to keep.
+"""Device, dtype, precision, seed and deterministic mode of a trainer class; its RNG state.
 
-torch stays optional. It is used where the trainer class has imported it already, or where what is asked
-for (a GPU, another precision than fp32, deterministic mode) needs it; so a numpy trainer never waits for it.
+torch is optional: it is imported only where the trainer class has imported it, or where the job needs it (a GPU, a
+precision other than fp32, deterministic mode).
 """
 
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,22 +26,11 @@ _CUBLAS_ENV = "CUBLAS_WORKSPACE_CONFIG"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRuntime:
-    """What `prepare_model_runtime` arranged. `close()` puts back what deterministic mode changed."""
+    """`close()` restores what deterministic mode changed."""
 
     device: str
     dtype: Any
-    precision: Precision
-    seed: int
-    deterministic: bool
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """A fresh context in which torch computes in this precision; for fp32 it does nothing."""
-        if self.precision == "fp32":
-            return nullcontext()
-        import torch
-
-        return torch.autocast(torch.device(self.device).type, dtype=self.dtype)
 
     def close(self) -> None:
         """Idempotent."""
@@ -59,7 +47,7 @@ def prepare_model_runtime(
     """
     undo: list[Callable[[], None]] = []
     if deterministic:
-        undo = _make_deterministic()  # first: cuBLAS reads its setting when the device is initialised
+        undo = _make_deterministic()  # first: cuBLAS reads its setting at device initialisation
     try:
         chosen = select_device(device)
         dtype = resolve_dtype(precision, device=chosen)
@@ -72,9 +60,7 @@ def prepare_model_runtime(
         for restore in reversed(undo):
             restore()
         raise
-    return ModelRuntime(
-        device=chosen, dtype=dtype, precision=precision, seed=seed, deterministic=deterministic, _undo=undo
-    )
+    return ModelRuntime(device=chosen, dtype=dtype, _undo=undo)
 
 
 def select_device(requested: str | None = None) -> str:
@@ -91,7 +77,7 @@ def select_device(requested: str | None = None) -> str:
         return "cpu"
     if not _is_torch_installed():
         raise StartupError(
-            f"device {requested!r} needs torch, which is not installed; install it or ask for 'cpu'"
+            f"device {requested!r} needs torch, which is not installed; install it or use 'cpu'"
         )
     import torch
 
@@ -99,7 +85,7 @@ def select_device(requested: str | None = None) -> str:
         parsed = torch.device(requested)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise StartupError(f"device {requested!r} is not one that torch knows: {reason}") from error
+        raise StartupError(f"device {requested!r} is unknown to torch: {reason}") from error
     if parsed.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (parsed.index or 0) >= count:
@@ -108,19 +94,16 @@ def select_device(requested: str | None = None) -> str:
                 if count
                 else "torch finds no CUDA device on this machine"
             )
-            raise StartupError(f"device {requested!r} is not there: {has}; ask for another or for 'cpu'")
+            raise StartupError(f"device {requested!r} does not exist: {has}; use another one or 'cpu'")
     elif parsed.type == "mps" and not torch.backends.mps.is_available():
-        raise StartupError(f"device {requested!r} is not there: torch finds no Apple GPU; ask for 'cpu'")
+        raise StartupError(f"device {requested!r} does not exist: torch finds no Apple GPU; use 'cpu'")
     return requested
 
 
 def resolve_dtype(precision: Precision, *, device: str = "cpu") -> Any:
-    """The dtype of `precision`: torch's, or numpy's where torch is not in use.
-
-    fp16 on a CPU is allowed: torch computes it there (slowly), and a test of an fp16 trainer wants it.
-    """
+    """The dtype of `precision`: torch's, or numpy's where torch is not in use. fp16 on a CPU is slow, but allowed."""
     if precision not in _DTYPE_NAMES:
-        raise StartupError(f"precision {precision!r} is not known, expected one of {', '.join(_DTYPE_NAMES)}")
+        raise StartupError(f"precision {precision!r} is unknown, expected one of {', '.join(_DTYPE_NAMES)}")
     if precision == "fp32" and not _has_torch():
         import numpy as np
 
@@ -147,12 +130,12 @@ def _is_torch_installed() -> bool:
 
 
 def _may_have_accelerator() -> bool:
-    """Cheap, and true whenever torch could find one: asking torch costs seconds of import."""
+    """Without importing torch, which takes seconds."""
     return sys.platform != "linux" or any(Path(node).exists() for node in _ACCELERATOR_NODES)
 
 
 def _make_deterministic() -> list[Callable[[], None]]:
-    """Switch it on; return what switches each part back, in the order it was switched."""
+    """Returns what undoes each change, in order."""
     undo: list[Callable[[], None]] = []
     if _CUBLAS_ENV not in os.environ:
         os.environ[_CUBLAS_ENV] = ":4096:8"
@@ -181,7 +164,7 @@ def _drop_env(name: str) -> None:
 
 
 def capture_rng() -> dict[str, Any]:
-    """The global generators' states as plain values. Imports nothing: what is not loaded has no state to keep."""
+    """The states of the global generators as plain values. Libraries that are not imported have none."""
     import random
 
     version, words, gauss_next = random.getstate()
@@ -198,14 +181,14 @@ def capture_rng() -> dict[str, Any]:
         import torch
 
         captured["torch"] = torch.get_rng_state().numpy().tobytes()
-        # Asking an idle CUDA for its state would create a context on every device.
+        # Without the second check this would create a context on every device.
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             captured["cuda"] = [state.cpu().numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
     return captured
 
 
 def restore_rng(captured: Mapping[str, Any]) -> None:
-    """Put back what `capture_rng` gave. CheckpointError: it is not such a state, or needs what is not installed."""
+    """From what `capture_rng` returned. CheckpointError where it is invalid or a library is missing."""
     import random
 
     if captured.get("version") != 1:

@@ -1,8 +1,6 @@
-"""What a run tells the world: events v1, in order, off the step path.
+"""Events v1 of a run, in order. Methods that a step calls only encode and queue a line; `EventLog` writes the file.
 
-`TrainingReporter` has one method per event of the contract. Methods that a step may call only encode a line and
-queue it; the file is written by `EventLog`. Exactly one terminal event leaves a reporter, whoever asks first. No line is
-longer than a reader takes: what is cut from one goes to the process's log, whole.
+Only the first terminal event is written. Lines have a maximum length: a text that is cut is in the process's log in full.
 """
 
 import logging
@@ -23,7 +21,7 @@ from gen_worker.trainer.events.event_log import DiscardedEvents, EventLog
 logger = logging.getLogger("gen_worker.events")
 
 SCHEMA_VERSION = "trainer_event.v1"
-MAX_ECHOED = 20  # values in a line of the log
+MAX_ECHOED = 20  # values in a log line
 
 
 class TrainingReporter:
@@ -40,7 +38,7 @@ class TrainingReporter:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         stop: StopSignal | None = None,
     ) -> None:
-        """`stop` is what `is_canceled` looks at; without it nobody can cancel through the reporter."""
+        """`stop` is what `is_canceled` reads."""
         self._log = log or EventLog(Path(events_path), run_id=run_id)
         self.run_id = run_id
         self.attempt = self._log.attempt
@@ -52,7 +50,7 @@ class TrainingReporter:
         self._clock_ms = clock_ms
         self._terminal_lock = threading.Lock()
         self._terminal: str | None = None
-        self._cut: list[tuple[str, EventLine]] = []  # lines that did not fit, until the log has them
+        self._cut: list[tuple[str, EventLine]] = []  # lines that were too long, until they are logged
         if self._log.damaged_bytes:
             self.log(f"dropped {self._log.damaged_bytes} bytes after the last whole event", level="warning")
 
@@ -74,7 +72,7 @@ class TrainingReporter:
 
     def started(self, *, run_id: str | None = None, **fields: Any) -> None:
         if run_id not in (None, self.run_id):
-            raise ValueError(f"the reporter of run {self.run_id!r} was told that run {run_id!r} started")
+            raise ValueError(f"this reporter is of run {self.run_id!r}, not of run {run_id!r}")
         self._log.append_synced(self._line("started", fields))
         self._log_what_was_cut()
 
@@ -101,11 +99,11 @@ class TrainingReporter:
             else:
                 encode = self._line("metrics", {"step": step, "values": part})
             if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
-                self._tell_dropped()
+                self._report_dropped()
         self._log_what_was_cut()
 
     def _echo(self, step: int, values: Mapping[str, float], kind: str) -> None:
-        """For a person at a terminal: now and then, what the metrics are."""
+        """At a terminal: log the metrics now and then."""
         now = time.monotonic()
         if now >= self._echo_at.get(kind, 0.0):
             self._echo_at[kind] = now + (self._echo_every_s or 0.0)
@@ -125,7 +123,7 @@ class TrainingReporter:
     def checkpoint(
         self, path: Path | str, step: int, then: Callable[[], None] | None = None, **fields: Any
     ) -> None:
-        """Queue a `checkpoint` event; it is synced, and only then is `then` called (on the writer's thread)."""
+        """Queue a `checkpoint` event. Once it is synced, `then` is called on the writer's thread."""
         self._log.append_synced(self._line("checkpoint", {"path": str(path), "step": step, **fields}), then)
 
     def sample(self, path: Path | str, step: int, **fields: Any) -> None:
@@ -137,25 +135,25 @@ class TrainingReporter:
     def log(
         self, message: str, *, level: Literal["info", "warning", "error"] = "info", **fields: Any
     ) -> None:
-        """A sentence for people: an event, and a line of the process's log. No event follows the terminal one."""
+        """A message for people: an event and a log line. After the terminal event only the log line."""
         with self._terminal_lock:
             if self._terminal is None:
                 self._append_log(message, level, fields)
-        self._cut.clear()  # the line below has all of it
+        self._cut.clear()  # the log line below is complete
         logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", self._redact(message))
 
     def _append_log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:
         self._log.append(self._line("log", {"level": level, "message": self._redact(message), **fields}))
 
     def completed(self, step: int, final_checkpoint: Path | str | None = None, **fields: Any) -> bool:
-        """The terminal event of a run that reached its end; False where a terminal event is out already."""
+        """The terminal event of a completed run; False where there is one already."""
         path = None if final_checkpoint is None else str(final_checkpoint)
         return self._finish("completed", {"step": step, "final_checkpoint": path, **fields})
 
     def failed(
         self, *, step: int, error: str, category: Category | str = Category.TRAIN_STEP, **fields: Any
     ) -> bool:
-        """The terminal event of every other attempt; False where a terminal event is out already."""
+        """The terminal event of every other attempt; False where there is one already."""
         return self._finish(
             "failed", {"step": step, "category": str(category), "error": self._redact(error), **fields}
         )
@@ -166,9 +164,9 @@ class TrainingReporter:
         *,
         phase: Category,
         step: int,
-        attempted_step: int,  # noqa: ARG002  (an event says how far the run was, not where it failed)
+        attempted_step: int,  # noqa: ARG002  (an event has the last committed step)
     ) -> None:
-        """`failed`, in the words for this cause."""
+        """`failed`, with category and text of this exception."""
         category, error = describe_failure(cause, phase=phase)
         self.failed(step=step, error=error, category=category)
 
@@ -176,8 +174,8 @@ class TrainingReporter:
         with self._terminal_lock:
             if self._terminal is not None:
                 return False
-            self._tell_dropped()
-            self._terminal = event  # before the line is written: from here on it is the only one
+            self._report_dropped()
+            self._terminal = event
             try:
                 self._log.append_last(self._line(event, fields))
             finally:
@@ -185,16 +183,16 @@ class TrainingReporter:
             return True
 
     def _log_what_was_cut(self) -> None:
-        """Not while the line is queued: a handler of the author's may itself report something."""
+        """Not while the line is queued: a log handler of the author's may report something itself."""
         while self._cut:
             event, line = self._cut.pop()
             for name, value in line.whole.items():
                 logger.warning("the %r event was too long; its %s in full: %s", event, name, value)
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         count = self._log.take_num_dropped()
         if count:
-            message = f"{count} metric events were not written: the disk did not keep up with the loop"
+            message = f"{count} metric events were not written: the disk was slower than the loop"
             self._append_log(message, "warning", {"num_dropped": count})
 
     def _line(self, event: str, fields: Mapping[str, Any]) -> Callable[..., bytes]:
@@ -218,7 +216,7 @@ class TrainingReporter:
         return encode
 
     def flush(self) -> None:
-        """Hand everything queued to the system; raises OSError where the disk refuses."""
+        """Write everything queued; OSError where the disk fails."""
         self._log.flush()
 
     def close(self) -> None:
@@ -227,7 +225,7 @@ class TrainingReporter:
 
 
 def _json_number(value: float) -> float | str:
-    """JSON has no word for these three; a string keeps what null would lose."""
+    """NaN and infinities as strings: JSON has no numbers for them."""
     if math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,4 +1,4 @@
-"""A ref as a job writes it -> where it points and what its bytes must hash to. Reads no network."""
+"""A ref of a job -> its location and expected digest. Uses no network."""
 
 import glob
 import re
@@ -26,9 +26,9 @@ class RefKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRef:
-    """`location` is an absolute path or pattern (file), a URL (http, https) or `bucket/key` (s3, gs).
+    """`location`: an absolute path or pattern (file), a URL (http, https) or `bucket/key` (s3, gs).
 
-    `display` is the ref without credentials, for messages. `digest` is `sha256:<hex>` or None.
+    `display`: the ref without credentials, for messages. `digest`: `sha256:<hex>` or None.
     """
 
     scheme: str
@@ -49,7 +49,7 @@ class ResolvedRef:
         return "data" if name in ("", ".", "..") else name
 
     def sibling(self, name: str, digest: str | None) -> "ResolvedRef":
-        """The ref of the file `name` (plain, or relative inside) in the folder of this one."""
+        """The ref of the file `name` in the same folder."""
         if self.scheme in ("http", "https"):
             parts = urlsplit(self.location)
             path = f"{parts.path.rpartition('/')[0]}/{quote(name)}"
@@ -63,15 +63,12 @@ class ResolvedRef:
 
 
 def resolve(ref: str, *, base_dir: Path) -> ResolvedRef:
-    """Parse `ref`; relative paths start at `base_dir`. InputError for what it cannot be.
-
-    A local path is looked at to tell file, folder and glob apart; whether it exists is `fetch`'s question.
-    """
+    """Parse `ref`; relative paths start at `base_dir`. InputError where it is invalid. Does not check that it exists."""
     display = strip_url_secrets(ref)
     if not ref.strip():
         raise InputError("an input ref is empty; give a path or a URL")
     if "\0" in ref:
-        raise InputError(f"the input ref {display!r} holds a NUL character; check how it was made")
+        raise InputError(f"the input ref {display!r} contains a NUL character")
     body, digest = _split_digest(ref, display)
     display = strip_url_secrets(body)
     found = _SCHEME.match(body)
@@ -103,9 +100,7 @@ def _split_digest(ref: str, display: str) -> tuple[str, str | None]:
     if _DIGEST.search(body):
         raise InputError(f"the input ref {display!r} names two digests; keep one")
     if not body:
-        raise InputError(
-            f"the input ref {display!r} is a digest without a place; put a path or URL before it"
-        )
+        raise InputError(f"the input ref {display!r} has a digest only; put a path or URL before it")
     return body, f"sha256:{found[1].lower()}"
 
 
@@ -123,7 +118,7 @@ def _path_of_file_uri(body: str, display: str) -> str:
         raise InputError(f"the input ref {display!r} has no path; write file:///absolute/path")
     path_text = unquote(rest)
     if "\0" in path_text:
-        raise InputError(f"the input ref {display!r} holds a NUL character; check how it was made")
+        raise InputError(f"the input ref {display!r} contains a NUL character")
     return path_text
 
 
@@ -132,9 +127,9 @@ def _resolve_path(text: str, digest: str | None, display: str, base_dir: Path) -
         path = Path(text).expanduser()
     except RuntimeError:
         raise InputError(
-            f"the home folder in the input ref {display!r} is not known here; write it out"
+            f"the home folder in the input ref {display!r} is unknown here; write the full path"
         ) from None
-    is_pattern = glob.has_magic(str(path))  # before the base folder joins it: its brackets are no pattern
+    is_pattern = glob.has_magic(str(path))  # before joining the base folder, whose brackets are no pattern
     base = "" if path.is_absolute() else str(base_dir.absolute())
     pattern = f"{glob.escape(base)}/{path}"
     path = Path(base) / path
@@ -144,7 +139,7 @@ def _resolve_path(text: str, digest: str | None, display: str, base_dir: Path) -
             kind = RefKind.FOLDER
         elif is_pattern and not path.exists():
             kind = RefKind.GLOB
-    except OSError:  # a name longer than the system allows, say: `fetch` will tell
+    except OSError:  # a name that is too long, for example: `fetch` reports it
         kind = RefKind.FILE
     if digest is not None and kind is not RefKind.FILE:
         raise InputError(
@@ -162,7 +157,7 @@ def _resolve_http(body: str, scheme: str, digest: str | None, display: str) -> R
         raise InputError(f"the input ref {display!r} is not a valid URL; check its host and port") from None
     if not host:
         raise InputError(f"the input ref {display!r} names no host; write {scheme}://host/path")
-    # A fragment is never sent; two refs that differ in it alone are one download.
+    # Fragments are never sent: refs that differ only there are one download.
     location = urlunsplit(parts._replace(scheme=scheme, fragment=""))
     return ResolvedRef(scheme=scheme, location=location, kind=RefKind.FILE, digest=digest, display=display)
 
@@ -172,8 +167,8 @@ def _resolve_object(body: str, scheme: str, digest: str | None, display: str) ->
     bucket, _, key = rest.removeprefix("//").partition("/")
     if "@" in bucket:
         raise InputError(
-            f"the input ref {display!r} holds credentials; take them out: {scheme}: finds its own in the "
-            "environment or in the store's configuration file"
+            f"the input ref {display!r} contains credentials; remove them: for {scheme} they come from the "
+            "environment or the store's configuration file"
         )
     if not rest.startswith("//") or not bucket or not key:
         raise InputError(f"the input ref {display!r} names no object; write {scheme}://bucket/key")

@@ -1,7 +1,6 @@
-"""A worker process: environment or contract file -> job -> `Trainer` -> exit code.
+"""A training worker: environment or contract file -> job -> `Trainer` -> exit code.
 
-What an attempt does is in `attempt`; how its parts are made is in `assembly`. A run of several processes is handed to
-torch's launcher (`process_launch`), which starts this same runtime once for each of them.
+A run of several processes goes to torch's launcher (`processes.launch`), which starts this runtime in each of them.
 """
 
 import contextlib
@@ -58,7 +57,7 @@ class TrainingRuntime:
         return self._redactor.redact(text)
 
     def run(self) -> int:
-        """Train; 0 when the run is complete. The root cause of anything else is raised, after its terminal event."""
+        """Train; 0 when the run is completed. Else the root cause is raised, after its terminal event."""
         failpoints.arm_from_env()
         trainer: Trainer | None = None
         try:
@@ -66,7 +65,7 @@ class TrainingRuntime:
             self.process = environment.process
             report_start(self.process)
             if self.process is not None and self.process.rank > 0:
-                logging.getLogger("gen_worker").setLevel(logging.WARNING)  # one tells what all of them do
+                logging.getLogger("gen_worker").setLevel(logging.WARNING)  # the main process logs for all
             token = take_capability_token(self._environ)
             self._redactor.add(token)
             self._redactor.add_variables(self._environ, environment.secret_names)
@@ -103,8 +102,8 @@ class TrainingRuntime:
 
     @contextlib.contextmanager
     def redacted_logs(self) -> Iterator[None]:
-        """While it is entered, no log line of this process shows a secret."""
-        # On the handlers: a logger's own filter would not see its children's records.
+        """While entered, secrets are masked in this process's log."""
+        # On the handlers: a logger's filter does not see records of its children.
         handlers = list(logging.getLogger().handlers)
         for handler in handlers:
             handler.addFilter(self._redactor)
@@ -116,12 +115,12 @@ class TrainingRuntime:
 
 
 def _check_processes(job: TrainingJobSpec, environment: WorkerEnvironment) -> None:
-    """How many processes the job asks for, and how many there are."""
+    """SpecError where the job's number of processes is not the number that was started."""
     wanted, process = job.resources.processes * job.resources.nodes, environment.process
     faults = []
     if process is None and job.resources.nodes > 1:
         faults.append(
-            f"resources.nodes: found {job.resources.nodes}, but this worker starts processes on its own machine only:"
+            f"resources.nodes: found {job.resources.nodes}, but a worker starts processes only on its own machine:"
             f" start `torchrun --nnodes {job.resources.nodes} --nproc-per-node {job.resources.processes} -m"
             " gen_worker.entrypoint` on each, or set it to 1"
         )
@@ -135,33 +134,30 @@ def _check_processes(job: TrainingJobSpec, environment: WorkerEnvironment) -> No
 
 
 class _LogFormatter(logging.Formatter):
-    """Tracebacks name the author's own file beside the frozen one."""
+    """Tracebacks also name the original of a frozen file."""
 
     def format(self, record: logging.LogRecord) -> str:
         return name_originals(super().format(record))
 
 
 def set_log_levels() -> None:
-    """What a worker's log shows. Setting a level visits every logger there is, so it is set only where it differs."""
-    for name, level in (
-        (None, logging.INFO),
-        ("httpx", logging.WARNING),
-    ):  # a line for each request is no news
+    """Of a worker. Setting a level visits every logger, so it is set only where it differs."""
+    for name, level in ((None, logging.INFO), ("httpx", logging.WARNING)):  # httpx logs every request
         if logging.getLogger(name).level != level:
             logging.getLogger(name).setLevel(level)
 
 
 def run_training_runtime_from_env() -> int:
-    """Run the job that the environment names; 0 on success. The root cause of a failure is raised."""
+    """Run the job that the environment names; 0 on success, else the root cause is raised."""
     runtime = TrainingRuntime()
     with runtime.redacted_logs():
         return runtime.run()
 
 
 def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
-    """As a process: errors become exit codes, a person reads one message, the traceback is in the log.
+    """As a process: an error becomes one message and an exit code; its traceback is in the log.
 
-    `early_signals` grows while nobody else handles SIGTERM: until the attempt's own lifecycle does.
+    `early_signals` grows until the attempt's lifecycle handles SIGTERM.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -179,7 +175,7 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
             category = runtime.category or Category.STARTUP
             _, text = describe_failure(cause, phase=category)
             if runtime.process is not None and runtime.process.outcome_dir is not None:
-                # The launcher says it, once for all processes; an end that all agreed on is no failure to it.
+                # The launcher reports it, once for all processes. A stop that all agreed on is no failure.
                 is_agreed = runtime.is_agreed_stop
                 leave_outcome(
                     runtime.process,

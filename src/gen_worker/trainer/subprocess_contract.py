@@ -1,4 +1,4 @@
-"""The contract file, by the import path that authors know; it is defined in `gen_worker.contract.subprocess_contract`."""
+"""The public import path of `gen_worker.contract.subprocess_contract`."""
 
 from gen_worker.contract.subprocess_contract import (
     CONTRACT_VERSION,

@@ -1,7 +1,7 @@
-"""`Trainer`: train, validate and test a trainer class. A worker and a notebook drive the same one.
+"""`Trainer`: train, validate and test a trainer class. Workers and notebooks use the same one.
 
-`train` is one whole attempt, in the caller's process: lease, events, checkpoints, the one terminal event. Called
-again, or in another process on the same folder, it goes on from the newest checkpoint.
+`train` is one whole attempt in the caller's process, with lease, events and checkpoints. Called again on the same
+folder, it resumes from the newest checkpoint.
 """
 
 import logging
@@ -40,7 +40,7 @@ Data = Any  # paths, a BatchSource, batches, or what `sources.opening` takes
 
 @runtime_checkable
 class TrainerInterface(Protocol):
-    """The three operations of training. `train` changes weights; `validate` and `test` never do."""
+    """`train` changes weights; `validate` and `test` never do."""
 
     def train(self) -> MetricsRecord: ...
     def validate(self) -> MetricsRecord: ...
@@ -48,11 +48,11 @@ class TrainerInterface(Protocol):
 
 
 class Trainer(TrainerInterface):
-    """Drives any trainer class through the worker's loop.
+    """Runs any trainer class in the worker's loop.
 
     `trainer`: the class, an instance, or `module:symbol`. Data: parquet paths (files, folders, globs), a Dataset, a
-    DataLoader, another iterable, a list of batches in memory, or a `BatchSource`. `folder` holds all that belongs to
-    the run, and is where a later `train` goes on.
+    DataLoader, another iterable, a list of batches in memory, or a `BatchSource`. `folder` holds all files of the run;
+    a later `train` resumes from it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Trainer(TrainerInterface):
                 test=test.source,
                 callbacks=tuple(callbacks),
             ),
-            grace_s=float("inf"),  # ending the process of a notebook would lose more than a step
+            grace_s=float("inf"),  # killing a notebook's process would lose more than a step
         )
 
     @classmethod
@@ -156,19 +156,19 @@ class Trainer(TrainerInterface):
 
     @property
     def state(self) -> TrainerState | None:
-        """Where training is, what it measured: also after an interrupt or an error. None before the first `train`."""
+        """Step, epoch and metrics, also after an interrupt or an error. None before the first `train`."""
         return None if self._loop is None else self._loop.parts.trainer_state
 
     @property
     def model_state(self) -> Any:
-        """What the author's `configure` returned, as `train` left it: also after an interrupt or an error."""
+        """What the author's `configure` returned, as trained so far; also after an interrupt or an error."""
         return None if self._loop is None else self._loop.state
 
     def train(self) -> MetricsRecord:
         """Train to the end, from the newest checkpoint in the folder if there is one.
 
-        Raises the root cause of a failure, and TrainingCanceled after Ctrl-C; both leave a terminal event, and a
-        checkpoint where the state is sound.
+        Raises the root cause of a failure, and TrainingCanceled after Ctrl-C. Both write a terminal event, and a
+        checkpoint if the state is sound.
         """
         started_s = time.monotonic()
         self.attempt = Attempt(
@@ -180,12 +180,12 @@ class Trainer(TrainerInterface):
         except (TrainingCanceled, TrainingTimeout) as stop:
             if self._environment.is_library and not hasattr(stop, "__notes__"):
                 stop.add_note("nothing was saved: no step was completed")
-            raise stop.with_traceback(None) from None  # where our own loop was says nothing to anybody
+            raise stop.with_traceback(None) from None  # the place in our loop does not matter
         finally:
             self._keep(self.attempt.loop)
-        if is_finished and self._injected.trainer is not None:  # a worker's log has said so
+        if is_finished and self._injected.trainer is not None:  # a worker has logged it
             logger.warning(
-                "nothing was trained: the run in %s is finished at step %d; raise epochs or max_steps, or use another"
+                "nothing was trained: the run in %s is finished at step %d. Raise epochs or max_steps, or use another"
                 " folder",
                 self._environment.checkpoints_dir.parent,
                 loop.parts.trainer_state.step,
@@ -203,15 +203,15 @@ class Trainer(TrainerInterface):
         )
 
     def _keep(self, loop: TrainingLoop | None) -> None:
-        """What an attempt leaves in memory, also one that failed. One that never had a state leaves the last one's."""
+        """Keep the loop of an attempt, also of one that failed. Without a state of its own it keeps the last one's."""
         if loop is not None:
             if loop.state is None and self._loop is not None:
-                loop.state = self._loop.state  # the run was finished: what is in memory is the end
+                loop.state = self._loop.state  # the run was finished
             self._loop = loop
 
     def validate(self) -> MetricsRecord:
-        """One pass over the validation data with the weights as they are: after `train` those in memory, else those
-        of the newest checkpoint, else fresh ones. Writes no events and changes nothing.
+        """One pass over the validation data. Weights: after `train` those in memory, else of the newest checkpoint,
+        else fresh ones. Writes no events and changes nothing.
         """
         return self._evaluate("validation")
 
@@ -220,7 +220,7 @@ class Trainer(TrainerInterface):
         return self._evaluate("test")
 
     def _evaluate(self, kind: Kind) -> MetricsRecord:
-        rng = capture_rng()  # opening a model seeds everything
+        rng = capture_rng()  # building a model seeds everything
         with ExitStack() as stack:
             stack.callback(restore_rng, rng)
             assembly = Assembly(
@@ -243,7 +243,7 @@ class Trainer(TrainerInterface):
         return record
 
     def _evaluator_after_training(self, assembly: Assembly, loop: TrainingLoop, kind: Kind) -> Evaluator:
-        object.__setattr__(loop.parts.ctx, "_stop", StopSignal())  # it was training that was to stop
+        object.__setattr__(loop.parts.ctx, "_stop", StopSignal())  # the old request was for training
         evaluator = assembly.make_evaluator(kind, loop.parts.trainer, loop.parts.ctx)
         if evaluator is None:
             raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
@@ -251,7 +251,7 @@ class Trainer(TrainerInterface):
 
 
 def _run_id(folder: Path) -> str:
-    """The folder's name, as far as it can name a run."""
+    """The folder's name, with the characters that a run id may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:128] or "run"
 
 

@@ -1,7 +1,4 @@
-"""Sends metrics, checkpoints, samples and the end of a run elsewhere, in the background.
-
-No call here waits for the network: a slow or dead endpoint delays no step, and what it costs is reported.
-"""
+"""Uploads metrics, checkpoints, samples and the terminal record in the background. No call waits for the network."""
 
 import dataclasses
 import logging
@@ -35,9 +32,8 @@ __all__ = ["ArtifactUploader", "UploadFailure", "UploadLimits", "UploadTargets"]
 
 log = logging.getLogger(__name__)
 
-# The part of a drain that is kept for the terminal record when the artifacts before it do not get through.
 ASK_EVERY_S = 0.2
-TERMINAL_SHARE = 0.25
+TERMINAL_SHARE = 0.25  # of a drain, kept for the terminal record if artifacts are not delivered
 MAX_KEPT_FAILURES = 1_000
 
 
@@ -52,10 +48,10 @@ class UploadTargets:
 
 
 class ArtifactUploader:
-    """Belongs to the process that made it; its methods may be called from any thread there.
+    """Use it in the process that made it, from any thread.
 
-    The `upload_…` methods and `terminal` only queue (a file is opened, so that it may be deleted meanwhile). `on_failure` is called for all that will not be delivered, from a background thread or from
-    `drain` and `close`.
+    The `upload_…` methods and `terminal` only queue (a file is opened, so that it may be deleted before it is sent).
+    `on_failure` is called for everything that is not delivered, from a background thread or from `drain` and `close`.
     """
 
     def __init__(
@@ -108,7 +104,7 @@ class ArtifactUploader:
     def upload_metrics(
         self, *, metrics: Mapping[str, float], step: int, timestamp_ms: int | None = None
     ) -> None:
-        """Queue one point. Values are read later, so they must be plain numbers."""
+        """Queue one point of plain numbers."""
         lane = self._lane(METRICS)
         if lane is not None:
             moment_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
@@ -118,7 +114,7 @@ class ArtifactUploader:
                 lane.notify()
 
     def upload_checkpoint(self, *, local_path: Path | str, step: int) -> None:
-        """Queue a checkpoint by its data file alone; with its meta file where one is beside it."""
+        """Queue a checkpoint by its data file, with the meta file beside it if there is one."""
         meta_path = Path(local_path).with_suffix(".meta.json")
         self.upload_checkpoint_files(
             local_path=local_path, meta_path=meta_path if meta_path.exists() else None, step=step
@@ -134,10 +130,9 @@ class ArtifactUploader:
         digest: str | None = None,
         author_files: Sequence[str] = (),
     ) -> None:
-        """Queue a committed checkpoint: its data, the author's own files, then its meta file, which tells the receiver it is whole.
+        """Queue a committed checkpoint: data, the author's files, then the meta file, which marks it as complete.
 
-        `digest` is the data's (`sha256:<hex>`), if the caller knows it; else it is computed in the background.
-        `author_files` are names relative to the meta's folder, as the meta lists them.
+        `digest` of the data (`sha256:<hex>`) is computed in the background if None. `author_files`: as the meta lists them.
         """
         lane = self._lane(CHECKPOINT)
         if lane is not None:
@@ -164,7 +159,7 @@ class ArtifactUploader:
         error: str | None = None,
         final_checkpoint: Path | str | None = None,
     ) -> None:
-        """Queue how the attempt ended (`completed` or `failed`). It is sent when all else has been, or given up."""
+        """Queue how the attempt ended (`completed` or `failed`). It is sent after everything else."""
         lane = self._lane(TERMINAL)
         if lane is not None:
             record = {
@@ -180,9 +175,9 @@ class ArtifactUploader:
             self._queue(lane, RecordJob(TERMINAL, step, lambda: record, file_name=name, num_points=1))
 
     def drain(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> list[UploadFailure]:
-        """Wait until all is sent, at most `timeout_s`; what is not is given up. All failures of this uploader.
+        """Wait until all is sent, at most `timeout_s`; the rest is dropped. Returns all failures of this uploader.
 
-        `give_up` is asked a few times a second: true ends the wait at once.
+        `give_up` is called a few times a second: true ends the wait.
         """
         if self._is_foreign():
             return []
@@ -199,15 +194,13 @@ class ArtifactUploader:
             self._is_terminal_released = False
         was_asked = give_up()
         self._give_up(
-            "given up: asked to stop"
-            if was_asked
-            else f"not delivered within the {timeout_s:g} s that were left for it"
+            "dropped: a stop was requested" if was_asked else f"not delivered within {timeout_s:g} s"
         )
         with self._lock:
             return list(self._failures)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Give up what is left and end the threads. Waits `timeout_s` for them at most; safe to call again."""
+        """Drop what is left and stop the threads; waits at most `timeout_s`. Safe to repeat."""
         if self._is_foreign():
             return
         with self._lock:
@@ -220,11 +213,11 @@ class ArtifactUploader:
     def _lane(self, kind: str) -> Lane | None:
         if self._is_foreign():
             raise UploadError(
-                f"this uploader was made in process {self._process_id} and has no threads in {os.getpid()}; "
-                "make one in the process that uploads"
+                f"this uploader was made in process {self._process_id} and has no threads in process {os.getpid()}; "
+                "make one there"
             )
         if self._is_closed:
-            raise UploadError(f"a {kind} upload was asked for after close(); close the uploader last")
+            raise UploadError(f"a {kind} upload was requested after close(); close the uploader last")
         return self._lanes.get(kind)
 
     def _queue(self, lane: Lane, job: Job) -> None:
@@ -261,7 +254,7 @@ class ArtifactUploader:
             self._record(failure)
 
     def _record(self, failure: UploadFailure) -> None:
-        """Keep and pass on a failure; never under the lock, for `on_failure` may take its time."""
+        """Keep a failure and report it. Never under the lock: `on_failure` may be slow."""
         clean = dataclasses.replace(failure, reason=self._redactor.redact(failure.reason))
         with self._lock:
             self._failures.append(clean)

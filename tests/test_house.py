@@ -320,7 +320,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
 # What has one home, and who else may do it by hand. Everyone else calls the shared module.
 BY_HAND: dict[str, dict[str, str]] = {
     "os.fsync(": {
-        "gen_worker.contract.durable_files": "",
+        "gen_worker.contract.files.durable": "",
         "gen_worker.tools.doctor.report": "measures the disk",
         "gen_worker.trainer.checkpoints.writing.commit": "a crash is tested between its steps",
         "gen_worker.trainer.events.event_log": "one descriptor, open for the whole attempt",
@@ -334,6 +334,17 @@ BY_HAND: dict[str, dict[str, str]] = {
         "gen_worker.trainer.datasets.job_content": "compares the file's times before and after",
         "trn.core.snapshots": "of a descriptor",
         "trn.daemon.outlets.closed_days": "of a compressed file",
+    },
+    '".meta.json"': {"gen_worker.contract.checkpoints.choice": ""},
+    "libnvidia-ml": {"gen_worker.contract.nvml": ""},
+    "[^A-Za-z0-9._-]+": {
+        "gen_worker.contract.job.run_ids": "",
+        "trn.cli.verbs.check": "a file name, not a run",
+    },
+    "min(2 * ": {
+        "gen_worker.contract.doubling_delay": "",
+        "gen_worker.tools.certificate.legs": "steps",
+        "trn.daemon.outlets.log_copier": "a record per file",
     },
     "/proc": {
         "gen_worker.contract.process_identity": "",

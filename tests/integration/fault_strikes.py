@@ -40,7 +40,7 @@ from faulty_bus import FaultyBus
 from moved_clock import MovedClock
 from small_disk import SmallDisk
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import is_same_process, read_process
 from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, encode, record_path
 from trn.core.errors import TrnError

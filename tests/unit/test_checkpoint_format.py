@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry
-from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.files import archive as checkpoint_archive
 from gen_worker.trainer.checkpoints.files.archive import CrcRecord

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gen_worker.contract.durable_files import create_file, make_folder, replace_file, replacing, sync_path
+from gen_worker.contract.files.durable import create_file, make_folder, replace_file, replacing, sync_path
 
 
 def names(folder):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from replaced_files import KINDS, put_in_place
 
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular, read_regular
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular, read_regular
 
 
 def test_a_file_is_read_whole_or_as_far_as_wanted(tmp_path: Path) -> None:

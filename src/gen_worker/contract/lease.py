@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from gen_worker.contract.checkpoints.choice import find_committed
+from gen_worker.contract.files.regular import open_regular
+from gen_worker.contract.files.unshared import keep_from_children, no_longer_open
 from gen_worker.contract.process_identity import is_process_alive, start_ticks
-from gen_worker.contract.regular_files import open_regular
-from gen_worker.contract.unshared_files import keep_from_children, no_longer_open
 from gen_worker.errors import LeaseHeldError, StartupError
 
 FILE_NAME = ".lease"
@@ -71,7 +72,7 @@ class RunLease:
         try:
             _lock(fd, path, wait_s=wait_s, sleep=sleep)
             previous = _read_holder(fd)
-            if previous is not None and _has_checkpoints(folder):
+            if previous is not None and find_committed(folder):
                 _require_same_run(previous, run_id, nonce, folder)
             holder = Holder(
                 run_id=run_id,
@@ -135,7 +136,3 @@ def _read_holder(fd: int) -> Holder | None:
         return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
     except msgspec.MsgspecError:
         return None
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    return any(folder.glob("*.meta.json"))

@@ -6,8 +6,8 @@ from typing import Any, Literal, overload
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
-from gen_worker.contract.regular_files import read_regular
+from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.regular import read_regular
 from gen_worker.errors import StartupError
 
 CONTRACT_VERSION = "v1"

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.contract.durable_files import create_file, replace_file
+from gen_worker.contract.files.durable import create_file, replace_file
+from gen_worker.contract.files.regular import NotRegularFileError, read_regular
 from gen_worker.contract.installed_packages import packages_stamp, source_stamp
-from gen_worker.contract.regular_files import NotRegularFileError, read_regular
 
 VERSION = 3
 MAX_LINE_BYTES = 4 << 20

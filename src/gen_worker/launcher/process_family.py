@@ -18,6 +18,7 @@ import os
 import signal
 import time
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.process_identity import (
     GONE,
     boot_id,
@@ -151,12 +152,11 @@ def end_family(
             stopped |= found
         for one, ticks in stopped.items():
             _kill(one, ticks, signal.SIGKILL)
-        poll_s = FIRST_POLL_S
+        poll = DoublingDelay(FIRST_POLL_S, MAX_POLL_S)
         while left := [one for one, ticks in stopped.items() if is_same_process(one, ticks, boot)]:
             if time.monotonic() > deadline:
                 return left
-            time.sleep(poll_s)
-            poll_s = min(2 * poll_s, MAX_POLL_S)
+            time.sleep(poll.next_s())
         if not stopped:
             return []
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.launcher.channel import Channel

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from gen_worker import entrypoint
+from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.process_identity import boot_id, read_process
-from gen_worker.contract.regular_files import open_regular
 from gen_worker.frozen_imports import frozen_variables
 from gen_worker.launcher.messages import (
     AttemptRecord,

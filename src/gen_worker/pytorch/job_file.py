@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from gen_worker.contract.documents import parse_document, read_document, render_value, shorten_faults
-from gen_worker.contract.durable_files import replace_file
-from gen_worker.contract.job.rules import RUNNER, apply_profile, parse_job_spec, run_id_of
+from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.job.rules import RUNNER, apply_profile, parse_job_spec
+from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import SpecError, StartupError
 from gen_worker.trainer.datasets.job_content import texts_in
@@ -53,7 +54,7 @@ def read_job_file(
     if weights is not None:
         document["weights"] = str(weights.absolute())
     document.setdefault("trainer", RUNNER)
-    document.setdefault("run_id", run_id_of(config_path))
+    document.setdefault("run_id", run_id_from(config_path.stem))
     _make_paths_absolute(document, config_path.absolute().parent)
     return JobFile(
         config_path=config_path, document=document, job=_check_document(document, source, config_path)

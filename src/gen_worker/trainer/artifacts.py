@@ -15,8 +15,9 @@ import numpy as np
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX, checkpoint_stem
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, Metric
-from gen_worker.contract.durable_files import make_folder
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.files.durable import make_folder
+from gen_worker.contract.job.spec import JOB_DEFAULTS
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.author.author_state import ask_for_samples, save_author_files
 from gen_worker.trainer.checkpoints.files.format import SUFFIXES, FileLayout, build_layout
@@ -96,8 +97,8 @@ class ArtifactWriter:
         attempt: int = 1,
         nonce: str = "",
         format: Literal["pt", "safetensors"] = "pt",  # noqa: A002  (the job's own word)
-        keep_last: int = 3,
-        keep_best: int = 1,
+        keep_last: int = JOB_DEFAULTS.checkpoints.keep_last,
+        keep_best: int = JOB_DEFAULTS.checkpoints.keep_best,
         inherit_fds: Sequence[int] = (),
         is_writer_in_process: bool = False,
         trainer: TrainerPlugin | None = None,

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX
 from gen_worker.contract.checkpoints.meta import parse_meta
-from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.errors import AuthError, Cause, InputError
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.resolve import RefKind, ResolvedRef, resolve

@@ -5,13 +5,13 @@ folder, it resumes from the newest checkpoint.
 """
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.screen_repr import Verbatim, screen_repr
 from gen_worker.errors import SpecError, StartupError, TrainingCanceled, TrainingTimeout
@@ -93,7 +93,7 @@ class Trainer(TrainerInterface):
             )
         folder = Path(folder).absolute()
         job = config.to_job(
-            _run_id(folder),
+            run_id_from(folder.name),
             train=train.paths,
             validation=validation.paths,
             test=test.paths,
@@ -248,11 +248,6 @@ class Trainer(TrainerInterface):
         if evaluator is None:
             raise StartupError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
         return evaluator
-
-
-def _run_id(folder: Path) -> str:
-    """The folder's name, with the characters that a run id may have."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:128] or "run"
 
 
 def _build(trainer: TrainerPlugin | type | str) -> TrainerPlugin:

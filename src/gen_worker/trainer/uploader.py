@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gen_worker.contract.checkpoints.choice import META_SUFFIX
 from gen_worker.contract.redaction import SecretRedactor
 from gen_worker.errors import UploadError
 from gen_worker.trainer.authz import TrainerAuthContext
@@ -115,7 +116,7 @@ class ArtifactUploader:
 
     def upload_checkpoint(self, *, local_path: Path | str, step: int) -> None:
         """Queue a checkpoint by its data file, with the meta file beside it if there is one."""
-        meta_path = Path(local_path).with_suffix(".meta.json")
+        meta_path = Path(local_path).with_suffix(META_SUFFIX)
         self.upload_checkpoint_files(
             local_path=local_path, meta_path=meta_path if meta_path.exists() else None, step=step
         )

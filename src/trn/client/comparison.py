@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gen_worker.contract.checkpoints.choice import scan
-from gen_worker.contract.regular_files import read_regular
+from gen_worker.contract.files.regular import read_regular
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord

@@ -3,16 +3,14 @@
 import contextlib
 import errno
 import os
-import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from gen_worker.contract.job.run_ids import RUN_ID
 from trn.core.errors import InvalidRequestError, UnavailableError
 
-MAX_RUN_ID = 128
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 # A socket's whole path must fit into 108 bytes, on macOS into 104.
 MAX_SOCKET_PATH = 100
 LOG_SUFFIX = ".log.jsonl"

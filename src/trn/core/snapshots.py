@@ -26,10 +26,10 @@ from typing import IO
 
 import msgspec
 
-from gen_worker.contract.durable_files import sync_path
-from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.files.durable import sync_path
+from gen_worker.contract.files.hashes import hash_file
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular, read_regular
 from gen_worker.contract.process_identity import is_process_alive
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular, read_regular
 from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.snapshot_manifest import DIGEST, FileEntry, Manifest, check_manifest
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.process_identity import read_process
 from gen_worker.launcher.messages import (
     AnyReply,
@@ -82,16 +83,16 @@ class LauncherKeeper:
                 self._link = None
 
     async def _keep_launcher(self) -> None:
-        pause_s = 1.0
+        delay = DoublingDelay(1.0, 30.0)
         while True:
             try:
                 link = await self.have_link()
             except UnavailableError as fault:
+                pause_s = delay.next_s()
                 logger.warning("%s; trying again in %.0f s", fault, pause_s)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, 30.0)
             else:
-                pause_s = 1.0
+                delay.reset()
                 await link.lost.wait()
                 if self._link is link:  # else it was replaced
                     logger.warning("the launcher (pid %d) is gone; its workers go on", link.info.pid)

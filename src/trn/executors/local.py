@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.launcher.messages import (
     Close,
@@ -194,7 +195,7 @@ class LocalExecutor:
         news = asyncio.Event()
         self._news.setdefault(key, set()).add(news)
         ended_at: float | None = None
-        reap_poll_s = REAP_POLL_S
+        reap_delay = DoublingDelay(REAP_POLL_S, BLIND_POLL_S)
         try:
             with end_alarm(identity, news.set) as has_alarm:
                 while True:
@@ -211,7 +212,7 @@ class LocalExecutor:
                         if now - ended_at > EXIT_PATIENCE_S:
                             detail = "how it ended is not known: its launcher hangs"
                             return self._as_exit(ExitRecord(exit_code=None, detail=detail), identity)
-                        poll_s, reap_poll_s = reap_poll_s, min(2 * reap_poll_s, BLIND_POLL_S)
+                        poll_s = reap_delay.next_s()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(poll_s):
                             await news.wait()

@@ -12,8 +12,8 @@ A `run_id` names a family. Its first run has that id; further ones, and resumes,
 
 import sqlite3
 
+from gen_worker.contract.job.run_ids import MAX_RUN_ID
 from trn.core.errors import AmbiguousError, InvalidRequestError, NotFoundError
-from trn.core.home import MAX_RUN_ID
 from trn.core.runs import LineagePart, RunRecord
 from trn.registry.named_queries import sql
 from trn.registry.rows import read_run

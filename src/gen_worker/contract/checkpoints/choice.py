@@ -15,7 +15,7 @@ import msgspec
 
 from gen_worker.contract.checkpoints.file_check import check_file, check_size
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, has_digest, parse_meta
-from gen_worker.contract.regular_files import read_regular
+from gen_worker.contract.files.regular import read_regular
 from gen_worker.errors import CheckpointError
 
 META_SUFFIX = ".meta.json"

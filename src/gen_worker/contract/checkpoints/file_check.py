@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry
-from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.errors import CheckpointError
 
 

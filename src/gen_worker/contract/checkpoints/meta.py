@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from gen_worker.contract.hashes import hash_bytes
+from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.errors import CheckpointError
 
 SCHEMA_VERSION = "trainer_checkpoint.v1"

@@ -1,6 +1,5 @@
 """Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ import msgspec
 
 from gen_worker.contract.document_schema import convert_document, nearest_name, with_intended_names
 from gen_worker.contract.documents import read_document, render_value, require_plain
-from gen_worker.contract.hashes import hash_bytes
+from gen_worker.contract.files.hashes import hash_bytes
+from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
 from gen_worker.errors import SpecError
 
@@ -52,13 +52,8 @@ def name_runner(document: dict[str, Any], *, path: Path | None = None) -> dict[s
         return document
     if len(_OF_THE_RUNNER & hyperparams.keys()) < 2:
         return document
-    file_name = {} if path is None else {"run_id": run_id_of(path)}
+    file_name = {} if path is None else {"run_id": run_id_from(path.stem)}
     return {**file_name, **document, "trainer": RUNNER}
-
-
-def run_id_of(path: Path) -> str:
-    """The name of a config's file, as far as it can name a run."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:128] or "run"
 
 
 def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, Any]:

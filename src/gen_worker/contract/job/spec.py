@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gen_worker.contract.job.run_ids import RUN_ID
 from gen_worker.contract.screen_repr import struct_repr
 
 API_VERSION = "v1"
@@ -15,7 +16,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 RunId = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z",
+        pattern=f"^{RUN_ID.pattern}",
         description="1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit",
     ),
 ]
@@ -159,3 +160,6 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
     group: Name | None = None
     profiles: dict[str, dict[str, Any]] = {}
+
+
+JOB_DEFAULTS = TrainingJobSpec(run_id="defaults")

@@ -1,6 +1,5 @@
 """What torch can do here: its build, the GPUs with who is on them, and what several processes would talk through."""
 
-import ctypes
 import importlib
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gen_worker.contract.nvml import load_nvml
 from gen_worker.contract.sizes import show_bytes
 from gen_worker.tools.doctor.finding import Finding, Level
 
@@ -85,7 +85,7 @@ def _broken_torch(error: Exception) -> Finding:
 
 def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
     """GPUs of the driver, against those that torch can use. `nvml` stands in for pynvml."""
-    nvml = nvml or _load_nvml()
+    nvml = nvml or load_nvml()
     listed: list[dict[str, Any]] = []
     if nvml is not None:
         try:
@@ -158,14 +158,6 @@ def check_collectives(torch: Any) -> Iterator[Finding]:
         remedy="install a build of torch with NCCL: several GPUs cannot train together" if is_wanting else "",
         facts={"nccl": has_nccl, "nccl_version": version, "gloo": has_gloo},
     )
-
-
-def _load_nvml() -> Any:
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-        return importlib.import_module("pynvml")
-    except (OSError, ImportError):
-        return None
 
 
 def _describe_nvidia(nvml: Any, index: int) -> dict[str, Any]:

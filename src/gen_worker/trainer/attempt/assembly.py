@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gen_worker.contract.checkpoints.choice import META_SUFFIX
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.lease import RunLease
 from gen_worker.errors import Category, InputError, StartupError
@@ -400,7 +401,7 @@ class Assembly:
             f"the run is finished at step {step}{why}: nothing to do. Raise max_steps or epochs to train further"
         )
         if self.uploader is not None:  # its upload may be what failed
-            meta_path = checkpoint.path.with_name(f"{checkpoint.path.stem}.meta.json")
+            meta_path = checkpoint.path.with_name(checkpoint.path.stem + META_SUFFIX)
             files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
             self.uploader.upload_checkpoint_files(
                 local_path=checkpoint.path,

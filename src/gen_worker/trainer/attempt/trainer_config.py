@@ -6,6 +6,7 @@ import msgspec
 
 from gen_worker.contract.document_schema import convert_document
 from gen_worker.contract.job.spec import (
+    JOB_DEFAULTS,
     Cadence,
     CheckpointsSpec,
     Count,
@@ -29,25 +30,25 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     epochs: Count | None = None
     max_steps: Count | None = None
-    batch_size: Count = 32
-    shuffle: bool = False
-    drop_last: bool = False
+    batch_size: Count = DatasetSpec().batch_size
+    shuffle: bool = DatasetSpec().shuffle
+    drop_last: bool = DatasetSpec().drop_last
     learning_rate: Positive | None = None
     gradient_accumulation: Count | None = None
     gradient_clip_norm: Positive | None = None
-    precision: Precision = "fp32"
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
-    deterministic: bool = False
-    strict: bool = False
-    metric_every: Cadence = 10
+    precision: Precision = JOB_DEFAULTS.precision
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = JOB_DEFAULTS.seed
+    deterministic: bool = JOB_DEFAULTS.deterministic
+    strict: bool = JOB_DEFAULTS.strict
+    metric_every: Cadence = JOB_DEFAULTS.metric_every
     validate_every: Cadence | Literal["epoch"] = "epoch"
-    checkpoint_every: Cadence = 500
-    sample_every: Cadence = 0
+    checkpoint_every: Cadence = JOB_DEFAULTS.checkpoint_every
+    sample_every: Cadence = JOB_DEFAULTS.sample_every
     early_stopping: EarlyStoppingSpec | None = None
-    checkpoints: CheckpointsSpec = CheckpointsSpec()
-    fast_dev_run: Cadence = 0
-    overfit_batches: Cadence = 0
-    resume_from_latest: bool = True
+    checkpoints: CheckpointsSpec = JOB_DEFAULTS.checkpoints
+    fast_dev_run: Cadence = JOB_DEFAULTS.fast_dev_run
+    overfit_batches: Cadence = JOB_DEFAULTS.overfit_batches
+    resume_from_latest: bool = JOB_DEFAULTS.resume_from_latest
     hyperparams: dict[str, Any] = {}
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
-from gen_worker.contract.hashes import hash_bytes
+from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.frozen_imports import (
     OURS,
     file_of,

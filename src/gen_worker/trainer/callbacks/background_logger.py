@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.errors import StartupError, TrainingCanceled, TrainingTimeout
@@ -157,7 +158,7 @@ class Delivery:
 
     def _deliver_forever(self) -> None:
         is_open = False
-        backoff_s = self._first_backoff_s
+        backoff = DoublingDelay(self._first_backoff_s, MAX_BACKOFF_S)
         while not self._is_abandoned:
             ending = self._ending  # before the queue is read: nothing is queued after it
             self._call_began_s = time.monotonic()
@@ -172,10 +173,11 @@ class Delivery:
             except Exception as fault:  # client libraries raise anything
                 self._note_away(_in_words(fault))
                 logger.debug("%s", self._sink.name, exc_info=True)
-                pause_s, backoff_s = backoff_s, min(2 * backoff_s, MAX_BACKOFF_S)
+                pause_s = backoff.next_s()
             else:
                 self._note_back()
-                pause_s, backoff_s = self._flush_every_s, self._first_backoff_s
+                pause_s = self._flush_every_s
+                backoff.reset()
             self._call_began_s = None
             self._wake.wait(min(pause_s, self._first_backoff_s) if self._ending else pause_s)
             self._wake.clear()

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from gen_worker.contract.durable_files import sync_path
+from gen_worker.contract.files.durable import sync_path
 from gen_worker.errors import TrainStepError
 
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(?P<token>[0-9a-f]+)-\d+")

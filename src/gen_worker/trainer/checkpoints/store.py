@@ -25,7 +25,7 @@ from gen_worker.contract.checkpoints.choice import (
 )
 from gen_worker.contract.checkpoints.file_check import check_file, check_size, compare_hash
 from gen_worker.contract.checkpoints.meta import CheckpointMeta
-from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.files.regular import open_regular
 from gen_worker.errors import CheckpointError
 
 _PIECE = 1 << 20

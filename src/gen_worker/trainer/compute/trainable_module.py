@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen_worker.contract.durable_files import replace_file
-from gen_worker.contract.hashes import hash_bytes
+from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.foreign import load_pickle
 

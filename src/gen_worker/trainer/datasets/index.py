@@ -18,9 +18,9 @@ import msgspec
 
 from gen_worker.contract.document_schema import convert_document
 from gen_worker.contract.documents import read_document, render_path, render_value
-from gen_worker.contract.durable_files import sync_path, temporary_path
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.hashes import hash_bytes
+from gen_worker.contract.files.durable import sync_path, temporary_path
+from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.contract.job.spec import Count, Record
 from gen_worker.errors import InputError
 from gen_worker.trainer.datasets.schema import (

@@ -20,7 +20,7 @@ from gen_worker.contract.documents import (
     require_plain,
     shorten_faults,
 )
-from gen_worker.contract.hashes import hash_bytes
+from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.contract.job.spec import Name, Record
 from gen_worker.errors import InputError, SpecError
 

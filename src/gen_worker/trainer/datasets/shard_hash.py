@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from gen_worker.contract.durable_files import sync_path
+from gen_worker.contract.files.durable import sync_path
 from gen_worker.errors import InputError
 from gen_worker.trainer.transfer.input_cache import key_of
 

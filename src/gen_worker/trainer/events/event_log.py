@@ -25,9 +25,9 @@ from typing import BinaryIO
 import msgspec
 
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.files.regular import open_regular
+from gen_worker.contract.files.unshared import keep_from_children, no_longer_open
 from gen_worker.contract.sizes import MAX_EVENT_BYTES
-from gen_worker.contract.unshared_files import keep_from_children, no_longer_open
 from gen_worker.errors import LeaseHeldError, StartupError
 from gen_worker.trainer.events.doorbell import Doorbell
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from gen_worker.contract.durable_files import replacing
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.files.durable import replacing
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.groups import CHECKSUM_KEY, MANIFEST_KEY, GroupSource, IpcGroups
 from gen_worker.trainer.feed.manifest import Manifest

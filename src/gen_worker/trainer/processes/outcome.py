@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import is_process_alive, start_ticks
 from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, Cause
 from gen_worker.trainer.attempt.runtime_env import RankEnvironment

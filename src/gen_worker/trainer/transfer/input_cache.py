@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gen_worker.contract.durable_files import replace_file, sync_path, temporary_path
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.files.durable import replace_file, sync_path, temporary_path
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.contract.sizes import show_bytes
 
 HASH_CHUNK_BYTES = 1 << 20

@@ -6,21 +6,20 @@ earlier run of the same trainer class with the same hyperparams). What is tight,
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from gen_worker.contract.checkpoints.choice import read_named
-from gen_worker.contract.regular_files import read_regular
+from gen_worker.contract.checkpoints.choice import META_SUFFIX, read_named
+from gen_worker.contract.files.regular import read_regular
+from gen_worker.contract.job.run_ids import slug_from
+from gen_worker.contract.job.spec import JOB_DEFAULTS
 from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import CheckpointError
 from trn.core.home import Home, RunFolder
 
-META = ".meta.json"
-KEEP_LAST, KEEP_BEST, EVERY = 3, 1, 500  # the job's defaults
 # Whatever may end a run before its `max_steps`: then these are only a limit.
 EARLIER_ENDS = ("epochs", "mock_batches", "early_stopping", "callbacks", "time_limit_s")
 TIGHT = 1.25
@@ -72,8 +71,10 @@ def count_at_once(config: Mapping[str, Any], from_step: int = 0) -> tuple[int, i
     """(at least, likely) how many checkpoints lie in the run's folder at once: kept, and the one being written."""
     kept = config.get("checkpoints")
     kept = kept if isinstance(kept, Mapping) else {}
-    keep_last, keep_best = kept.get("keep_last", KEEP_LAST), kept.get("keep_best", KEEP_BEST)
-    every, end = config.get("checkpoint_every", EVERY), config.get("max_steps")
+    keep_last, keep_best = (
+        kept.get(name, getattr(JOB_DEFAULTS.checkpoints, name)) for name in ("keep_last", "keep_best")
+    )
+    every, end = config.get("checkpoint_every", JOB_DEFAULTS.checkpoint_every), config.get("max_steps")
     saves = 1  # the last one
     if isinstance(every, int) and every and isinstance(end, int):
         saves += max((end - 1) // every - from_step // every, 0)
@@ -128,7 +129,7 @@ def _find_known(config: Mapping[str, Any], base_dir: Path, home: Home) -> _Known
 
 def _find_earlier(config: Mapping[str, Any], home: Home) -> _Known | None:
     """The newest checkpoint of the newest run of that trainer class under that name, of those we look at."""
-    begin = _slug(config.get("name") or str(config.get("trainer", "")).rpartition(":")[2])
+    begin = slug_from(str(config.get("name") or str(config.get("trainer", "")).rpartition(":")[2]))
     try:
         with os.scandir(home.root / "runs") as entries:
             found = [entry for entry in entries if entry.name.startswith(begin)]
@@ -140,7 +141,7 @@ def _find_earlier(config: Mapping[str, Any], home: Home) -> _Known | None:
         folder = RunFolder(Path(entry.path))
         try:
             job = msgspec.json.decode(read_regular(folder.job), type=dict[str, Any])
-            metas = [path for path in folder.checkpoints.iterdir() if path.name.endswith(META)]
+            metas = [path for path in folder.checkpoints.iterdir() if path.name.endswith(META_SUFFIX)]
             newest = max(metas, key=lambda path: path.stat().st_mtime_ns, default=None)
         except (OSError, msgspec.MsgspecError):
             continue
@@ -164,14 +165,9 @@ def _content(job: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in job.items() if name not in ("run_id", "profiles")}
 
 
-def _slug(name: object) -> str:
-    """As run ids begin, which the daemon makes of a run's name."""
-    return re.sub(r"[^a-z0-9]+", "-", str(name).lower())[:30].strip("-")
-
-
 def _size(path: Path) -> int:
     """Of a checkpoint, given by any of its files: what lies beside its meta under the same name."""
-    stem = path.name.removesuffix(META) if path.name.endswith(META) else path.stem
+    stem = path.name.removesuffix(META_SUFFIX) if path.name.endswith(META_SUFFIX) else path.stem
     total = 0
     with os.scandir(path.parent) as entries:
         for entry in entries:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular
 from trn.cli.exit_codes import ExitCode
 from trn.cli.output import json_option
 from trn.cli.reading.registry_view import run_id_argument

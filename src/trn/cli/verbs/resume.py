@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trn.core.runs import RunRecord
     from trn.proto.records import SubmitResult
 
-META_SUFFIX = ".meta.json"
 EPILOG = """\b
 Examples:
   trn resume mnist-2b53
@@ -252,7 +251,7 @@ class FoundCheckpoint(NamedTuple):
 
 def find_checkpoint(given: Path) -> FoundCheckpoint:
     """By its meta, its data file, or a plain `{"state": …}` document. The worker verifies the bytes of its data."""
-    from gen_worker.contract.checkpoints.choice import read_named
+    from gen_worker.contract.checkpoints.choice import META_SUFFIX, read_named
     from gen_worker.errors import CheckpointError
     from trn.core.errors import InvalidRequestError, NotFoundError
 

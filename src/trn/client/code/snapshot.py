@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from trn.client.code.excludes import IGNORE_FILE, JUNK, Excludes, Kind, read_excludes
 from trn.client.code.git_tree import GitTree, read_diff, read_git
 from trn.client.code.secret_content import HoldsSecretError, SecretFinder, find_secret

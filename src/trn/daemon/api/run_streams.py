@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular
 from trn.core.errors import InvalidRequestError, TooMuchError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gen_worker.contract.durable_files import create_file
+from gen_worker.contract.files.durable import create_file
 from trn.core.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 
 RUN_TOKEN_LIFE_S = 30 * 24 * 3600

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular
 from trn.core.errors import (
     ConflictError,
     InvalidRequestError,
@@ -213,7 +213,7 @@ class AttemptSupervisor:
             if self._num_looks > num_looks:
                 pause.reset()
             # Whatever is wrong with the rest of the watch, its end is not missed.
-            pause_s = pause.lengthen()
+            pause_s = pause.next_s()
             try:
                 worker_exit = await self._wait(identity, pause_s)
             except Exception:

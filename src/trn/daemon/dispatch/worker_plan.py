@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.installed_packages import is_same_python
 from gen_worker.contract.subprocess_contract import TrainerSubprocessContractV1
 from gen_worker.frozen_imports import frozen_variables

@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
-from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.sizes import MAX_EVENT_BYTES
 
 MAX_LINE_BYTES = MAX_EVENT_BYTES

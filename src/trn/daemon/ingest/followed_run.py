@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.regular_files import open_regular, read_regular
+from gen_worker.contract.files.regular import open_regular, read_regular
 from trn.core.home import Home
 from trn.daemon.ingest.event_file import SHOWN_BYTES, Batch, Damage
 from trn.registry.metrics import Place

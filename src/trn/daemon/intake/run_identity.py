@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.checkpoints.choice import META_SUFFIX, checkpoint_stem
 from gen_worker.contract.installed_packages import is_same_python, packages_stamp, real_python
 from gen_worker.trainer.author.code_identity import find_changed_modules
 from gen_worker.trainer.datasets.job_content import (
@@ -29,7 +30,7 @@ from trn.core.runs import NOT_TRAINED, RunRecord, RunState
 from trn.daemon.intake.unfrozen_code import UnfrozenCode
 from trn.registry.base import NewRun
 
-FINAL_MARKER = "final.meta.json"
+FINAL_MARKER = checkpoint_stem(0, final=True) + META_SUFFIX
 MAX_NAMED = 3
 
 

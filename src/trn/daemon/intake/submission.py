@@ -16,6 +16,7 @@ import msgspec
 
 from gen_worker.contract.documents import MAX_DEPTH, parse_document
 from gen_worker.contract.job.rules import name_runner, parse_job_spec, rule_faults
+from gen_worker.contract.job.run_ids import slug_from
 from gen_worker.contract.job.spec import API_VERSION, TrainingJobSpec
 from gen_worker.contract.redaction import Secret
 from gen_worker.errors import SpecError
@@ -30,7 +31,6 @@ from trn.registry.base import NewRun
 
 MAX_PRIORITY = 1000
 MAX_TEXT = 4096  # of a path, a name, an identity
-MAX_SLUG = 40
 MAX_SECRET = 64 << 10
 NONCE_BYTES = 8
 CPU = "cpu"
@@ -164,8 +164,7 @@ def parse_job(config: dict[str, Any]) -> TrainingJobSpec:
 def make_run_id(config: dict[str, Any]) -> str:
     """A name that a person can tell from others, and that nobody has."""
     name = config.get("name") or str(config.get("trainer") or "").rpartition(":")[2] or "run"
-    slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:MAX_TEXT].lower()).strip("-")[:MAX_SLUG].strip("-")
-    return f"{slug or 'run'}-{secrets.token_hex(4)}"
+    return f"{slug_from(str(name)) or 'run'}-{secrets.token_hex(4)}"
 
 
 def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:

@@ -1,8 +1,6 @@
 """The GPUs, CPUs and memory of this machine, and the environment variables that give a worker its GPUs."""
 
 import asyncio
-import ctypes
-import importlib
 import logging
 import threading
 from collections.abc import Iterable, Mapping
@@ -11,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gen_worker.contract.nvml import load_nvml
 from trn.core.errors import InvalidRequestError
 from trn.core.settings import InventorySettings
 from trn.daemon.machine.probe import read_cpus, read_memory_mb
@@ -124,7 +123,7 @@ class Devices:
 
     def _detect_nvidia(self, warnings: list[str]) -> list[Device]:
         with self._lock:
-            nvml = self._given_nvml or _load_nvml()
+            nvml = self._given_nvml or load_nvml()
             if nvml is None:
                 return []
             try:
@@ -203,15 +202,6 @@ def read_nvidia(nvml: Any, warnings: list[str]) -> list[Device]:
             number += 1  # the others keep their numbers
             warnings.append(f"NVIDIA GPU {index} cannot be used: {fault}; check with nvidia-smi")
     return devices
-
-
-def _load_nvml() -> Any:
-    """pynvml; None without a driver. Tries the library first: importing pynvml costs 60 ms and 5 MB."""
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-        return importlib.import_module("pynvml")
-    except (OSError, ImportError):
-        return None
 
 
 def _mig_parts(nvml: Any, handle: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import boot_id
 from trn.core.home import Home
 from trn.core.workers_variables import without_workers_variables

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.regular import NotRegularFileError, read_regular
 from gen_worker.contract.redaction import looks_secret, strip_url_secrets
-from gen_worker.contract.regular_files import NotRegularFileError, read_regular
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord

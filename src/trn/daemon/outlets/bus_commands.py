@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Protocol
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, InvalidRequestError
 from trn.core.runs import RunRecord
@@ -75,21 +76,20 @@ class BusCommands:
         await OwnThread("bus-commands", self._work, patience_s=STOP_S).run()
 
     def _work(self, stop: threading.Event) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff = DoublingDelay(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         while not stop.is_set():
             try:
                 for command in self._stream.read(READ_S):
                     if stop.is_set():
                         return  # the next daemon reads it again
                     self._answer(command)
-                backoff_s = FIRST_BACKOFF_S
+                backoff.reset()
             except Exception as fault:
                 if not isinstance(
                     fault, BusUnavailableError
                 ):  # the publisher reports a bus that is not available
                     logger.exception("commands from %s cannot be read; will try again", self._shown)
-                stop.wait(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                stop.wait(backoff.next_s())
 
     def _answer(self, command: BusCommand) -> None:
         assert self._loop is not None

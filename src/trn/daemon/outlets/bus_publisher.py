@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.failpoints import failpoint
 from trn.core.errors import BusUnavailableError, TrnError
 from trn.core.number_words import with_words
@@ -133,7 +134,7 @@ class BusPublisher:
         self._messages, self._num_bytes, self._places = [], 0, {}
 
     def _work(self, stop: threading.Event) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff = DoublingDelay(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         try:
             while not stop.is_set():
                 try:
@@ -143,10 +144,9 @@ class BusPublisher:
                     self.publish_changes(stop.is_set)
                 except Exception as fault:
                     self._note_away(fault)
-                    stop.wait(backoff_s)
-                    backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                    stop.wait(backoff.next_s())
                     continue
-                backoff_s = FIRST_BACKOFF_S
+                backoff.reset()
                 if self._is_moved:
                     self._wake.wait(COMMIT_EVERY_S)
                     self._commit_if_due()

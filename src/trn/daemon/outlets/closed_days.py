@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gen_worker.contract.durable_files import sync_path
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.files.durable import sync_path
 from trn.core.home import LOG_SUFFIX, LogFolder
 
 logger = logging.getLogger("trn.daemon.logs")

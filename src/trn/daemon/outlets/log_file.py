@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gen_worker.contract.durable_files import make_folder, sync_path
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.files.durable import make_folder, sync_path
+from gen_worker.contract.files.regular import open_regular
 from trn.core.home import FULL, LOG_SUFFIX, Home, LogFolder
 from trn.core.runs import RunRecord
 

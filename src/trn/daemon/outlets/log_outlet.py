@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.settings import Settings
@@ -59,7 +60,7 @@ class LogOutlet:
             min_free_bytes=self._settings.min_free_bytes,
             clock_ms=self._clock_ms,
         )
-        fault_pause_s = FIRST_PAUSE_S
+        fault_delay = DoublingDelay(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while not stop.is_set():
                 self._wake.clear()  # before reading: what is committed from here on wakes again
@@ -72,12 +73,11 @@ class LogOutlet:
                         took_s = time.monotonic() - began
                         stop.wait(min(max(EVERY_S, took_s / WORK_SHARE), LONGEST_WAIT_S))
                         self._wake.wait(pause_s)
-                    fault_pause_s = FIRST_PAUSE_S
+                    fault_delay.reset()
                 except Exception as fault:  # nothing is lost: the lines are in the runs' folders
                     is_ours = not isinstance(fault, TrnError | OSError)
                     logger.warning("logs cannot be copied now: %s; will try again", fault, exc_info=is_ours)
-                    stop.wait(fault_pause_s)
-                    fault_pause_s = min(2 * fault_pause_s, LONGEST_PAUSE_S)
+                    stop.wait(fault_delay.next_s())
                 finally:
                     self.warnings = copier.warnings
             with contextlib.suppress(Exception):  # the next daemon continues

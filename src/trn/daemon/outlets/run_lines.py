@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.regular_files import NotRegularFileError, open_regular, read_regular
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular, read_regular
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import read_terminal

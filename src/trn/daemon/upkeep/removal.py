@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from gen_worker.contract.checkpoints.choice import scan
 from gen_worker.contract.checkpoints.retention import candidate_of, select_removals
-from gen_worker.contract.durable_files import sync_path
+from gen_worker.contract.files.durable import sync_path
 from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from gen_worker.contract.doubling_delay import DoublingDelay
 from trn.core.errors import RegistryError, UnavailableError
 from trn.registry.writer import committed
 
@@ -33,22 +34,12 @@ def is_daemon_fault(fault: BaseException) -> bool:
     return isinstance(fault, OSError) and fault.errno in SHORTAGES
 
 
-class Pause:
-    """Between two tries: doubled each time, reset after a success."""
-
+class Pause(DoublingDelay):
     def __init__(self) -> None:
-        self._next_s = FIRST_PAUSE_S
-
-    def reset(self) -> None:
-        self._next_s = FIRST_PAUSE_S
-
-    def lengthen(self) -> float:
-        """This pause in seconds."""
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, MAX_PAUSE_S)
-        return pause_s
+        super().__init__(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     async def rest(self) -> None:
-        await asyncio.sleep(self.lengthen())
+        await asyncio.sleep(self.next_s())
 
 
 async def retry_until_done(who: object, what: str, action: Callable[[], Awaitable[T]]) -> T:

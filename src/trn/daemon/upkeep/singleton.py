@@ -3,7 +3,7 @@
 import msgspec
 from filelock import FileLock, Timeout
 
-from gen_worker.contract.durable_files import replace_file
+from gen_worker.contract.files.durable import replace_file
 from trn.core.errors import AlreadyRunningError, UnavailableError
 from trn.core.home import Home
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gen_worker.contract.hashes import PAGE
+from gen_worker.contract.files.hashes import PAGE
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.unshared_files import keep_from_children, no_longer_open
+from gen_worker.contract.files.unshared import keep_from_children, no_longer_open
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.files.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.writing.messages import (

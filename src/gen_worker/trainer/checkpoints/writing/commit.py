@@ -23,9 +23,9 @@ import numpy as np
 from gen_worker.contract.checkpoints.choice import META_SUFFIX, CheckpointInfo
 from gen_worker.contract.checkpoints.file_check import check_file
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, encode_meta
-from gen_worker.contract.durable_files import sync_path
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.hashes import hash_file
+from gen_worker.contract.files.durable import sync_path
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.errors import Cause, CheckpointError
 from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
 from gen_worker.trainer.checkpoints.files.image import ImageWriter

@@ -21,8 +21,8 @@ from gen_worker.contract.checkpoints.choice import (
 from gen_worker.contract.checkpoints.file_check import is_intact
 from gen_worker.contract.checkpoints.meta import encode_meta
 from gen_worker.contract.checkpoints.retention import candidate_of, select_removals
-from gen_worker.contract.durable_files import replace_file, sync_path
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.files.durable import replace_file, sync_path
 from gen_worker.errors import CheckpointError
 
 PREVIOUS = ".previous"

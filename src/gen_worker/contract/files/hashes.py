@@ -6,7 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
-from gen_worker.contract.regular_files import open_regular
+from gen_worker.contract.files.regular import open_regular
 
 PAGE = 4096
 _CHUNK = 4 << 20  # read with one call

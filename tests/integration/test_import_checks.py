@@ -268,7 +268,7 @@ def test_a_config_of_the_runner_is_checked_against_its_data_as_the_runner_does(
         (fault,) = await faults({**config, "validation": held_out, "validate_every": 1})
         assert "the data has no column `kind`" in fault
         (fault,) = await faults(changed(loss="mse"))
-        assert fault.startswith("the loss cannot take float32 [2, 3] from the model and int64 [2] as target")
+        assert fault.startswith("the loss rejects float32 [2, 3] from the model and int64 [2] as target")
         huge = {"type": "mlp", "args": {"out_features": 3, "hidden": [1_000_000, 1_000_000]}}
         assert await faults(changed(model=huge)) == (), "not built: it would take 4 TB"
 

@@ -65,7 +65,7 @@ def test_classes_are_the_folders_and_rows_are_in_the_order_of_their_names(root: 
         "image": {"bytes": (root / "dog" / "1.png").read_bytes(), "path": str(root / "dog" / "1.png")},
         "label": 1,
     }
-    assert "7 pictures of 2 classes" in repr(data)
+    assert "7 images of 2 classes" in repr(data)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -99,13 +99,11 @@ def test_with_a_size_a_batch_holds_pixels_for_any_trainer_class(root: Path) -> N
 def test_a_file_that_is_no_picture_is_named(root: Path) -> None:
     (root / "dog" / "1.png").write_bytes(b"not a picture")
     decoded, encoded = ImageFolder(str(root), size=[4, 4]), ImageFolder(str(root))
-    with pytest.raises(
-        InputError, match=r"pictures/dog/1\.png is not a picture that can be read \(13 bytes\)"
-    ):
+    with pytest.raises(InputError, match=r"pictures/dog/1\.png cannot be decoded as an image \(13 bytes\)"):
         decoded.__getitems__([0, 5])
     spec = ColumnsSpec(inputs={"image": ColumnSpec(image=ImageSpec(size=[4, 4]))})
     columns = fit_columns(spec, encoded.schema, device="cpu")
-    with pytest.raises(InputError, match=r"pictures/dog/1\.png is not a picture"):
+    with pytest.raises(InputError, match=r"pictures/dog/1\.png cannot be decoded"):
         columns.read(encoded.collate_fn(encoded.__getitems__([0, 5])))
     (root / "dog" / "1.png").unlink()
     with pytest.raises(InputError, match=r"dog/1\.png cannot be read: No such file"):
@@ -118,7 +116,7 @@ def test_what_is_left_out_is_said(root: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         assert len(ImageFolder(str(root))) == 7
     (message,) = caplog.messages
-    assert message.startswith("1 files below")
+    assert message.startswith("1 files in")
     assert "cat/notes.txt" in message
 
 
@@ -133,8 +131,8 @@ def test_the_fingerprint_tells_other_pictures_and_not_another_place(root: Path, 
     ("options", "said"),
     [
         ({"root": "nowhere"}, "nowhere cannot be read: No such file"),
-        ({"root": "empty"}, "has no folders: expected one for each class"),
-        ({"root": "bare"}, "bare/cat is a class without pictures"),
+        ({"root": "empty"}, "has no folders: expected one folder"),
+        ({"root": "bare"}, "bare/cat has no images"),
         ({"root": "pictures", "size": [32]}, "size: found .32., expected height and width"),
         ({"root": "pictures", "mode": "CMYK"}, "mode: found 'CMYK', expected L or RGB"),
         ({"root": "pictures", "threads": 0}, "threads: found 0"),

@@ -181,12 +181,12 @@ def test_held_out_pictures_stay_as_they_are(tmp_path: Path, data: Path) -> None:
     [
         ({}, {"flip": 0.5}, "augment: unknown field `flip`"),
         ({}, {"horizontal_flip": 1.5}, "augment.horizontal_flip: found 1.5"),
-        ({}, {"brightness": 0.0}, "augment: nothing in it is on, expected at least one of crop_padding"),
-        ({"shape": [3, 64]}, {"erase": 0.5}, "has the shape [3, 64], expected [channels, height, width]"),
+        ({}, {"brightness": 0.0}, "augment: everything is off, expected at least one of crop_padding"),
+        ({"shape": [3, 64]}, {"erase": 0.5}, "has shape [3, 64], expected [channels, height, width]"),
         (
             {"column": "real", "shape": None},
             {"contrast": 0.5},
-            "brightness and contrast need pixels from 0 to 255",
+            "brightness and contrast need uint8 pixels",
         ),
     ],
 )

@@ -92,19 +92,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a value that the optimizer refuses": (
         job(changed(HYPERPARAMS, optimizer={"name": "SGD", "args": {"momentum": -2.0}})),
-        "hyperparams.optimizer.args: SGD refused its arguments: Invalid momentum value: -2.0",
+        "hyperparams.optimizer.args: SGD rejected its arguments: Invalid momentum value: -2.0",
     ),
     "the rate in two places": (
         job(changed(HYPERPARAMS, optimizer={"name": "SGD", "args": {"lr": 0.1}})),
-        "hyperparams.optimizer.args.lr: give the rate as `hyperparams.learning_rate`",
+        "hyperparams.optimizer.args.lr: use `hyperparams.learning_rate` instead",
     ),
     "an optimizer that asks for the loss again": (
         job(changed(HYPERPARAMS, optimizer="LBFGS")),
-        "hyperparams.optimizer.name: LBFGS asks for the loss several times a step",
+        "hyperparams.optimizer.name: LBFGS needs several losses per step",
     ),
     "a scheduler that waits for a metric": (
         job(changed(HYPERPARAMS, scheduler="ReduceLROnPlateau")),
-        "hyperparams.scheduler.name: ReduceLROnPlateau waits for a measurement",
+        "hyperparams.scheduler.name: ReduceLROnPlateau depends on a metric",
     ),
     "an unknown scheduler": (
         job(changed(HYPERPARAMS, scheduler="CosineAnealingLR")),
@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no target": (
         job(changed(HYPERPARAMS, columns={"inputs": {"x": "x"}})),
-        "hyperparams.columns.target: missing, expected the column that the loss compares with",
+        "hyperparams.columns.target: missing, expected the target column of the loss",
     ),
     "an unknown model": (
         job(changed(HYPERPARAMS, model={"type": "mpl"})),
@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a model for other rows": (
         job(changed(HYPERPARAMS, model={"type": "mlp", "args": {"out_features": 3, "in_features": 5}})),
-        "the model mlp cannot take float32 [2, 4]: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "the model mlp rejects float32 [2, 4]: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     ),
     "a model for pictures": (
         job(changed(HYPERPARAMS, model={"type": "cnn", "args": {"out_features": 3}})),
@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "lists of any length": (
         job(changed(HYPERPARAMS, columns={"inputs": {"x": "lists"}, "target": "label"})),
-        "column `lists` holds lists of any length of numbers (float), and the model needs rows of one length: give",
+        "column `lists` holds lists of any length of numbers (float), but the model needs rows of one length: set",
     ),
     "pictures in a column of numbers": (
         job(changed(HYPERPARAMS, columns={"inputs": {"x": {"image": {"size": [4, 4]}}}, "target": "label"})),
@@ -209,7 +209,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one-hot numbers that are no classes": (
         job(changed(HYPERPARAMS, columns={"inputs": {"x": "x"}, "target": {"column": "y", "one_hot": 3}})),
-        "hyperparams.columns.target.one_hot: column `y` holds numbers (float), expected whole numbers",
+        "hyperparams.columns.target.one_hot: column `y` holds numbers (float), expected integers",
     ),
     "settings of a column that exclude each other": (
         job(
@@ -222,11 +222,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tokens that are no whole numbers": (
         job(changed(LM, columns={"inputs": {"tokens": {"column": "lists", "sequence_length": 4}}})),
-        "but `sequence_length` expects lists of whole numbers",
+        "but `sequence_length` needs lists of integers",
     ),
     "next_token with a target": (
         job(changed(LM, columns={**LM["columns"], "target": "label"})),
-        "hyperparams.columns.target: next_token makes its targets from the input: leave it out",
+        "hyperparams.columns.target: next_token makes its targets from the input: remove it",
     ),
     "a target that torch would stretch": (
         job(
@@ -237,7 +237,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
                 loss="mse",
             )
         ),
-        "the loss cannot take float32 [2, 1] from the model and float32 [2] as target",
+        "the loss rejects float32 [2, 1] from the model and float32 [2] as target",
     ),
     "an unknown metric": (
         job(changed(HYPERPARAMS, metrics={"accuracy": "MulticlasAccuracy"})),
@@ -250,27 +250,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
                 metrics={"accuracy": {"type": "MulticlassAccuracy", "args": {"num_classes": 7}}},
             )
         ),
-        "hyperparams.metrics.accuracy: MulticlassAccuracy cannot take float32 [2, 3] from the model",
+        "hyperparams.metrics.accuracy: MulticlassAccuracy rejects float32 [2, 3] from the model",
     ),
     "a metric called loss": (
         job(changed(HYPERPARAMS, metrics={"loss": "MeanSquaredError"})),
-        "hyperparams.metrics.loss: `loss` is reported by itself",
+        "hyperparams.metrics.loss: `loss` is always reported",
     ),
     "a pattern that freezes nothing": (
         job(changed(HYPERPARAMS, freeze=["encoder.*"])),
-        'hyperparams.freeze[0]: "encoder.*" matches no parameter; there are 1.weight, 1.bias',
+        'hyperparams.freeze[0]: "encoder.*" matches no parameter, expected a pattern for 1.weight, 1.bias',
     ),
     "nothing left to train": (
         job(changed(HYPERPARAMS, freeze=["*"])),
-        "there is nothing to train",
+        "no parameter to train",
     ),
     "samples of what is no language model": (
         job(changed(HYPERPARAMS, sample={})),
-        "hyperparams.sample: only a model that is trained with next_token can be sampled from",
+        "hyperparams.sample: sampling needs a model that is trained with next_token",
     ),
     "samples that nobody described": (
         job(LM, sample_every=2),
-        "sample_every: found 2, but the runner has nothing to sample: give `hyperparams.sample`",
+        "sample_every: found 2, but `hyperparams.sample` is missing: add it",
     ),
     "weights of another model": (
         job(HYPERPARAMS, weights="other.pt"),
@@ -399,7 +399,7 @@ def test_a_folder_of_another_run_is_left_alone(folder: Path, tmp_path: Path) -> 
         (folder / f"{name}.json").write_text(json.dumps(job(HYPERPARAMS)))
     first = write_job_file(read_job_file(folder / "one.json"), tmp_path)
     before = first.read_bytes()
-    with pytest.raises(Exception, match="holds run 'one', and this is 'two'"):
+    with pytest.raises(Exception, match="is the folder of run 'one', not of 'two'"):
         write_job_file(read_job_file(folder / "two.json"), tmp_path)
     assert first.read_bytes() == before
 

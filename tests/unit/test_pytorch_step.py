@@ -12,8 +12,7 @@ from torch.nn import functional
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.pytorch.config import EmaSpec, LossSpec, OptimizerSpec, SchedulerSpec
 from gen_worker.pytorch.model.losses import Loss, build_loss
-from gen_worker.pytorch.model.optimizers import build_optimizer, build_schedule
-from gen_worker.pytorch.model.weight_average import WeightAverage
+from gen_worker.pytorch.model.optimizers import WeightAverage, build_optimizer, build_schedule
 from gen_worker.pytorch.step import Prepared, StepParts, build_step, stand_in
 from gen_worker.trainer.contracts import StepContext
 

@@ -1,1 +1,1 @@
-"""Training from a file alone: models, losses, optimizers and data columns by name. `pytorch_runner` is its door."""
+"""Training from a config file: models, losses, optimizers and data columns by name. See `pytorch_runner`."""

@@ -1,10 +1,10 @@
-"""The runner's section of a job: what `hyperparams` may hold. Records only; imports no torch.
+"""The fields of `hyperparams` in a job of the runner. Records only; imports no torch.
 
-Names of torch, torchmetrics and the author's classes are checked in `sections`; `docs/runner-reference.md` is made
+Names of torch, torchmetrics and the author's classes are checked in `sections`. `docs/runner-reference.md` is generated
 from these records.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -21,7 +21,15 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all parts of the runner's section."""
+    """Base of all records below `hyperparams`."""
+
+
+S = TypeVar("S", bound=Section)
+
+
+def as_spec(value: str | S, kind: type[S], field: str = "name") -> S:
+    """A text is short for a record with only this field."""
+    return kind(**{field: value}) if isinstance(value, str) else value
 
 
 class ModelSpec(Section, frozen=True, kw_only=True):
@@ -174,26 +182,19 @@ class RunnerConfig(Section, frozen=True, kw_only=True):
 
     @property
     def loss_spec(self) -> LossSpec:
-        return self.loss if isinstance(self.loss, LossSpec) else LossSpec(name=self.loss)
+        return as_spec(self.loss, LossSpec)
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:
-        return (
-            self.optimizer
-            if isinstance(self.optimizer, OptimizerSpec)
-            else OptimizerSpec(name=self.optimizer)
-        )
+        return as_spec(self.optimizer, OptimizerSpec)
 
     @property
     def scheduler_spec(self) -> SchedulerSpec | None:
-        return SchedulerSpec(name=self.scheduler) if isinstance(self.scheduler, str) else self.scheduler
+        return None if self.scheduler is None else as_spec(self.scheduler, SchedulerSpec)
 
     @property
     def metric_specs(self) -> dict[str, MetricSpec]:
-        return {
-            name: spec if isinstance(spec, MetricSpec) else MetricSpec(type=spec)
-            for name, spec in self.metrics.items()
-        }
+        return {name: as_spec(spec, MetricSpec, "type") for name, spec in self.metrics.items()}
 
     @property
     def compile_spec(self) -> CompileSpec | None:
@@ -216,7 +217,6 @@ SHIPPED_MODELS: dict[str, type[MlpArgs | CnnArgs | TransformerLmArgs]] = {
 
 
 def with_column(spec: str | ColumnSpec, name: str) -> ColumnSpec:
-    """The spec with its column named: a text is a column, an input without one has its own name."""
-    if isinstance(spec, str):
-        return ColumnSpec(column=spec)
+    """The spec with `column` set. A text is the column; the default is `name`."""
+    spec = as_spec(spec, ColumnSpec, "column")
     return spec if spec.column is not None else msgspec.structs.replace(spec, column=name)

@@ -1,4 +1,4 @@
-"""A run's events, line by line on another file descriptor while it runs."""
+"""Copies a run's events to another file descriptor while it runs."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class EventMirror:
-    """Copies whole lines that are appended from now on. Leaving it copies what is left. A thread of its own."""
+    """Copies whole lines that are appended from now on, in a thread. Its exit copies the rest."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class EventMirror:
                     if b"\n" not in lines:
                         rest = file.readline() if len(lines) == _CHUNK_BYTES else b""
                         if not rest.endswith(b"\n"):
-                            return  # half a line: it is no event yet
+                            return  # an incomplete line
                         lines += rest
                     lines = lines[: lines.rindex(b"\n") + 1]
                     self._write(lines)
@@ -58,17 +58,17 @@ class EventMirror:
         try:
             write_all(self._fd, content)
         except OSError:
-            self._is_broken = True  # nobody reads any more; the run goes on without them
+            self._is_broken = True  # the reader is closed; the run continues
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """All of it: one `write` to a pipe may take less."""
+    """Write everything; one `os.write` to a pipe may write less."""
     while content:
         content = content[os.write(fd, content) :]
 
 
 def _end_of_last_line(path: Path) -> int:
-    """A half line that a crash left is dropped by the worker when it starts; it is not ours to show."""
+    """Offset after the last newline. The worker drops an incomplete line when it starts."""
     try:
         with path.open("rb") as file:
             position = file.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""States by parameter names, whatever the number of processes: what 4 processes save, 1 or 2 can load.
+"""State by parameter names, for any number of processes: a 4-process checkpoint loads on 1 or 2.
 
-A sharded tensor goes out as it is: the loop puts it together, one tensor at a time. It is cut on the way in. Everything
-else is a renaming: torch numbers the parameters of an optimizer, and numbers change with the groups.
+The loop gathers sharded tensors on saving, one at a time; loading shards them again. Optimizer state is renamed: torch
+numbers its parameters, and the numbers change with the groups.
 """
 
 from collections.abc import Mapping
@@ -27,25 +27,21 @@ def cut_like(value: Any, like: Any) -> Any:
     ).clone()
 
 
-def module_state(module: torch.nn.Module) -> dict[str, Any]:
-    return dict(module.state_dict())
-
-
 def load_module_state(module: torch.nn.Module, payload: Mapping[str, Any], *, what: str) -> None:
-    """CheckpointError, and nothing changed, where names or shapes differ."""
+    """CheckpointError if names or shapes differ; the module is then unchanged."""
     live = module.state_dict()
     missing = [name for name in live if name not in payload]
     unexpected = [name for name in payload if name not in live]
     reshaped = [name for name in live if name in payload and payload[name].shape != live[name].shape]
     faults = [
         f"{word} {', '.join(names[:_MAX_LISTED])}{', …' if len(names) > _MAX_LISTED else ''}"
-        for word, names in (("it lacks", missing), ("it has also", unexpected), ("other shapes:", reshaped))
+        for word, names in (("missing:", missing), ("unexpected:", unexpected), ("other shapes:", reshaped))
         if names
     ]
     if faults:
         raise CheckpointError(
-            f"the checkpoint's {what} is of another model: {'; '.join(faults)}. Resume with the model that was saved, or"
-            " start a new run from its weights (`weights`)"
+            f"the checkpoint's {what} is of another model ({'; '.join(faults)}). Resume with the same model, or start a"
+            " new run from its weights (`weights`)"
         )
     module.load_state_dict({name: cut_like(value, live[name]) for name, value in payload.items()})
 
@@ -78,7 +74,7 @@ def load_optimizer_state(
         differing = sorted(set().union(*saved) ^ set().union(*now)) or ["the groups"]
         raise CheckpointError(
             "the checkpoint's optimizer has other parameters or groups than this run:"
-            f" {', '.join(differing[:_MAX_LISTED])}. Put `freeze` and `optimizer` back, or start a new run"
+            f" {', '.join(differing[:_MAX_LISTED])}. Restore `freeze` and `optimizer`, or start a new run"
         )
     optimizer.load_state_dict(
         {
@@ -88,7 +84,7 @@ def load_optimizer_state(
                 }
                 for name, entry in payload["state"].items()
             },
-            # In this run's order of parameters: it is the names that say which is which.
+            # In this run's order of parameters.
             "param_groups": [
                 {**group, "params": [numbers[name] for name in names_now]}
                 for group, names_now in zip(payload["param_groups"], now, strict=True)

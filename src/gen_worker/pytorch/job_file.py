@@ -1,4 +1,4 @@
-"""A config file as the job it stands for: profile and `--set` applied, defaults filled in, paths made absolute."""
+"""A config file as a job: profile and `--set` applied, defaults set, paths made absolute."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ _REF = re.compile(r"(?P<module>[^\W\d]\w*)[\w.]*:[\w.]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """A job that is valid as far as its file alone can tell."""
+    """A job whose file is valid. Its data was not read."""
 
     config_path: Path
     document: dict[str, Any]
@@ -40,7 +40,7 @@ def read_job_file(
     settings: Sequence[str] = (),
     weights: Path | None = None,
 ) -> JobFile:
-    """The job of a config file, or one SpecError with every fault in it. Imports torch to judge its names."""
+    """The job of a config file, or one SpecError with all faults. Imports torch to check names."""
     source = str(config_path)
     data = read_document(config_path)
     if profile is not None:
@@ -72,7 +72,7 @@ def write_job_file(job_file: JobFile, folder: Path) -> Path:
             other = found.get("run_id") if isinstance(found, dict) else None
             if other not in (None, run_id):
                 raise StartupError(
-                    f"{folder} holds run {other!r}, and this is {run_id!r}: give another folder with --output"
+                    f"{folder} is the folder of run {other!r}, not of {run_id!r}: choose another with --output"
                 )
         content = msgspec.json.format(msgspec.json.encode(job_file.document), indent=2) + b"\n"
         replace_file(path, content, sync="none", mode=0o600)
@@ -82,7 +82,7 @@ def write_job_file(job_file: JobFile, folder: Path) -> Path:
 
 
 def apply_settings(document: dict[str, Any], settings: Sequence[str]) -> None:
-    """`hyperparams.learning_rate=1e-4` and the like, one after the other; values are read as YAML."""
+    """Apply settings such as `hyperparams.learning_rate=1e-4` in order; values are YAML."""
     for setting in settings:
         path, equals, text = setting.partition("=")
         names = path.split(".")
@@ -155,7 +155,7 @@ def _modules_beside(config_path: Path, hyperparams: object) -> list[str]:
 
 
 def _make_paths_absolute(document: dict[str, Any], folder: Path) -> None:
-    """The job is written to another folder than the config's, and its paths are relative to its own."""
+    """Paths of a config are relative to its folder; the job is written to another one."""
 
     def path(value: Any) -> Any:
         return str(folder / value) if isinstance(value, str) and value else value
@@ -169,7 +169,7 @@ def _make_paths_absolute(document: dict[str, Any], folder: Path) -> None:
             holder[name] = [how(item) for item in value] if isinstance(value, list) else how(value)
 
     def inside(name: str) -> Any:
-        """The object called `name`, copied so that the config as read stays as it was."""
+        """A copy of the object `name`, so that the config is not changed."""
         if isinstance(document.get(name), dict):
             document[name] = dict(document[name])
         return document.get(name)

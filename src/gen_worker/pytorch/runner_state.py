@@ -1,4 +1,4 @@
-"""What `configure` makes of a config: model, optimizer and the rest, put together once and ready to step."""
+"""What `configure` builds from a config: model, loss, optimizer, schedule and step."""
 
 import copy
 import math
@@ -17,8 +17,13 @@ from gen_worker.pytorch.model.build import build_model, freeze, shapes_in_words,
 from gen_worker.pytorch.model.losses import NEXT_TOKEN, Loss, build_loss
 from gen_worker.pytorch.model.metrics import Evaluation, build_metrics
 from gen_worker.pytorch.model.names import first_line
-from gen_worker.pytorch.model.optimizers import WARMUP_COSINE, Schedule, build_optimizer, build_schedule
-from gen_worker.pytorch.model.weight_average import WeightAverage
+from gen_worker.pytorch.model.optimizers import (
+    WARMUP_COSINE,
+    Schedule,
+    WeightAverage,
+    build_optimizer,
+    build_schedule,
+)
 from gen_worker.pytorch.step import Exchange, Step, StepParts, build_step
 from gen_worker.trainer.author.hyperparams import RunLength, ScheduleLength
 from gen_worker.trainer.contracts import StepContext
@@ -30,7 +35,7 @@ Select = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(slots=True, kw_only=True)
 class RunnerState:
-    """`module` is the model without wrappers; `average` holds what is evaluated where there is one."""
+    """`module` is the model without wrappers. `average`, if there is one, is evaluated instead."""
 
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -44,7 +49,7 @@ class RunnerState:
     autocast: AbstractContextManager[Any]
     metrics: dict[str, Any]
     select: Select | None
-    classes: list[str] | None = None  # names of the target's numbers, where the data has them
+    classes: list[str] | None = None  # names of the target's numbers, if the data has them
     evaluation: Evaluation | None = None
 
     @property
@@ -53,7 +58,7 @@ class RunnerState:
 
 
 def build_preparation(config: RunnerConfig, ctx: StepContext) -> Preparation:
-    """InputError where the data does not have the columns."""
+    """InputError if the data does not have the columns."""
     is_next_token = config.loss_spec.name == NEXT_TOKEN
     return Preparation(config.columns, ctx, is_next_token=is_next_token, channels_last=config.channels_last)
 
@@ -61,7 +66,7 @@ def build_preparation(config: RunnerConfig, ctx: StepContext) -> Preparation:
 def build_tried_parts(
     config: RunnerConfig, ctx: StepContext, prepare: Preparation, autocast: AbstractContextManager[Any]
 ) -> tuple[torch.nn.Module, Loss, dict[str, Any], Select | None]:
-    """(model, loss, metrics, what they look at): rows of zeros went through all of them."""
+    """(model, loss, metrics, select), tested with rows of zeros."""
     module = build_model(config.model, seed=ctx.job.seed, row_shape=prepare.row_shape, device=str(ctx.device))
     loss = build_loss(config.loss_spec, device=torch.device(ctx.device), pad_id=prepare.pad_id)
     metrics = build_metrics(config.metric_specs, device=str(ctx.device))
@@ -72,15 +77,15 @@ def build_tried_parts(
 
 
 def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
-    """Everything a run of `config` needs. All that can be wrong with it is found here, before the first step."""
+    """Everything that a run of `config` needs. Finds all faults before the first step."""
     batch_size = ctx.job.dataset.batch_size if ctx.job.dataset is not None else None
     share = None if batch_size is None else batch_size // ctx.world_size
     if share is not None and config.gradient_accumulation > share:
         raise SpecError(
             f"the job of run {ctx.job.run_id}",
             [
-                f"hyperparams.gradient_accumulation: found {config.gradient_accumulation}, but a step has only {share} rows"
-                f" in each process: raise dataset.batch_size, or lower it"
+                f"hyperparams.gradient_accumulation: found {config.gradient_accumulation}, but a step has only {share}"
+                " rows in each process: increase dataset.batch_size, or decrease it"
             ],
         )
     device = torch.device(ctx.device)
@@ -141,18 +146,18 @@ def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
 
 
 def _classes(ctx: StepContext) -> list[str] | None:
-    """What a folder of pictures calls its classes."""
+    """The class names of an image folder."""
     found = getattr(getattr(ctx.dataset, "dataset", None), "classes", None)
     return [str(name) for name in found] if isinstance(found, list | tuple) else None
 
 
 def _forward(module: Callable[..., Any], *, is_single: bool) -> Forward:
-    """One input is the model's first argument, several go by their names."""
+    """One input is the model's first argument; several are passed by name."""
     return module if is_single else lambda inputs: module(**inputs)
 
 
 def _autocast(ctx: StepContext, device: torch.device) -> AbstractContextManager[Any]:
-    """Entered anew for every step; the weights stay fp32."""
+    """Entered for every step; the weights stay fp32."""
     if ctx.job.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16 if ctx.job.precision == "bf16" else torch.float16)
@@ -170,7 +175,7 @@ def _try(
 ) -> None:
     trial = prepare.trial()
     if trial is None:
-        return  # the data does not tell its types: the first batch will
+        return  # the data has no schema: the first batch will be checked
     with autocast:
         output = try_model(module, forward, loss.mean, *trial, what=config.model.type)
     for name, metric in metrics.items():
@@ -180,7 +185,7 @@ def _try(
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             given = f"{shapes_in_words(output)} from the model and {shapes_in_words(trial[1])} as target"
             raise ModelLoadError(
-                f"hyperparams.metrics.{name}: {type(metric).__name__} cannot take {given}: {first_line(error)}"
+                f"hyperparams.metrics.{name}: {type(metric).__name__} rejects {given}: {first_line(error)}"
             ) from error
         metric.reset()
 
@@ -199,7 +204,7 @@ def _select_tokens(pad_id: int | None) -> Select:
 def _distribute(
     module: torch.nn.Module, config: RunnerConfig, ctx: StepContext
 ) -> tuple[torch.nn.Module, Exchange]:
-    """(the module to train with, how gradients are held back until the last part of a window)."""
+    """(the module to train with, a context that delays the gradient all-reduce until the last part of a window)."""
     if ctx.world_size == 1:
         return module, lambda _is_last: nullcontext()
     from gen_worker.trainer.processes.distributed import distribute_module
@@ -209,18 +214,18 @@ def _distribute(
     if no_sync is not None:
         return wrapped, lambda is_last: nullcontext() if is_last else no_sync()
 
-    def hold_back(is_last: bool) -> AbstractContextManager[None]:
+    def delay(is_last: bool) -> AbstractContextManager[None]:
         wrapped.set_requires_gradient_sync(is_last)  # type: ignore[operator]
         return nullcontext()
 
-    return wrapped, hold_back
+    return wrapped, delay
 
 
 def _compiled(config: RunnerConfig, module: torch.nn.Module) -> Callable[..., Any]:
-    """What training calls. The module itself is evaluated and saved, so that names in a checkpoint are its own.
+    """What training calls. Evaluation and checkpoints use the module itself, which keeps its parameter names.
 
-    Shapes are static by default: with torch's own choice, which kernels run depends on the batches seen so far, and
-    a resumed run, which has seen others, would round differently.
+    Shapes are static by default. With torch's default the kernels depend on the batches seen so far, so that a resumed
+    run would round differently.
     """
     spec = config.compile_spec
     if spec is None:
@@ -244,7 +249,7 @@ def _schedule(config: RunnerConfig, optimizer: torch.optim.Optimizer, ctx: StepC
 
 
 def _note_length(spec: SchedulerSpec, total: int | None, steps_each: int, ctx: StepContext) -> None:
-    """For the runtime, which says where a schedule ends before the run does."""
+    """For the runtime, which warns if a schedule ends before the run."""
     run_length: RunLength | None = getattr(ctx.job.hyperparams, "run_length", None)
     length = spec.args.get("total_steps", total)
     if run_length is None or spec.name != WARMUP_COSINE or length is None:

@@ -1,4 +1,4 @@
-"""What a language model goes on with: tokens one by one, as text files for the `sample` hook."""
+"""Text generation for the `sample` hook: one text file for each prompt."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ class Bytes:
 
 
 def find_tokenizer(spec: SampleSpec) -> Tokenizer:
-    """`bytes`, or the author's `module:symbol`: a class without arguments, or an object."""
+    """`bytes`, or `module:symbol` of a class without arguments or an object."""
     if spec.tokenizer == "bytes":
         return Bytes()
     found, faults = import_reference("hyperparams.sample.tokenizer", spec.tokenizer)
@@ -52,7 +52,7 @@ def generate(
     device: str,
     seed: int | None,
 ) -> list[int]:
-    """`tokens` and `spec.num_tokens` more. A temperature of 0 always takes the likeliest."""
+    """`tokens` and `spec.num_tokens` more. A temperature of 0 takes the most likely token."""
     generator = torch.Generator(device="cpu")
     generator.manual_seed(0 if seed is None else seed)
     found = list(tokens) or [0]
@@ -64,8 +64,8 @@ def generate(
             continue
         logits = logits / spec.temperature
         if spec.top_k is not None and spec.top_k < len(logits):
-            least = logits.topk(spec.top_k).values[-1]
-            logits = logits.masked_fill(logits < least, float("-inf"))
+            smallest = logits.topk(spec.top_k).values[-1]
+            logits = logits.masked_fill(logits < smallest, float("-inf"))
         found.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))
     return found
 
@@ -80,7 +80,7 @@ def write_samples(
     context_length: int,
     device: str,
 ) -> None:
-    """One text file for each prompt, or one that begins with nothing."""
+    """Write one text file for each prompt, or one with an empty prompt."""
     training = model.training
     model.eval()
     try:

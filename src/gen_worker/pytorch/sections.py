@@ -1,6 +1,6 @@
-"""`hyperparams` -> RunnerConfig, with every fault at once: of the fields, of the names in them, and between them."""
+"""`hyperparams` -> RunnerConfig, with all faults at once: of fields, of names in them, and between sections."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from gen_worker.pytorch.config import (
     OptimizerSpec,
     RunnerConfig,
     SchedulerSpec,
+    as_spec,
 )
 
 _Document = msgspec.defstruct(
@@ -22,11 +23,9 @@ _Document = msgspec.defstruct(
 )
 
 
-def read_runner_config(
-    hyperparams: object, *, source: str, sample_every: int = 0, more_faults: list[str] | None = None
-) -> RunnerConfig:
-    """The config, or one SpecError with all faults (`more_faults` come first). Imports torch, and the author's modules."""
-    faults = list(more_faults or [])
+def read_runner_config(hyperparams: object, *, source: str, sample_every: int = 0) -> RunnerConfig:
+    """The config, or one SpecError with all faults. Imports torch and the author's modules."""
+    faults: list[str] = []
     config: RunnerConfig | None = None
     try:
         config = convert_document({"hyperparams": hyperparams}, _Document, source=source).hyperparams  # type: ignore[attr-defined]
@@ -41,7 +40,7 @@ def read_runner_config(
 
 
 def _sound_sections(hyperparams: object) -> dict[str, Any]:
-    """Each section that is right in itself, so that a fault in one does not hide those in another."""
+    """The sections without faults of their own, so that a fault in one does not hide those in another."""
     if not isinstance(hyperparams, Mapping):
         return {}
     found: dict[str, Any] = {}
@@ -64,62 +63,43 @@ def _section_faults(sections: Mapping[str, Any]) -> list[str]:
     from gen_worker.pytorch.model.metrics import metric_faults
     from gen_worker.pytorch.model.optimizers import optimizer_faults, scheduler_faults
 
-    faults: list[str] = []
-    match sections.get("model"):
-        case None:
-            pass
-        case model:
-            faults += model_faults(model)
-    match sections.get("columns"):
-        case ColumnsSpec() as columns:
-            faults += column_rule_faults(columns)
-    match sections.get("loss"):
-        case LossSpec() as loss:
-            faults += loss_faults(loss)
-        case str() as name:
-            faults += loss_faults(LossSpec(name=name))
-    match sections.get("optimizer"):
-        case OptimizerSpec() as optimizer:
-            faults += optimizer_faults(optimizer, sections.get("learning_rate", 1e-3))
-        case str() as name:
-            faults += optimizer_faults(OptimizerSpec(name=name))
-    match sections.get("scheduler"):
-        case SchedulerSpec() as scheduler:
-            faults += scheduler_faults(scheduler)
-        case str() as name:
-            faults += scheduler_faults(SchedulerSpec(name=name))
-    metrics: Mapping[str, str | MetricSpec] = sections.get("metrics", {})
-    return faults + metric_faults(
-        {
-            name: spec if isinstance(spec, MetricSpec) else MetricSpec(type=spec)
-            for name, spec in metrics.items()
-        }
-    )
+    rate = sections.get("learning_rate", 1e-3)
+    checks: dict[str, Callable[[Any], list[str]]] = {
+        "model": model_faults,
+        "columns": column_rule_faults,
+        "loss": lambda loss: loss_faults(as_spec(loss, LossSpec)),
+        "optimizer": lambda optimizer: optimizer_faults(as_spec(optimizer, OptimizerSpec), rate),
+        "scheduler": lambda scheduler: scheduler_faults(as_spec(scheduler, SchedulerSpec)),
+        "metrics": lambda specs: metric_faults(
+            {name: as_spec(spec, MetricSpec, "type") for name, spec in specs.items()}
+        ),
+    }
+    found = {name: sections[name] for name in checks if sections.get(name) is not None}
+    return [fault for name, section in found.items() for fault in checks[name](section)]
 
 
 def _joint_faults(sections: Mapping[str, Any], *, sample_every: int) -> list[str]:
     """Faults between sections."""
     from gen_worker.pytorch.model.losses import NEXT_TOKEN
 
-    loss, columns = sections.get("loss"), sections.get("columns")
-    name = loss.name if isinstance(loss, LossSpec) else loss
+    loss: Any = sections.get("loss")
+    columns: ColumnsSpec | None = sections.get("columns")
+    name = loss and as_spec(loss, LossSpec).name
     faults = []
-    if isinstance(columns, ColumnsSpec) and name == NEXT_TOKEN:
+    if columns is not None and name == NEXT_TOKEN:
         if len(columns.inputs) != 1:
             faults.append(
-                f"hyperparams.columns.inputs: found {len(columns.inputs)}, expected one: next_token reads the tokens, and"
-                " what follows each of them, from the same column"
+                f"hyperparams.columns.inputs: found {len(columns.inputs)}, expected one: next_token reads inputs and"
+                " targets from one column"
             )
         if columns.target is not None:
             faults.append(
-                "hyperparams.columns.target: next_token makes its targets from the input: leave it out"
+                "hyperparams.columns.target: next_token makes its targets from the input: remove it"
             )
-    elif isinstance(columns, ColumnsSpec) and name is not None and columns.target is None:
-        faults.append("hyperparams.columns.target: missing, expected the column that the loss compares with")
+    elif columns is not None and name is not None and columns.target is None:
+        faults.append("hyperparams.columns.target: missing, expected the target column of the loss")
     if sections.get("sample") is not None and name not in (None, NEXT_TOKEN):
-        faults.append("hyperparams.sample: only a model that is trained with next_token can be sampled from")
+        faults.append("hyperparams.sample: sampling needs a model that is trained with next_token")
     if sample_every and sections.get("sample") is None:
-        faults.append(
-            f"sample_every: found {sample_every}, but the runner has nothing to sample: give `hyperparams.sample`"
-        )
+        faults.append(f"sample_every: found {sample_every}, but `hyperparams.sample` is missing: add it")
     return faults

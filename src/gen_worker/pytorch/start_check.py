@@ -1,7 +1,7 @@
-"""What `configure` would refuse, found before a run is queued: columns, then shapes through model, loss and metrics.
+"""Check before a run is queued what `configure` would reject: columns, then shapes through model, loss and metrics.
 
-Reads the footer of one parquet file of each dataset, and builds small models on the CPU. The author's own models, which
-may load or fetch anything, and large ones are left to the worker and to `--check`.
+Reads the footer of one parquet file of each dataset, and builds small models on the CPU. Large models and the author's
+own are checked by the worker and by `--check`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,17 +29,17 @@ MAX_PARAMETERS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class SchemaOnly:
-    """Stands for data of which only the columns are known."""
+    """Data of which only the schema is known."""
 
     schema: pa.Schema
 
 
 def find_start_faults(config: RunnerConfig, job: TrainingJobSpec, base_dir: Path) -> list[str]:
-    """One text for each fault. What cannot be told from here is no fault. Blocks."""
+    """One text for each fault. What cannot be checked here is no fault. Blocks."""
     try:
         schemas = dict(_schemas(job, base_dir))
     except (OSError, pa.ArrowException, WorkerError):
-        return []  # whether the data can be read is judged elsewhere, in words about files
+        return []  # whether the data can be read is checked elsewhere
     training = schemas.pop("dataset", None)
     if training is None and not job.mock_batches:
         return []

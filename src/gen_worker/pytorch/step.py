@@ -1,8 +1,7 @@
-"""One optimizer step, as a closure with everything resolved: it does what a loop written by hand would do.
+"""One optimizer step, as a closure that does the same as a hand-written loop.
 
-The rows of a step are a window over micro-batches and processes. The gradient is that of the mean over the whole
-window: each part is weighted by its rows (or tokens), so neither a shorter last batch nor the number of parts or
-processes changes what is learnt.
+The rows of a step are a window over micro-batches and processes. The gradient is that of the mean over the window: each
+part is weighted by its rows (or tokens). So a short last batch, the number of parts and of processes do not change it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,24 +12,21 @@ from typing import Any
 import torch
 
 from gen_worker.pytorch.model.losses import Loss
-from gen_worker.pytorch.model.optimizers import Schedule
-from gen_worker.pytorch.model.weight_average import WeightAverage
+from gen_worker.pytorch.model.optimizers import Schedule, WeightAverage
 from gen_worker.trainer.contracts import StepContext, StepResult
 
 # (inputs, target, rows here, rows over all processes)
 Prepared = tuple[Any, Any, int, int]
 Step = Callable[[Prepared, StepContext], StepResult]
-# Entered around the forward and backward of a part; True for the last one, after which gradients are exchanged.
+# Entered around the forward and backward of a part. True for the last one: gradients are then all-reduced.
 Exchange = Callable[[bool], AbstractContextManager[Any]]
 
-# Two, because a batch norm refuses a single row.
+# Two, because batch norm rejects a single row.
 _NUM_STAND_IN_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What a step is made of."""
-
     module: torch.nn.Module
     forward: Callable[[Any], Any]
     loss: Loss
@@ -88,7 +84,7 @@ def _window_step(parts: StepParts) -> Step:
             denominator = count(target) if rows else torch.zeros((), device=_device_of(target))
             if world_size > 1:
                 torch.distributed.all_reduce(denominator)
-            share = world_size / torch.where(denominator > 0, denominator, 1.0)  # nothing but padding: 0 / 1
+            share = world_size / torch.where(denominator > 0, denominator, 1.0)  # only padding: 0 / 1
         windows = _split(inputs, target, rows, num_parts, keep_empty=world_size > 1)
         summed: Any = 0.0
         for index, (some_inputs, some_target, some_rows) in enumerate(windows):
@@ -105,7 +101,7 @@ def _window_step(parts: StepParts) -> Step:
                 backward(part)
             summed = summed + part.detach()
         apply(ctx)
-        # Weighted by the rows of each process, the mean over them is that of the window.
+        # The mean over processes, weighted by their rows, is that of the window.
         return StepResult(metrics={"loss": summed * (all_rows / (world_size * rows)) if rows else 0.0})
 
     return step
@@ -120,7 +116,7 @@ def _backward(parts: StepParts) -> Callable[[torch.Tensor], None]:
     scaler = parts.scaler
     if scaler is None:
         return torch.Tensor.backward
-    # Where the first steps overflow they are skipped; torch would warn that the schedule is ahead of the optimizer.
+    # First steps that overflow are skipped; torch would warn that the schedule is ahead of the optimizer.
     parts.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def backward(loss: torch.Tensor) -> None:
@@ -160,10 +156,10 @@ def _apply(parts: StepParts) -> Callable[[StepContext], None]:
 def _split(
     inputs: Any, target: Any, rows: int, num_parts: int, *, keep_empty: bool
 ) -> list[tuple[Any, Any, int]]:
-    """The parts of a window with their rows, all alike but for the last ones.
+    """The parts of a window with their number of rows, equal except for the last ones.
 
-    With `keep_empty` there are always `num_parts`, since every process takes part in each exchange: where rows are
-    lacking, a few of zeros stand in and count as none.
+    With `keep_empty` there are always `num_parts`, because every process takes part in each all-reduce. Empty parts
+    get rows of zeros that do not count.
     """
     size = -(-rows // num_parts) if rows else 0
     found = []
@@ -196,7 +192,7 @@ def _device_of(value: Any) -> torch.device:
 
 @contextmanager
 def _kept_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Running statistics as they were: rows that stand in are no data."""
+    """Restore running statistics: rows of zeros are not data."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield

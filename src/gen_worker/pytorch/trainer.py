@@ -1,4 +1,4 @@
-"""A trainer class whose every choice is in the job's `hyperparams`. The runtime treats it as any other."""
+"""The runner's trainer class: everything is set in the job's `hyperparams`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +9,7 @@ import torch
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import CheckpointError, SpecError, TrainStepError
 from gen_worker.pytorch.config import RunnerConfig
-from gen_worker.pytorch.full_state import (
-    load_module_state,
-    load_optimizer_state,
-    module_state,
-    optimizer_state,
-)
+from gen_worker.pytorch.full_state import load_module_state, load_optimizer_state, optimizer_state
 from gen_worker.pytorch.model.build import shapes_in_words
 from gen_worker.pytorch.model.metrics import Evaluation
 from gen_worker.pytorch.runner_state import RunnerState, build_state
@@ -28,14 +23,14 @@ STATE_VERSION = 1
 
 
 class PyTorchTrainer:
-    """Trains what a job file says. `docs/pytorch-runner.md` is its guide."""
+    """Trains from a job file. See `docs/pytorch-runner.md`."""
 
     config: RunnerConfig
     shards_when_loading = True  # `cut_like`
-    handles_empty_shares = True  # a sum over the global batch, and a forward pass of a stand-in
+    handles_empty_shares = True  # a sum over the global batch, and a forward pass over rows of zeros
 
     def check_job(self, job: TrainingJobSpec) -> list[str]:
-        """Every fault of the config, before anything is spent on the run."""
+        """All faults of the config, before the run starts."""
         num_processes = job.resources.processes * job.resources.nodes
         try:
             return _sampling_faults(_read_config(job), job, num_processes)
@@ -43,7 +38,7 @@ class PyTorchTrainer:
             return error.faults
 
     def find_start_faults(self, job: TrainingJobSpec, base_dir: Path) -> list[str]:
-        """What `configure` would refuse for such data; asked before the run is queued, of a config without faults."""
+        """What `configure` would reject for this data. Called before the run is queued, for a valid config."""
         from gen_worker.pytorch.start_check import find_start_faults
 
         return find_start_faults(_read_config(job), job, base_dir)
@@ -67,14 +62,14 @@ class PyTorchTrainer:
             return state.step(prepared_batch, ctx)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             if author_place(error) is not None:
-                raise  # in the author's code: the traceback is theirs to read
+                raise  # in the author's code: keep the traceback
             raise _step_fault(error, prepared_batch, self.config) from error
 
     def state_dict(self, state: RunnerState) -> dict[str, Any]:
-        """Whole and by names, whatever the number of processes; with several, a collective call."""
+        """Complete and by names, for any number of processes. A collective call."""
         payload = {
             "version": STATE_VERSION,
-            "model": module_state(state.module),
+            "model": dict(state.module.state_dict()),
             "optimizer": optimizer_state(state.module, state.optimizer),
         }
         if state.scheduler is not None:
@@ -82,7 +77,7 @@ class PyTorchTrainer:
         if state.scaler is not None:
             payload["scaler"] = state.scaler.state_dict()
         if state.average is not None:
-            payload["ema"] = module_state(state.average.module)
+            payload["ema"] = dict(state.average.module.state_dict())
         if state.classes is not None:
             payload["classes"] = list(state.classes)
         return payload
@@ -90,8 +85,8 @@ class PyTorchTrainer:
     def load_state_dict(self, state: RunnerState, payload: dict[str, Any], ctx: StepContext) -> None:  # noqa: ARG002
         if payload.get("version") != STATE_VERSION:
             raise CheckpointError(
-                f"the checkpoint's state has version {payload.get('version')!r}, this release reads {STATE_VERSION}: resume"
-                " with the release that wrote it, or start a new run from its weights (`weights`)"
+                f"the checkpoint's state has version {payload.get('version')!r}, this release reads {STATE_VERSION}:"
+                " resume with the release that wrote it, or start a new run from its weights (`weights`)"
             )
         _require_same_parts(state, payload)
         _require_same_classes(state, payload)
@@ -108,11 +103,11 @@ class PyTorchTrainer:
         state.evaluation = Evaluation(state.metrics, select=state.select)
 
     def validate_step(self, batch: Prepared, state: RunnerState, ctx: StepContext) -> dict[str, Any]:  # noqa: ARG002
-        """The mean loss of the batch. Metrics, and a loss that is no mean over rows, wait for `end_evaluation`."""
+        """The mean loss of the batch. `end_evaluation` reports metrics, and a loss that is not a mean over rows."""
         inputs, target, rows, _ = batch
         with torch.no_grad(), state.autocast:
             if rows == 0:
-                state.evaluate(stand_in(inputs))  # other processes may wait for this one in the forward pass
+                state.evaluate(stand_in(inputs))  # a sharded model needs all processes in the forward pass
                 return {}
             output = state.evaluate(inputs)
             loss, evaluation = state.loss, state.evaluation
@@ -166,18 +161,18 @@ def _require_same_parts(state: RunnerState, payload: Mapping[str, Any]) -> None:
         if (part is not None) != (name in payload):
             had, has = ("without", "with") if part is not None else ("with", "without")
             raise CheckpointError(
-                f"the checkpoint was made {had} `{setting}` and the job is {has} it: put it back, or start a new run"
-                " from its weights (`weights`)"
+                f"the checkpoint was made {had} `{setting}`, but the job is {has} it: restore the setting, or start a"
+                " new run from its weights (`weights`)"
             )
 
 
 def _require_same_classes(state: RunnerState, payload: Mapping[str, Any]) -> None:
-    """The numbers of classes follow from their names: one more folder, and a number means another class."""
+    """Class numbers follow the sorted names: one more folder changes the meaning of a number."""
     saved, now = payload.get("classes"), state.classes
     if saved is not None and now is not None and saved != now:
         raise CheckpointError(
-            f"the checkpoint was trained on the classes {', '.join(saved)}, the data now has {', '.join(now)}: put the"
-            " folders back, or start a new run from its weights (`weights`)"
+            f"the checkpoint was trained on the classes {', '.join(saved)}, the data now has {', '.join(now)}: restore"
+            " the folders, or start a new run from its weights (`weights`)"
         )
 
 
@@ -186,10 +181,10 @@ def _step_fault(error: Exception, prepared: Prepared, config: RunnerConfig) -> T
     hint, remedy = "", ""
     inputs, target = prepared[0], prepared[1]
     if isinstance(error, IndexError):
-        hint = ": a class or a token id in the data lies outside what the model has"
+        hint = ": a class or token id in the data is out of the model's range"
         if isinstance(target, torch.Tensor) and target.numel() and not target.is_floating_point():
-            hint += f" (the target goes from {int(target.min())} to {int(target.max())} in this batch)"
-        remedy = "; raise the model's number of outputs (`out_features`, `vocab_size`), or mend the data"
+            hint += f" (target: min {int(target.min())}, max {int(target.max())} in this batch)"
+        remedy = ". Increase the model's number of outputs (`out_features`, `vocab_size`), or fix the data"
     return TrainStepError(
         f"the step failed{hint}: {type(error).__name__}: {text} (model {config.model.type}, loss"
         f" {config.loss_spec.name}, inputs {shapes_in_words(inputs)}, target {shapes_in_words(target)}){remedy}"
@@ -208,12 +203,10 @@ def _sampling_faults(config: RunnerConfig, job: TrainingJobSpec, num_processes: 
         return faults
     if num_processes > 1 and config.strategy == "fsdp":
         faults.append(
-            f"sample_every: found {job.sample_every}, but only the main process samples, and a model that is shared out"
-            " by fsdp needs all of them: set it to 0, or use `hyperparams.strategy: ddp`"
+            f"sample_every: found {job.sample_every}, but sampling runs in one process and an fsdp model needs all:"
+            " set it to 0, or use `hyperparams.strategy: ddp`"
         )
     objects = [entry for entry in job.sample_prompts if not isinstance(entry, str)]
     if objects:
-        faults.append(
-            f"sample_prompts: found {objects[0]!r:.60}, expected text: the runner continues texts only"
-        )
+        faults.append(f"sample_prompts: found {objects[0]!r:.60}, expected text")
     return faults

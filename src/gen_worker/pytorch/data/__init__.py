@@ -1,1 +1,1 @@
-"""From columns of a batch to the tensors that the runner's model takes."""
+"""From the columns of a batch to the tensors of the runner's model."""

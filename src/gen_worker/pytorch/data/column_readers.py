@@ -1,4 +1,4 @@
-"""From Arrow columns to tensors where a plain view is not enough: lists of any length, images, scaling."""
+"""From Arrow columns to tensors where a view is not enough: lists of any length, images, scaling."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +11,13 @@ import torch
 
 from gen_worker.errors import InputError
 from gen_worker.pytorch.config import ImageSpec
-from gen_worker.pytorch.data.pictures import NUM_CHANNELS, decode_picture, require_pillow
+from gen_worker.pytorch.image_folder import NUM_CHANNELS, decode_image, require_pillow
 
 Read = Callable[[pa.Array], torch.Tensor]
 
 
 class Finish:
-    """Device, dtype, shape and scale of one column; never writes into the memory of the batch."""
+    """Sets device, dtype, shape and scale of one column. Never writes to the batch's memory."""
 
     __slots__ = (
         "_crop",
@@ -49,7 +49,7 @@ class Finish:
         self._device = torch.device(device)
         self._dtype = dtype
         self._is_remote = self._device.type != "cpu"
-        # A conversion makes a copy of our own, which may then be changed in place.
+        # A conversion makes a copy, which may be changed in place.
         self._is_fresh = self._is_remote or dtype != source_dtype
         self._shape = None if shape is None else (-1, *shape)
         self._factor = self._placed(factor)
@@ -68,7 +68,7 @@ class Finish:
         if self._crop is not None:
             tensor = tensor[:, : self._crop]
         if self._is_remote:
-            tensor = tensor.to(self._device, non_blocking=True)  # in its own dtype: fewer bytes to carry
+            tensor = tensor.to(self._device, non_blocking=True)  # before the conversion: fewer bytes
         if self._one_hot is not None:
             tensor = torch.nn.functional.one_hot(tensor.to(torch.int64), self._one_hot)
         if tensor.ndim == 4:
@@ -89,7 +89,7 @@ class Finish:
 
 
 def padded_lists(name: str, length: int, pad_id: int) -> Read:
-    """The first `length` of each list, shorter ones filled up with `pad_id`."""
+    """The first `length` values of each list; shorter lists are padded with `pad_id`."""
     positions = np.arange(length)
 
     def read(column: pa.Array) -> torch.Tensor:
@@ -110,7 +110,7 @@ def padded_lists(name: str, length: int, pad_id: int) -> Read:
 
 
 def dense_lists(name: str, num_values: int) -> Read:
-    """Lists that the type leaves open and that are all of one length in fact; InputError where they are not."""
+    """Variable-length lists that must all have one length; InputError otherwise."""
 
     def read(column: pa.Array) -> torch.Tensor:
         num_rows = len(column)
@@ -119,15 +119,15 @@ def dense_lists(name: str, num_values: int) -> Read:
             if len(lengths) and bool((lengths != lengths[0]).any()):
                 other = int(lengths[int((lengths != lengths[0]).argmax())])
                 raise InputError(
-                    f"column {name!r}: the lists of a batch have {int(lengths[0])} and {other} elements, and `shape` says"
-                    " that all are alike: give `sequence_length`, or repair the data"
+                    f"column {name!r}: a batch has lists of {int(lengths[0])} and {other} elements, but `shape` needs"
+                    " equal lengths: set `sequence_length`, or fix the data"
                 )
             column = column.flatten()
         while pa.types.is_fixed_size_list(column.type):
             column = column.flatten()
         if len(column) != num_rows * num_values:
             raise InputError(
-                f"column {name!r}: a row has {len(column) / max(num_rows, 1):g} values, and `shape` needs {num_values}"
+                f"column {name!r}: a row has {len(column) / max(num_rows, 1):g} values, but `shape` needs {num_values}"
             )
         if column.null_count:
             raise _null_fault(name)
@@ -145,19 +145,17 @@ def _lists(column: pa.Array, name: str) -> tuple[pa.Array, npt.NDArray[np.int64]
 
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """torch warns of arrays that it could not write to; nobody does, and a copy is cheaper than a surprise."""
+    """torch warns about read-only arrays."""
     return array if array.flags.writeable else array.copy()
 
 
 def _null_fault(name: str) -> InputError:
-    return InputError(
-        f"column {name!r} has nulls and cannot be a tensor: fill or drop them when it is written"
-    )
+    return InputError(f"column {name!r} has nulls: fill or drop them when the dataset is written")
 
 
 def read_images(name: str, spec: ImageSpec, *, is_record: bool) -> Read:
-    """Pictures in any format that Pillow reads, as (rows, channels, height, width) of uint8."""
-    require_pillow(f"column {name!r} holds images")
+    """Images in any format that Pillow reads, as uint8 (rows, channels, height, width)."""
+    require_pillow(f"decoding the images of column {name!r}")
     height, width = spec.size
     pool = ThreadPoolExecutor(spec.threads, thread_name_prefix="decode") if spec.threads > 1 else None
 
@@ -165,7 +163,7 @@ def read_images(name: str, spec: ImageSpec, *, is_record: bool) -> Read:
         where, content = item
         if content is None:
             raise _null_fault(name)
-        return decode_picture(content, size=(height, width), mode=spec.mode, where=where)
+        return decode_image(content, size=(height, width), mode=spec.mode, where=where)
 
     def read(column: pa.Array) -> torch.Tensor:
         names = [f"column {name!r}: row {number} of a batch" for number in range(len(column))]
@@ -175,10 +173,10 @@ def read_images(name: str, spec: ImageSpec, *, is_record: bool) -> Read:
                 names = [path or other for path, other in zip(paths, names, strict=True)]
             column = column.field("bytes")
         items = zip(names, column.to_pylist(), strict=True)
-        pictures = list(map(decode, items) if pool is None else pool.map(decode, items))
-        if not pictures:
+        images = list(map(decode, items) if pool is None else pool.map(decode, items))
+        if not images:
             return torch.empty((0, NUM_CHANNELS[spec.mode], height, width), dtype=torch.uint8)
-        stacked = torch.from_numpy(np.stack(pictures))
+        stacked = torch.from_numpy(np.stack(images))
         return stacked.unsqueeze(1) if spec.mode == "L" else stacked.permute(0, 3, 1, 2)
 
     return read

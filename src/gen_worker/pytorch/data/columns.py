@@ -1,4 +1,4 @@
-"""The columns of a config against the columns of the data: what does not fit, in words, and how each is read."""
+"""Matches the columns of a config with those of the data: faults, and how each column is read."""
 
 import math
 from collections.abc import Mapping
@@ -14,17 +14,27 @@ from gen_worker.errors import InputError
 from gen_worker.pytorch.config import AugmentSpec, ColumnSpec, ColumnsSpec, with_column
 from gen_worker.pytorch.data.augmentation import Augmentation
 from gen_worker.pytorch.data.column_readers import Finish, Read, dense_lists, padded_lists, read_images
+from gen_worker.pytorch.image_folder import NUM_CHANNELS
 from gen_worker.trainer.feed.tensors import batch_to_torch
 
 Shape = tuple[int, ...]
 
 INPUTS, TARGET = "hyperparams.columns.inputs", "hyperparams.columns.target"
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
+_EXCLUSIVE = (
+    ("image", "sequence_length"),
+    ("image", "one_hot"),
+    ("image", "shape"),
+    ("sequence_length", "shape"),
+    ("sequence_length", "one_hot"),
+    ("augment", "one_hot"),
+    ("augment", "sequence_length"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column as the model will see it. `row_shape` is that of a row; `read` is None where a view will do."""
+    """One column as the model sees it. `row_shape` is that of one row; without `read` a view of the batch is used."""
 
     path: str
     name: str
@@ -50,10 +60,7 @@ class Columns:
         return [*self.inputs.values(), *([] if self.target is None else [self.target])]
 
     def read(self, batch: pa.RecordBatch, generator: torch.Generator | None = None) -> tuple[Any, Any]:
-        """(inputs, target): one input as it is, several by their names; tensors on the device.
-
-        With a `generator`, for training, pictures are changed as the config says.
-        """
+        """(inputs, target) on the device: one tensor, or several by name. With `generator`, images are augmented."""
         views = batch_to_torch(batch, self.views) if self.views else {}
 
         def tensor(column: Column) -> torch.Tensor:
@@ -70,7 +77,7 @@ class Columns:
 
 
 def column_rule_faults(spec: ColumnsSpec) -> list[str]:
-    """What is wrong with the columns whatever the data holds."""
+    """Faults of the columns that do not depend on the data."""
     named = {f"{INPUTS}.{name}": item for name, item in spec.inputs.items()}
     if spec.target is not None:
         named[TARGET] = spec.target
@@ -80,37 +87,21 @@ def column_rule_faults(spec: ColumnsSpec) -> list[str]:
     for path, item in named.items():
         if not isinstance(item, ColumnSpec):
             continue
-        given = {name for name in ("image", "sequence_length", "one_hot", "shape") if getattr(item, name)}
-        for one, other in (
-            ("image", "sequence_length"),
-            ("image", "one_hot"),
-            ("image", "shape"),
-            ("sequence_length", "shape"),
-            ("sequence_length", "one_hot"),
-        ):
-            if {one, other} <= given:
-                faults.append(f"{path}.{one}: given together with `{other}`, expected at most one of the two")
-        faults += _augment_rule_faults(path, item)
+        faults += [
+            f"{path}.{one}: given together with `{other}`, expected at most one of the two"
+            for one, other in _EXCLUSIVE
+            if getattr(item, one) is not None and getattr(item, other) is not None
+        ]
+        if item.augment == AugmentSpec():
+            choices = ", ".join(AugmentSpec.__struct_fields__)
+            faults.append(f"{path}.augment: everything is off, expected at least one of {choices}")
+        if item.augment is not None and path == TARGET:
+            faults.append(f"{path}.augment: given for the target, expected only for inputs")
         is_scaled = item.scale is not None or item.normalize is not None
         if is_scaled and item.dtype is not None and item.dtype not in _FLOATS:
             faults.append(f'{path}.dtype: found "{item.dtype}", expected a float type: the column is scaled')
         if is_scaled and item.one_hot is not None:
             faults.append(f"{path}.one_hot: given together with `scale` or `normalize`, expected only one")
-    return faults
-
-
-def _augment_rule_faults(path: str, item: ColumnSpec) -> list[str]:
-    if item.augment is None:
-        return []
-    faults = []
-    if item.augment == AugmentSpec():
-        choices = ", ".join(AugmentSpec.__struct_fields__)
-        faults.append(f"{path}.augment: nothing in it is on, expected at least one of {choices}")
-    if path == TARGET:
-        faults.append(f"{path}.augment: given for the target, expected only for inputs")
-    for other in ("one_hot", "sequence_length"):
-        if getattr(item, other) is not None:
-            faults.append(f"{path}.augment: given together with `{other}`, expected at most one of the two")
     return faults
 
 
@@ -122,9 +113,9 @@ def fit_columns(
     channels_last: bool = False,
     like: Columns | None = None,
 ) -> Columns:
-    """How to read the columns from data of this schema; InputError with everything that does not fit.
+    """How to read the columns from data of this schema; InputError with all faults.
 
-    `like` are those of the training data: where nobody names a dtype, other data gets the one that they have.
+    `like` are those of the training data: their dtypes are the default for other data.
     """
     faults: list[str] = []
     known = {} if like is None else {column.path: column.dtype for column in like.every}
@@ -159,7 +150,7 @@ def columns_error(faults: list[str]) -> InputError:
 
 
 def type_in_words(data_type: pa.DataType) -> str:
-    """An Arrow type as an author would say it."""
+    """An Arrow type for people."""
     types = pa.types
     if isinstance(data_type, pa.FixedShapeTensorType):
         return f"tensors of shape {list(data_type.shape)} ({data_type.value_type})"
@@ -168,12 +159,12 @@ def type_in_words(data_type: pa.DataType) -> str:
     if types.is_list(data_type) or types.is_large_list(data_type):
         return f"lists of any length of {type_in_words(data_type.value_type)}"
     for check, word in (
-        (types.is_integer, "whole numbers"),
+        (types.is_integer, "integers"),
         (types.is_floating, "numbers"),
-        (types.is_boolean, "true and false"),
+        (types.is_boolean, "booleans"),
         (_is_text, "text"),
         (_is_binary, "bytes"),
-        (types.is_dictionary, "codes of a dictionary"),
+        (types.is_dictionary, "dictionary codes"),
         (types.is_temporal, "times"),
         (types.is_struct, "records"),
     ):
@@ -206,9 +197,7 @@ def _fit(
         hint = f"did you mean `{nearest}`?" if nearest else f"it has {', '.join(schema.names)}"
         return None, [f"{path}: the data has no column `{name}`: {hint}"]
     data_type = schema.field(index).type
-    if spec.image is not None:
-        return _fit_image(path, spec, data_type, device=device, channels_last=channels_last)
-    layout, fault = _layout(spec, data_type)
+    layout, fault = _image_layout(spec, data_type) if spec.image is not None else _layout(spec, data_type)
     if layout is None:
         return None, [f"{path}: column `{name}` holds {type_in_words(data_type)}, {fault}"]
     faults = []
@@ -221,16 +210,17 @@ def _fit(
             )
         shape = tuple(spec.shape)
     if spec.one_hot is not None and not pa.types.is_integer(layout.value_type):
-        faults.append(
-            f"{path}.one_hot: column `{name}` holds {type_in_words(data_type)}, expected whole numbers"
-        )
-    is_scaled = spec.scale is not None or spec.normalize is not None
-    dtype = _dtype(spec, layout.value_type, is_scaled=is_scaled or spec.one_hot is not None)
+        faults.append(f"{path}.one_hot: column `{name}` holds {type_in_words(data_type)}, expected integers")
     faults += _normalize_faults(path, spec, shape)
     faults += _augment_faults(path, spec, shape, layout.value_type)
     if faults:
         return None, faults
-    factor, offset = _affine(spec, spec.scale, shape)
+    is_float = any(value is not None for value in (spec.image, spec.scale, spec.normalize, spec.one_hot))
+    dtype = _dtype(spec, layout.value_type, is_float=is_float)
+    scale = spec.scale
+    if spec.image is not None and scale is None and dtype.is_floating_point:
+        scale = 1 / 255  # most models expect pixels from 0 to 1
+    factor, offset = _affine(spec, scale, shape)
     finish = Finish(
         device=device,
         dtype=dtype,
@@ -242,12 +232,10 @@ def _fit(
         factor=factor,
         offset=offset,
     )
-    if spec.one_hot is not None:
-        shape = (*shape, spec.one_hot)
     return Column(
         path=path,
         name=name,
-        row_shape=shape,
+        row_shape=shape if spec.one_hot is None else (*shape, spec.one_hot),
         dtype=dtype,
         may_pad=layout.may_pad,
         read=layout.read,
@@ -266,7 +254,7 @@ class _Layout:
 
 
 def _layout(spec: ColumnSpec, data_type: pa.DataType) -> tuple[_Layout | None, str]:
-    """How the rows lie in the column, or what is expected of it instead."""
+    """The layout of a row in the column, or what is expected instead."""
     types = pa.types
     column = spec.column or ""
     if isinstance(data_type, pa.FixedShapeTensorType) and spec.sequence_length is None:
@@ -286,66 +274,37 @@ def _layout(spec: ColumnSpec, data_type: pa.DataType) -> tuple[_Layout | None, s
     length = spec.sequence_length
     if length is not None:
         if len(sizes) != 1 or not types.is_integer(value_type):
-            return None, "but `sequence_length` expects lists of whole numbers"
+            return None, "but `sequence_length` needs lists of integers"
         if not is_dense:
             read = padded_lists(column, length, spec.pad_id)
             return _Layout(shape=(length,), value_type=pa.int64(), read=read, may_pad=True), ""
         if sizes[0] < length:
-            return None, f"but `sequence_length` is {length}: give at most {sizes[0]}"
+            return None, f"but `sequence_length` is {length}, expected at most {sizes[0]}"
         crop = None if sizes[0] == length else length
         return _Layout(shape=(length,), value_type=value_type, crop=crop), ""
     if is_dense:
         return _Layout(shape=tuple(sizes), value_type=value_type), ""
     if spec.shape is None:
-        return None, "and the model needs rows of one length: give `shape` or `sequence_length`"
+        return None, "but the model needs rows of one length: set `shape` or `sequence_length`"
     read = dense_lists(column, math.prod(spec.shape))
     return _Layout(shape=tuple(spec.shape), value_type=value_type, read=read), ""
 
 
-def _fit_image(
-    path: str, spec: ColumnSpec, data_type: pa.DataType, *, device: str, channels_last: bool
-) -> tuple[Column | None, list[str]]:
+def _image_layout(spec: ColumnSpec, data_type: pa.DataType) -> tuple[_Layout | None, str]:
     image, name = spec.image, spec.column
     assert image is not None
     assert name is not None
     is_record = pa.types.is_struct(data_type) and data_type.get_field_index("bytes") >= 0
     if not is_record and not _is_binary(data_type):
-        return None, [
-            f"{path}: column `{name}` holds {type_in_words(data_type)}, expected bytes of PNG or JPEG files"
-        ]
-    shape = (1 if image.mode == "L" else 3, *image.size)
-    faults = _normalize_faults(path, spec, shape)
-    if faults:
-        return None, faults
-    dtype = _dtype(spec, pa.uint8(), is_scaled=True)
-    # Pixels are scaled to 0 … 1 where nobody says otherwise, as everyone's models expect.
-    scale = 1 / 255 if spec.scale is None and dtype.is_floating_point else spec.scale
-    factor, offset = _affine(spec, scale, shape)
-    finish = Finish(
-        device=device,
-        dtype=dtype,
-        source_dtype=torch.uint8,
-        channels_last=channels_last,
-        factor=factor,
-        offset=offset,
-    )
+        return None, "expected bytes of PNG or JPEG files"
     read = read_images(name, image, is_record=is_record)
-    return Column(
-        path=path,
-        name=name,
-        row_shape=shape,
-        dtype=dtype,
-        may_pad=False,
-        read=read,
-        finish=finish,
-        augment=None if spec.augment is None else Augmentation(spec.augment),
-    ), []
+    return _Layout(shape=(NUM_CHANNELS[image.mode], *image.size), value_type=pa.uint8(), read=read), ""
 
 
-def _dtype(spec: ColumnSpec, value_type: pa.DataType, *, is_scaled: bool) -> torch.dtype:
+def _dtype(spec: ColumnSpec, value_type: pa.DataType, *, is_float: bool) -> torch.dtype:
     if spec.dtype is not None:
         return _named_dtype(spec.dtype)
-    if is_scaled or not pa.types.is_integer(value_type):
+    if is_float or not pa.types.is_integer(value_type):
         return torch.float32
     return torch.int64
 
@@ -379,13 +338,13 @@ def _augment_faults(path: str, spec: ColumnSpec, shape: Shape, value_type: pa.Da
     faults = []
     if len(shape) != 3:
         faults.append(
-            f"{path}.augment: a row of column `{spec.column}` has the shape {list(shape)}, expected [channels, height,"
-            " width]: give `shape`"
+            f"{path}.augment: a row of column `{spec.column}` has shape {list(shape)}, expected [channels, height, width]:"
+            " set `shape`"
         )
     if (spec.augment.brightness or spec.augment.contrast) and not pa.types.is_uint8(value_type):
         faults.append(
-            f"{path}.augment: column `{spec.column}` holds {value_type}, and brightness and contrast need pixels from 0 to"
-            " 255 (uint8): leave them out, or write the column so"
+            f"{path}.augment: brightness and contrast need uint8 pixels, but column `{spec.column}` holds {value_type}:"
+            " remove them, or write the column as uint8"
         )
     return faults
 

@@ -1,4 +1,4 @@
-"""From what the worker delivers to what a step takes."""
+"""From raw batches to the inputs of a step."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _NUM_TRIAL_ROWS = 2
 
 
 class Preparation:
-    """Reads batches by the config's columns. Held-out data may have types of its own: it is fitted on its first batch."""
+    """Reads batches by the config's columns. Held-out data with other types is matched on its first batch."""
 
     def __init__(
         self, spec: ColumnsSpec, ctx: StepContext, *, is_next_token: bool, channels_last: bool = False
@@ -35,7 +35,7 @@ class Preparation:
         self.columns = None if schema is None else self._fit(schema)
 
     def __call__(self, raw_batch: Any, *, step: int | None = None) -> Prepared:
-        """`step` is that of training; without it pictures stay as they are in the data."""
+        """`step` is the training step; without it images are not augmented."""
         batch = raw_batch if isinstance(raw_batch, pa.RecordBatch) else to_record_batch(raw_batch)
         columns = self._columns_for(batch.schema)
         generator = None
@@ -49,15 +49,13 @@ class Preparation:
         return inputs, target, rows, all_rows
 
     def require(self, schema: Any) -> None:
-        """InputError where data of this schema does not have the columns. Own data may not know its schema."""
+        """InputError if data of this schema does not have the columns. Own data may have no schema."""
         if isinstance(schema, pa.Schema):
             self._columns_for(schema)
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """Of the only input, as the model will see it; of several, the number of their values together. None where
-        nobody can tell yet.
-        """
+        """Shape of the input as the model sees it; for several inputs, their total number of values. None if unknown."""
         if self.columns is None:
             return None
         if len(self.columns.inputs) > 1:
@@ -68,7 +66,7 @@ class Preparation:
 
     @property
     def pad_id(self) -> int | None:
-        """The token that fills rows up, where the data may need it."""
+        """The padding token, if the data may need one."""
         (item,) = self._spec.inputs.values() if self._is_next_token else (None,)
         if item is None or isinstance(item, str):
             return None
@@ -76,7 +74,7 @@ class Preparation:
         return item.pad_id if item.sequence_length is not None and may_pad else None
 
     def trial(self) -> tuple[Any, Any] | None:
-        """(inputs, target) of zeros as a step would get them; None where the shapes are not known yet."""
+        """(inputs, target) of zeros; None if the shapes are unknown."""
         if self.columns is None:
             return None
 
@@ -85,7 +83,7 @@ class Preparation:
 
         if self._is_next_token:
             (column,) = self.columns.inputs.values()
-            tokens = zeros(column) + int(self.pad_id == 0)  # padding would leave nothing to measure
+            tokens = zeros(column) + int(self.pad_id == 0)  # not only padding
             return tokens[:, :-1], tokens[:, 1:]
         named = {name: zeros(column) for name, column in self.columns.inputs.items()}
         inputs: Any = next(iter(named.values())) if len(named) == 1 else named
@@ -112,7 +110,7 @@ class Preparation:
 
 
 def to_record_batch(raw_batch: Any) -> pa.RecordBatch:
-    """Columns by name, or rows as objects: what `mock_batches` can say, and a Dataset whose rows are dicts gives."""
+    """A record batch from columns by name or a list of rows, as in `mock_batches` or a Dataset of dicts."""
     try:
         if isinstance(raw_batch, Mapping):
             return pa.RecordBatch.from_pydict({name: _to_column(value) for name, value in raw_batch.items()})
@@ -126,7 +124,7 @@ def to_record_batch(raw_batch: Any) -> pa.RecordBatch:
 
 
 def _to_column(values: Any) -> Any:
-    """Tensors and arrays of several dimensions as what Arrow has for them; anything else is Arrow's to judge."""
+    """Tensors and arrays of several dimensions as Arrow tensors; anything else unchanged."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
     if not isinstance(values, np.ndarray) or values.ndim < 2:

@@ -1,4 +1,4 @@
-"""The model of a config: shipped or the author's, with the same start in every process, tried before it is trained."""
+"""The model of a config: built with the same initial weights in every process, and tested before training."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +24,12 @@ _BUILDERS: dict[str, Callable[[Any, Shape | None], torch.nn.Module]] = {
     "cnn": build_cnn,
     "transformer_lm": build_transformer_lm,
 }
-# The weights' own stream: dropout must not begin with the numbers that the weights were drawn from.
+# The weights have a random stream of their own, so that dropout does not repeat their numbers.
 _INIT_SALT = 0x9E3779B97F4A7C15
 
 
 def model_faults(spec: ModelSpec) -> list[str]:
-    """What is wrong with the name and the arguments of a model; it is not built."""
+    """Faults of a model's name and arguments; it is not built."""
     if is_reference(spec.type):
         found, faults = import_reference(f"{_PATH}.type", spec.type)
         if faults:
@@ -53,7 +53,7 @@ def _shipped_args(spec: ModelSpec) -> Any:
 
 
 def build_model(spec: ModelSpec, *, seed: int, row_shape: Shape | None, device: str) -> torch.nn.Module:
-    """The same weights for the same seed, in every process; the global random streams stay where they were."""
+    """The same weights for the same seed, in every process. The global random streams do not change."""
     rng = capture_rng()
     try:
         seed_everything((seed + _INIT_SALT) % 2**64)
@@ -73,7 +73,7 @@ def build_model(spec: ModelSpec, *, seed: int, row_shape: Shape | None, device: 
 
 
 def freeze(module: torch.nn.Module, patterns: list[str]) -> None:
-    """Train no parameter whose name matches; SpecError for a pattern that matches none."""
+    """Freeze parameters whose name matches; SpecError for a pattern without match."""
     names = dict(module.named_parameters())
     faults = []
     for index, pattern in enumerate(patterns):
@@ -83,7 +83,7 @@ def freeze(module: torch.nn.Module, patterns: list[str]) -> None:
         for name in found:
             names[name].requires_grad_(False)
     if faults:
-        raise SpecError("the model cannot be frozen so", faults)
+        raise SpecError("the model cannot be frozen", faults)
 
 
 def try_model(
@@ -95,22 +95,21 @@ def try_model(
     *,
     what: str,
 ) -> Any:
-    """The output of rows of zeros, so that shapes that do not fit are told before the first step.
+    """The output for rows of zeros, so that wrong shapes are found before the first step.
 
-    Trains nothing and draws no random number that training would miss. Parameters that torch makes on first use
-    exist afterwards.
+    Trains nothing and does not change the random streams. Initializes lazy parameters.
     """
     rng = capture_rng()
     training = module.training
     module.eval()
     try:
         with torch.no_grad():
-            with _named_after(f"the model {what} cannot take {shapes_in_words(inputs)}"):
+            with _named_after(f"the model {what} rejects {shapes_in_words(inputs)}"):
                 output = forward(inputs)
             given = f"{shapes_in_words(output)} from the model and {shapes_in_words(target)} as target"
             remedy = _loss_remedy(output, target)
-            with _named_after(f"the loss cannot take {given}{remedy}"), warnings.catch_warnings():
-                # torch only warns where shapes are stretched to fit; the loss is then another one than was meant.
+            with _named_after(f"the loss rejects {given}{remedy}"), warnings.catch_warnings():
+                # torch only warns about shapes that it broadcasts; the loss would be a different one.
                 warnings.simplefilter("error", UserWarning)
                 measure(output, target)
     finally:
@@ -120,15 +119,15 @@ def try_model(
 
 
 def _loss_remedy(output: Any, target: Any) -> str:
-    """What usually helps, where shapes or types tell."""
+    """What usually helps, by shapes and types."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return ""
     if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
         return " (add `shape: [1]` to the target's column)"
     if output.ndim == target.ndim + 1 and target.is_floating_point():
-        return " (a loss over classes needs whole numbers as target: leave its `dtype` out)"
+        return " (a loss over classes needs an integer target: remove its `dtype`)"
     if output.ndim == target.ndim and output.is_floating_point() and not target.is_floating_point():
-        return " (this loss compares numbers: add `dtype: float32` to the target's column)"
+        return " (this loss needs a float target: add `dtype: float32` to the target's column)"
     return ""
 
 
@@ -142,7 +141,7 @@ def shapes_in_words(value: Any) -> str:
 
 @contextmanager
 def _named_after(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside as one message, with the author's line where there is one."""
+    """Turn any exception into a ModelLoadError, with the author's line if there is one."""
     try:
         yield
     except WorkerError:

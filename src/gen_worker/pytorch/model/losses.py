@@ -1,8 +1,8 @@
-"""Losses by name, as what a step needs: the mean of a batch, and how batches of different weight are joined.
+"""Losses by name: the mean of a batch, and how to combine batches.
 
-Most losses are a mean over rows, and so is their mean over several batches, weighted by the rows. Where the
-denominator is another number (tokens that are not padding, weights of classes), a loss has `total` and `count`, and
-the mean over several batches is the sum of the totals over the sum of the counts.
+Most losses are a mean over rows; several batches are weighted by their rows. Where the denominator is another number
+(tokens without padding, weights of classes), a loss has `total` and `count`. The mean over several batches is then the
+sum of totals divided by the sum of counts.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from gen_worker.pytorch.model.names import (
 Tensor = torch.Tensor
 
 NEXT_TOKEN = "next_token"  # noqa: S105  (not a secret)
-# Short names and names of torch.nn -> the function that both mean.
+# Short names and class names of torch.nn -> the function.
 FUNCTION_BY_NAME = {
     "bce": "binary_cross_entropy",
     "bce_with_logits": "binary_cross_entropy_with_logits",
@@ -77,7 +77,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """`mean` of one batch; `total` and `count` where the mean is not one over rows."""
+    """`mean` of one batch; `total` and `count` if it is not a mean over rows."""
 
     mean: Callable[[Any, Any], Tensor]
     total: Callable[[Any, Any], Tensor] | None = None
@@ -85,7 +85,7 @@ class Loss:
 
 
 def loss_faults(spec: LossSpec) -> list[str]:
-    """What is wrong with the name and the arguments of a loss."""
+    """Faults of a loss's name and arguments."""
     path = "hyperparams.loss"
     if is_reference(spec.name):
         return _custom(spec)[1]
@@ -98,9 +98,7 @@ def loss_faults(spec: LossSpec) -> list[str]:
         return [unknown_name(f"{path}.name", spec.name, known, what)]
     faults = argument_faults(f"{path}.args", function, spec.args, ours=("input", "target", *_OLD_ARGS))
     if spec.args.get("reduction", "mean") not in ("mean", "batchmean"):
-        faults.append(
-            f"{path}.args.reduction: found {spec.args['reduction']!r}, expected a mean: leave it out"
-        )
+        faults.append(f"{path}.args.reduction: found {spec.args['reduction']!r}, expected a mean: remove it")
     for name in _TENSOR_ARGS:
         if name in spec.args:
             faults += try_call(f"{path}.args.{name}", torch.tensor, spec.args[name], dtype=torch.float32)[1]
@@ -108,7 +106,7 @@ def loss_faults(spec: LossSpec) -> list[str]:
 
 
 def build_loss(spec: LossSpec, *, device: torch.device, pad_id: int | None = None) -> Loss:
-    """`pad_id` is the token that `next_token` does not count; None where no row can hold padding."""
+    """`pad_id` is the token that `next_token` ignores; None if there is no padding."""
     if is_reference(spec.name):
         built, faults = _custom(spec)
         if faults:
@@ -137,7 +135,7 @@ def build_loss(spec: LossSpec, *, device: torch.device, pad_id: int | None = Non
 
 
 def count_classes(target: Tensor, ignored: int, weight: Tensor | None = None) -> Tensor:
-    """The denominator of torch's mean over classes: targets that are not ignored, by their class's weight."""
+    """The denominator of torch's mean over classes: targets that are not ignored, weighted by class."""
     if target.is_floating_point():  # probabilities of classes: torch divides by the positions
         return torch.tensor(target.numel() // target.shape[1], dtype=torch.float32, device=target.device)
     kept = target != ignored
@@ -161,7 +159,7 @@ def _next_token(args: Mapping[str, Any], pad_id: int | None) -> Loss:
         return cross_entropy(logits.flatten(0, 1), target.flatten(), **args)
 
     if pad_id is None:
-        return Loss(mean=plain)  # every row has as many targets: a mean over rows
+        return Loss(mean=plain)  # every row has the same number of targets: a mean over rows
 
     def total(logits: Tensor, target: Tensor) -> Tensor:
         return cross_entropy(
@@ -172,13 +170,13 @@ def _next_token(args: Mapping[str, Any], pad_id: int | None) -> Loss:
         return (target != pad_id).sum(dtype=torch.float32)
 
     def mean(logits: Tensor, target: Tensor) -> Tensor:
-        return total(logits, target) / count(target).clamp(min=1)  # a batch may be nothing but padding
+        return total(logits, target) / count(target).clamp(min=1)  # a batch may be only padding
 
     return Loss(mean=mean, total=total, count=count)
 
 
 def _custom(spec: LossSpec) -> tuple[Any, list[str]]:
-    """A class is built with the arguments; a function gets them after (output, target)."""
+    """A class is built with the arguments; a function is called with them after (output, target)."""
     path = "hyperparams.loss"
     found, faults = import_reference(f"{path}.name", spec.name)
     if faults:
@@ -187,7 +185,7 @@ def _custom(spec: LossSpec) -> tuple[Any, list[str]]:
         faults = argument_faults(f"{path}.args", found, spec.args)
         built, more = (None, []) if faults else try_call(f"{path}.args", found, **spec.args)
         if not faults and not more and not callable(built):
-            more = [f"{path}.name: {spec.name} makes a {type(built).__name__}, expected one to call"]
+            more = [f"{path}.name: {spec.name} makes a {type(built).__name__}, which is not callable"]
         return built, faults + more
     if not callable(found):
         return None, [f"{path}.name: {spec.name} is a {type(found).__name__}, expected a class or a function"]

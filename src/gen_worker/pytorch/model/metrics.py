@@ -1,4 +1,4 @@
-"""Metrics by their torchmetrics names, computed over a whole evaluation: updated by batch, computed at its end."""
+"""Metrics by their torchmetrics names, computed over a whole evaluation."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -21,14 +21,14 @@ _RESERVED = ("loss",)
 
 
 def metric_faults(specs: Mapping[str, MetricSpec]) -> list[str]:
-    """What is wrong with the metrics; they are built to find out."""
+    """Faults of the metrics, found by building them."""
     if not specs:
         return []
     try:
         known = _known()
     except ImportError:
         return [
-            "hyperparams.metrics: torchmetrics is not installed: install trn[torch], or leave `metrics` out"
+            "hyperparams.metrics: torchmetrics is not installed: pip install 'trn[torch]', or remove `metrics`"
         ]
     return [fault for name, spec in specs.items() for fault in _build(name, spec, known)[1]]
 
@@ -59,7 +59,7 @@ def _known() -> dict[str, type]:
 def _build(name: str, spec: MetricSpec, known: Mapping[str, type]) -> tuple[Any, list[str]]:
     path = f"hyperparams.metrics.{name}"
     if name in _RESERVED:
-        return None, [f"{path}: `{name}` is reported by itself: choose another name"]
+        return None, [f"{path}: `{name}` is always reported: choose another name"]
     kind: Any = known.get(spec.type)
     if is_reference(spec.type):
         kind, faults = import_reference(f"{path}.type", spec.type)
@@ -73,12 +73,12 @@ def _build(name: str, spec: MetricSpec, known: Mapping[str, type]) -> tuple[Any,
         return None, faults
     built, faults = try_call(f"{path}.args", kind, **spec.args)
     if not faults and not all(hasattr(built, hook) for hook in ("update", "compute", "reset", "to")):
-        faults = [f"{path}.type: {spec.type} is no metric: it has no update, compute, reset and to"]
+        faults = [f"{path}.type: {spec.type} is not a metric: it needs update, compute, reset and to"]
     return built, faults
 
 
 class Evaluation:
-    """The metrics and, where it is no mean over rows, the loss of one pass over held-out data."""
+    """The metrics of one pass over held-out data, and its loss if that is not a mean over rows."""
 
     def __init__(
         self, metrics: Mapping[str, Any], *, select: Callable[[Any, Any], tuple[Any, Any]] | None = None
@@ -96,18 +96,18 @@ class Evaluation:
         self._count = count if self._count is None else self._count + count
 
     def update(self, output: Any, target: Any) -> None:
-        """Take in one batch. Waits for nothing."""
+        """Add one batch. Does not wait for a device."""
         if self._select is not None:
             output, target = self._select(output, target)
         if isinstance(target, torch.Tensor) and target.numel() == 0:
-            return  # nothing but padding
+            return  # only padding
         if isinstance(output, torch.Tensor) and output.is_floating_point():
             output = output.float()
         for metric in self._metrics.values():
             metric.update(output, _as_classes(metric, target))
 
     def result(self, *, world_size: int, device: str) -> dict[str, Any]:
-        """Everything's value over all processes; a metric of several values gives one name to each."""
+        """All values over all processes. A metric with several values gets a name for each."""
         values: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             values |= _named(name, metric.compute())
@@ -125,7 +125,7 @@ class Evaluation:
 
 
 def _as_classes(metric: Any, target: Any) -> Any:
-    """Classification metrics want whole numbers where a loss such as `bce` wants floats."""
+    """Classification metrics need integer targets; a loss such as `bce` needs floats."""
     is_float = isinstance(target, torch.Tensor) and target.is_floating_point()
     is_classification = type(metric).__module__.startswith("torchmetrics.classification")
     return target.long() if is_float and is_classification else target

@@ -1,4 +1,4 @@
-"""Small models that need no code of the author's: an MLP, a CNN and a decoder-only transformer."""
+"""Shipped models: an MLP, a CNN and a decoder-only transformer."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _INIT_STD = 0.02
 
 
 def build_mlp(args: MlpArgs, row_shape: Shape | None) -> nn.Module:
-    """Rows of any shape, flattened; `out_features` numbers a row."""
+    """Rows of any shape, flattened, to `out_features` values."""
     features = args.in_features or (None if row_shape is None else math.prod(row_shape))
     if features is None:
         raise _underived("in_features", "the number of values in a row")
@@ -36,7 +36,7 @@ def build_mlp(args: MlpArgs, row_shape: Shape | None) -> nn.Module:
 
 
 class Mlp(nn.Sequential):
-    """Several inputs, and columns of single numbers, become one row of values, in the order of the config."""
+    """Concatenates several inputs to one row of values, in the order of the config."""
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         values = [*inputs, *named.values()]
@@ -68,8 +68,8 @@ def build_cnn(args: CnnArgs, row_shape: Shape | None) -> nn.Module:
             raise SpecError(
                 "the model cannot be built",
                 [
-                    f"hyperparams.model.args.channels: found a list of {len(args.channels)}, but {_words(shape)} can be"
-                    " halved fewer times: give fewer, or larger images"
+                    f"hyperparams.model.args.channels: found {len(args.channels)} blocks, too many for {_words(shape)},"
+                    " which each block halves: use fewer blocks or larger images"
                 ],
             )
         has_bias = args.norm == "none"
@@ -107,7 +107,7 @@ def build_transformer_lm(args: TransformerLmArgs, row_shape: Shape | None) -> nn
 
 
 class TransformerLm(nn.Module):
-    """Decoder only, norms before the blocks, learned positions, the output weights tied to the embedding."""
+    """Decoder-only, pre-norm, learned positions, output weights tied to the embedding."""
 
     def __init__(self, args: TransformerLmArgs, context_length: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class TransformerLm(nn.Module):
         self.norm = nn.LayerNorm(args.width)
         self.head = nn.Linear(args.width, args.vocab_size, bias=False)
         self.apply(_init_weights)
-        # What is added to the residual stream once a block grows with the depth; start it smaller.
+        # The sum on the residual stream grows with the depth: scale its initial weights down.
         for name, parameter in self.named_parameters():
             if name.endswith(("attention.out.weight", "mlp.2.weight")):
                 nn.init.normal_(parameter, std=_INIT_STD / math.sqrt(2 * args.num_layers))
@@ -183,7 +183,7 @@ def _init_weights(module: nn.Module) -> None:
 def _underived(name: str, meaning: str) -> SpecError:
     return SpecError(
         "the model cannot be built",
-        [f"hyperparams.model.args.{name}: missing, and the columns do not say it: give {meaning}"],
+        [f"hyperparams.model.args.{name}: missing, and unknown from the columns: set it to {meaning}"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Names and arguments that a config gives for classes and functions of others: found, or a fault in words."""
+"""Names and arguments of classes and functions in a config: the object, or faults."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,12 +12,12 @@ _MAX_LISTED = 12
 
 
 def is_reference(name: str) -> bool:
-    """True where the name is the author's `module:symbol`."""
+    """Is the name the author's `module:symbol`?"""
     return ":" in name
 
 
 def unknown_name(path: str, name: str, known: Collection[str], what: str) -> str:
-    """The fault of a name that is not among `known`, with the one that was meant, or with all of them."""
+    """The fault of a name that is not in `known`, with the nearest of these, or all."""
     text = f"{path}: found {render_value(name)}, expected {what}"
     nearest = nearest_name(name, list(known))
     if nearest is not None:
@@ -38,11 +38,11 @@ def import_reference(path: str, ref: str) -> tuple[Any, list[str]]:
 def argument_faults(
     path: str, function: Callable[..., Any], args: Mapping[str, Any], *, ours: Sequence[str] = ()
 ) -> list[str]:
-    """What is wrong with the names in `args`; `ours` are the parameters that the runner fills itself."""
+    """Unknown and missing names in `args`. `ours` are the parameters that the runner sets."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return []  # it does not tell; calling it will
+        return []  # it has no signature
     name = getattr(function, "__name__", str(function))
     named = {
         key: parameter
@@ -53,33 +53,31 @@ def argument_faults(
     faults = []
     for key in args:
         if key in ours:
-            faults.append(f"{path}.{key}: the runner gives it to {name} itself: leave it out")
+            faults.append(f"{path}.{key}: the runner sets this argument of {name}: remove it")
         elif key not in named and not takes_any:
             known = [known for known in named if known not in ours]
             nearest = nearest_name(key, known)
-            hint = f": did you mean `{nearest}`?" if nearest else f", it takes {', '.join(known) or 'none'}"
+            hint = f": did you mean `{nearest}`?" if nearest else f", it has {', '.join(known) or 'none'}"
             faults.append(f"{path}: {name} has no argument `{key}`{hint}")
-    missing = [
-        key
+    return faults + [
+        f"{path}.{key}: missing, {name} needs it"
         for key, parameter in named.items()
         if parameter.default is parameter.empty and key not in args and key not in ours
     ]
-    faults += [f"{path}.{key}: missing, {name} needs it" for key in missing]
-    return faults
 
 
 def try_call(
     path: str, function: Callable[..., Any], *positional: Any, **named: Any
 ) -> tuple[Any, list[str]]:
-    """(what it returns, faults): a library's refusal of its arguments is the config's fault."""
+    """(the result, faults): an exception of a library about its arguments is a fault of the config."""
     try:
         return function(*positional, **named), []
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
         name = getattr(function, "__name__", str(function))
-        return None, [f"{path}: {name} refused its arguments: {first_line(error)}"]
+        return None, [f"{path}: {name} rejected its arguments: {first_line(error)}"]
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, as one line with its type where the text alone says little."""
+    """The first line of an exception's text, with its type if the text is one word."""
     text = str(error).strip().partition("\n")[0]
     return text if " " in text else f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule of a config, from the names torch gives them."""
+"""Optimizer, learning-rate schedule and weight average of a config, by the names of torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,17 +39,17 @@ SCHEDULERS: dict[str, type[torch.optim.lr_scheduler.LRScheduler]] = {
 
 
 def optimizer_faults(spec: OptimizerSpec, learning_rate: float = 1e-3) -> list[str]:
-    """What is wrong with the optimizer, found by building it over a parameter of no use."""
+    """Faults of the optimizer, found by building it."""
     path = "hyperparams.optimizer"
     if spec.name == "LBFGS":
         return [
-            f"{path}.name: LBFGS asks for the loss several times a step, which the runner does not do: use another one"
+            f"{path}.name: LBFGS needs several losses per step, which the runner does not support: use another"
         ]
     if spec.name not in OPTIMIZERS:
         return [unknown_name(f"{path}.name", spec.name, OPTIMIZERS, "a class of torch.optim")]
     kind = OPTIMIZERS[spec.name]
     if "lr" in spec.args:
-        return [f"{path}.args.lr: give the rate as `hyperparams.learning_rate`"]
+        return [f"{path}.args.lr: use `hyperparams.learning_rate` instead"]
     faults = argument_faults(f"{path}.args", kind, spec.args, ours=("params", "lr"))
     if faults:
         return faults
@@ -60,12 +60,10 @@ def optimizer_faults(spec: OptimizerSpec, learning_rate: float = 1e-3) -> list[s
 def build_optimizer(
     spec: OptimizerSpec, module: torch.nn.Module, learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Over the parameters that are trained; those of `no_weight_decay` in a group of their own."""
+    """Over the trainable parameters; those of `no_weight_decay` are a group of their own."""
     named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
     if not named:
-        raise StartupError(
-            "there is nothing to train: hyperparams.freeze leaves no parameter, or the model has none"
-        )
+        raise StartupError("no parameter to train: hyperparams.freeze matches all, or the model has none")
     free = _without_decay(spec, named)
     groups: list[dict[str, Any]] = [{"params": [value for name, value in named if name not in free]}]
     if free:
@@ -104,12 +102,12 @@ def _without_decay(spec: OptimizerSpec, named: Sequence[tuple[str, torch.Tensor]
 
 def unmatched_pattern(path: str, pattern: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f'{path}: "{pattern}" matches no parameter; there are {shown}'
+    return f'{path}: "{pattern}" matches no parameter, expected a pattern for {shown}'
 
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """A torch scheduler and when to step it. `epochs` counts those it has been told of."""
+    """A torch scheduler and when to step it. `epochs` counts the epochs it was stepped for."""
 
     scheduler: torch.optim.lr_scheduler.LRScheduler
     is_by_epoch: bool
@@ -131,7 +129,7 @@ class Schedule:
 
 
 def scheduler_faults(spec: SchedulerSpec, path: str = "hyperparams.scheduler") -> list[str]:
-    """What is wrong with the schedule, found by building it over an optimizer of no use."""
+    """Faults of the schedule, found by building and stepping it."""
     faults = _scheduler_name_faults(spec, path)
     if faults:
         return faults
@@ -141,7 +139,7 @@ def scheduler_faults(spec: SchedulerSpec, path: str = "hyperparams.scheduler") -
 
 
 def _trial_faults(scheduler: Any, optimizer: torch.optim.Optimizer, path: str) -> list[str]:
-    """Arguments of a wrong kind show themselves only when a schedule is stepped."""
+    """Some wrong arguments raise only when a schedule is stepped."""
     try:
         for _ in range(2):
             optimizer.step()
@@ -149,22 +147,20 @@ def _trial_faults(scheduler: Any, optimizer: torch.optim.Optimizer, path: str) -
     except ValueError as error:
         return [] if "total" in str(error) else [f"{path}: {first_line(error)}"]
     except (TypeError, ArithmeticError, LookupError, RuntimeError) as error:
-        return [
-            f"{path}: the schedule cannot be stepped with these: {type(error).__name__}: {first_line(error)}"
-        ]
+        return [f"{path}: stepping the schedule raised {type(error).__name__}: {first_line(error)}"]
     return []
 
 
 def build_schedule(
     spec: SchedulerSpec, optimizer: torch.optim.Optimizer, *, total_steps: int | None
 ) -> Schedule:
-    """`total_steps` (or epochs, where it is stepped so) is what `warmup_cosine` ends at, unless it is told otherwise."""
+    """`total_steps` (in epochs with `every: epoch`) is the default end of `warmup_cosine`."""
     if spec.name == WARMUP_COSINE and "total_steps" not in spec.args and total_steps is None:
         raise SpecError(
             "the schedule cannot be built",
             [
-                "hyperparams.scheduler.args.total_steps: missing, and the job does not say how long it is: give"
-                " `max_steps`, or this"
+                "hyperparams.scheduler.args.total_steps: missing, and the length of the job is unknown: set it, or"
+                " `max_steps`"
             ],
         )
     built, faults = _build(spec, optimizer, total_steps=total_steps, path="hyperparams.scheduler")
@@ -177,8 +173,8 @@ def build_schedule(
 def _scheduler_name_faults(spec: SchedulerSpec, path: str) -> list[str]:
     if spec.name == "ReduceLROnPlateau":
         return [
-            f"{path}.name: ReduceLROnPlateau waits for a measurement, and a schedule here is a function of the step"
-            f" alone, so that a resume continues it exactly: use {WARMUP_COSINE} or another class"
+            f"{path}.name: ReduceLROnPlateau depends on a metric. A schedule must depend on the step alone, so that a"
+            f" resume is exact: use {WARMUP_COSINE} or another class"
         ]
     if spec.name not in SCHEDULERS and spec.name != WARMUP_COSINE:
         known = [*SCHEDULERS, WARMUP_COSINE]
@@ -186,16 +182,14 @@ def _scheduler_name_faults(spec: SchedulerSpec, path: str) -> list[str]:
         return [unknown_name(f"{path}.name", spec.name, known, what)]
     faults = []
     if spec.name in COMPOSED and not spec.schedulers:
-        faults.append(f"{path}.schedulers: {spec.name} needs the schedules that it is made of")
+        faults.append(f"{path}.schedulers: missing, expected the schedules that {spec.name} combines")
     if spec.name not in COMPOSED and spec.schedulers:
-        faults.append(
-            f"{path}.schedulers: {spec.name} is not made of others: only {' and '.join(COMPOSED)} are"
-        )
+        faults.append(f"{path}.schedulers: only {' and '.join(COMPOSED)} take schedules, not {spec.name}")
     for index, part in enumerate(spec.schedulers):
         inner = f"{path}.schedulers[{index}]"
         faults += _scheduler_name_faults(part, inner)
         if part.every != "step":
-            faults.append(f"{inner}.every: say it once, in the outermost schedule")
+            faults.append(f"{inner}.every: set it only in the outermost schedule")
     if spec.name == WARMUP_COSINE:
         return faults + _warmup_cosine_faults(spec, f"{path}.args")
     ours = ("optimizer", "schedulers", "last_epoch")
@@ -208,10 +202,10 @@ def _warmup_cosine_faults(spec: SchedulerSpec, path: str) -> list[str]:
 
     schedule.__name__ = WARMUP_COSINE
     faults = argument_faults(path, schedule, spec.args)
-    for name, least in (("warmup_steps", 0), ("total_steps", 1)):
+    for name, minimum in (("warmup_steps", 0), ("total_steps", 1)):
         value = spec.args.get(name)
-        if value is not None and (type(value) is not int or value < least):
-            faults.append(f"{path}.{name}: found {value!r}, expected a whole number of at least {least}")
+        if value is not None and (type(value) is not int or value < minimum):
+            faults.append(f"{path}.{name}: found {value!r}, expected an integer of at least {minimum}")
     ratio = spec.args.get("min_lr_ratio", 0.0)
     if type(ratio) not in (int, float) or not 0 <= ratio <= 1:
         faults.append(f"{path}.min_lr_ratio: found {ratio!r}, expected a number from 0 to 1")
@@ -248,14 +242,14 @@ def _build(
 
 
 def _plain_state(state: Any) -> Any:
-    """A scheduler's state as a checkpoint can hold it."""
+    """A scheduler's state in plain containers, for a checkpoint."""
     if isinstance(state, Mapping):
         return {key: _plain_state(value) for key, value in state.items()}
     return [_plain_state(item) for item in state] if type(state) is list else state
 
 
 def _like(saved: Any, live: Any) -> Any:
-    """`saved` with the containers that the live state has, where a checkpoint holds plain ones."""
+    """`saved` with the container types of the live state."""
     if isinstance(live, Counter):
         return Counter(saved)
     if isinstance(live, Mapping) and isinstance(saved, Mapping):
@@ -263,3 +257,43 @@ def _like(saved: Any, live: Any) -> Any:
     if isinstance(live, list) and isinstance(saved, list) and len(live) == len(saved):
         return [_like(one, other) for one, other in zip(saved, live, strict=True)]
     return saved
+
+
+class WeightAverage:
+    """Exponential moving average of the weights, in `module`. Buffers are copied. Both modules are sharded alike."""
+
+    def __init__(
+        self, module: torch.nn.Module, *, live: torch.nn.Module, decay: float, every: int = 1
+    ) -> None:
+        self.module = module.requires_grad_(False)
+        self.every = every
+        self._weight = 1.0 - decay
+        self._live = live
+        self._pairs: tuple[list[torch.Tensor], ...] | None = None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        averages, values, kept, current = self._pairs or self._pair()
+        torch._foreach_lerp_(averages, values, self._weight)
+        if kept:
+            torch._foreach_copy_(kept, current)
+
+    def _pair(self) -> tuple[list[torch.Tensor], ...]:
+        """(averages, averaged values, copies, copied values); the same tensors for a whole run."""
+        live, live_buffers = dict(self._live.named_parameters()), dict(self._live.named_buffers())
+        trained = {name: value for name, value in live.items() if value.requires_grad}
+        averages = [_local(value) for name, value in self.module.named_parameters() if name in trained]
+        values = [_local(value) for value in trained.values()]
+        kept = [_local(value) for value in self.module.buffers()]
+        current = [_local(live_buffers[name]) for name, _ in self.module.named_buffers()]
+        pairs = averages, values, kept, current
+        is_sharded = any(hasattr(value, "full_tensor") for value in live.values())
+        self._pairs = None if is_sharded else pairs
+        return pairs
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """This process's part of a sharded tensor."""
+    to_local = getattr(value.detach(), "to_local", None)
+    local: torch.Tensor = value.detach() if to_local is None else to_local()
+    return local

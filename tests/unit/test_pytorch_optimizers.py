@@ -182,7 +182,7 @@ def test_warmup_cosine_ends_where_the_job_does() -> None:
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[-1] > 0
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
-    with pytest.raises(SpecError, match="the job does not say how long it is"):
+    with pytest.raises(SpecError, match="the length of the job is unknown"):
         build_schedule(spec, optimizer, total_steps=None)
 
 

@@ -40,6 +40,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "gen_worker.frozen_imports",  # what tells a worker where its frozen code came from
         "gen_worker.trainer.author.code_identity",  # whether modules outside a snapshot have changed
         "gen_worker.trainer.datasets.job_content",  # what a run trains on is part of its digest
+        "gen_worker.trainer.datasets.index",  # whether the data that a job names is there
+        "gen_worker.trainer.datasets.parquet_paths",
         *SHARED,
     ),
     "trn.client": ("trn.core", "trn.proto", "trn.registry", "trn.client", *SHARED),

@@ -18,7 +18,9 @@ WorkerError
 └── TrainingTimeout   timeout     the time limit was reached; resumable
 """
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
+from typing import Self
 
 
 class Category(StrEnum):
@@ -60,6 +62,70 @@ class ExitCode(IntEnum):
 EXIT_CODE_BY_CATEGORY: dict[Category, ExitCode] = {category: ExitCode[category.name] for category in Category}
 
 
+FAULT_FIELDS = ("path", "kind", "found", "expected", "hint")
+
+
+class Fault(str):
+    """The sentence that people read; its attributes are the data that it was made from, for programs.
+
+    `path` is the field (`dataset.parquet_paths[0]`), `kind` a stable id: `value`, `missing`, `unknown-field`, `rule`,
+    `file`, `data`, `code`, `device`, `disk`, `log`. What does not apply is empty.
+    """
+
+    __slots__ = FAULT_FIELDS
+    path: str
+    kind: str
+    found: str
+    expected: str
+    hint: str
+
+    def __new__(
+        cls,
+        message: str,
+        *,
+        path: str = "",
+        kind: str = "",
+        found: str = "",
+        expected: str = "",
+        hint: str = "",
+    ) -> Self:
+        """`message` is the sentence without the path."""
+        fault = super().__new__(cls, f"{path}: {message}" if path else message)
+        fault.path, fault.kind, fault.found, fault.expected, fault.hint = path, kind, found, expected, hint
+        return fault
+
+    @property
+    def text(self) -> str:
+        return str(self)
+
+    @classmethod
+    def of_value(cls, path: str, found: str, expected: str, hint: str = "") -> Self:
+        """A field whose value is not what it should be. Found and expected are shown as they are."""
+        words = f"found {found}, expected {expected}{hint}"
+        return cls(words, path=path, kind="value", found=found, expected=expected, hint=hint.strip(" ();:"))
+
+    @classmethod
+    def of(cls, text: str, kind: str = "") -> "Fault":
+        """A fault as it is; a plain sentence becomes one that has no data but the kind."""
+        return text if isinstance(text, Fault) else cls(text, kind=kind)
+
+    def to_data(self) -> dict[str, str]:
+        """For JSON: the sentence as `text`, and every field that is not empty."""
+        return {"text": str(self), **{name: value for name in FAULT_FIELDS if (value := getattr(self, name))}}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, str]) -> "Fault":
+        """What `to_data` made; fields that this release does not know are left out."""
+        fault = cls(data.get("text", ""))
+        for name in FAULT_FIELDS:
+            setattr(fault, name, data.get(name, ""))
+        return fault
+
+    def changed(self, text: str) -> "Fault":
+        """The same fault in other words: redacted, say."""
+        return Fault.from_data({**self.to_data(), "text": text})
+
+
 class WorkerError(Exception):
     """Base of all errors whose message is for people, without a traceback."""
 
@@ -78,9 +144,9 @@ class StartupError(WorkerError):
 class SpecError(StartupError):
     """Every fault of a document, one per line of the message."""
 
-    def __init__(self, source: str, faults: list[str]) -> None:
+    def __init__(self, source: str, faults: Sequence[str]) -> None:
         self.source = source
-        self.faults = faults
+        self.faults = list(faults)  # those of the job's fields are Faults, which have their data
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         super().__init__("\n".join([f"{source}: {count}", *(f"  - {fault}" for fault in faults)]))
 

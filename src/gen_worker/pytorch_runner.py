@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
             return _run(job_file, options.output or Path("runs") / job_file.job.run_id, fd, early)
         except WorkerError as error:
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-            faults = error.faults if isinstance(error, SpecError) else [str(error)]
+            faults = list(map(str, error.faults)) if isinstance(error, SpecError) else [str(error)]
             _say(fd, "job_rejected", config_path=str(options.config), category=error.category, faults=faults)
             print(f"gen_worker: {error.category}: {text}", file=sys.stderr)  # noqa: T201
             return int(error.exit_code)

@@ -20,7 +20,6 @@ from gen_worker.contract.job.rules import RUNNER
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.sections import read_runner_config
-from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.intake.import_checks import ImportChecks
@@ -366,17 +365,16 @@ def test_frozen_code_is_tried_as_it_was_frozen_and_named_by_its_place_in_it(
     run = LaunchedRun(shared, "frozen", trainer="mine:Mine")
 
     async def claims(executor: LocalExecutor) -> None:
-        trials = ImportChecks(executor, shared)
+        checks = ImportChecks(executor, shared)
         plan = run.plan(code=tmp_path, cwd=str(tmp_path))
-        with pytest.raises(InvalidRequestError) as refused:
-            await trials.check_imports(plan, run.job, snapshot=digest)
-        assert refused.value.faults == [
-            "trainer: mine.py:1: importing 'mine' raised ModuleNotFoundError: No module named 'nowhere'"
-        ]
-        assert await trials.check_imports(plan, run.job, snapshot="") == []
-        with pytest.raises(InvalidRequestError) as refused:
-            await trials.check_imports(plan, {**run.job, "trainer": "mien:Mine"}, snapshot=digest)
-        (fault,) = refused.value.faults
+        (fault,), _ = await checks.find_faults(plan, run.job, snapshot=digest)
+        assert (
+            fault
+            == "trainer: mine.py:1: importing 'mine' raised ModuleNotFoundError: No module named 'nowhere'"
+        )
+        assert (fault.path, fault.kind) == ("trainer", "code")
+        assert await checks.find_faults(plan, run.job, snapshot="") == ([], [])
+        (fault,), _ = await checks.find_faults(plan, {**run.job, "trainer": "mien:Mine"}, snapshot=digest)
         assert fault.startswith("trainer: module 'mien' is not found")
         assert "did you mean 'mine'?; searched: the code of this run, " in fault
         assert "\n" not in fault
@@ -393,11 +391,13 @@ def test_what_cannot_be_found_out_is_a_warning_and_what_a_killed_daemon_left_is_
     (home.trials / "of-a-dead-one").mkdir(parents=True)
     run = LaunchedRun(home, "run")
     executor = FakeExecutor(try_=lambda _plan, _config: ImportCheck(problem="no launcher"))
-    trials = ImportChecks(executor, home)
-    trials.prepare()
+    checks = ImportChecks(executor, home)
+    checks.prepare()
     assert not home.trials.exists()
-    (warning,) = asyncio.run(trials.check_imports(run.plan(), run.job, snapshot=""))
-    assert warning == "whether its code can be imported is not known: no launcher"
+    assert asyncio.run(checks.find_faults(run.plan(), run.job, snapshot="")) == (
+        [],
+        ["the code was not checked: no launcher"],
+    )
 
 
 def _manifest(path: str, sha256: str, size_bytes: int) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from service_host import INVENTORY, Host, job, until
 
 import trn
+from gen_worker.errors import Fault
 from trn.client.caller_environment import tell_environment
 from trn.core.errors import NotFoundError
 from trn.core.home import socket_address
@@ -229,17 +230,26 @@ def test_a_check_gives_every_fault_as_data_and_queues_nothing(tmp_path: Path) ->
             assert (list(sound.faults), sound.code, sound.run.name) == ([], "", "mine")
             assert json.loads(sound.plan_json)["plan"]["run_id"] == sound.run.run_id
 
-            host.executor.try_ = lambda _plan, _config: ImportCheck(faults=("hyperparams.lr: found -1",))
-            request = submit_request(max_step=3)
+            odd = Fault("found -1", path="hyperparams.lr", kind="code")
+            host.executor.try_ = lambda _plan, _config: ImportCheck(faults=(odd,))
+            request = submit_request(max_step=3, weights="/nowhere/w.pt")
             request.is_import_tried = True
             request.log_dir, request.event_log = "/proc/nowhere", str(tmp_path)
             found = await check(request)
             names = [fault.partition(":")[0] for fault in found.faults]
-            assert (found.code, names[1:]) == ("invalid", ["hyperparams.lr", "log_dir", "event_log"])
+            further = ["log_dir", "event_log", "weights", "hyperparams.lr"]
+            assert (found.code, names[1:]) == ("invalid", further)
             assert "`max_step`" in found.faults[0]
+            details = found.refusal.faults
+            assert [fault.path for fault in details] == ["max_step", *further]
+            assert [fault.kind for fault in details] == ["unknown-field", "log", "log", "file", "code"]
+            assert (details[0].found, details[0].hint) == ('"max_step"', "did you mean `max_steps`?")
             code, text = await refusal(method(channel, "SubmitRun")(request))
             assert code == grpc.StatusCode.INVALID_ARGUMENT
             assert all(fault in text for fault in found.faults), "one judge"
+            request.takes_refusal = True
+            answer = await method(channel, "SubmitRun")(request)
+            assert (answer.refusal, answer.HasField("run")) == (found.refusal, False)
 
             huge = await check(submit_request(resources={"cpus": 9999}))
             assert (huge.code, len(huge.faults)) == ("infeasible", 1)
@@ -368,7 +378,7 @@ def test_code_is_tried_before_a_run_is_queued_where_that_is_asked_for(tmp_path: 
 
             def refuse(plan: LaunchPlan, _config: dict[str, Any]) -> ImportCheck:
                 tried.append(plan.run_id)
-                return ImportCheck(faults=("trainer: importing it raises",))
+                return ImportCheck(faults=(Fault("importing it raises", path="trainer"),))
 
             host.executor.try_ = refuse
             request = submit_request(run_id="mine")

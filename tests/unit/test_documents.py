@@ -342,7 +342,7 @@ class TestRecords:
             "every": "epohc", "code": "A", "flags": {"a": 1}, "colour": "red",
         }  # fmt: skip
         assert record_faults(data) == [
-            "unknown field `colour`, expected one of title, mode, inner, maybe, many, every, code, flags, free",
+            "unknown field `colour`: expected one of title, mode, inner, maybe, many, every, code, flags, free",
             "title: missing, expected text that is not empty",
             'mode: found "maxx", expected "min" or "max": did you mean "max"?',
             "inner.size: found 0, expected a whole number of at least 1",

@@ -7,6 +7,7 @@ are read from them, so there is one description of a document.
 
 import re
 import types
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -19,7 +20,7 @@ from gen_worker.contract.documents import (
     require_plain,
     shorten_faults,
 )
-from gen_worker.errors import SpecError
+from gen_worker.errors import Fault, SpecError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -29,7 +30,7 @@ _MAX_LISTED_FIELDS = 12
 
 
 def convert_document(
-    data: object, record: type[T], *, source: str, at: Steps = (), more_faults: list[str] | None = None
+    data: object, record: type[T], *, source: str, at: Steps = (), more_faults: Sequence[str] = ()
 ) -> T:
     """A `record` made of plain `data`, or one SpecError with all faults (`more_faults` joins them at the end).
 
@@ -38,7 +39,7 @@ def convert_document(
     require_plain(data, source=source)
     reader = _Reader(record)
     value = reader.read(data, record, at)
-    faults = reader.faults + (more_faults or [])
+    faults = [*reader.faults, *more_faults]
     if faults:
         raise SpecError(source, shorten_faults(faults))
     assert isinstance(value, record)
@@ -97,7 +98,7 @@ class _Reader:
         return float(value) if type_ is float else value
 
     def _fault(self, steps: Steps, value: Any, expected: str, hint: str = "") -> Any:
-        self.faults.append(f"{render_path(steps)}: found {render_value(value)}, expected {expected}{hint}")
+        self.faults.append(Fault.of_value(render_path(steps), render_value(value), expected, hint))
         return _FAULTY
 
     def _read_union(self, value: Any, union: Any, steps: Steps) -> Any:
@@ -145,26 +146,38 @@ class _Reader:
             if name in value:
                 converted[field.name] = self.read(value[name], field.type, (*steps, name))
             elif field.required:
+                expected = _describe(field.type, None)
                 self.faults.append(
-                    f"{render_path((*steps, name))}: missing, expected {_describe(field.type, None)}"
+                    Fault(
+                        f"missing, expected {expected}",
+                        path=render_path((*steps, name)),
+                        kind="missing",
+                        expected=expected,
+                    )
                 )
         return struct(**converted) if len(self.faults) == num_faults else _FAULTY
 
     def _unknown_field(self, key: str, names: list[str], steps: Steps) -> None:
         where = f"{render_path(steps)}: " if steps else ""
         text = f"{where}unknown field `{key if key.isprintable() and len(key) < 60 else render_value(key)}`"
-        if len(self.faults) >= MAX_FAULTS_SHOWN:  # no one will read it, and looking for names is slow
-            self.faults.append(text)
-            return
-        nearest = nearest_name(key, names)
-        elsewhere = _paths_of_field(self._root, key)
-        if nearest:
-            text += f": did you mean `{nearest}`?"
-        elif elsewhere:
-            text += f": did you mean {' or '.join(f'`{path}`' for path in elsewhere[:3])}?"
-        elif len(names) <= _MAX_LISTED_FIELDS:
-            text += f", expected one of {', '.join(names)}"
-        self.faults.append(text)
+        hint = ""
+        if len(self.faults) < MAX_FAULTS_SHOWN:  # no one will read more, and looking for names is slow
+            nearest = nearest_name(key, names)
+            elsewhere = _paths_of_field(self._root, key)
+            if nearest:
+                hint = f"did you mean `{nearest}`?"
+            elif elsewhere:
+                hint = f"did you mean {' or '.join(f'`{path}`' for path in elsewhere[:3])}?"
+            elif len(names) <= _MAX_LISTED_FIELDS:
+                hint = f"expected one of {', '.join(names)}"
+        fault = Fault(
+            f"{text}: {hint}" if hint else text,
+            kind="unknown-field",
+            found=render_value(key),
+            hint=hint,
+        )
+        fault.path = render_path((*steps, key))  # the sentence names the field by itself
+        self.faults.append(fault)
 
 
 def _paths_of_field(struct: type[msgspec.Struct], name: str, prefix: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.errors import Fault
 from gen_worker.launcher.channel import Channel
 from gen_worker.launcher.log import say
 from gen_worker.launcher.messages import (
@@ -186,7 +187,9 @@ class Children:
                 problem = "the process that imported it was killed"
             elif not is_done and not problem:
                 how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
-                faults = (f"trainer: importing it ends the process{how}",)
+                faults = (
+                    Fault(f"importing it ends the process{how}", path="trainer", kind="code").to_data(),
+                )
             for channel, id_ in waiting:
                 self._reply(channel, Tried(id=id_, faults=faults, problem=problem))
             return

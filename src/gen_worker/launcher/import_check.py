@@ -1,4 +1,4 @@
-"""Can a worker load the code that a job names? Asked before the run is queued, in a process that does nothing else.
+"""Can a worker load the code that a job names, and read its data? Checked before the run is queued, in a process of its own.
 
 `python -m gen_worker.launcher.import_check` reads a job from stdin and writes its faults as JSON on stdout: for an
 interpreter that no launcher has warm.
@@ -6,47 +6,55 @@ interpreter that no launcher has warm.
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from gen_worker.contract.job.rules import parse_job_spec
-from gen_worker.errors import WorkerError
+from gen_worker.contract.job.spec import DatasetSpec
+from gen_worker.errors import Fault, WorkerError
 from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
 from gen_worker.trainer.callbacks.callback_list import load_callback
 from gen_worker.trainer.contracts import TrainerPlugin
+from gen_worker.trainer.datasets.index import INDEX_NAME
+from gen_worker.trainer.datasets.job_content import is_remote
+from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
 from gen_worker.trainer.sources.opening import find_source
 from gen_worker.trainer.steps.evaluation import require_hook
 
+MAX_FOOTERS = 16  # of one path; the worker reads them all
 
-def find_import_faults(config: dict[str, Any]) -> list[str]:
-    """Load trainer class, callbacks and data sources as a worker would, with the job's `env`, and let the class check
-    the job, the runner also its data; what they would say of each, with the field that it is about.
+
+def find_import_faults(config: dict[str, Any]) -> list[Fault]:
+    """Load trainer class, callbacks and data sources as a worker would, with the job's `env`; let the class check the
+    job, and the runner also its data; read the footers of parquet files that no index describes.
 
     Changes this process's environment and runs the author's modules.
     """
     job = parse_job_spec(config, source="the job")
     os.environ.update(job.env)
+    base_dir = Path(os.environ.get("TRAINER_BASE_DIR") or Path.cwd())
 
-    faults: list[str] = []
+    faults: list[Fault] = []
     trainer: TrainerPlugin | None = None
     try:
         trainer = load_trainer_plugin(job.trainer or "")
-        faults += find_job_faults(trainer, job)
+        faults += (Fault.of(words, "code") for words in find_job_faults(trainer, job))
         if job.validation is not None and job.validate_every:
             require_hook(trainer, "validation")
         if job.test is not None:
             require_hook(trainer, "test")
     except WorkerError as fault:
-        faults.append(f"trainer: {str(fault).removeprefix('trainer ')}")
+        faults.append(Fault(str(fault).removeprefix("trainer "), path="trainer", kind="code"))
     for number, ref in enumerate(job.callbacks):
         try:
             load_callback(ref, f"callbacks[{number}]")
         except WorkerError as fault:
-            faults.append(str(fault))
+            faults.append(Fault.of(str(fault), "code"))
     if trainer is not None and not faults and (find := getattr(trainer, "find_start_faults", None)):
-        faults += find(job, Path(os.environ.get("TRAINER_BASE_DIR") or Path.cwd()))
+        faults += (Fault.of(words, "data") for words in find(job, base_dir))
     datasets = {
         "dataset": job.dataset,
         "validation.dataset": job.validation and job.validation.dataset,
@@ -57,15 +65,38 @@ def find_import_faults(config: dict[str, Any]) -> list[str]:
             try:
                 find_source(dataset.source, dataset.args, field=field)
             except WorkerError as fault:
-                faults.append(str(fault))
+                faults.append(Fault.of(str(fault), "code"))
+        elif dataset:
+            faults += find_footer_faults(field, dataset, base_dir)
     return faults
+
+
+def find_footer_faults(field: str, dataset: DatasetSpec, base_dir: Path) -> Iterator[Fault]:
+    """Of the first parquet files: one that is not complete, or lacks a column. Files that are missing are judged before."""
+    for number, text in enumerate(dataset.parquet_paths):
+        path = base_dir / text
+        folder = path.parent if path.name == INDEX_NAME else path
+        if is_remote(text) or (folder / INDEX_NAME).is_file():
+            continue
+        try:
+            from gen_worker.trainer.feed.manifest import column_faults, read_footer
+        except ImportError:  # the worker names what is not installed
+            return
+        for file in expand_parquet_paths([str(path)], [])[:MAX_FOOTERS]:
+            footer = read_footer(file)
+            if isinstance(footer, str):
+                found = [footer]
+            else:
+                found = [] if dataset.columns is None else column_faults(footer.schema, dataset.columns, file)
+            for words in found:
+                yield Fault(words, path=f"{field}.parquet_paths[{number}]", kind="data", found=file)
 
 
 def main() -> NoReturn:
     answer_fd = os.dup(1)
     os.dup2(2, 1)  # what the author's modules print is not the answer
-    answer = msgspec.json.encode(find_import_faults(msgspec.json.decode(sys.stdin.buffer.read())))
-    os.write(answer_fd, answer)
+    faults = find_import_faults(msgspec.json.decode(sys.stdin.buffer.read()))
+    os.write(answer_fd, msgspec.json.encode([fault.to_data() for fault in faults]))
     os._exit(0)  # nobody waits for the threads of the author's modules
 
 

@@ -124,9 +124,9 @@ class Closed(Reply, frozen=True, kw_only=True):
 
 
 class Tried(Reply, frozen=True, kw_only=True):
-    """What is wrong with the author's code; `problem`: it could not be found out."""
+    """What is wrong with the author's code or the data; `problem`: why it could not be checked."""
 
-    faults: tuple[str, ...] = ()
+    faults: tuple[dict[str, str], ...] = ()  # `Fault.to_data`
     problem: str = ""
 
 

@@ -26,6 +26,7 @@ import msgspec
 from gen_worker import entrypoint
 from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.errors import Fault
 from gen_worker.frozen_imports import frozen_variables
 from gen_worker.launcher.messages import (
     AttemptRecord,
@@ -51,7 +52,7 @@ class StartReport(msgspec.Struct, frozen=True, kw_only=True):
     is_taken: bool = False  # somebody made the record first
     is_done: bool = False  # of a child that is no worker
     error: str = ""
-    faults: tuple[str, ...] = ()  # of the author's code
+    faults: tuple[dict[str, str], ...] = ()  # of the author's code and the data, as `Fault.to_data`
 
 
 class Ground(NamedTuple):
@@ -125,13 +126,13 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
             _open_log(os.devnull)
             _enter(plan, environ)
         except OSError as fault:
-            return _tell(report_fd, StartReport(is_done=True, faults=(f"trainer: {_words(fault)}",)))
+            return _tell(report_fd, StartReport(is_done=True, faults=(_trainer_fault(_words(fault)),)))
         try:
             if plan.is_warm:
                 _prepare_interpreter(plan, ground.import_path, environ)
                 from gen_worker.launcher.import_check import find_import_faults
 
-                faults = find_import_faults(request.config)
+                faults = [found.to_data() for found in find_import_faults(request.config)]
             else:
                 faults = _ask_interpreter(request, environ)
         except Exception as fault:  # ours: what the author's modules raise is among the faults
@@ -143,7 +144,11 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
     _run_to_exit(work)
 
 
-def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[str]:
+def _trainer_fault(words: str) -> dict[str, str]:
+    return Fault(words, path="trainer", kind="code").to_data()
+
+
+def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[dict[str, str]]:
     """The same in a Python that is not ours; an end without an answer is a fault, too."""
     python = request.plan.argv[0]
     # Files, for what the author's modules start may keep a pipe open.
@@ -159,11 +164,14 @@ def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[str]:
         )
         answer.seek(0)
         with contextlib.suppress(msgspec.MsgspecError):
-            return msgspec.json.decode(answer.read(), type=list[str])
+            found = msgspec.json.decode(
+                answer.read(), type=list[dict[str, str] | str]
+            )  # text: of an older release
+            return [{"text": fault} if isinstance(fault, str) else fault for fault in found]
         words.seek(0)
         said = words.read().decode(errors="replace").strip().splitlines()
     last = (said or ["it said nothing"])[-1]
-    return [f"trainer: {python} ended with {done.returncode} when it was to import it: {last}"]
+    return [_trainer_fault(f"{python} ended with {done.returncode} when it was to import it: {last}")]
 
 
 def become_closer(request: Close, report_fd: int) -> NoReturn:

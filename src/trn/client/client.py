@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
+from gen_worker.errors import Fault
 from trn.client.caller_environment import find_passed, tell_environment
 from trn.client.connection import Connection
 from trn.client.wire_requests import (
@@ -26,7 +27,7 @@ from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.runs import LineagePart
 from trn.core.settings import read_settings
 from trn.proto import trainer_pb2 as pb
-from trn.proto.convert import from_message, state_number
+from trn.proto.convert import from_message, read_faults, read_refusal, state_number
 from trn.proto.records import (
     Freed,
     Health,
@@ -114,7 +115,9 @@ class AsyncClient:
         request = await self._make_request(config, options)
         timeout_s = LOOK_PATIENCE_S if request.is_import_tried else None
         answer, _ = await self._connection.call("CheckRun", request, timeout_s=timeout_s)
-        return from_message(answer, JobCheck)
+        check = from_message(answer, JobCheck)
+        faults = read_faults(answer.refusal) or map(Fault, check.faults)  # an older daemon has texts alone
+        return msgspec.structs.replace(check, faults=tuple(faults))
 
     async def resume(
         self,
@@ -170,6 +173,7 @@ class AsyncClient:
             secret_env=secrets,
             caller_env=caller_env,
             caller_salt=caller_salt,
+            takes_refusal=True,
         )
         request = pb.ResumeRunRequest(
             run_id=run_id,
@@ -440,6 +444,8 @@ class AsyncClient:
     async def _submit(self, name: str, request: Any) -> SubmitResult:
         timeout_s = LOOK_PATIENCE_S if name == "ResumeRun" or request.is_import_tried else None
         answer, _ = await self._connection.call(name, request, timeout_s=timeout_s)
+        if answer.HasField("refusal"):
+            raise read_refusal(answer.refusal)
         return from_message(answer, SubmitResult)
 
 

@@ -81,6 +81,7 @@ def make_submit_request(
         secret_env=secret_env,
         caller_env=caller_env,
         caller_salt=caller_salt,
+        takes_refusal=True,
     )
 
 

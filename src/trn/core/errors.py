@@ -17,7 +17,10 @@ TrnError
     └── RegistryGoneError     its file was deleted or replaced under the daemon
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
+
+from gen_worker.errors import Fault
 
 
 class TrnError(Exception):
@@ -29,9 +32,11 @@ class TrnError(Exception):
 class InvalidRequestError(TrnError):
     code = "invalid-argument"
 
-    def __init__(self, what: str, faults: list[str] | None = None) -> None:
-        self.faults = faults or []
-        super().__init__("\n".join([what, *(f"  - {fault}" for fault in self.faults)]))
+    def __init__(self, reason: str, faults: Iterable[str] = ()) -> None:
+        """`reason` is one line; each fault becomes a line of the message, and keeps its data."""
+        self.reason = reason
+        self.faults = [Fault.of(fault) for fault in faults]
+        super().__init__("\n".join([reason, *(f"  - {fault}" for fault in self.faults)]))
 
 
 class InfeasibleError(InvalidRequestError):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gen_worker.errors import Fault
 from trn.core.errors import UnavailableError
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
@@ -85,9 +86,9 @@ class WorkerExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How loading the author's code went: what is wrong with it, or why nobody can tell."""
+    """What is wrong with the author's code or the data, or the problem that prevented the check."""
 
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
     problem: str = ""
 
 

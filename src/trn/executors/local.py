@@ -15,6 +15,7 @@ import msgspec
 
 from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.errors import Fault
 from gen_worker.launcher.messages import (
     Close,
     Closed,
@@ -161,7 +162,7 @@ class LocalExecutor:
         except (UnavailableError, TimeoutError) as fault:
             return ImportCheck(problem=str(fault) or "the launcher did not answer in time")
         if isinstance(reply, Tried):
-            return ImportCheck(faults=reply.faults, problem=reply.problem)
+            return ImportCheck(faults=tuple(map(Fault.from_data, reply.faults)), problem=reply.problem)
         assert isinstance(reply, Refused), reply
         return ImportCheck(problem=reply.message)
 

@@ -15,6 +15,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gen_worker.contract.redaction import Secret
+from gen_worker.errors import Fault
+from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.runs import RunRecord
 from trn.proto import trainer_pb2 as pb
 
@@ -63,6 +65,19 @@ def read_flat(request: pb.ResumeRunRequest) -> pb.Submission:
             else:
                 setattr(submission, field.name, value)
     return submission
+
+
+def read_refusal(message: pb.Refusal) -> InvalidRequestError:
+    """The error that the daemon had."""
+    error = InfeasibleError if message.code == "infeasible" else InvalidRequestError
+    faults = read_faults(message)
+    return error(message.reason, [] if faults == [message.reason] else faults)
+
+
+def read_faults(message: pb.Refusal) -> list[Fault]:
+    return [
+        Fault.from_data({field.name: text for field, text in fault.ListFields()}) for fault in message.faults
+    ]
 
 
 def state_number(state: str) -> int:

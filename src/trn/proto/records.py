@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.errors import Fault
 from trn.core.runs import TERMINAL, LineagePart, Needs
 
 TERMINAL_WORDS = frozenset(state.value for state in TERMINAL)
@@ -120,7 +121,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What a submit would say. `faults`: why it would be refused; none, and it would be taken."""
 
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()  # texts with their data
     code: str = ""  # of a refusal: invalid or infeasible
     reason: str = ""
     notes: tuple[str, ...] = ()

@@ -149,7 +149,7 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "force_new", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt")
+    __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "force_new", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt", "takes_refusal")
     class SecretEnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class Submission(_message.Message):
     SECRET_ENV_FIELD_NUMBER: _ClassVar[int]
     CALLER_ENV_FIELD_NUMBER: _ClassVar[int]
     CALLER_SALT_FIELD_NUMBER: _ClassVar[int]
+    TAKES_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     code_identity: str
     snapshot: str
@@ -196,7 +197,8 @@ class Submission(_message.Message):
     secret_env: _containers.ScalarMap[str, str]
     caller_env: _containers.ScalarMap[str, str]
     caller_salt: str
-    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., force_new: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ...) -> None: ...
+    takes_refusal: bool
+    def __init__(self, config_json: _Optional[bytes] = ..., code_identity: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., interpreter: _Optional[str] = ..., priority: _Optional[int] = ..., force_new: _Optional[bool] = ..., is_dry_run: _Optional[bool] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., is_import_tried: _Optional[bool] = ..., frozen_from: _Optional[str] = ..., submission_id: _Optional[str] = ..., secret_env: _Optional[_Mapping[str, str]] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., caller_salt: _Optional[str] = ..., takes_refusal: _Optional[bool] = ...) -> None: ...
 
 class EnvDifference(_message.Message):
     __slots__ = ("name", "is_in_caller", "is_in_worker", "worker_value")
@@ -210,24 +212,52 @@ class EnvDifference(_message.Message):
     worker_value: str
     def __init__(self, name: _Optional[str] = ..., is_in_caller: _Optional[bool] = ..., is_in_worker: _Optional[bool] = ..., worker_value: _Optional[str] = ...) -> None: ...
 
+class Fault(_message.Message):
+    __slots__ = ("text", "path", "kind", "found", "expected", "hint")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    path: str
+    kind: str
+    found: str
+    expected: str
+    hint: str
+    def __init__(self, text: _Optional[str] = ..., path: _Optional[str] = ..., kind: _Optional[str] = ..., found: _Optional[str] = ..., expected: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "reason", "faults")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    reason: str
+    faults: _containers.RepeatedCompositeFieldContainer[Fault]
+    def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ...) -> None: ...
+
 class SubmitRunResponse(_message.Message):
-    __slots__ = ("run", "existed", "run_token", "plan_json", "notes", "env_differences")
+    __slots__ = ("run", "existed", "run_token", "plan_json", "notes", "env_differences", "refusal")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXISTED_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     ENV_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     run: Run
     existed: bool
     run_token: str
     plan_json: bytes
     notes: _containers.RepeatedScalarFieldContainer[str]
     env_differences: _containers.RepeatedCompositeFieldContainer[EnvDifference]
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., notes: _Optional[_Iterable[str]] = ..., env_differences: _Optional[_Iterable[_Union[EnvDifference, _Mapping]]] = ...) -> None: ...
+    refusal: Refusal
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: _Optional[bool] = ..., run_token: _Optional[str] = ..., plan_json: _Optional[bytes] = ..., notes: _Optional[_Iterable[str]] = ..., env_differences: _Optional[_Iterable[_Union[EnvDifference, _Mapping]]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class CheckRunResponse(_message.Message):
-    __slots__ = ("faults", "code", "reason", "notes", "run", "plan_json", "env_differences")
+    __slots__ = ("faults", "code", "reason", "notes", "run", "plan_json", "env_differences", "refusal")
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +265,7 @@ class CheckRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     ENV_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     faults: _containers.RepeatedScalarFieldContainer[str]
     code: str
     reason: str
@@ -242,7 +273,8 @@ class CheckRunResponse(_message.Message):
     run: Run
     plan_json: bytes
     env_differences: _containers.RepeatedCompositeFieldContainer[EnvDifference]
-    def __init__(self, faults: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., plan_json: _Optional[bytes] = ..., env_differences: _Optional[_Iterable[_Union[EnvDifference, _Mapping]]] = ...) -> None: ...
+    refusal: Refusal
+    def __init__(self, faults: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., plan_json: _Optional[bytes] = ..., env_differences: _Optional[_Iterable[_Union[EnvDifference, _Mapping]]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id", "reason", "is_exact")

@@ -11,7 +11,7 @@ from gen_worker.contract.documents import read_document, render_value, require_p
 from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
-from gen_worker.errors import SpecError
+from gen_worker.errors import Fault, SpecError
 
 RUNNER = "gen_worker.pytorch_runner:PyTorchTrainer"
 _OF_THE_RUNNER = frozenset({"model", "columns", "loss"})  # fields of `hyperparams` that it cannot do without
@@ -32,13 +32,11 @@ def parse_job_spec(data: object, *, source: str) -> TrainingJobSpec:
     version = document.get("trainer_api_version", API_VERSION)
     if version != API_VERSION:
         # Another version may mean anything by its fields: judging them by ours would only mislead.
-        raise SpecError(
-            source,
-            [
-                f"trainer_api_version: found {render_value(version)}, but this worker reads only "
-                f'"{API_VERSION}": use a worker of that version or rewrite the document as {API_VERSION}'
-            ],
+        message = (
+            f"found {render_value(version)}, but this worker reads only "
+            f'"{API_VERSION}": use a worker of that version or rewrite the document as {API_VERSION}'
         )
+        raise SpecError(source, [_fault("trainer_api_version", message)])
     broken_rules = list(rule_faults(with_intended_names(document, TrainingJobSpec)))
     return convert_document(document, TrainingJobSpec, source=source, more_faults=broken_rules)
 
@@ -122,7 +120,7 @@ def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
     return kept
 
 
-def rule_faults(document: dict[str, Any]) -> Iterator[str]:
+def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
     """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
 
     def given(*path: str) -> Any:
@@ -132,9 +130,14 @@ def rule_faults(document: dict[str, Any]) -> Iterator[str]:
         return value
 
     if given("mode") == "inference":
-        yield 'mode: found "inference", but this release only trains: set it to "trainer" or leave it out'
+        yield _fault(
+            "mode", 'found "inference", but this release only trains: set it to "trainer" or leave it out'
+        )
     if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
-        yield "max_steps: neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)"
+        yield _fault(
+            "max_steps",
+            "neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)",
+        )
     yield from _data_source_faults(
         given("dataset", "parquet_paths"),
         given("inputs", "dataset_parquet_refs"),
@@ -146,50 +149,68 @@ def rule_faults(document: dict[str, Any]) -> Iterator[str]:
         if isinstance(dataset := given(*place), dict):
             yield from _own_data_faults(".".join(place), dataset)
     if given("dataset", "generated") and given("max_steps") is None:
-        yield "max_steps: not given, but with `dataset.generated` there is no epoch that could end: expected a number of steps"
+        yield _fault(
+            "max_steps",
+            "not given, but `dataset.generated` has no end of an epoch: expected a number of steps",
+        )
     if given("validate_every") not in (None, 0) and given("validation", "dataset") is None:
-        yield (
-            f"validate_every: found {render_value(given('validate_every'))}, but there is nothing to validate on: "
-            "give `validation.dataset` or set it to 0"
+        yield _fault(
+            "validate_every",
+            f"found {render_value(given('validate_every'))}, but there is nothing to validate on: "
+            "give `validation.dataset` or set it to 0",
         )
     stopping = given("early_stopping")
     if stopping is not None and given("validate_every") in (None, 0):
         metric = given("early_stopping", "metric")
         if not (isinstance(metric, str) and metric.startswith("train/")):
             shown = "the default `val/loss`" if metric is None else render_value(metric)
-            yield (
-                f"early_stopping.metric: found {shown}, but nothing is validated: "
-                'set `validate_every`, or watch a metric that starts with "train/"'
+            yield _fault(
+                "early_stopping.metric",
+                f"found {shown}, but nothing is validated: "
+                'set `validate_every`, or watch a metric that starts with "train/"',
             )
     for one, other in (
         (("resources", "devices"), ("resources", "gpus")),
         (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
     ):
         if given(*one) is not None and given(*other) is not None:
-            yield f"{'.'.join(one)}: given together with `{'.'.join(other)}`, expected at most one of the two"
+            yield _fault(
+                ".".join(one), f"given together with `{'.'.join(other)}`, expected at most one of the two"
+            )
     if given("group") is not None and given("tags", "group") is not None:
-        yield "group: given together with the tag `group`, expected one of the two: a group is kept as that tag"
+        yield _fault(
+            "group",
+            "given together with the tag `group`, expected one of the two: a group is kept as that tag",
+        )
     run_id = given("run_id")
     if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
-        yield f'run_id: found {render_value(run_id)}, expected one without ".." and line ends: it names a folder'
+        yield Fault.of_value(
+            "run_id", render_value(run_id), 'one without ".." and line ends', ": it names a folder"
+        )
+
+
+def _fault(path: str, message: str) -> Fault:
+    return Fault(message, path=path, kind="rule")
 
 
 _NO_DATA = DatasetSpec()
 
 
-def _own_data_faults(place: str, dataset: dict[str, Any]) -> Iterator[str]:
+def _own_data_faults(place: str, dataset: dict[str, Any]) -> Iterator[Fault]:
     """Of `source`, with which fields that are about parquet files mean nothing."""
     source = dataset.get("source")
     if source is None:
         if dataset.get("args"):
-            yield f"{place}.args: given without `{place}.source`, which alone would take them"
+            yield _fault(f"{place}.args", f"given without `{place}.source`, which alone would take them")
         if place != "dataset" and not dataset.get("parquet_paths"):
-            yield f"{place}: there is no data, expected `{place}.parquet_paths` or `{place}.source`"
+            yield _fault(place, f"there is no data, expected `{place}.parquet_paths` or `{place}.source`")
         return
     if isinstance(source, str) and ":" not in source:
-        yield f"{place}.source: found {render_value(source)}, expected module:symbol"
+        yield Fault.of_value(f"{place}.source", render_value(source), "module:symbol")
     if place != "dataset" and dataset.get("parquet_paths"):
-        yield f"{place}.parquet_paths: given together with `{place}.source`, expected only one of the two"
+        yield _fault(
+            f"{place}.parquet_paths", f"given together with `{place}.source`, expected only one of the two"
+        )
     for name in ("columns", "decode_cache", "readahead"):
         if dataset.get(name, default := getattr(_NO_DATA, name)) != default:
             remedy = (
@@ -197,10 +218,15 @@ def _own_data_faults(place: str, dataset: dict[str, Any]) -> Iterator[str]:
                 if name == "readahead"
                 else ""
             )
-            yield f"{place}.{name}: given together with `{place}.source`, but it is for parquet files{remedy}"
+            yield _fault(
+                f"{place}.{name}",
+                f"given together with `{place}.source`, but it is for parquet files{remedy}",
+            )
 
 
-def _data_source_faults(paths: Any, refs: Any, generated: Any, own: Any, mock_batches: Any) -> Iterator[str]:
+def _data_source_faults(
+    paths: Any, refs: Any, generated: Any, own: Any, mock_batches: Any
+) -> Iterator[Fault]:
     sources = {
         "dataset.parquet_paths": paths,
         "inputs.dataset_parquet_refs": refs,
@@ -212,6 +238,7 @@ def _data_source_faults(paths: Any, refs: Any, generated: Any, own: Any, mock_ba
         found.append("mock_batches")
     choices = "`dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`"
     if not found:
-        yield f"dataset: there is no data, expected one of {choices}"
+        yield _fault("dataset", f"there is no data, expected one of {choices}")
     elif len(found) > 1:
-        yield f"{found[0]}: given together with {' and '.join(f'`{name}`' for name in found[1:])}, expected only one of {choices}"
+        others = " and ".join(f"`{name}`" for name in found[1:])
+        yield _fault(found[0], f"given together with {others}, expected only one of {choices}")

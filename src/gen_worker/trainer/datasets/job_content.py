@@ -58,7 +58,7 @@ class _NamedFile(NamedTuple):
 def names_files(config: Mapping[str, Any]) -> bool:
     """Whether a job may name files at all. Looks at no disk."""
     return any(config.get(field) for field in ("weights", "resume_checkpoint_path", "inputs")) or any(
-        _dataset(config, names) is not None for names in DATASETS
+        section_of(config, names) is not None for names in DATASETS
     )
 
 
@@ -151,11 +151,11 @@ def _hash_tail(path: str) -> str:
 def _named_files(config: Mapping[str, Any], base_dir: str, by_name: list[str]) -> Iterator[_NamedFile]:
     """Every file that a job names, in a fixed order; what cannot be read from here goes to `by_name`."""
     for names in DATASETS:
-        dataset, field = _dataset(config, names), ".".join(names)
+        dataset, field = section_of(config, names), ".".join(names)
         if dataset is None:
             continue
         for text in _list(dataset.get("parquet_paths")):
-            if _is_remote(text):
+            if is_remote(text):
                 by_name.append(_shown(text))
             elif path := _absolute(text, base_dir):
                 yield from _parquet_files(field, path)
@@ -257,7 +257,8 @@ def _files_at(
         by_name.append(f"{path}: {num_files - MAX_FILES:,} of its {num_files:,} files")
 
 
-def _dataset(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any] | None:
+def section_of(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any] | None:
+    """The object at that path of a job, if there is one."""
     place: Any = config
     for name in names:
         place = place.get(name) if isinstance(place, Mapping) else None
@@ -283,7 +284,8 @@ def texts_in(value: Any) -> Iterator[str]:
             yield from texts_in(below)
 
 
-def _is_remote(text: str) -> bool:
+def is_remote(text: str) -> bool:
+    """Whether a path or ref names something of another machine."""
     found = _SCHEME.match(text)
     return found is not None and found[1].lower() != "file"
 

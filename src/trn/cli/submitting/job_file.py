@@ -1,19 +1,15 @@
-"""A job file, and what the command line lays over it -> the job to submit, or every fault of it at once."""
+"""A job file and the options that change it -> the job to submit, or every fault of its fields at once."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 
-if TYPE_CHECKING:
-    from trn.core.home import Home
-
 UNNAMED = "unnamed"
-DATA = frozenset({"dataset", "validation", "test"})
-_REF = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # s3:…, https:…: fetched by the worker
 _TRAINER_REF = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 TEXTS = ("tags", "env")  # their values are text, also where they look like numbers
 
@@ -33,29 +29,28 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job, and what is wrong with it as far as it can be told here: the daemon has the last word."""
+    """A job and the faults of its fields. Everything else is checked by the daemon."""
 
     path: Path
     config: dict[str, Any]
-    warnings: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     @property
     def base_dir(self) -> Path:
         return self.path.parent
 
-    def require_sound(self, *further: str) -> None:
-        """InvalidRequestError with every fault, and those that somebody else found."""
+    def require_sound(self, *further: Fault) -> None:
+        """InvalidRequestError with every fault, and with those that were found elsewhere."""
         faults = list(dict.fromkeys((*self.faults, *further)))
         if faults:
             what = f"the job of {self.path.name}" if is_trainer_ref(self.path) else str(self.path)
             raise InvalidRequestError(f"{what} is not valid", faults)
 
 
-def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job:
-    """Read, change and judge a job: a file, or `module:Symbol` where there is no such file.
+def read_job(path: Path, changes: Changes) -> Job:
+    """Read and change a job: a file, or `module:Symbol` where there is no such file.
 
-    InvalidRequestError where it is no job at all. Its data must be there, and in `home` room for its checkpoints.
+    InvalidRequestError where it cannot be read as a job.
     """
     from gen_worker.contract.documents import read_document
     from gen_worker.contract.job.rules import apply_profile, name_runner
@@ -73,16 +68,9 @@ def read_job(path: Path, changes: Changes, *, home: "Home | None" = None) -> Job
     config = dict(document)
     faults = [*_apply(config, changes)]
     config = name_runner(config, path=path)
-    faults += find_faults(config, base_dir=path.parent)
-    warnings: tuple[str, ...] = ()
-    if home is not None:
-        from trn.cli.submitting.disk_check import check_room
-
-        room = check_room(config, path.parent, home)
-        faults += room.faults
-        warnings = room.warnings
-    config.pop("profiles", None)  # one was laid over, or none: the run has no use for them
-    return Job(path=path, config=config, warnings=warnings, faults=tuple(faults))
+    faults += find_field_faults(config)
+    config.pop("profiles", None)  # one was applied, or none: the run does not use them
+    return Job(path=path, config=config, faults=tuple(faults))
 
 
 def is_trainer_ref(path: Path) -> bool:
@@ -90,23 +78,19 @@ def is_trainer_ref(path: Path) -> bool:
     return _TRAINER_REF.fullmatch(path.name) is not None and not _exists(path)
 
 
-def find_faults(config: dict[str, Any], *, base_dir: Path) -> list[str]:
-    """Every fault of a job: its fields, and the files and data it names."""
+def find_field_faults(config: dict[str, Any]) -> list[Fault]:
+    """Every fault of a job's fields, found by the parser that the daemon and the worker use."""
     from gen_worker.contract.job.rules import parse_job_spec
     from gen_worker.errors import SpecError
 
-    faults = []
+    faults: list[Fault] = []
     try:
         parse_job_spec({"run_id": UNNAMED, **config}, source="the job")
     except SpecError as fault:
-        faults += fault.faults
+        faults += map(Fault.of, fault.faults)
     if config.get("trainer") is None:
-        faults.append("trainer: not given, expected the trainer class as module:symbol")
-    faults += _missing_files(config, base_dir)
-    if not DATA.isdisjoint(config):
-        from trn.cli.submitting.dataset_check import find_dataset_faults
-
-        faults += find_dataset_faults(config, base_dir)
+        message = "not given, expected the trainer class as module:symbol"
+        faults.append(Fault(message, path="trainer", kind="missing", expected="module:symbol"))
     return faults
 
 
@@ -119,31 +103,38 @@ def read_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     return overrides
 
 
-def assign(document: dict[str, Any], text: str) -> str | None:
-    """Set `a.b=value` in place; the value is JSON, else text. The fault where it cannot be."""
+def assign(document: dict[str, Any], text: str) -> Fault | None:
+    """Set `a.b=value` in place; the value is JSON, else text. Returns the fault, if there is one."""
     from gen_worker.contract.documents import parse_value
     from gen_worker.errors import SpecError
 
     key, sign, value = text.partition("=")
     names = key.strip().split(".")
     if not sign or not all(names):
-        return f"--set {text}: expected key=value, for example --set hyperparams.lr=0.1"
+        return _option_fault(f"--set {text}", "expected key=value, for example --set hyperparams.lr=0.1")
     place = document
     for depth, name in enumerate(names[:-1], start=1):
         below = place.get(name)
         if below is not None and not isinstance(below, dict):
-            return f"--set {text}: {'.'.join(names[:depth])} is {below!r}, which has no fields"
+            return _option_fault(
+                f"--set {text}", f"{'.'.join(names[:depth])} is {below!r}, which has no fields"
+            )
         place[name] = dict(below or {})  # what it was read from is not ours to change
         place = place[name]
     is_text = names[0] in TEXTS and len(names) > 1 and value != "null"
     try:
         place[names[-1]] = value if is_text else parse_value(value, source=key)
     except SpecError as fault:
-        return f"--set {text}: {'; '.join(words.removeprefix('(document): ') for words in fault.faults)}"
+        words = "; ".join(found.removeprefix("(document): ") for found in fault.faults)
+        return _option_fault(f"--set {text}", words)
     return None
 
 
-def _apply(config: dict[str, Any], changes: Changes) -> Iterator[str]:
+def _option_fault(option: str, message: str) -> Fault:
+    return Fault(message, path=option, kind="option")
+
+
+def _apply(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
     """Change the config in place; the faults of what cannot be."""
     for text in changes.assignments:
         if fault := assign(config, text):
@@ -155,7 +146,7 @@ def _apply(config: dict[str, Any], changes: Changes) -> Iterator[str]:
     yield from _apply_devices(config, changes)
 
 
-def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[str]:
+def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
     given = [
         option
         for option, value in (
@@ -166,7 +157,7 @@ def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[str]:
         if value is not None
     ]
     if len(given) > 1:
-        yield f"{' and '.join(given)} exclude each other: give one"
+        yield Fault(f"{' and '.join(given)} exclude each other: give one", kind="option")
     resources = config.get("resources")
     if not given or not isinstance(resources, dict | None):
         return
@@ -176,22 +167,13 @@ def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[str]:
     elif changes.devices is not None:
         chosen["devices"] = [name.strip() for name in changes.devices.split(",") if name.strip()]
         if not chosen["devices"]:
-            yield f"--devices {changes.devices!r}: names no device, expected for example cuda:0,cuda:1"
+            yield _option_fault(
+                f"--devices {changes.devices!r}", "names no device, expected for example cuda:0,cuda:1"
+            )
     else:
         chosen["gpus"] = changes.device_count
     kept = {name: value for name, value in (resources or {}).items() if name not in ("devices", "gpus")}
     config["resources"] = {**kept, **chosen}
-
-
-def _missing_files(config: Mapping[str, Any], base_dir: Path) -> Iterator[str]:
-    for field in ("weights", "resume_checkpoint_path"):
-        path = config.get(field)
-        if not isinstance(path, str) or not path or _REF.match(path):
-            continue
-        if not _exists(base_dir / path):
-            yield f"{field}: there is no {base_dir / path}"
-        elif field != "weights" and (base_dir / path).is_dir():  # a class may read a folder of weights
-            yield f"{field}: {base_dir / path} is a folder, expected the .meta.json of a checkpoint"
 
 
 def _exists(path: Path) -> bool:

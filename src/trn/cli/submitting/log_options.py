@@ -1,4 +1,4 @@
-"""`--log-dir` and `--event-log`: where the daemon writes a run's lines as well, checked before anything is spent."""
+"""`--log-dir` and `--event-log`: where the daemon also writes a run's lines."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,6 @@ import click
 
 if TYPE_CHECKING:
     from trn.cli.output import Output
-    from trn.core.home import Home
     from trn.proto.records import SubmitResult
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -37,17 +36,6 @@ class LogPaths(NamedTuple):
 
     log_dir: str
     event_log: str
-
-    def find_faults(self, home: "Home") -> list[str]:
-        """Where nothing could be written. The daemon, who will write there, looks again."""
-        from trn.core.log_targets import find_file_fault, find_folder_fault
-
-        faults = []
-        if self.log_dir and (fault := find_folder_fault(Path(self.log_dir), home)):
-            faults.append(f"--log-dir {self.log_dir}: {fault}")
-        if self.event_log and (fault := find_file_fault(Path(self.event_log), home)):
-            faults.append(f"--event-log {self.event_log}: {fault}")
-        return faults
 
     def say_kept(self, output: "Output", submission: "SubmitResult") -> None:
         """An equal run that exists keeps its own: say so, where others were asked for."""

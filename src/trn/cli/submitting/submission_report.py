@@ -76,25 +76,22 @@ async def report_and_follow(
     return await Follower(client, home, output, run, is_ours=True).follow()
 
 
-def report_rejection(output: "Output", fault: "InvalidRequestError | ConflictError", what: str) -> ExitCode:
-    """The job was refused: every fault of it, to people and to programs."""
-    from trn.core.errors import ConflictError, InfeasibleError
+def report_rejection(output: "Output", error: "InvalidRequestError | ConflictError", what: str) -> ExitCode:
+    """Show every fault of a job that was refused: words to people, words and data to programs."""
+    from gen_worker.errors import Fault
+    from trn.core.errors import InfeasibleError, InvalidRequestError
 
-    reason = str(fault).partition("\n")[0]
-    faults = [] if isinstance(fault, ConflictError) else read_faults(fault)
-    code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
-    output.say("\n".join(map(plain, f"trn: {fault}".splitlines())))
+    reason, faults, code = str(error), [Fault(str(error))], "conflict"
+    if isinstance(error, InvalidRequestError):
+        reason, faults = error.reason, error.faults or [Fault(error.reason)]
+        code = "infeasible" if isinstance(error, InfeasibleError) else "invalid"
+    output.say("\n".join(map(plain, f"trn: {error}".splitlines())))
     output.event(
         "job_rejected",
         job=what,
-        code="conflict" if isinstance(fault, ConflictError) else code,
+        code=code,
         reason=reason,
-        faults=faults or [reason],
+        faults=[str(fault) for fault in faults],
+        fault_details=[fault.to_data() for fault in faults],
     )
     return ExitCode.REFUSED
-
-
-def read_faults(fault: "InvalidRequestError") -> list[str]:
-    """Each fault by itself. What a daemon refused comes as text: they are the lines below the first."""
-    _, *lines = str(fault).splitlines()
-    return list(fault.faults) or [line.strip().removeprefix("- ") for line in lines if line.strip()]

@@ -101,11 +101,8 @@ async def _resume(
 ) -> ExitCode:
     from trn.cli.following.follow import connected
     from trn.cli.submitting.submission_report import answered, report_and_follow, say_answer
-    from trn.core.errors import InvalidRequestError
 
     paths, variables = read_log_paths(options), read_variables(options)
-    if log_faults := paths.find_faults(home):
-        raise InvalidRequestError("the run's lines could not be written", log_faults)
     checkpoint = None if given is None else find_checkpoint(given)
     parent = None
     if config is None:
@@ -214,12 +211,8 @@ async def _resume_config(
 
     from trn.cli.submitting.job_file import Changes, read_job
 
-    # Checked as it will be: its checkpoints are as large as this one.
-    assignments = [*options["assignments"], f"resume_checkpoint_path={checkpoint}"]
-    job = read_job(config, Changes(assignments=assignments), home=home)
+    job = read_job(config, Changes(assignments=options["assignments"]))
     job.require_sound()
-    for warning in job.warnings:
-        output.say(f"trn: {warning}")
     code = await asyncio.to_thread(
         freeze, home, job.base_dir, code_dir=options["code_dir"], env_files=options["env_files"]
     )

@@ -15,6 +15,7 @@ from trn.core.home import Home
 from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
+    from gen_worker.errors import Fault
     from trn.cli.submitting.job_file import Job
     from trn.client.caller_environment import GivenVariables
     from trn.client.wire_requests import SubmitOptions
@@ -93,9 +94,7 @@ def command(home: Home, /, *, job: Path | None, config: Path | None, **options: 
     path = _one_of(job, config)
     output = Output(is_json=options["is_json"])
     try:
-        found, paths, variables = _read(path, options, home), read_log_paths(options), read_variables(options)
-        for warning in found.warnings:
-            output.say(f"trn: {warning}")
+        found, paths, variables = _read(path, options), read_log_paths(options), read_variables(options)
         return asyncio.run(_run(home, output, found, paths, variables, options))
     except (InvalidRequestError, ConflictError) as fault:
         return report_rejection(output, fault, str(path))
@@ -112,7 +111,7 @@ def _one_of(job: Path | None, config: Path | None) -> Path:
     return path
 
 
-def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":
+def _read(config: Path, options: dict[str, Any]) -> "Job":
     from trn.cli.submitting.job_file import Changes, read_job
 
     changes = Changes(
@@ -124,7 +123,7 @@ def _read(config: Path, options: dict[str, Any], home: Home) -> "Job":
         device_count=options["device_count"],
         is_cpu_only=options["is_cpu_only"],
     )
-    return read_job(config, changes, home=home)
+    return read_job(config, changes)
 
 
 async def _run(
@@ -140,9 +139,8 @@ async def _run(
     from trn.cli.following.follow import connected
     from trn.cli.submitting.submission_report import answered, report_and_follow, say_answer
 
-    log_faults = paths.find_faults(home)
-    if job.faults or log_faults:
-        job.require_sound(*log_faults, *await _find_further_faults(home, job, options))
+    if job.faults:
+        job.require_sound(*await _find_further_faults(home, job, options))
     home.make()
     freezing = asyncio.ensure_future(asyncio.to_thread(_freeze, home, job.base_dir, options))
     try:
@@ -180,8 +178,8 @@ async def _run(
         freezing.cancel()
 
 
-async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) -> list[str]:
-    """What a daemon has to say of a job that is refused anyway; none is started for it."""
+async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) -> "list[Fault]":
+    """What a running daemon finds in a job that is refused anyway; none is started for it."""
     import asyncio
 
     from trn.cli.following.follow import connected
@@ -201,7 +199,7 @@ async def _find_further_faults(home: Home, job: "Job", options: dict[str, Any]) 
                 is_import_tried=True,
             )
             return list(checked.faults)
-    except TrnError:  # its own troubles are not the job's
+    except TrnError:  # the daemon's problem, not the job's
         return []
 
 
@@ -216,7 +214,7 @@ def _show_check(output: Output, check: "JobCheck") -> ExitCode:
 
     if check.faults:
         refusal = InfeasibleError if check.code == "infeasible" else InvalidRequestError
-        raise refusal(check.reason, list(check.faults))
+        raise refusal(check.reason, check.faults)
     say_differences(output, check.env_differences)
     plan = check.plan or {}
     for note in check.notes:

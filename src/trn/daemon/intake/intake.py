@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import secrets as random_values
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, Self
 
 import msgspec
 
+from gen_worker.errors import Fault
 from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, TrnError
 from trn.core.home import Home
@@ -38,21 +39,36 @@ class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is not queued."""
+
+    code: str  # invalid, or infeasible: this machine can never run it
+    reason: str
+    faults: Sequence[Fault]
+
+    @classmethod
+    def of(cls, error: InvalidRequestError) -> Self:
+        code = "infeasible" if isinstance(error, InfeasibleError) else "invalid"
+        return cls(code=code, reason=error.reason, faults=error.faults or [Fault(error.reason)])
+
+
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """`existed`: an equal run answers. `plan_json`: of a dry run, what would be started."""
 
-    run: RunRecord | PlannedRun
+    run: RunRecord | PlannedRun | None = None  # None: see `refusal`
     existed: bool = False
     run_token: str = ""
     plan_json: bytes = b""
     notes: Sequence[str] = ()
     env_differences: Sequence[EnvDifference] = ()
+    refusal: Refusal | None = None  # only for a caller that takes it so; others get the error
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a submit would answer. Without faults it would be queued."""
+    """What a submit would answer. Without a refusal it would be queued."""
 
-    faults: Sequence[str] = ()
+    refusal: Refusal | None = None
+    faults: Sequence[str] = ()  # its texts, code and reason, for older clients
     code: str = ""
     reason: str = ""
     notes: Sequence[str] = ()
@@ -84,11 +100,10 @@ class Intake:
     async def check(self, submission: Submission) -> Checked:
         """As `submit`, with a refusal as an answer. Nothing is queued."""
         try:
-            found = await self.submit(msgspec.structs.replace(submission, is_dry_run=True))
+            found = await self._submit(msgspec.structs.replace(submission, is_dry_run=True))
         except InvalidRequestError as fault:
-            reason = str(fault).partition("\n")[0]
-            code = "infeasible" if isinstance(fault, InfeasibleError) else "invalid"
-            return Checked(faults=fault.faults or [reason], code=code, reason=reason)
+            refusal = Refusal.of(fault)
+            return Checked(refusal=refusal, faults=refusal.faults, code=refusal.code, reason=refusal.reason)
         return Checked(
             run=found.run,
             plan_json=found.plan_json,
@@ -96,7 +111,23 @@ class Intake:
             env_differences=found.env_differences,
         )
 
+    async def submit(self, submission: Submission) -> Submitted:
+        """Durable when it returns. InvalidRequestError, InfeasibleError, unless the caller takes a refusal."""
+        return await self._or_refusal(submission, self._submit(submission))
+
     async def resume(self, request: ResumeRequest) -> Submitted:
+        """As `submit`."""
+        return await self._or_refusal(request.submission, self._resume(request))
+
+    async def _or_refusal(self, submission: Submission, answer: Awaitable[Submitted]) -> Submitted:
+        try:
+            return await answer
+        except InvalidRequestError as fault:
+            if not submission.takes_refusal:
+                raise
+            return Submitted(refusal=Refusal.of(fault))
+
+    async def _resume(self, request: ResumeRequest) -> Submitted:
         made = self._registry.submission(request.submission.submission_id)
         if made is not None:  # since then its parent may have changed, and its checkpoints may be gone
             return Submitted(run=made)
@@ -107,7 +138,7 @@ class Intake:
             if answer is None:
                 raise
             return answer
-        return await self.submit(resumed, notes)
+        return await self._submit(resumed, notes)
 
     async def _find_resumed(self, request: ResumeRequest) -> Submitted | None:
         """The newest run of the family, if this very resume made it and it is alive or complete."""
@@ -124,12 +155,11 @@ class Intake:
                 return Submitted(run=equal, existed=True, notes=[await self._say_equal(equal, judged)])
         return None
 
-    async def submit(self, submission: Submission, notes: Sequence[str] = ()) -> Submitted:
-        """Durable when it returns. InvalidRequestError, InfeasibleError."""
+    async def _submit(self, submission: Submission, notes: Sequence[str] = ()) -> Submitted:
         stale: dict[str, str] = {}
 
         async def is_new(digest: str) -> bool:
-            if submission.force_new or submission.is_dry_run:
+            if submission.force_new:
                 return True
             equals = self._registry.answers_to(digest)
             if equals:

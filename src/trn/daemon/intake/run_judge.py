@@ -1,14 +1,16 @@
-"""RunJudge: may a run be queued? Every fault at once, whoever asks: fields, machine, code, places for log lines."""
+"""RunJudge: may a run be queued? Checks fields, machine, data, disk, code and log paths, and finds every fault at once."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from gen_worker.contract.job.rules import name_runner
 from gen_worker.contract.redaction import looks_secret, strip_url_secrets
+from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.log_targets import find_file_fault, find_folder_fault
@@ -17,6 +19,8 @@ from trn.core.snapshots import SnapshotStore
 from trn.core.training_variables import fingerprint, matters
 from trn.core.workers_variables import DEVICE_VARIABLES, without_workers_variables
 from trn.daemon.dispatch.worker_plan import WorkerFiles
+from trn.daemon.intake.data_check import find_data_faults
+from trn.daemon.intake.disk_check import Room, check_room
 from trn.daemon.intake.import_checks import ImportChecks
 from trn.daemon.intake.run_identity import RunIdentity
 from trn.daemon.intake.submission import Submission, make_run_id, read_config, read_submission
@@ -24,6 +28,7 @@ from trn.daemon.machine.devices import Inventory
 from trn.proto.records import EnvDifference
 from trn.registry.base import NewRun, ReadableRegistry
 
+DATA = frozenset({"dataset", "inputs", "mock_batches"})  # one of these says what a job trains on
 MAX_VALUE = 200  # characters of a variable that a caller is shown
 
 
@@ -66,31 +71,62 @@ class RunJudge:
         self._home = home
         self._settings = settings
 
-    async def judge(self, submission: Submission, *, is_new: Callable[[str], Awaitable[bool]]) -> Judged:
-        """The run to queue, and what is worth knowing of it. InvalidRequestError with every fault.
+    async def judge(
+        self,
+        submission: Submission,
+        *,
+        is_new: Callable[[str], Awaitable[bool]],
+    ) -> Judged:
+        """The run to queue, and notes about it. InvalidRequestError with every fault.
 
-        With `is_import_tried` its code is loaded, unless its digest is that of a run that answers: `is_new` says so.
+        With `is_import_tried` its data, disk and code are checked too, in a dry run data and disk; but not where a
+        run with this digest answers: `is_new` says so.
         """
-        log_faults = await self._find_log_faults(submission)
+        faults = await self._find_log_faults(submission)
         try:
             new = self.read(submission)
-        except InvalidRequestError as fault:
-            refused = (
-                await self._with_import_faults(fault, submission) if submission.is_import_tried else fault
-            )
-            raise with_faults(refused, log_faults) from fault
+        except InvalidRequestError as refusal:
+            bare = self._read_sound_part(refusal, submission)
+            if bare is not None:
+                faults += (await self._look(bare, submission))[0]
+            known = set(refusal.faults)
+            further = [fault for fault in faults if fault not in known]
+            raise type(refusal)(refusal.reason, [*refusal.faults, *further]) from refusal
         if new.snapshot:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
         new, by_name = await self._identify(new, submission)
         notes: list[str] = []
-        if await is_new(new.digest) and submission.is_import_tried:
-            try:
-                notes = await self._check_imports(new, submission)
-            except InvalidRequestError as fault:
-                raise with_faults(fault, log_faults) from fault
-        if log_faults:
-            raise InvalidRequestError("the run's lines could not be written", log_faults)
+        if await is_new(new.digest):
+            found, notes = await self._look(new, submission)
+            faults += found
+        if faults:
+            raise InvalidRequestError("the job is not valid", faults)
         return Judged(run=new, notes=(*notes, *_say_recorded(new)), by_name=by_name)
+
+    async def _look(self, new: NewRun, submission: Submission) -> tuple[list[Fault], list[str]]:
+        """(faults, notes) of what the run names: files, room for checkpoints, code."""
+        faults: list[Fault] = []
+        notes: list[str] = []
+        if submission.is_import_tried or submission.is_dry_run:
+            faults, room = await asyncio.to_thread(self._look_at_files, new)
+            faults += room.faults
+            notes += room.warnings
+        if submission.is_import_tried:
+            new = with_id(new, new.run_id)
+            found, warnings = await self._imports.find_faults(
+                self._dispatcher.plan(new).plan,
+                new.config,
+                snapshot=new.snapshot,
+                secret_env=submission.secret_env,
+            )
+            faults += found
+            notes += warnings
+        return faults, notes
+
+    def _look_at_files(self, new: NewRun) -> tuple[list[Fault], Room]:
+        faults = list(find_data_faults(new.config, new.base_dir))
+        least = self._settings.min_free_bytes
+        return faults, check_room(new.config, Path(new.base_dir or "/"), self._home, min_free_bytes=least)
 
     async def _identify(self, new: NewRun, submission: Submission) -> tuple[NewRun, tuple[str, ...]]:
         """The run with its family and its digest, and what of its data was compared by its name."""
@@ -120,40 +156,28 @@ class RunJudge:
         inherited = self._dispatcher.worker_environ()
         return find_differences(submission.caller_env, submission.caller_salt, inherited, decided=decided)
 
-    async def _check_imports(self, new: NewRun, submission: Submission) -> list[str]:
-        new = with_id(new, new.run_id)
-        plan = self._dispatcher.plan(new).plan
-        return await self._imports.check_imports(
-            plan, new.config, snapshot=new.snapshot, secret_env=submission.secret_env
-        )
-
-    async def _with_import_faults(
-        self, refused: InvalidRequestError, submission: Submission
-    ) -> InvalidRequestError:
-        """A refusal, and what is wrong with the code besides: of a job that is otherwise beyond reproach."""
+    def _read_sound_part(self, refusal: InvalidRequestError, submission: Submission) -> NewRun | None:
+        """The job without the fields that were refused, so that the rest is checked too. None: too little is left."""
         try:
             config = name_runner(
                 read_config(submission.config_json, max_config_bytes=self._settings.max_config_bytes)
             )
-            named: dict[str, Any] = {
-                name: config[name] for name in ("trainer", "callbacks", "env") if name in config
-            }
-            if isinstance(config.get("hyperparams"), dict):  # the class may have its own say about them
-                named["hyperparams"] = config["hyperparams"]
-            bare = msgspec.json.encode({**named, "mock_batches": [0], "resources": {"devices": ["cpu"]}})
-            new = self.read(msgspec.structs.replace(submission, config_json=bare, priority=0))
+            refused = {re.split(r"[.\[]", fault.path)[0] for fault in refusal.faults}
+            sound = {name: value for name, value in config.items() if name not in refused}
+            if DATA.isdisjoint(sound):
+                sound["mock_batches"] = [0]
+            sound.setdefault("max_steps", 1)
+            if "validation" not in sound:
+                sound.pop("validate_every", None)
+            if "validate_every" not in sound:
+                sound.pop("early_stopping", None)
+            bare = msgspec.structs.replace(submission, config_json=msgspec.json.encode(sound), priority=0)
+            return self.read(bare)
         except InvalidRequestError:
-            return refused
-        try:
-            await self._check_imports(new, submission)
-        except InvalidRequestError as further:
-            return with_faults(refused, further.faults)
-        return refused
+            return None
 
-    async def _find_log_faults(self, submission: Submission) -> list[str]:
-        """Where the run's lines could not be written, by us."""
-        if not submission.log_dir and not submission.event_log:
-            return []
+    async def _find_log_faults(self, submission: Submission) -> list[Fault]:
+        """Of the paths for log lines that the daemon cannot write to."""
         faults = []
         for name, path, find in (
             ("log_dir", submission.log_dir, find_folder_fault),
@@ -161,7 +185,7 @@ class RunJudge:
         ):
             if path.startswith("/") and "\0" not in path:  # anything else is a fault of its own
                 fault = await asyncio.to_thread(find, Path(path), self._home)
-                faults += [f"{name}: {path}: {fault}"] if fault else []
+                faults += [Fault(f"{path}: {fault}", path=name, kind="log", found=path)] if fault else []
         return faults
 
     def read(self, submission: Submission) -> NewRun:
@@ -186,11 +210,6 @@ def _say_recorded(new: NewRun) -> list[str]:
         f" with --env {name}"
         for name in names
     ]
-
-
-def with_faults(refused: InvalidRequestError, further: list[str]) -> InvalidRequestError:
-    """The same refusal with more faults."""
-    return type(refused)(str(refused).partition("\n")[0], [*refused.faults, *further]) if further else refused
 
 
 def find_differences(

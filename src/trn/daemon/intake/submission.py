@@ -19,7 +19,7 @@ from gen_worker.contract.job.rules import name_runner, parse_job_spec, rule_faul
 from gen_worker.contract.job.run_ids import slug_from
 from gen_worker.contract.job.spec import API_VERSION, TrainingJobSpec
 from gen_worker.contract.redaction import Secret
-from gen_worker.errors import SpecError
+from gen_worker.errors import Fault, SpecError
 from trn.core import workers_variables
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
@@ -53,7 +53,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     submission_id: str = ""
     force_new: bool = False  # a new run even if an equal one exists
     is_dry_run: bool = False
-    is_import_tried: bool = False  # load its code first
+    is_import_tried: bool = False  # check its data, disk and code first
+    takes_refusal: bool = False  # a refusal is an answer, not an error
     secret_env: Mapping[str, Secret] = {}
     caller_env: Mapping[str, str] = {}  # fingerprints, made with the salt
     caller_salt: str = ""
@@ -79,12 +80,14 @@ def read_submission(submission: Submission, *, inventory: Inventory, max_config_
     except SpecError as fault:
         raise InvalidRequestError(f"{_SOURCE} is not valid", [*fault.faults, *faults]) from fault
     if job.trainer is None:
-        faults.append("trainer: not given, expected the trainer class as module:symbol")
+        message = "not given, expected the trainer class as module:symbol"
+        faults.append(Fault(message, path="trainer", kind="missing", expected="module:symbol"))
     if job.resources.nodes > 1:
-        faults.append(
-            f"resources.nodes: found {job.resources.nodes}, but this daemon starts workers on its own machine only:"
-            " set it to 1, or start the worker with torchrun on each node"
+        message = (
+            f"found {job.resources.nodes}, but this daemon starts workers on its own machine only: set it to 1, or"
+            " start the worker with torchrun on each node"
         )
+        faults.append(_device_fault("nodes", message))
     if faults:
         raise InvalidRequestError(f"{_SOURCE} is not valid", faults)
     require_run_id(job.run_id)
@@ -193,51 +196,56 @@ def most_gpus(device_ids: list[str]) -> int:
 
 
 def check_fit(job: TrainingJobSpec, needs: Needs, inventory: Inventory) -> None:
-    """InfeasibleError with every reason why it could never start here, and the most that would."""
+    """InfeasibleError with every reason why it could never start here, and the most that it could ask for."""
     device_ids = [device.device_id for device in inventory.devices]
     faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
     num_gpus, processes = len(needs.devices) or needs.gpus, job.resources.processes
     is_shared_on_purpose = num_gpus == 1 and (job.resources.devices or job.resources.gpus)
     if not faults and 0 < num_gpus < processes and not is_shared_on_purpose:
-        faults.append(
-            f"resources.processes: {processes} processes need a GPU each and get {num_gpus}: ask for at most"
-            f' {num_gpus}, or for the CPU with resources.devices ["cpu"]'
+        message = (
+            f"{processes} processes need a GPU each and get {num_gpus}: ask for at most {num_gpus}, or for the CPU with"
+            ' resources.devices ["cpu"]'
         )
+        faults.append(_device_fault("processes", message))
     if faults:
-        raise InfeasibleError("this machine could never run it", faults)
+        raise InfeasibleError("this machine can never run it", faults)
 
 
-def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: int) -> list[str]:
-    """Why needs exceed all that there is; empty where they would fit if nobody else were there."""
+def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: int) -> list[Fault]:
+    """Why needs exceed all that there is; empty where they would fit if nothing else ran."""
     faults = []
     unknown = [name for name in needs.devices if name not in device_ids]
     if unknown:
         there = ", ".join(device_ids) or "no GPU"
-        faults.append(
-            f"resources.devices: asks for {', '.join(unknown)}, this machine has {there}: name one of those, or any"
-            " with resources.gpus"
+        instead = (
+            "name one of those, or any with resources.gpus"
             if device_ids
-            else f"resources.devices: asks for {', '.join(unknown)}, this machine has {there}: use"
-            f' ["{CPU}"], or leave it out'
+            else f'use ["{CPU}"], or leave it out'
         )
+        message = f"asks for {', '.join(unknown)}, this machine has {there}: {instead}"
+        faults.append(_device_fault("devices", message))
     elif len({kind_of(name) for name in needs.devices}) > 1:
-        faults.append("resources.devices: names GPUs of several kinds, a run can have only one kind")
+        faults.append(_device_fault("devices", "names GPUs of several kinds, a run can have only one kind"))
     most = most_gpus(device_ids)
     if needs.gpus > most:
-        asks = f"resources.gpus: asks for {needs.gpus} GPUs, this machine has"
-        instead = f'none: leave it out, or set resources.devices to ["{CPU}"]'
-        faults.append(f"{asks} {most}: ask for at most {most}" if most else f"{asks} {instead}")
+        instead = f"{most}: ask for at most {most}"
+        if not most:
+            instead = f'none: leave it out, or set resources.devices to ["{CPU}"]'
+        faults.append(_device_fault("gpus", f"asks for {needs.gpus} GPUs, this machine has {instead}"))
     if needs.cpus > cpus:
-        faults.append(
-            f"resources.cpus: asks for {needs.cpus} CPUs, this machine has {cpus}: ask for at most {cpus} (it is the"
-            " number of processes where it is not given)"
+        message = (
+            f"asks for {needs.cpus} CPUs, this machine has {cpus}: ask for at most {cpus} (default: the number of"
+            " processes)"
         )
+        faults.append(_device_fault("cpus", message))
     if needs.memory_mb > memory_mb:
-        faults.append(
-            f"resources.memory_mb: asks for {needs.memory_mb} MB, this machine has {memory_mb}: ask for at most"
-            f" {memory_mb}"
-        )
+        message = f"asks for {needs.memory_mb} MB, this machine has {memory_mb}: ask for at most {memory_mb}"
+        faults.append(_device_fault("memory_mb", message))
     return faults
+
+
+def _device_fault(name: str, message: str) -> Fault:
+    return Fault(message, path=f"resources.{name}", kind="device")
 
 
 def _without_secrets(config: dict[str, Any], secret_env: Mapping[str, Secret]) -> dict[str, Any]:
@@ -248,39 +256,39 @@ def _without_secrets(config: dict[str, Any], secret_env: Mapping[str, Secret]) -
     return {**config, "env": {name: value for name, value in env.items() if name not in secret_env}}
 
 
-def _variable_faults(config: dict[str, Any]) -> list[str]:
+def _variable_faults(config: dict[str, Any]) -> list[Fault]:
     env = config.get("env")
     faults = []
     for name, value in env.items() if isinstance(env, dict) else ():
         if not isinstance(name, str) or not isinstance(value, str):
-            continue  # told as a fault of the job's fields
+            continue  # reported as a fault of the job's fields
         if "=" in name or "\0" in name + value:
-            faults.append(
-                f"env: {name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
-            )
+            message = f"{name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
+            faults.append(Fault(message, path="env", kind="value", found=name[:60]))
         elif instead := workers_variables.instead_of(name):
-            faults.append(f"env.{name}: trn sets this variable for every worker: {instead}")
+            message = f"trn sets this variable for every worker: {instead}"
+            faults.append(Fault(message, path=f"env.{name}", kind="rule"))
     return faults
 
 
-def _request_faults(submission: Submission) -> list[str]:
+def _request_faults(submission: Submission) -> list[Fault]:
     faults = []
     if not -MAX_PRIORITY <= submission.priority <= MAX_PRIORITY:
-        faults.append(
-            f"priority: found {submission.priority}, expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        )
+        expected = f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        faults.append(Fault.of_value("priority", str(submission.priority), expected))
     for name in ("base_dir", "frozen_from", "interpreter", "log_dir", "event_log"):
         path: str = getattr(submission, name)
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
-            faults.append(f"{name}: found {path[:60]!r}, expected an absolute path")
+            faults.append(Fault.of_value(name, f"{path[:60]!r}", "an absolute path"))
     for name, secret in submission.secret_env.items():
         if not is_variable_name(name) or name.startswith(workers_variables.PREFIXES):
-            faults.append(f"secret_env: {name[:60]!r} is no name for a variable of a worker")
+            message = f"{name[:60]!r} is no name for a variable of a worker"
+            faults.append(Fault(message, path="secret_env", kind="value", found=name[:60]))
         elif "\0" in secret.reveal() or len(secret.reveal()) > MAX_SECRET:
-            faults.append(f"secret_env.{name}: its value holds a NUL, or more than {MAX_SECRET} characters")
+            message = f"its value holds a NUL, or more than {MAX_SECRET} characters"
+            faults.append(Fault(message, path=f"secret_env.{name}", kind="value"))
     for name in ("code_identity", "snapshot", "parent_run_id", "submission_id"):
-        if len(getattr(submission, name)) > MAX_TEXT:
-            faults.append(
-                f"{name}: has {len(getattr(submission, name))} characters, expected at most {MAX_TEXT}"
-            )
+        if (length := len(getattr(submission, name))) > MAX_TEXT:
+            message = f"has {length} characters, expected at most {MAX_TEXT}"
+            faults.append(Fault(message, path=name, kind="value"))
     return faults

@@ -132,6 +132,7 @@ class BusCommands:
             submission_id=f"bus-{command.command_id}",
         )
         answer = await self._calls.submit_run(request)
+        assert answer.run is not None  # a refusal is raised
         return {"run_id": answer.run.run_id, "existed": str(int(answer.existed))}
 
     async def _cancel(self, command: BusCommand) -> dict[str, str]:

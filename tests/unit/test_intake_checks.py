@@ -1,4 +1,4 @@
-"""What is missing, cut short or too large for the disk is said before a run is submitted, with every fault at once."""
+"""Data that is missing or incomplete, and checkpoints that are too large for the disk, are found before a run is queued."""
 
 import json
 import os
@@ -7,15 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
+from gen_worker.contract.job.spec import DatasetSpec
 from gen_worker.contract.sizes import show_bytes
+from gen_worker.errors import Fault
+from gen_worker.launcher.import_check import find_footer_faults
 from gen_worker.trainer.datasets.index import DatasetIndex
-from trn.cli.submitting.dataset_check import find_dataset_faults
-from trn.cli.submitting.disk_check import check_room, count_at_once
-from trn.cli.submitting.job_file import Changes, read_job
-from trn.cli.submitting.parquet_footer import read_columns
 from trn.core.home import Home
+from trn.daemon.intake import disk_check
+from trn.daemon.intake.data_check import find_data_faults
+from trn.daemon.intake.disk_check import Room, count_at_once
 
 MB = 1_000_000
 
@@ -26,77 +27,79 @@ def write_parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def faults_of(folder: Path, *paths: str, **more: Any) -> list[str]:
-    return list(find_dataset_faults({"dataset": {"parquet_paths": list(paths), **more}}, folder))
+def faults_of(folder: Path, *paths: str, **more: Any) -> list[Fault]:
+    return list(find_data_faults({"dataset": {"parquet_paths": list(paths), **more}}, str(folder)))
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"x": [1]},
-        {
-            "a": [1],
-            "b": [[1.0]],
-            "s": [{"x": 1, "deep": {"y": [1], "z": 2}}],
-            "naïve 名": ["x"],
-            "last": [None],
-        },
-        {f"column_{number}": [number] for number in range(300)},
-        {"d": pa.array([1], pa.decimal128(9, 2)), "t": pa.array([1], pa.timestamp("us", "UTC")), "m": [True]},
-        {"m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "f": pa.array([b"ab"], pa.binary(2))},
-    ],
-)
-def test_the_columns_of_a_footer_are_those_that_pyarrow_reads(tmp_path: Path, table: dict[str, Any]) -> None:
-    path = write_parquet(tmp_path / "one.parquet", **table)
-    assert read_columns(path) == pq.read_schema(path).names == list(table)
+def footer_faults(folder: Path, *paths: str, columns: list[str] | None = None) -> list[Fault]:
+    dataset = DatasetSpec(parquet_paths=list(paths), columns=columns)
+    return list(find_footer_faults("dataset", dataset, folder))
 
 
-def test_what_is_no_footer_never_fails_otherwise_than_in_words(tmp_path: Path) -> None:
-    whole = write_parquet(tmp_path / "whole.parquet").read_bytes()
-    path = tmp_path / "bent.parquet"
-    for at in range(len(whole) - 12, len(whole) - 700, -7):
-        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
-        read_columns(path)  # None or names, no exception
+def test_a_fault_is_its_sentence_and_keeps_its_data_through_json() -> None:
+    fault = Fault.of_value("dataset.batch_size", '"many"', "a whole number", " (without quotes)")
+    assert fault == 'dataset.batch_size: found "many", expected a whole number (without quotes)'
+    again = Fault.from_data({**json.loads(json.dumps(fault.to_data())), "of_a_newer_release": "x"})
+    assert (again, again.to_data()) == (fault, fault.to_data())
+    assert (again.path, again.kind, again.found) == ("dataset.batch_size", "value", '"many"')
+    assert (again.expected, again.hint) == ("a whole number", "without quotes")
+    assert Fault.of("plain").to_data() == {"text": "plain"}
 
 
-def test_missing_empty_and_cut_files_are_named_and_refs_are_left_to_the_worker(tmp_path: Path) -> None:
+def test_missing_and_empty_paths_are_named_and_remote_ones_are_left_to_the_worker(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet")
+    (tmp_path / "empty").mkdir()
+    found = faults_of(tmp_path, "train.parquet", "trian.parquet", "t*t.parquet", "empty", "s3://b/x")
+    assert [(fault.path, fault.kind) for fault in found] == [
+        (f"dataset.parquet_paths[{number}]", "data") for number in (1, 2, 3)
+    ]
+    assert found[0].endswith(f"no such file or folder; did you mean {tmp_path}/train.parquet?")
+    assert "the pattern matches no file" in found[1]
+    assert "the folder holds no *.parquet file" in found[2]
+    assert list(find_data_faults({"dataset": {"parquet_paths": ["x"]}}, "")) == [], (
+        "relative to nothing known"
+    )
+
+
+def test_weights_and_checkpoints_that_are_not_there_are_named(tmp_path: Path) -> None:
+    config = {"weights": "none.pt", "resume_checkpoint_path": "."}
+    weights, checkpoint = find_data_faults(config, str(tmp_path))
+    assert weights == f"weights: there is no {tmp_path / 'none.pt'}"
+    assert checkpoint.startswith(f"resume_checkpoint_path: {tmp_path} is a folder, expected the .meta.json")
+    assert (weights.kind, checkpoint.path) == ("file", "resume_checkpoint_path")
+
+
+def test_footers_are_read_by_the_workers_own_reader(tmp_path: Path) -> None:
     whole = write_parquet(tmp_path / "train.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[:-20])
     (tmp_path / "text.parquet").write_text("no parquet at all")
-    (tmp_path / "empty").mkdir()
-    told = faults_of(
-        tmp_path, "train.parquet", "trian.parquet", "cut.parquet", "t*t.parquet", "empty", "no-*", "s3://b/x"
-    )
-    assert [fault.partition(": ")[0] for fault in told] == [
-        f"dataset.parquet_paths[{number}]" for number in (1, 2, 3, 4, 5)
-    ]
-    assert told[0].endswith(f"there is no {tmp_path}/trian.parquet; did you mean {tmp_path}/train.parquet?")
-    assert "cut.parquet: not a complete parquet file" in told[1]
-    assert "it is cut short" in told[1]
-    assert "it does not begin as one" in told[2]
-    assert "holds no *.parquet file" in told[3]
-    assert "no file matches" in told[4]
+    cut, text = footer_faults(tmp_path, "train.parquet", "cut.parquet", "text.parquet", "gone", "s3://b/x")
+    assert (cut.path, text.path) == ("dataset.parquet_paths[1]", "dataset.parquet_paths[2]")
+    assert "it is cut short" in cut
+    assert "it does not begin as one" in text
+    (near,) = footer_faults(tmp_path, "train.parquet", columns=["x", "labels"])
+    assert "no column 'labels'; did you mean 'label'?" in near
+    (far,) = footer_faults(tmp_path, "train.parquet", columns=["other"])
+    assert far.endswith("no column 'other'; it has x, label")
 
 
 def test_what_the_worker_passes_over_in_a_folder_is_no_fault(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data" / "train.parquet")
     (tmp_path / "data" / "gone.parquet").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "data" / "pipe.parquet")
-    assert faults_of(tmp_path, "data") == []
+    assert faults_of(tmp_path, "data") == footer_faults(tmp_path, "data") == []
 
 
-def test_validation_and_test_data_and_their_columns_are_looked_at_too(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "data" / "part-0.parquet")
+def test_validation_and_test_data_are_looked_at_too(tmp_path: Path) -> None:
     config = {
-        "dataset": {"parquet_paths": ["data"], "columns": ["x", "labels"]},
         "validation": {"dataset": {"parquet_paths": ["gone"]}},
-        "test": {"dataset": {"parquet_paths": ["data/part-0.parquet"], "columns": ["other"]}},
+        "test": {"dataset": {"parquet_paths": [str(tmp_path / "away")]}},
     }
-    first, second, third = find_dataset_faults(config, tmp_path)
-    assert "no column 'labels'; did you mean 'label'?" in first
-    assert second.startswith("validation.dataset.parquet_paths[0]: there is no")
-    assert third.startswith("test.dataset.parquet_paths[0]: ")
-    assert third.endswith("no column 'other'; it has x, label")
+    found = find_data_faults(config, str(tmp_path))
+    assert [fault.path for fault in found] == [
+        "validation.dataset.parquet_paths[0]",
+        "test.dataset.parquet_paths[0]",
+    ]
 
 
 def test_an_index_is_compared_by_name_and_size_and_the_remedy_is_named(tmp_path: Path) -> None:
@@ -117,21 +120,23 @@ def test_an_index_is_compared_by_name_and_size_and_the_remedy_is_named(tmp_path:
     assert "no column 'y'; it has x, label" in column
     (data / "schema.json").write_text("{")
     (fault,) = faults_of(tmp_path, "data")
-    assert "cannot be read" in fault
+    assert "schema.json" in fault
     (data / "schema.json").unlink()
     (fault,) = faults_of(tmp_path, "data")
-    assert "schema.json cannot be read: No such file" in fault
+    assert "schema.json: no such file" in fault
+    assert f"`trn dataset index {data}`" in fault
 
 
-def test_a_folder_with_thousands_of_lost_shards_is_told_in_a_few_lines(tmp_path: Path) -> None:
+def test_a_folder_with_many_lost_shards_is_reported_in_a_few_lines(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    data.mkdir()
-    shards = [{"path": f"{number}.parquet", "bytes": 1} for number in range(3000)]
-    (data / "index.json").write_text(json.dumps({"shards": shards}))
-    (data / "schema.json").write_text('{"columns": []}')
-    told = faults_of(tmp_path, "data")
-    assert len(told) == 6
-    assert "2995 more shards" in told[-1]
+    for number in range(20):
+        write_parquet(data / f"part-{number:02}.parquet")
+    DatasetIndex.build(data)
+    for path in data.glob("*.parquet"):
+        path.unlink()
+    found = faults_of(tmp_path, "data")
+    assert len(found) == 6
+    assert "15 more shards" in found[-1]
 
 
 def test_checkpoints_at_once_are_what_is_kept_and_the_one_being_written() -> None:
@@ -163,6 +168,10 @@ def write_checkpoint(folder: Path, size_bytes: int, step: int = 500) -> Path:
     return meta
 
 
+def check_room(config: dict[str, Any], base_dir: Path, home: Home, free_bytes: int) -> Room:
+    return disk_check.check_room(config, base_dir, home, min_free_bytes=1 << 26, free_bytes=free_bytes)
+
+
 def test_a_resume_that_cannot_fit_is_refused_with_numbers_and_what_to_do(tmp_path: Path) -> None:
     meta = write_checkpoint(tmp_path / "old", 500 * MB)
     home = Home(tmp_path / "home")
@@ -189,8 +198,6 @@ def test_an_earlier_run_of_the_trainer_tells_how_large_checkpoints_are(tmp_path:
     other = {**job, "hyperparams": {"width": 1}}  # it may be smaller: not certain
     room = check_room(other, tmp_path, home, 800 * MB)
     assert (room.faults, len(room.warnings)) == ((), 1)
-    equal = {name: value for name, value in old.items() if name != "run_id"}  # it is that run
-    assert check_room(equal, tmp_path, home, 300 * MB).faults == ()
     assert check_room({**job, "trainer": "b:Model"}, tmp_path, home, 100 * MB).faults == ()
     assert check_room({"trainer": "a:Model"}, tmp_path, Home(tmp_path / "none"), 100 * MB).faults == ()
 
@@ -198,22 +205,6 @@ def test_an_earlier_run_of_the_trainer_tells_how_large_checkpoints_are(tmp_path:
 def test_a_disk_that_is_nearly_full_is_a_warning_for_the_run_waits(tmp_path: Path) -> None:
     (warning,) = check_room({"trainer": "a:B"}, tmp_path, Home(tmp_path), 20 * MB).warnings
     assert "has 20 MB free: nothing starts before 67.1 MB are" in warning
-
-
-def test_every_fault_of_job_data_and_disk_is_told_at_once(tmp_path: Path) -> None:
-    meta = write_checkpoint(tmp_path / "old", 8 << 40)  # sparse
-    job = {
-        "trainer": "mine:Mine",
-        "max_steps": 10,
-        "dataset": {"parquet_paths": ["gone.parquet"]},
-        "resume_checkpoint_path": str(meta),
-        "seed": -1,
-    }
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    told = "\n".join(read_job(tmp_path / "job.json", Changes(), home=Home(tmp_path / "home")).faults)
-    for part in ("seed", "gone.parquet", "checkpoints: the run needs room for one of"):
-        assert part in told
-    assert len(told.splitlines()) == 3
 
 
 def test_sizes_are_said_in_three_digits() -> None:

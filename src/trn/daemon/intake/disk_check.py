@@ -1,7 +1,7 @@
-"""Is there room for a run's checkpoints where they will lie? Told from checkpoints that exist; where none does, nothing is.
+"""Is there room for a run's checkpoints? Estimated from checkpoints that exist; without one, nothing is said.
 
-Refused is only what cannot fit: a checkpoint of that size is known (the one that the run resumes from, or those of an
-earlier run of the same trainer class with the same hyperparams). What is tight, or likely, is a warning.
+A run is refused only if it cannot fit: a checkpoint of that size is known (the one that it resumes from, or those of an
+earlier run of the same trainer class with the same hyperparams). Everything less certain is a warning.
 """
 
 import contextlib
@@ -17,20 +17,19 @@ from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.run_ids import slug_from
 from gen_worker.contract.job.spec import JOB_DEFAULTS
 from gen_worker.contract.sizes import show_bytes
-from gen_worker.errors import CheckpointError
+from gen_worker.errors import CheckpointError, Fault
 from trn.core.home import Home, RunFolder
 
 # Whatever may end a run before its `max_steps`: then these are only a limit.
 EARLIER_ENDS = ("epochs", "mock_batches", "early_stopping", "callbacks", "time_limit_s")
 TIGHT = 1.25
 MAX_LOOKED = 32  # earlier runs
-PLENTY_BYTES = 10 << 30  # no setting's least is near it, unless somebody set one
 
 
 class Room(NamedTuple):
-    """What is to be said of it: faults stop the run, warnings do not."""
+    """Faults refuse the run, warnings do not."""
 
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -43,17 +42,29 @@ class _Known(NamedTuple):
     step: int = 0
 
 
-def check_room(config: Mapping[str, Any], base_dir: Path, home: Home, free_bytes: int | None = None) -> Room:
-    """Judge a job against what is free in `home` (or, in a test, against `free_bytes`)."""
+def check_room(
+    config: Mapping[str, Any],
+    base_dir: Path,
+    home: Home,
+    *,
+    min_free_bytes: int,
+    free_bytes: int | None = None,
+) -> Room:
+    """Compare a job with what is free in `home` (or, in a test, with `free_bytes`). Blocks."""
     try:
-        return _judge(config, base_dir, home, free_bytes)
+        free = _free(home.root) if free_bytes is None else free_bytes
+        return _judge(config, base_dir, home, free, min_free_bytes)
     except (OSError, ValueError):
-        return Room()  # something cannot be looked at: whoever needs it will say more
+        return Room()  # a file cannot be read: the run will report it
 
 
-def _judge(config: Mapping[str, Any], base_dir: Path, home: Home, free_bytes: int | None) -> Room:
-    free = _free(home.root) if free_bytes is None else free_bytes
-    warnings = [words] if (words := _nearly_full(home, free)) else []
+def _judge(config: Mapping[str, Any], base_dir: Path, home: Home, free: int, min_free_bytes: int) -> Room:
+    warnings = []
+    if free < min_free_bytes:
+        warnings.append(
+            f"{home.root} has {show_bytes(free)} free: nothing starts before {show_bytes(min_free_bytes)} are;"
+            " make room, or lower min_free_bytes in its settings.toml"
+        )
     known = _find_known(config, base_dir, home)
     if known is None or not known.size_bytes:
         return Room(warnings=tuple(warnings))
@@ -61,7 +72,8 @@ def _judge(config: Mapping[str, Any], base_dir: Path, home: Home, free_bytes: in
     where = f"{home.root} has {show_bytes(free)} free"
     remedy = "make room, keep fewer with `--set checkpoints.keep_last=1`, or set TRN_HOME to a folder on a larger disk"
     if known.is_certain and least * known.size_bytes > free:
-        return Room(faults=(f"checkpoints: {_need(least, known)}, and {where}: {remedy}",))
+        message = f"{_need(least, known)}, and {where}: {remedy}"
+        return Room(faults=(Fault(message, path="checkpoints", kind="disk"),), warnings=tuple(warnings))
     if likely * known.size_bytes * TIGHT > free:
         warnings.append(f"room for checkpoints is tight: {_need(likely, known)}, and {where}: {remedy}")
     return Room(warnings=tuple(warnings))
@@ -91,20 +103,6 @@ def _need(count: int, known: _Known) -> str:
     if count == 1:
         return f"the run needs room for one {each}"
     return f"the run needs {show_bytes(count * known.size_bytes)} for {count} at once, each {each}"
-
-
-def _nearly_full(home: Home, free: int) -> str:
-    if free > PLENTY_BYTES and not home.settings.exists():
-        return ""
-    from trn.core.settings import read_settings
-
-    least = read_settings(home.settings).min_free_bytes
-    if free >= least:
-        return ""
-    return (
-        f"{home.root} has {show_bytes(free)} free: nothing starts before {show_bytes(least)} are;"
-        " make room, or lower min_free_bytes in its settings.toml"
-    )
 
 
 def _free(folder: Path) -> int:
@@ -148,21 +146,15 @@ def _find_earlier(config: Mapping[str, Any], home: Home) -> _Known | None:
         if newest is None or job.get("trainer") != config.get("trainer"):
             continue
         is_same = (job.get("hyperparams") or {}) == (config.get("hyperparams") or {})
-        # An equal job is that run itself, and needs no room.
-        is_equal = _content(job) == _content(config)
         known = _Known(
             size_bytes=_size(newest),
             source=f"run {entry.name} saved them",
-            is_certain=is_same and not is_equal,
+            is_certain=is_same,
         )
         if is_same:
             return known
         likely = likely or known
     return likely
-
-
-def _content(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in job.items() if name not in ("run_id", "profiles")}
 
 
 def _size(path: Path) -> int:

@@ -95,17 +95,18 @@ def test_a_full_disk_is_said_in_words_and_after_there_is_room_everything_goes_on
     assert before["event"] == "job_completed"
 
     def waits(job: Path) -> bool:
-        """As long as the registry has room in its file a submit is kept, and waits; then it is refused."""
+        """As long as there is room for code and registry a submit is kept, and waits; then it is refused."""
         done = trn(home, "run", "--detach", "--another", "-c", job)
         assert "Traceback" not in done.stderr
-        assert f"{home} has " in done.stderr, "that the disk is full is said before"
         if done.returncode != 0:
             assert (done.returncode, "space" in done.stderr or "full" in done.stderr) == (5, True), done
+        else:
+            assert f"{home} has " in done.stderr, "that the disk is full is said"
         return done.returncode == 0
 
     fill(small_disk / "filler")
     # Of a job like the one before it is known how large its checkpoints are: it is refused. Others may need none.
-    same = trn(home, "run", "-c", write_job(folder, 3, seed=2))
+    same = trn(home, "run", "--no-snapshot", "-c", write_job(folder, 3, seed=2))
     assert (same.returncode, "checkpoints: the run needs room for" in same.stderr) == (3, True), same
     kept = sum(waits(write_job(folder, 3, hyperparams={"other": 1})) for _ in range(3))
     assert trn(home, "daemon", "stop").returncode == 0
@@ -177,17 +178,33 @@ def test_a_config_that_one_may_not_read_is_refused_in_words(home: Path, folder: 
     assert not home.exists()
 
 
-def test_data_that_is_gone_or_cut_is_refused_before_a_daemon_is_started(home: Path, folder: Path) -> None:
+def test_data_that_is_gone_or_cut_is_refused_by_the_daemon_and_wrong_fields_before_one_is_started(
+    home: Path, folder: Path
+) -> None:
     (folder / "cut.parquet").write_bytes(b"PAR1 and no more")
     data = {"parquet_paths": ["cut.parquet", "gone.parquet"]}
-    job = write_job(folder, dataset=data, validation={"dataset": {"parquet_paths": ["held-out"]}})
-    done = trn(home, "run", "-c", job)
-    (line,) = read_lines(done)
-    assert (done.returncode, line["event"]) == (3, "job_rejected")
-    assert sum("parquet_paths[" in fault for fault in line["faults"]) == 3
-    for part in ("it is cut short", "there is no", "validation.dataset.parquet_paths[0]"):
-        assert part in done.stderr
+    job = write_job(
+        folder,
+        max_steps=3,
+        mock_batches=None,
+        dataset=data,
+        validation={"dataset": {"parquet_paths": ["held-out"]}},
+    )
+    wrong = trn(home, "run", "-c", job, "--set", "seed=-1")
+    (line,) = read_lines(wrong)
+    assert (wrong.returncode, [fault["path"] for fault in line["fault_details"]]) == (3, ["seed"])
     assert not home.exists()
+    trained = ["dataset.parquet_paths[1]", "validation.dataset.parquet_paths[0]", "dataset.parquet_paths[0]"]
+    for more in ((), ("--dry-run",), ("--set", "seed=-1")):
+        done = trn(home, "run", "-c", job, *more)
+        (line,) = read_lines(done)
+        assert (done.returncode, line["event"], line["code"]) == (3, "job_rejected", "invalid")
+        paths = [fault["path"] for fault in line["fault_details"]]
+        assert paths == (["seed", *trained] if "seed=-1" in more else trained)
+        assert line["faults"] == [fault["text"] for fault in line["fault_details"]]
+        for part in ("it is cut short", "no such file or folder"):
+            assert part in done.stderr
+    assert read_lines(trn(home, "list")) == []
 
 
 def test_a_daemon_of_another_version_is_named_and_the_run_goes_through(home: Path, folder: Path) -> None:

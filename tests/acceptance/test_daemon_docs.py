@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import shlex
+from typing import get_type_hints
 
 from documents import ROOT, code_words, table_rows
 
@@ -125,7 +126,7 @@ def test_every_call_and_message_of_the_proto_is_in_the_api_reference() -> None:
 
 def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
     from trn import AsyncClient, Client
-    from trn.client.wire_requests import SubmitOptions
+    from trn.client.wire_requests import ResumeOptions, SubmitOptions
 
     rows = table_rows(DOCS / "api.md", "The Python client")
     shown = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
@@ -136,7 +137,7 @@ def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
         known = dict(inspect.signature(getattr(Client, name)).parameters)
         if "options" in known:
             del known["options"]
-            known |= dict.fromkeys(SubmitOptions.__annotations__)
+            known |= dict.fromkeys(get_type_hints(ResumeOptions if name == "resume" else SubmitOptions))
         named = set(re.findall(r"\w+", parameters))
         assert named <= known.keys(), word
         if ", …" not in word and name != "wait":  # cut short; and only one of the two has a limit

@@ -6,23 +6,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
 from gen_worker.errors import Fault
-from trn.client.caller_environment import find_passed, tell_environment
+from trn.client.caller_environment import find_passed
 from trn.client.connection import Connection
-from trn.client.wire_requests import (
-    SubmitOptions,
-    absolute,
-    draw_submission_id,
-    encode,
-    lay_variables,
-    make_submit_request,
-    priority_of,
-    read_config,
-)
+from trn.client.wire_requests import ResumeOptions, SubmitOptions, make_resume_request, make_submit_request
 from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.runs import LineagePart
 from trn.core.settings import read_settings
@@ -41,9 +32,6 @@ from trn.proto.records import (
     RunDetails,
     SubmitResult,
 )
-
-if TYPE_CHECKING:
-    from trn.client.code.snapshot import Snapshot
 
 logger = logging.getLogger("trn.client")
 
@@ -119,71 +107,18 @@ class AsyncClient:
         faults = read_faults(answer.refusal) or map(Fault, check.faults)  # an older daemon has texts alone
         return msgspec.structs.replace(check, faults=tuple(faults))
 
-    async def resume(
-        self,
-        run_id: str = "",
-        *,
-        checkpoint_path: Path | str = "",
-        overrides: Mapping[str, Any] | None = None,
-        config: Mapping[str, Any] | Path | str | None = None,
-        base_dir: Path | str | None = None,
-        snapshot: str = "",
-        frozen_from: Path | str = "",
-        code_identity: str = "",
-        priority: int = 0,
-        force_new: bool = False,
-        interpreter: str = "",
-        is_import_tried: bool = False,
-        log_dir: Path | str = "",
-        event_log: Path | str = "",
-        is_forced: bool = False,
-        submission_id: str = "",
-        is_exact: bool = False,
-        env: Mapping[str, str] = MappingProxyType({}),
-        secret_env: Mapping[str, str] = MappingProxyType({}),
-    ) -> SubmitResult:
-        """A new run that goes on from an ended one, or from a checkpoint (with the `config` to go on with). It is the
-        next run of the family, unless `overrides` give it a `run_id`. As `submit`, it is answered by an equal one.
+    async def resume(self, run_id: str = "", **options: Unpack[ResumeOptions]) -> SubmitResult:
+        """A new run that continues an ended one, or a checkpoint with a `config`: see `ResumeOptions`.
 
-        The newest checkpoint is taken whose files are whole and whose weights are finite; `is_forced` takes NaN and
-        infinity, too. `env` and `secret_env` are as of `submit`; secret variables that the old run had are given to
-        the new one, while the daemon still has their values.
+        It is the next run of the family, unless `overrides` give it a `run_id`. An equal run answers, as for `submit`.
+        Secret variables of the old run are given to the new one while the daemon still has their values.
         """
-        laid_over = dict(overrides or {})
-        document, folder = read_config(config) if config is not None else ({}, Path.cwd())
         passed = find_passed(self._pass_env())
-        if config is None and passed:  # what the old run says comes before the settings
+        if options.get("config") is None and passed:  # the old run's own variables come before the settings
             own = ((await self.get(run_id)).config or {}).get("env") or {}
             passed = {name: value for name, value in passed.items() if name not in own}
-        secrets = lay_variables(laid_over if config is None else document, passed, env, secret_env)
-        caller_env, caller_salt = tell_environment()
-        submission = pb.Submission(
-            priority=priority_of(priority),
-            config_json=encode(document, "config") if document else b"",
-            code_identity=code_identity,
-            snapshot=snapshot,
-            frozen_from=absolute(frozen_from),
-            base_dir=absolute(base_dir or folder) if document or base_dir else "",
-            interpreter=interpreter,
-            force_new=force_new,
-            is_import_tried=is_import_tried,
-            log_dir=absolute(log_dir),
-            event_log=absolute(event_log),
-            submission_id=submission_id or draw_submission_id(),
-            secret_env=secrets,
-            caller_env=caller_env,
-            caller_salt=caller_salt,
-            takes_refusal=True,
-        )
-        request = pb.ResumeRunRequest(
-            run_id=run_id,
-            checkpoint_path=absolute(checkpoint_path),
-            overrides_json=encode(laid_over, "overrides") if laid_over else b"",
-            is_forced=is_forced,
-            is_exact=is_exact,
-            submission=submission,
-        )
-        return await self._submit("ResumeRun", request)
+        frozen: ResumeOptions = {**options, **await self._freeze(options)}
+        return await self._submit("ResumeRun", make_resume_request(run_id, frozen, passed=passed))
 
     async def get(self, run_id: str, *, is_exact: bool = False) -> Run:
         """By id, or by a prefix that only one family has; with its config. The name of a family means its newest run,
@@ -415,19 +350,19 @@ class AsyncClient:
     async def _make_request(
         self, config: Mapping[str, Any] | Path | str, options: SubmitOptions
     ) -> pb.Submission:
-        code_dir = options.get("code_dir")
-        if code_dir is not None:
-            taken = await self._freeze(Path(code_dir))
-            options = {**options, "snapshot": taken.digest, "frozen_from": taken.folder}
-        return make_submit_request(config, options, pass_env=self._pass_env())
+        frozen: SubmitOptions = {**options, **await self._freeze(options)}
+        return make_submit_request(config, frozen, pass_env=self._pass_env())
 
     def _pass_env(self) -> Sequence[str]:
         """What the settings always pass on, where this client knows them."""
         home = self._connection.home
         return [] if home is None else read_settings(home.settings).pass_env
 
-    async def _freeze(self, folder: Path) -> "Snapshot":
-        home = self._connection.home
+    async def _freeze(self, options: SubmitOptions) -> SubmitOptions:
+        """The snapshot of `code_dir`, where that is given."""
+        folder, home = options.get("code_dir"), self._connection.home
+        if folder is None:
+            return {}
         if home is None:
             raise InvalidRequestError(
                 "code_dir needs the daemon's home on this machine, and this client knows only its address"
@@ -435,7 +370,8 @@ class AsyncClient:
         from trn.client.code.snapshot import take_snapshot
 
         max_bytes = read_settings(home.settings).max_snapshot_bytes
-        return await asyncio.to_thread(take_snapshot, folder, home, max_bytes=max_bytes)
+        taken = await asyncio.to_thread(take_snapshot, Path(folder), home, max_bytes=max_bytes)
+        return {"snapshot": taken.digest, "frozen_from": taken.folder}
 
     async def _pin(self, run_id: str) -> str:
         """The id of the run that is meant now: a stream that is opened again must not go on with a newer one."""

@@ -1,4 +1,4 @@
-"""What a client asks for -> requests, as they cross the wire. Pure, but for the job's file."""
+"""Options of a client -> requests. Reads no file but the job's."""
 
 import os
 import secrets
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 from trn.client.caller_environment import find_passed, set_apart, tell_environment
 from trn.core.errors import InvalidRequestError
@@ -16,18 +16,19 @@ _LAST_PRIORITY = (1 << 31) - 1
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What may be given with a job.
+    """Options of a submit, under the names of the message `Submission`. A new one is a field there and here.
 
-    Its relative paths are taken from `base_dir` (default: its file's folder, else the current one). `code_dir` is
-    frozen now: the run trains this code, whatever becomes of the folder. Without it (or a `snapshot` that was taken
-    before, of the folder `frozen_from`) the code is found in `base_dir` when the run starts. `interpreter` is by default
-    the Python that runs this. With `is_import_tried` the trainer class and the callbacks are loaded first, in a process
-    of their own, and what cannot be loaded is refused. `log_dir` and `event_log` are where the daemon writes the run's
-    lines as well, besides its home's logs; an equal run that exists keeps its own. `submission_id` (drawn where none is
-    given) makes a submit safe to repeat: with the same one, a repeat returns the run that the first one made, also if
-    that has failed meanwhile.
-    `env` is laid over the job's own; names that look like secrets (HF_TOKEN) and all of `secret_env` reach the worker,
-    and no record, digest or file.
+    - `base_dir`: where relative paths of the job start (default: its file's folder, else the current one).
+    - `code_dir`: the folder to take a code snapshot of. `snapshot` and `frozen_from`: one that was taken before, and of
+      which folder. Without either, the code is read from `base_dir` when the run starts.
+    - `interpreter`: default: the Python that runs this.
+    - `is_import_tried`: first check data, disk and code. The trainer class and the callbacks are imported in a process
+      of their own.
+    - `log_dir`, `event_log`: the daemon also writes the run's lines there. An equal run that exists keeps its own.
+    - `submission_id`: makes a submit safe to repeat (default: a new one). A repeat returns the run that the first one
+      made, even if it has failed since.
+    - `env`: variables for the worker, merged over the job's own. Names that look like secrets (HF_TOKEN) and all of
+      `secret_env` reach the worker, and no record, digest or file.
     """
 
     base_dir: Path | str | None
@@ -47,6 +48,25 @@ class SubmitOptions(TypedDict, total=False):
     secret_env: Mapping[str, str]
 
 
+class ResumeOptions(SubmitOptions, total=False):
+    """Options of a resume: those of a submit, and where it starts.
+
+    - `checkpoint_path`: default: the run's newest checkpoint that is complete and finite.
+    - `config`: the job, for a checkpoint without a run. `overrides`: changes to the run's own job.
+    - `is_forced`: also take a checkpoint with NaN or infinite weights.
+    - `is_exact`: the id means this very run, not the newest of its family.
+    """
+
+    checkpoint_path: Path | str
+    overrides: Mapping[str, Any] | None
+    config: Mapping[str, Any] | Path | str | None
+    is_forced: bool
+    is_exact: bool
+
+
+PATHS = ("base_dir", "frozen_from", "log_dir", "event_log")
+
+
 def make_submit_request(
     config: Mapping[str, Any] | Path | str,
     options: SubmitOptions,
@@ -54,35 +74,71 @@ def make_submit_request(
     pass_env: Sequence[str] = (),
 ) -> pb.Submission:
     """`code_dir` is the caller's to freeze; `pass_env` is of the settings."""
-    unknown = sorted(set(options) - set(SubmitOptions.__annotations__))
-    if unknown:
-        raise TypeError(
-            f"no option {', '.join(unknown)}: there are {', '.join(SubmitOptions.__annotations__)}"
-        )
+    _require_known(options, SubmitOptions)
     document, folder = read_config(config)
-    base_dir, interpreter = options.get("base_dir"), options.get("interpreter")
-    passed = find_passed(pass_env)
-    secret_env = lay_variables(document, passed, options.get("env", {}), options.get("secret_env", {}))
+    secrets = lay_variables(
+        document, find_passed(pass_env), options.get("env", {}), options.get("secret_env", {})
+    )
+    return _make_submission(document, {"base_dir": folder, "interpreter": sys.executable}, options, secrets)
+
+
+def make_resume_request(
+    run_id: str, options: ResumeOptions, *, passed: Mapping[str, str]
+) -> pb.ResumeRunRequest:
+    """`passed` are variables of this process that the settings always pass on."""
+    _require_known(options, ResumeOptions)
+    overrides, config = dict(options.get("overrides") or {}), options.get("config")
+    document, folder = read_config(config) if config is not None else ({}, Path.cwd())
+    changed = overrides if config is None else document
+    secrets = lay_variables(changed, passed, options.get("env", {}), options.get("secret_env", {}))
+    return pb.ResumeRunRequest(
+        run_id=run_id,
+        checkpoint_path=absolute(options.get("checkpoint_path", "")),
+        overrides_json=encode(overrides, "overrides") if overrides else b"",
+        is_forced=options.get("is_forced", False),
+        is_exact=options.get("is_exact", False),
+        submission=_make_submission(document, {"base_dir": folder} if document else {}, options, secrets),
+    )
+
+
+def _make_submission(
+    document: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    options: SubmitOptions,
+    secret_env: Mapping[str, str],
+) -> pb.Submission:
+    """Every option that the message has a field for, by its name. None stands for the default."""
+    given = {
+        **defaults,
+        **{
+            name: value
+            for name, value in options.items()
+            if value is not None and name in pb.Submission.DESCRIPTOR.fields_by_name
+        },
+        "secret_env": secret_env,
+    }
+    for name in PATHS:
+        if name in given:
+            given[name] = absolute(given[name])
+    priority = given.get("priority", 0)
+    if abs(priority) > _LAST_PRIORITY:
+        raise InvalidRequestError(f"priority is {priority}, expected a number of 32 bits")
+    given["submission_id"] = given.get("submission_id") or draw_submission_id()
     caller_env, caller_salt = tell_environment()
     return pb.Submission(
-        config_json=encode(document, "config"),
-        code_identity=options.get("code_identity", ""),
-        snapshot=options.get("snapshot", ""),
-        frozen_from=absolute(options.get("frozen_from", "")),
-        base_dir=absolute(folder if base_dir is None else base_dir),
-        interpreter=sys.executable if interpreter is None else interpreter,
-        priority=priority_of(options.get("priority", 0)),
-        force_new=options.get("force_new", False),
-        is_dry_run=options.get("is_dry_run", False),
-        is_import_tried=options.get("is_import_tried", False),
-        log_dir=absolute(options.get("log_dir", "")),
-        event_log=absolute(options.get("event_log", "")),
-        submission_id=options.get("submission_id", "") or draw_submission_id(),
-        secret_env=secret_env,
+        config_json=encode(document, "config") if document else b"",
         caller_env=caller_env,
         caller_salt=caller_salt,
         takes_refusal=True,
+        **given,
     )
+
+
+def _require_known(options: Mapping[str, Any], kind: type) -> None:
+    known = get_type_hints(kind)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"no option {', '.join(unknown)}: there are {', '.join(known)}")
 
 
 def lay_variables(
@@ -123,12 +179,6 @@ def draw_submission_id() -> str:
 def absolute(path: Path | str) -> str:
     """Empty stays so."""
     return os.path.abspath(path) if str(path) else ""  # noqa: PTH100
-
-
-def priority_of(priority: int) -> int:
-    if abs(priority) > _LAST_PRIORITY:
-        raise InvalidRequestError(f"priority is {priority}, expected a number of 32 bits")
-    return priority
 
 
 def encode(document: Mapping[str, Any], what: str) -> bytes:

@@ -28,7 +28,7 @@ from trn.daemon.machine.devices import Inventory
 from trn.proto.records import EnvDifference
 from trn.registry.base import NewRun, ReadableRegistry
 
-DATA = frozenset({"dataset", "inputs", "mock_batches"})  # one of these says what a job trains on
+DATA = ("dataset", "inputs", "mock_batches")  # one of these says what a job trains on
 MAX_VALUE = 200  # characters of a variable that a caller is shown
 
 
@@ -164,7 +164,7 @@ class RunJudge:
             )
             refused = {re.split(r"[.\[]", fault.path)[0] for fault in refusal.faults}
             sound = {name: value for name, value in config.items() if name not in refused}
-            if DATA.isdisjoint(sound):
+            if all(sound.get(name) is None for name in DATA):
                 sound["mock_batches"] = [0]
             sound.setdefault("max_steps", 1)
             if "validation" not in sound:

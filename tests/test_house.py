@@ -367,6 +367,65 @@ def test_what_has_one_home_is_not_done_elsewhere(text: str) -> None:
     assert found == set(BY_HAND[text])
 
 
+# Private names of other packages: no public one does it. Each has a test that fails where it changes.
+PRIVATE = {
+    ("gen_worker.launcher.worker", "_run_exitfuncs"): "unit/test_worker_exit",
+    ("gen_worker.launcher.worker", "_shutdown"): "unit/test_worker_exit",
+    ("gen_worker.launcher.worker", "_registry"): "unit/test_worker_exit",
+    ("gen_worker.pytorch.model.weight_average", "_foreach_copy_"): "unit/test_pytorch_optimizers",
+    ("gen_worker.pytorch.model.weight_average", "_foreach_lerp_"): "unit/test_pytorch_optimizers",
+    ("gen_worker.trainer.processes.distributed", "_get_default_store"): "integration/test_many_processes",
+    ("gen_worker.trainer.restore.optimizer_options", "_step_count"): "unit/test_pytorch_resumed_options",
+    (
+        "gen_worker.trainer.restore.optimizer_options",
+        "_wrapped_by_lr_sched",
+    ): "unit/test_pytorch_resumed_options",
+    ("gen_worker.trainer.transfer.pacing", "_mounts"): "integration/test_rude_servers",
+    ("gen_worker.trainer.transfer.pacing", "_network_backend"): "integration/test_rude_servers",
+    ("gen_worker.trainer.transfer.pacing", "_transport"): "integration/test_rude_servers",
+}
+PUBLIC_UNDERSCORES = {"_asdict", "_exit", "_replace"}  # documented, of NamedTuple and `os`
+
+
+def find_private_names() -> set[tuple[str, str]]:
+    """(module, name) of attributes that begin with one underscore and that no module of ours defines."""
+    ours: set[str] = set()
+    used: set[tuple[str, str]] = set()
+    certain: set[tuple[str, str]] = set()
+    for module, path in MODULES.items():
+        if path.name.endswith("_pb2.py"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = {
+            (alias.asname or alias.name).split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                ours.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                ours.add(node.id)
+            elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[1] != "_":
+                used.add((module, node.attr))
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if isinstance(root, ast.Name) and root.id in imports:
+                    certain.add((module, node.attr))
+                elif isinstance(root, ast.Name) and root.id in ("self", "cls"):
+                    ours.add(node.attr)
+    foreign = certain | {(module, name) for module, name in used if name not in ours}
+    return {(module, name) for module, name in foreign if name not in PUBLIC_UNDERSCORES}
+
+
+def test_private_names_of_other_packages_are_few_and_each_is_tested() -> None:
+    assert find_private_names() == set(PRIVATE)
+    tests = Path(__file__).parent
+    assert [name for name in PRIVATE.values() if not (tests / f"{name}.py").exists()] == []
+
+
 def test_the_seeds_module_map_is_there() -> None:
     assert [name for name in SEED_MODULES if not is_module(f"{TRAINER}.{name}")] == []
 

@@ -291,7 +291,7 @@ def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str], environ: 
     sys.path[:] = [*given, *import_path]
     sys.modules["__main__"] = entrypoint
     sys.argv = [entrypoint.__file__]
-    # What the launcher's libraries would tidy up at exit is the launcher's. (Also, to look at it copies 30 MB.)
+    # The launcher's finalizers are not the worker's; to run them copies 30 MB. There is no public way to drop them.
     _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
     weakref.finalize._registry = {}  # type: ignore[attr-defined]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -317,7 +317,9 @@ def _run_to_exit(work: Callable[[], int]) -> NoReturn:
             code = _exit_code(exit_.code)
         except BaseException:
             sys.excepthook(*sys.exc_info())
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of a main module does
+        # The end of a main module, without the seconds that freeing torch's modules takes. There is no public way:
+        # to join the threads alone would wait for ever for the idle ones of a ThreadPoolExecutor.
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException:
         sys.excepthook(*sys.exc_info())

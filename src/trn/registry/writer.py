@@ -303,6 +303,7 @@ async def committed(future: "Future[T]") -> T:
     if not future.done():
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
+        thread = threading.get_ident()
 
         def wake() -> None:
             if not waiter.done():
@@ -310,7 +311,7 @@ async def committed(future: "Future[T]") -> T:
 
         def tell(_future: object) -> None:
             # Most commits are settled in the loop's own thread.
-            if asyncio._get_running_loop() is loop:
+            if threading.get_ident() == thread:
                 wake()
             else:
                 loop.call_soon_threadsafe(wake)

@@ -1,4 +1,4 @@
-"""What is left out of a snapshot: secrets always, junk unless git tracks it, data outside git, what `.trnignore` says."""
+"""What a snapshot leaves out: secrets, junk that git does not track, data outside git, and the paths of `.trnignore`."""
 
 import re
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ SECRETS = (
     "secrets.*",
 )
 
-# Never code, unless somebody told git otherwise.
+# Never code, unless git tracks it.
 JUNK = (
     ".git/",
     ".hg/",
@@ -89,7 +89,7 @@ JUNK = (
     "*.log",
     "nohup.out",
 )
-# Outside git nobody has said what is code; this is hardly it.
+# Outside git: rarely code.
 DATA = (
     "*.pt",
     "*.pth",
@@ -116,27 +116,30 @@ DATA = (
 class Kind(Enum):
     SECRET = "it looks like a secret"  # noqa: S105 (a reason in words)  # by its name; by content: `secret_content`
     DATA = "weights or data, not code"
-    UNWANTED = "unwanted"  # somebody said so: not worth a word
+    UNWANTED = "unwanted"  # excluded on purpose, so not reported
 
 
 class Excludes:
-    """Rules as in a `.gitignore`, the last that matches decides; a path that ends in '/' is a folder."""
+    """Rules as in a `.gitignore`; the last one that matches decides. A path that ends in '/' is a folder."""
 
     def __init__(self, rules: Iterable[tuple[str, Kind]]) -> None:
+        from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
         self._rules: list[tuple[re.Pattern[str], Kind | None]] = []
         self._asked_for: list[re.Pattern[str]] = []
         texts = []
         for pattern, kind in rules:
-            is_back = pattern.startswith("!")
-            text = _regex(pattern.removeprefix("!"))
+            text, is_exclude = GitIgnoreSpecPattern.pattern_to_regex(pattern)
+            if text is None:  # a comment, or no valid pattern
+                continue
+            text = text.replace("(?P<ps_d>", "(?:")  # a named group could not be joined with others
             text = f"(?i:{text})" if kind is Kind.SECRET else text
             regex = re.compile(text, re.DOTALL)
-            self._rules.append((regex, None if is_back else kind))
+            self._rules.append((regex, kind if is_exclude else None))
             texts.append(text)
-            if is_back and kind is Kind.UNWANTED:
+            if not is_exclude and kind is Kind.UNWANTED:
                 self._asked_for.append(regex)
-        # One match tells of most paths that no rule knows them.
-        self._any = re.compile("|".join(texts) or r"(?!)", re.DOTALL)
+        self._any = re.compile("|".join(texts) or r"(?!)", re.DOTALL)  # fast: most paths match no rule
 
     def kind(self, path: str) -> Kind | None:
         """Why that path is left out; None where it is not."""
@@ -145,54 +148,21 @@ class Excludes:
         return next(kind for regex, kind in reversed(self._rules) if regex.match(path))
 
     def is_asked_for(self, path: str) -> bool:
-        """Whether `.trnignore` takes it with a `!`, whatever it holds."""
+        """Whether `.trnignore` includes it with a `!`, whatever it holds."""
         return any(regex.match(path) for regex in self._asked_for) and self.kind(path) is None
 
 
 def read_excludes(folder: Path, extra: Iterable[str], *, is_in_git: bool) -> Excludes:
-    """The rules for that folder. What its `.trnignore` says comes last and may take anything back with '!'."""
+    """The rules for that folder. Those of its `.trnignore` come last and may include anything again with '!'."""
     rules = (
         []
         if is_in_git
         else [*((rule, Kind.UNWANTED) for rule in JUNK), *((rule, Kind.DATA) for rule in DATA)]
     )
     rules += [(rule, Kind.SECRET) for rule in SECRETS]
-    rules += [(rule, Kind.UNWANTED) for rule in (*extra, *_ignore_lines(folder / IGNORE_FILE))]
-    return Excludes(rules)
-
-
-def _ignore_lines(path: Path) -> list[str]:
+    path = folder / IGNORE_FILE
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     except (OSError, UnicodeDecodeError) as fault:
         raise InvalidRequestError(f"{path} cannot be read: {fault}") from fault
-    lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line.strip("!/") and not line.startswith("#")]
-
-
-def _regex(pattern: str) -> str:
-    """A regular expression for the paths that the pattern names, and for all that lies below them."""
-    is_folder = pattern.endswith("/")
-    body = pattern.strip("/")
-    is_anchored = pattern.startswith("/") or "/" in body
-    text = "" if is_anchored else "(?:.*/)?"
-    at = 0
-    while at < len(body):
-        if body.startswith("**/", at):
-            text, at = text + "(?:.*/)?", at + 3
-        elif body.startswith("**", at):
-            text, at = text + ".*", at + 2
-        elif body[at] == "*":
-            text, at = text + "[^/]*", at + 1
-        elif body[at] == "?":
-            text, at = text + "[^/]", at + 1
-        elif body[at] == "[" and (end := body.find("]", at + 2)) > 0:
-            inner = body[at + 1 : end].replace("\\", r"\\")
-            text, at = text + "[" + ("^" + inner[1:] if inner[0] in "!^" else inner) + "]", end + 1
-        elif body[at] == "\\" and at + 1 < len(body):
-            text, at = text + re.escape(body[at + 1]), at + 2
-        else:
-            text, at = text + re.escape(body[at]), at + 1
-    return text + (r"/.*\Z" if is_folder else r"(?:/.*)?\Z")
+    return Excludes([*rules, *((rule, Kind.UNWANTED) for rule in (*extra, *lines))])

@@ -34,7 +34,7 @@ the value found, what was expected, and the nearest valid name for a misspelt fi
   `dataset.generated` or `mock_batches`.
 - `validate_every` needs `validation.dataset`; `early_stopping` needs `validate_every`, or a metric that starts with `train/`.
 
-The last column says who reads a field: the **worker**, the **daemon** (a worker without one passes it over), or
+The last column says who reads a field: the **worker**, the **daemon** (ignored by a worker without a daemon), or
 **later** (valid and kept, but nothing reads it yet).
 """
 
@@ -51,10 +51,10 @@ MEANINGS = {
     "mode": "What the run's worker does (`WORKER_MODE`). This release only trains: `inference` is refused.",
     "max_steps": "Stop after this many steps, over as many epochs as it takes.",
     "epochs": "Stop after this many passes over the data.",
-    "metric_every": "Report metrics at every so many steps.",
-    "checkpoint_every": "Save a checkpoint at every so many steps. One is always saved at the end.",
-    "sample_every": "Call the `sample` hook at every so many steps.",
-    "validate_every": 'Validate at every so many steps, or at the end of each `"epoch"`.',
+    "metric_every": "Report metrics every N steps.",
+    "checkpoint_every": "Save a checkpoint every N steps. One is always saved at the end.",
+    "sample_every": "Call the `sample` hook every N steps.",
+    "validate_every": 'Validate every N steps, or at the end of each `"epoch"`.',
     "early_stopping": "End the run, as complete, when a metric no longer improves: see [trainer](trainer.md#early-stopping).",
     "early_stopping.metric": "The metric to watch, by its reported name: `val/accuracy`, `train/loss`.",
     "early_stopping.mode": "Whether smaller or larger is better.",
@@ -62,7 +62,7 @@ MEANINGS = {
     "early_stopping.min_delta": "By how much a value must be better to count as an improvement.",
     "fast_dev_run": "A trial run of this many steps through everything: each reported, as many batches of each held-out set, "
     "one checkpoint, in a folder apart. 0 is off.",
-    "overfit_batches": "Train on the first so many batches again and again, to see whether a model can learn them. 0 is off.",
+    "overfit_batches": "Train only on the first N batches, to test whether a model can learn them. 0 is off.",
     "hyperparams": "The author's own settings: `ctx.job.hyperparams`.",
     "seed": "Seeds python, numpy and torch, and the order of the data.",
     "precision": "Becomes `ctx.dtype`; checked against the device. The trainer class applies it.",
@@ -85,34 +85,34 @@ MEANINGS = {
     "dataset.args": "Keyword arguments for the class or function that `source` names.",
     "mock_batches": "Batches in the job itself, one pass; for smoke runs.",
     "validation": "Data for `validate_step`.",
-    "validation.dataset": "As `dataset`; read in the order of its rows, whatever `shuffle` says.",
+    "validation.dataset": "As `dataset`; never shuffled.",
     "test": "Data for `test_step`, after the last step and before the final checkpoint.",
     "test.dataset": "As `validation.dataset`.",
     "inputs": "Refs to fetch before training: see [inputs and uploads](inputs-and-uploads.md).",
     "inputs.base_model_ref": 'Base weights; the local path is `ctx.model_handles["base_model"]`.',
     "inputs.dataset_parquet_refs": "Parquet files of the training data.",
-    "inputs.resume_checkpoint_ref": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
+    "inputs.resume_checkpoint_ref": "A checkpoint to resume from if the run has none yet, with its step, data position and random state; "
     "`max_steps` counts from its step 0.",
     "uploads": "Where artifacts go besides the run's folder. The environment wins, target by target.",
     "uploads.metrics_url": "Endpoint or object-store prefix for metrics.",
     "uploads.checkpoint_url": "For checkpoints.",
     "uploads.sample_url": "For samples.",
     "uploads.terminal_url": "For the end of the attempt.",
-    "resume_from_latest": "Go on from the run's newest verified checkpoint. `false` refuses a folder that has one.",
+    "resume_from_latest": "Resume from the run's newest verified checkpoint. `false` refuses a folder that has one.",
     "resume_non_finite": "Resume from checkpoints whose state holds NaN or infinity, too. `trn resume --force` sets it.",
     "resume_older": "Where `resume_checkpoint_path` does not verify, take the newest older checkpoint beside it that does, and say so. "
     "`trn resume RUN` sets it.",
-    "resume_checkpoint_path": "A checkpoint to go on from when the run has none of its own: its step, place in the data and random streams too; "
+    "resume_checkpoint_path": "A checkpoint to resume from if the run has none yet, with its step, data position and random state; "
     "`max_steps` counts from its step 0.",
-    "weights": 'Weights to begin with: a checkpoint, `.pt` or `.safetensors`. The class reads `ctx.model_handles["weights"]`; where it does '
+    "weights": 'Initial weights: a checkpoint, `.pt` or `.safetensors`. The class reads `ctx.model_handles["weights"]`; where it does '
     "not, [the runtime loads them](authoring.md#unused-settings).",
     "checkpoints": "Format and retention.",
     "checkpoints.keep_last": "Keep this many of the newest; 0 keeps all.",
     "checkpoints.keep_best": "Keep this many of the best, too: by what early stopping watches, else by `val/loss`, else by "
     "`train/loss`.",
     "checkpoints.format": "The data file: see [checkpoint format](checkpoint-format.md).",
-    "sample_prompts": "Texts or objects, handed to the `sample` hook as `request.prompts`, as they are.",
-    "sample_seed": "Handed to the `sample` hook as `request.seed`.",
+    "sample_prompts": "Texts or objects for the `sample` hook: `request.prompts`.",
+    "sample_seed": "For the `sample` hook: `request.seed`.",
     "resources": "What the run needs.",
     "resources.devices": "One device by name, such as `cpu` or `cuda:1`, or a list: one for each process of a machine. Without it, GPUs in "
     "their order, or the CPU.",
@@ -131,7 +131,7 @@ MEANINGS = {
     "grace_s": "Seconds from a stop request until the worker leaves without the step in progress.",
     "heartbeat_s": "Seconds between two heartbeats.",
     "env": "Environment variables of the worker; recorded with the run: see [environment variables](cli-run.md#environment-variables).",
-    "tags": "For whoever looks for runs.",
+    "tags": "Labels to filter runs by: `trn list --tag`.",
     "group": "A name that several runs share, a sweep for example. Kept as the tag `group`: `trn list --tag group=NAME`.",
     "profiles": "Named overlays for this document.",
 }

@@ -117,9 +117,9 @@ MEANINGS = {
     "column.image": "The column holds pictures: bytes of PNG, JPEG and so on, or records with a field `bytes`.",
     "column.augment": "Change the pictures at random while training; held-out data stays as it is.",
     "column.one_hot": "Number of classes: a 1 at the class, zeros elsewhere.",
-    "column.sequence_length": "For lists of token ids: take so many of each row, fill up shorter ones. `next_token` feeds all but the last.",
+    "column.sequence_length": "For lists of token ids: cut or pad each row to this length. `next_token` feeds all but the last token.",
     "column.pad_id": "The token that fills up. No real token may have it; `next_token` never counts it.",
-    "augment.crop_padding": "Pad each side with so many black pixels, and cut the size that it was at a random place.",
+    "augment.crop_padding": "Pad each side with this many black pixels, then crop the original size at a random position.",
     "augment.horizontal_flip": "Probability to mirror a picture left to right; usually 0.5.",
     "augment.brightness": "Multiply by a factor between 1 - this and 1 + this.",
     "augment.contrast": "Move each pixel from or to the picture's mean, by such a factor.",
@@ -148,7 +148,7 @@ MEANINGS = {
     "compile.fullgraph": "Of `torch.compile`.",
     "sample.num_tokens": "To add to a prompt.",
     "sample.temperature": "0 always takes the likeliest.",
-    "sample.top_k": "Choose among so many.",
+    "sample.top_k": "Sample from the N most likely tokens.",
     "sample.tokenizer": "`bytes`, or `module:symbol` with `encode(text)` and `decode(tokens)`.",
 }
 

@@ -186,8 +186,8 @@ def test_a_busy_publisher_commits_a_few_times_a_second_and_not_each_time(world: 
 def test_a_bus_that_is_away_is_told_of_once_and_stops_nobody(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus_publisher, "FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr(bus_publisher, "MAX_BACKOFF_S", 0.002)
+    monkeypatch.setattr(bus_publisher, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(bus_publisher, "MAX_PAUSE_S", 0.002)
     world.bus.fault = "refused"
     caplog.set_level(logging.INFO, "trn.bus")
 

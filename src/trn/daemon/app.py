@@ -47,6 +47,7 @@ from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
+from trn.daemon.outlets.threaded_part import ThreadedPart
 from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.removal import BUS, LOGS, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
@@ -66,14 +67,6 @@ class Part(Protocol):
     """Runs until the daemon stops."""
 
     async def run(self) -> None: ...
-
-
-class Outlet(Part, Protocol):
-    """Delivers events to the outside. `wake`: something was committed; `warnings`: for the operator."""
-
-    warnings: list[str]
-
-    def wake(self) -> None: ...
 
 
 class TrainerDaemon:
@@ -194,7 +187,7 @@ class TrainerDaemon:
             info=info,
         )
         service.tokens.prepare()
-        outlets: list[Outlet] = [LogOutlet(registry=registry, home=home, settings=settings)]
+        outlets: list[ThreadedPart] = [LogOutlet(registry=registry, home=home, settings=settings)]
         listeners: list[Part] = []
         if url is not None and bus is not None:
             outbox = Outbox(registry, home, BUS)

@@ -55,21 +55,12 @@ class Devices:
         kfd: Path = KFD,
     ) -> None:
         """GPUs that `environ`, the daemon's own, hides are not used. `nvml` replaces pynvml in tests."""
-        self._settings = settings
-        self._environ = environ
         self._kfd = kfd
-        self._given_nvml = nvml
-        self._nvml: Any = None
+        self._nvml: Any = None  # once it is initialised
         self._lock = threading.Lock()  # of NVML's handles: one call at a time
-        self.warnings: tuple[str, ...] = ()
-        self.inventory = self.refresh()
-
-    def refresh(self) -> Inventory:
-        """Detect again. Blocks."""
         warnings: list[str] = []
-        settings = self._settings
         if settings.devices is not None:
-            devices = tuple(
+            devices = [
                 Device(
                     device_id=device.id,
                     kind=device.id.partition(":")[0],
@@ -79,20 +70,19 @@ class Devices:
                     is_declared=True,
                 )
                 for device in settings.devices
-            )
+            ]
         else:
-            cuda = visible(self._detect_nvidia(warnings), self._environ.get("CUDA_VISIBLE_DEVICES"))
-            rocm = visible(read_rocm(self._kfd, warnings), self._environ.get("ROCR_VISIBLE_DEVICES"))
-            devices = (*cuda, *rocm)
+            cuda = self._detect_nvidia(nvml or load_nvml(), warnings)
+            devices = visible(cuda, environ.get("CUDA_VISIBLE_DEVICES"))
+            devices += visible(read_rocm(kfd, warnings), environ.get("ROCR_VISIBLE_DEVICES"))
         self.inventory = Inventory(
-            devices=devices,
+            devices=tuple(devices),
             cpus=settings.cpus if settings.cpus is not None else read_cpus(),
             memory_mb=settings.memory_mb if settings.memory_mb is not None else read_memory_mb(),
         )
         self.warnings = tuple(warnings)
         for warning in warnings:
             logger.warning("%s", warning)
-        return self.inventory
 
     def worker_env(self, device_ids: Iterable[str]) -> dict[str, str]:
         """The variables that show a worker these GPUs and no others."""
@@ -121,23 +111,18 @@ class Devices:
         has = ", ".join(device.device_id for device in self.inventory.devices) or "none"
         raise InvalidRequestError(f"this machine has no device {device_id!r}; it has {has}")
 
-    def _detect_nvidia(self, warnings: list[str]) -> list[Device]:
-        with self._lock:
-            nvml = self._given_nvml or load_nvml()
-            if nvml is None:
-                return []
-            try:
-                if self._nvml is not None:
-                    self._nvml = None
-                    nvml.nvmlShutdown()
-                nvml.nvmlInit()
-            except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
-                return []
-            except nvml.NVMLError as fault:
-                warnings.append(f"NVIDIA GPUs cannot be used: {fault}; check with nvidia-smi")
-                return []
-            self._nvml = nvml
-            return read_nvidia(nvml, warnings)
+    def _detect_nvidia(self, nvml: Any, warnings: list[str]) -> list[Device]:
+        if nvml is None:
+            return []
+        try:
+            nvml.nvmlInit()
+        except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
+            return []
+        except nvml.NVMLError as fault:
+            warnings.append(f"NVIDIA GPUs cannot be used: {fault}; check with nvidia-smi")
+            return []
+        self._nvml = nvml
+        return read_nvidia(nvml, warnings)
 
     def _nvidia_pids(self, device: Device) -> set[int]:
         with self._lock:

@@ -22,14 +22,13 @@ from trn.daemon.api.service import Cancelled, as_trn_error
 from trn.daemon.intake.intake import Submitted
 from trn.daemon.intake.submission import Submission
 from trn.daemon.outlets.event_bus import BusCommand, CommandStream
-from trn.daemon.outlets.own_thread import OwnThread
+from trn.daemon.outlets.threaded_part import ThreadedPart
 from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.bus")
 
 READ_S = 4.0  # how long a read waits; stopping the daemon closes its connection
-STOP_S = 3.0
-FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # while commands cannot be read
 MAX_REPLY_TO = 512
 MAX_COMMAND_BYTES = 4 << 20  # the same as a call of the API
 
@@ -60,10 +59,14 @@ class CancelTargets(Protocol):
     def remember(self, command_id: str, asked: str, run_id: str) -> "concurrent.futures.Future[None]": ...
 
 
-class BusCommands:
-    """`run` is a task of the daemon. It reads in its own thread and executes in the loop's."""
+class BusCommands(ThreadedPart):
+    """Reads in its own thread and executes in the loop's."""
+
+    thread_name = "bus-commands"
+    stop_s = 3.0
 
     def __init__(self, *, stream: CommandStream, calls: Calls, cancels: CancelTargets, shown: str) -> None:
+        super().__init__()
         self._stream = stream
         self._cancels = cancels
         self._calls = calls
@@ -73,23 +76,23 @@ class BusCommands:
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         logger.info("commands are read from %s: who can write there can run code here", self._shown)
-        await OwnThread("bus-commands", self._work, patience_s=STOP_S).run()
+        await super().run()
 
-    def _work(self, stop: threading.Event) -> None:
-        backoff = DoublingDelay(FIRST_BACKOFF_S, MAX_BACKOFF_S)
+    def work(self, stop: threading.Event) -> None:
+        pause = DoublingDelay(FIRST_PAUSE_S, MAX_PAUSE_S)
         while not stop.is_set():
             try:
                 for command in self._stream.read(READ_S):
                     if stop.is_set():
                         return  # the next daemon reads it again
                     self._answer(command)
-                backoff.reset()
+                pause.reset()
             except Exception as fault:
                 if not isinstance(
                     fault, BusUnavailableError
                 ):  # the publisher reports a bus that is not available
                     logger.exception("commands from %s cannot be read; will try again", self._shown)
-                stop.wait(backoff.next_s())
+                stop.wait(pause.next_s())
 
     def _answer(self, command: BusCommand) -> None:
         assert self._loop is not None

@@ -20,7 +20,7 @@ from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import EventBatch
 from trn.daemon.outlets.event_bus import EventBus, EventMessage, Message, RunMessage
 from trn.daemon.outlets.outbox import Outbox, Place
-from trn.daemon.outlets.own_thread import OwnThread
+from trn.daemon.outlets.threaded_part import ThreadedPart
 
 logger = logging.getLogger("trn.bus")
 
@@ -28,8 +28,7 @@ PAGE = 500  # runs
 MAX_BYTES = 1 << 20  # of events at a time, and a batch more
 COMMIT_EVERY_S = 0.2
 SETTLE_S = 0.005  # after a wake: what is committed meanwhile is published with it
-FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
-STOP_S = 2.0  # for the last messages when the daemon stops
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # while the bus is not available
 
 
 class _Name(msgspec.Struct, frozen=True, gc=False):
@@ -42,17 +41,18 @@ class _Name(msgspec.Struct, frozen=True, gc=False):
 _decode_names = msgspec.json.Decoder(_Name).decode_lines
 
 
-class BusPublisher:
-    """`run` is a task of the daemon, `wake` is for any thread, everything else belongs to its own thread."""
+class BusPublisher(ThreadedPart):
+    thread_name = "event-bus"
+    stop_s = 2.0  # also for the last messages
 
     def __init__(
         self, *, outbox: Outbox, bus: EventBus, shown: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self._outbox = outbox
         self._bus = bus
         self._shown = shown
         self._clock = clock
-        self._wake = threading.Event()
         self._states: dict[str, tuple[str, int]] = {}  # of live runs, as they were published last
         self._messages: list[Message] = []  # gathered, not published yet
         self._num_bytes = 0
@@ -61,16 +61,6 @@ class BusPublisher:
         self._committed_at = -COMMIT_EVERY_S
         self._is_connected = False
         self._away_since: float | None = None
-        self.warnings: list[str] = []
-
-    def wake(self) -> None:
-        """Something was committed. Any thread, and cheap."""
-        if not self._wake.is_set():
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Publish until cancelled; then once more, for a short time."""
-        await OwnThread("event-bus", self._work, patience_s=STOP_S).run(self._wake.set)
 
     def publish_changes(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Publish everything, or until `is_over`. BusUnavailableError if the bus is away."""
@@ -133,8 +123,9 @@ class BusPublisher:
                 self._states.pop(message.run_id, None)
         self._messages, self._num_bytes, self._places = [], 0, {}
 
-    def _work(self, stop: threading.Event) -> None:
-        backoff = DoublingDelay(FIRST_BACKOFF_S, MAX_BACKOFF_S)
+    def work(self, stop: threading.Event) -> None:
+        """Publish until `stop`; then once more, for a short time."""
+        pause = DoublingDelay(FIRST_PAUSE_S, MAX_PAUSE_S)
         try:
             while not stop.is_set():
                 try:
@@ -144,9 +135,9 @@ class BusPublisher:
                     self.publish_changes(stop.is_set)
                 except Exception as fault:
                     self._note_away(fault)
-                    stop.wait(backoff.next_s())
+                    stop.wait(pause.next_s())
                     continue
-                backoff.reset()
+                pause.reset()
                 if self._is_moved:
                     self._wake.wait(COMMIT_EVERY_S)
                     self._commit_if_due()
@@ -162,7 +153,7 @@ class BusPublisher:
     def _publish_last(self) -> None:
         """The daemon stops: what cannot be published quickly is left for the next daemon."""
         if self._is_connected:
-            deadline = self._clock() + STOP_S / 2
+            deadline = self._clock() + self.stop_s / 2
             try:
                 self.publish_changes(lambda: self._clock() >= deadline)
                 self.commit()

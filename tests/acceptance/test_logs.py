@@ -91,29 +91,20 @@ def test_lines_are_written_by_the_daemon_also_when_the_client_left_and_a_daemon_
     assert "cannot be" not in home.daemon_log.read_text()
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_spent(
-    folder: Path, tmp_path: Path
-) -> None:
-    fresh = Home(tmp_path / "fresh")
-    job = write_job(folder)
-    done = trn(fresh.root, "run", "-c", job, "--event-log", folder, "--log-dir", job / "below")
-    (line,) = read_lines(done)
-    assert (done.returncode, line["event"]) == (3, "job_rejected")
-    assert [fault.partition(": ")[0] for fault in line["faults"]] == [
-        f"--log-dir {job}/below",
-        f"--event-log {folder}",
-    ]
-    done = trn(fresh.root, "run", "-c", job, "--event-log", fresh.registry)
-    assert "the daemon's own folder" in read_lines(done)[0]["faults"][0]
-    job.write_text(json.dumps(json.loads(job.read_text()) | {"max_step": 3}))
-    for more in ([], ["--dry-run"]):
-        done = trn(fresh.root, "run", "-c", job, "--log-dir", "/proc/nowhere", *more)
+def test_a_path_that_cannot_be_written_is_refused_before_anything_is_queued(home: Home, folder: Path) -> None:
+    def faults(*words: object) -> list[tuple[str, str]]:
+        done = trn(home.root, "run", "-c", job, *words)
         (line,) = read_lines(done)
         assert (done.returncode, line["event"]) == (3, "job_rejected")
-        assert [fault.partition(" ")[0] for fault in line["faults"]] == ["unknown", "--log-dir"], (
-            "all at once"
-        )
-    assert not fresh.root.exists()
+        return [(fault["path"], fault.get("found", "")) for fault in line["fault_details"]]
+
+    job = write_job(folder)
+    assert faults("--event-log", folder, "--log-dir", job / "below") == [
+        ("log_dir", f"{job}/below"),
+        ("event_log", str(folder)),
+    ]
+    assert faults("--event-log", home.registry) == [("event_log", str(home.registry))]
+    assert faults("--log-dir", "/proc/nowhere", "--dry-run") == [("log_dir", "/proc/nowhere")]
 
 
 def test_an_equal_run_keeps_its_own_places_and_that_is_said(home: Home, folder: Path) -> None:

@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "trn.executors": (
         "trn.core",
         "trn.executors",
+        "gen_worker.launcher.attempt_records",
         "gen_worker.launcher.messages",
         "gen_worker.launcher.process_family",  # whose a process is, and the end of all that it started
         *SHARED,
@@ -306,7 +307,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.trainer.model_runtime",  # sets what CUDA's deterministic mode asks for
         "gen_worker.trainer.author.plugin_import",  # PYTHONPATH, to say where it looked
         "gen_worker.trainer.processes.agent",  # where the launcher leaves its word
-        "gen_worker.trainer.processes.launch",  # hands it on to the processes
+        "gen_worker.trainer.processes.torchrun",  # hands it on to the processes
         "gen_worker.trainer.runtime",  # the default of `environ`
         "gen_worker.trainer.attempt.runtime_env",  # everything else
         "trn.client.caller_environment",  # what a run is given of it, and what is said that it is not
@@ -372,8 +373,8 @@ PRIVATE = {
     ("gen_worker.launcher.worker", "_run_exitfuncs"): "unit/test_worker_exit",
     ("gen_worker.launcher.worker", "_shutdown"): "unit/test_worker_exit",
     ("gen_worker.launcher.worker", "_registry"): "unit/test_worker_exit",
-    ("gen_worker.pytorch.model.weight_average", "_foreach_copy_"): "unit/test_pytorch_optimizers",
-    ("gen_worker.pytorch.model.weight_average", "_foreach_lerp_"): "unit/test_pytorch_optimizers",
+    ("gen_worker.pytorch.model.optimizers", "_foreach_copy_"): "unit/test_pytorch_step",
+    ("gen_worker.pytorch.model.optimizers", "_foreach_lerp_"): "unit/test_pytorch_step",
     ("gen_worker.trainer.processes.distributed", "_get_default_store"): "integration/test_many_processes",
     ("gen_worker.trainer.restore.optimizer_options", "_step_count"): "unit/test_pytorch_resumed_options",
     (

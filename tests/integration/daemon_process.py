@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gen_worker.launcher.messages import AttemptRecord, record_path
+from gen_worker.launcher.attempt_records import AttemptRecord, record_path
 from trn.core.home import Home
 from trn.daemon.upkeep.singleton import DaemonInfo, read_daemon_info
 

@@ -42,7 +42,8 @@ from small_disk import SmallDisk
 
 from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import is_same_process, read_process
-from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, encode, record_path
+from gen_worker.launcher.attempt_records import AttemptRecord, record_path
+from gen_worker.launcher.messages import LauncherInfo, encode
 from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.daemon.upkeep.singleton import read_daemon_info

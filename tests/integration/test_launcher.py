@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, wait_until
 
-from gen_worker.launcher.messages import LauncherInfo, code_stamp, read_exit, read_record
+from gen_worker.launcher.attempt_records import read_exit, read_record
+from gen_worker.launcher.messages import LauncherInfo, code_stamp
 from trn.core.home import Home, socket_address
 from trn.executors.base import WorkerIdentity
 from trn.executors.launcher_process import start_launcher
@@ -351,7 +352,7 @@ def test_it_has_nothing_of_the_worker_that_may_have_started_it(
     workers = {
         *("GEN_WORKER_PROCESS", "TRAINER_ATTEMPT", "TRAINER_BASE_DIR", "WORKER_MODE", "RANK", "LOCAL_RANK"),
         *("WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "GEN_WORKER_OUTCOME_DIR"),
-        "GEN_WORKER_LAUNCHER",
+        "GEN_WORKER_PARENT",
     }
     for name in workers:
         monkeypatch.setenv(name, "7")

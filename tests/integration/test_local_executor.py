@@ -21,7 +21,8 @@ from launched_run import TRAINERS, LaunchedRun, is_running, living, runs, stop_l
 from worker_process import write_rows
 
 from gen_worker.contract.process_identity import boot_id, read_process
-from gen_worker.launcher.messages import AttemptRecord, LauncherInfo, claim
+from gen_worker.launcher.attempt_records import AttemptRecord, claim
+from gen_worker.launcher.messages import LauncherInfo
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors import launcher_keeper, local

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gen_worker.trainer.events.event_log import read_tail
+from gen_worker.trainer.events.event_tail import read_tail
 from gen_worker.trainer.reporting import TrainingReporter
 from trn.daemon.ingest.event_file import (
     CHUNK_BYTES,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gen_worker.contract import failpoints
 from gen_worker.errors import LeaseHeldError, StartupError
-from gen_worker.trainer.events.event_log import EventLog, read_tail
+from gen_worker.trainer.events.event_log import EventLog
+from gen_worker.trainer.events.event_tail import read_tail
 
 
 def line(seq: int, run_id: str = "r", attempt: int = 1, **fields: object) -> bytes:

@@ -10,29 +10,31 @@ import pytest
 
 from gen_worker.contract.process_identity import boot_id, is_same_process, read_process
 from gen_worker.launcher import messages as launcher_protocol
-from gen_worker.launcher.messages import (
+from gen_worker.launcher.attempt_records import (
     AttemptRecord,
     ExitRecord,
+    claim,
+    exit_path,
+    read_exit,
+    read_record,
+    record_path,
+    write_exit,
+)
+from gen_worker.launcher.messages import (
     Launch,
     Refused,
     WorkerPlan,
-    claim,
     code_stamp,
     encode,
-    exit_path,
-    read_exit,
     read_id,
-    read_record,
-    record_path,
     request_decoder,
-    write_exit,
 )
 from trn.executors.base import LaunchPlan
 
 RACE = """
 import os, sys
 from pathlib import Path
-from gen_worker.launcher.messages import AttemptRecord, claim, read_record
+from gen_worker.launcher.attempt_records import AttemptRecord, claim, read_record
 
 folder, num_rounds, num_racers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for number in range(num_rounds):

@@ -11,16 +11,16 @@ import pytest
 from gen_worker.contract.lease import RunLease
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import StartupError
-from gen_worker.launcher.messages import (
+from gen_worker.launcher.attempt_records import (
     AttemptRecord,
     ExitRecord,
     ForeignRecordError,
     claim,
-    encode,
     read_exit,
     read_record,
     write_exit,
 )
+from gen_worker.launcher.messages import encode
 from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.reporting import TrainingReporter
 from trn.core.errors import UnavailableError
@@ -47,7 +47,7 @@ def event(seq: int, nonce: str = "", **fields: Any) -> bytes:
 def test_a_record_of_another_submission_is_no_process_of_this_one(tmp_path: Path) -> None:
     path = tmp_path / "1.json"
     assert claim(path, AttemptRecord(nonce=THEIRS, boot_id=boot_id(), pid=os.getpid()))
-    with pytest.raises(ForeignRecordError, match="of another submission"):
+    with pytest.raises(ForeignRecordError, match="another submission"):
         read_record(path, OURS)
     assert take_or_find(str(tmp_path), 1, OURS) is None
     found = take_or_find(str(tmp_path), 1, THEIRS)

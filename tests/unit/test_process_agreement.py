@@ -12,7 +12,6 @@ from gen_worker.errors import Category
 from gen_worker.trainer.attempt.runtime_env import RankEnvironment
 from gen_worker.trainer.contracts import Progress, StopSignal
 from gen_worker.trainer.processes.distributed import TorchProcesses, own_seed
-from gen_worker.trainer.processes.launch import build_command
 from gen_worker.trainer.processes.outcome import (
     AgentFailure,
     Outcome,
@@ -22,6 +21,7 @@ from gen_worker.trainer.processes.outcome import (
     read_agent_failures,
     read_outcomes,
 )
+from gen_worker.trainer.processes.torchrun import build_command
 
 torch_distributed = pytest.importorskip("torch.distributed")
 
@@ -107,7 +107,7 @@ def test_a_process_that_was_killed_is_the_root_though_it_left_no_word() -> None:
     assert choose_root({}, []) is None
     unknown = choose_root({}, [AgentFailure(rank=1, exit_code=3)])
     assert unknown is not None
-    assert unknown.error == "ended with exit code 3"
+    assert unknown.error == "exited with code 3"
 
 
 def test_outcomes_are_read_back_as_they_were_left(tmp_path: Path) -> None:

@@ -18,26 +18,27 @@ import msgspec
 
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import Fault
-from gen_worker.launcher.channel import Channel
-from gen_worker.launcher.log import say
-from gen_worker.launcher.messages import (
+from gen_worker.launcher.attempt_records import (
     AttemptRecord,
+    ExitRecord,
+    ForeignRecordError,
+    claim,
+    exit_path,
+    read_record,
+    record_path,
+    write_exit,
+)
+from gen_worker.launcher.channel import Channel
+from gen_worker.launcher.messages import (
     Close,
     Closed,
     Ended,
-    ExitRecord,
-    ForeignRecordError,
     Launch,
     Launched,
     Refused,
     Tried,
     TryImports,
     WorkerPlan,
-    claim,
-    exit_path,
-    read_record,
-    record_path,
-    write_exit,
 )
 from gen_worker.launcher.process_family import end_family
 from gen_worker.launcher.worker import StartReport
@@ -46,6 +47,14 @@ REPORT_BYTES = 4096
 MAX_REPORT_READS = 16  # before the others have their turn
 MAX_REPORT_BYTES = 1 << 20  # further ones are passed over
 IMPORTED_PATIENCE_S = 1.0  # everyone waits meanwhile
+
+
+def say(text: str) -> None:
+    """A line in the launcher's log. Never fails, and leaves nothing in a buffer that a fork would copy."""
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} launcher {os.getpid()}: {text}\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="backslashreplace"))
+
 
 Reply = Callable[[Channel, msgspec.Struct], None]
 _Key = tuple[str, int, str]  # run, attempt, nonce

@@ -29,13 +29,12 @@ import msgspec
 from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.frozen_imports import note_warm_modules
+from gen_worker.launcher.attempt_records import ForeignRecordError, read_record, record_path
 from gen_worker.launcher.channel import Channel
-from gen_worker.launcher.children import Children, as_reply
-from gen_worker.launcher.log import say
+from gen_worker.launcher.children import Children, as_reply, say
 from gen_worker.launcher.messages import (
     AnyRequest,
     Close,
-    ForeignRecordError,
     Hello,
     Launch,
     LauncherInfo,
@@ -50,8 +49,6 @@ from gen_worker.launcher.messages import (
     code_stamp,
     encode,
     read_id,
-    read_record,
-    record_path,
     request_decoder,
 )
 from gen_worker.launcher.worker import Ground, become_closer, become_importer, become_worker

@@ -28,15 +28,8 @@ from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import Fault
 from gen_worker.frozen_imports import frozen_variables
-from gen_worker.launcher.messages import (
-    AttemptRecord,
-    Close,
-    TryImports,
-    WorkerPlan,
-    claim,
-    encode,
-    record_path,
-)
+from gen_worker.launcher.attempt_records import AttemptRecord, claim, record_path
+from gen_worker.launcher.messages import Close, TryImports, WorkerPlan, encode
 from gen_worker.launcher.process_family import PROCESS_MARK, hold_mark, process_mark
 
 NO_EXEC = 127  # as shells say it

@@ -1,6 +1,6 @@
 """A training worker: environment or contract file -> job -> `Trainer` -> exit code.
 
-A run of several processes goes to torch's launcher (`processes.launch`), which starts this runtime in each of them.
+A run of several processes goes to torch's launcher (`processes.torchrun`), which starts this runtime in each of them.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from gen_worker.trainer.attempt.runtime_env import (
     take_capability_token,
 )
 from gen_worker.trainer.compute.heap import keep_freed_memory
-from gen_worker.trainer.processes.launch import run_processes
 from gen_worker.trainer.processes.outcome import leave_outcome, report_start
+from gen_worker.trainer.processes.torchrun import run_processes
 from gen_worker.trainer.trainer import Trainer
 
 logger = logging.getLogger("gen_worker.runtime")

@@ -10,7 +10,7 @@ NAMES = frozenset(
     {
         "GEN_WORKER_PROCESS",
         "GEN_WORKER_OUTCOME_DIR",
-        "GEN_WORKER_LAUNCHER",
+        "GEN_WORKER_PARENT",
         "WORKER_MODE",
         "RANK",
         "LOCAL_RANK",
@@ -33,7 +33,7 @@ _INSTEAD = {
     "TRAINER_PLUGIN": "name the class in `trainer`",
     **dict.fromkeys(
         (
-            "GEN_WORKER_LAUNCHER",
+            "GEN_WORKER_PARENT",
             "GEN_WORKER_OUTCOME_DIR",
             "GEN_WORKER_PROCESS",
             "TRAINER_ARTIFACTS_DIR",

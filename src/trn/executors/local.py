@@ -16,19 +16,17 @@ import msgspec
 from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.errors import Fault
+from gen_worker.launcher.attempt_records import ExitRecord, exit_path, read_exit
 from gen_worker.launcher.messages import (
     Close,
     Closed,
     Ended,
-    ExitRecord,
     Launch,
     Launched,
     Refused,
     Tried,
     TryImports,
     WorkerPlan,
-    exit_path,
-    read_exit,
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import Home

@@ -20,7 +20,7 @@ import msgspec
 from gen_worker.contract.lease import FILE_NAME as LEASE
 from gen_worker.contract.lease import Holder
 from gen_worker.contract.process_identity import is_same_process
-from gen_worker.launcher.messages import AttemptRecord
+from gen_worker.launcher.attempt_records import AttemptRecord
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, RunFolder
 

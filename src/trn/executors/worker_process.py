@@ -7,7 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 
 from gen_worker.contract.process_identity import is_same_process
-from gen_worker.launcher.messages import AttemptRecord, ForeignRecordError, claim, read_record, record_path
+from gen_worker.launcher.attempt_records import (
+    AttemptRecord,
+    ForeignRecordError,
+    claim,
+    read_record,
+    record_path,
+)
 from gen_worker.launcher.process_family import END_PATIENCE_S, end_family, open_pidfd, send_process_signal
 from trn.executors.base import WorkerIdentity
 

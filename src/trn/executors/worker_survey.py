@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.contract.process_identity import GONE, boot_id, list_pids, read_fd_target, read_process
-from gen_worker.launcher.messages import AttemptRecord
+from gen_worker.launcher.attempt_records import AttemptRecord
 from gen_worker.launcher.process_family import read_mark
 from trn.executors.base import FoundWorker, WorkerIdentity
 

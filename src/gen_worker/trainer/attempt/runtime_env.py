@@ -31,7 +31,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int
     world_size: int
     outcome_dir: Path | None = None  # set by our own launcher, which writes the terminal event of a failure
-    launcher: str | None = None  # its process, as `pid:start`
+    parent: str | None = None  # its process, as `pid:start`
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +187,7 @@ def _process(environ: Mapping[str, str], faults: list[str]) -> RankEnvironment |
     return RankEnvironment(
         **numbers,
         outcome_dir=Path(folder) if folder else None,
-        launcher=environ.get("GEN_WORKER_LAUNCHER") or None,
+        parent=environ.get("GEN_WORKER_PARENT") or None,
     )
 
 

@@ -141,8 +141,8 @@ class AttemptSession:
     def _is_reported_by_launcher(self, cause: BaseException) -> bool:
         """Of several processes that fail, only the launcher knows which was the first."""
         process = self.environment.process
-        has_launcher = process is not None and process.outcome_dir is not None and _is_alive(process.launcher)
-        return has_launcher and not issubclass(type(cause), TrainingCanceled | TrainingTimeout)
+        has_parent = process is not None and process.outcome_dir is not None and _is_alive(process.parent)
+        return has_parent and not issubclass(type(cause), TrainingCanceled | TrainingTimeout)
 
     def _open_reporter(self) -> TrainingReporter:
         environment = self.environment
@@ -171,8 +171,8 @@ class AttemptSession:
             self.stop.request("cancelled: TRAINER_CANCELLED is set")
         process = self.environment.process
         self.lifecycle.on_overrun = lambda category, error: leave_outcome(process, category, error)
-        if process is not None and process.rank == 0 and process.launcher is not None:
-            launcher = process.launcher
+        if process is not None and process.rank == 0 and process.parent is not None:
+            launcher = process.parent
 
             def look() -> None:
                 if not _is_alive(launcher):

@@ -17,19 +17,18 @@ import fcntl
 import logging
 import os
 import resource
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.files.unshared import keep_from_children, no_longer_open
-from gen_worker.contract.sizes import MAX_EVENT_BYTES
 from gen_worker.errors import LeaseHeldError, StartupError
-from gen_worker.trainer.events.doorbell import Doorbell
+from gen_worker.trainer.events.event_tail import COPY_BYTES, EventHead, EventTail, read_tail
 
 logger = logging.getLogger("gen_worker.events")
 
@@ -37,110 +36,6 @@ WRITE_EVERY_S = 0.02  # how stale the file may be; the loop pays nothing for wak
 MAX_PENDING_BYTES = 32 << 20
 RESERVE_BYTES = 64 << 10
 LAST_LINE_BYTES = RESERVE_BYTES // 2  # of a terminal line that has only the reserve
-COPY_BYTES = 1 << 20
-
-
-# Damage may also be nested deeper than the decoder goes, or be no text.
-_NOT_AN_EVENT = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-
-
-class EventTail(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an event file stands: what the next attempt continues from."""
-
-    last_seq: int = 0
-    last_attempt: int = 0
-    last_event: str | None = None
-    last_step: int = 0
-    run_id: str | None = None
-    nonce: str = ""
-    good_bytes: int = 0
-    damaged_bytes: int = 0
-
-
-class _Head(msgspec.Struct):
-    seq: int
-    run_id: str
-    attempt: int
-    event: str = ""
-    step: int | None = None
-    nonce: str = ""
-
-
-def read_tail(path: Path) -> EventTail:
-    """Find the last whole event. Reads backwards, so a long file costs no more than a short one."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return EventTail()
-    with os.fdopen(open_regular(path, follow=True), "rb") as file:
-        block = b""
-        start = size
-        while start > 0:
-            step = min(64 << 10, start)
-            start -= step
-            file.seek(start)
-            block = file.read(step) + block
-            found = _last_event(block, is_whole_file=start == 0)
-            if found is not None:
-                head, end = found
-                good = start + end
-                return EventTail(
-                    last_seq=head.seq,
-                    last_attempt=head.attempt,
-                    last_event=head.event,
-                    last_step=head.step if head.step is not None else _last_step(block[:end]),
-                    run_id=head.run_id,
-                    nonce=head.nonce,
-                    good_bytes=good,
-                    damaged_bytes=size - good,
-                )
-            # What was looked at holds no event. Only a line that may still be one is kept, and none is longer than that.
-            begun = block.find(b"\n")
-            block = block if begun < 0 else block[: begun + 1]
-            if len(block) > MAX_EVENT_BYTES + step:
-                start = _line_before(file, start)
-                block = b""
-    return EventTail(damaged_bytes=size)
-
-
-def _line_before(file: BinaryIO, end: int) -> int:
-    """Where the line ends that is before the one at `end`; 0 where there is none."""
-    while end > 0:
-        start = max(end - COPY_BYTES, 0)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
-def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[_Head, int] | None:
-    """The last line of `block` that is an event, and the offset just after its newline."""
-    end = block.rfind(b"\n")
-    while end >= 0:
-        begin = block.rfind(b"\n", 0, end)
-        if begin < 0 and not is_whole_file:
-            return None
-        try:
-            if end - begin <= MAX_EVENT_BYTES:  # no reader takes a longer one
-                return msgspec.json.decode(block[begin + 1 : end], type=_Head), end + 1
-        except _NOT_AN_EVENT:
-            pass
-        end = begin
-    return None
-
-
-def _last_step(block: bytes) -> int:
-    """The step of the last event in `block` that has one: a `log` line, say, has none."""
-    for line in reversed(block.splitlines()[1:]):
-        try:
-            head = msgspec.json.decode(line, type=_Head)
-        except _NOT_AN_EVENT:
-            return 0
-        if head.step is not None:
-            return head.step
-    return 0
 
 
 class EventLog:
@@ -310,7 +205,7 @@ class EventLog:
             begun_bytes = 0 if self._is_at_line_start else unwritten.find(b"\n") + 1
             lost = unwritten[begun_bytes:].splitlines()
             if lost:
-                self._seq = msgspec.json.decode(lost[0], type=_Head).seq - 1
+                self._seq = msgspec.json.decode(lost[0], type=EventHead).seq - 1
                 logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
             self._unwritten = unwritten[:begun_bytes]
             self._seq += 1
@@ -438,3 +333,28 @@ class DiscardedEvents:
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Doorbell:
+    """Tells whoever follows a run's events that there are new ones. Whether anyone hears it makes no difference."""
+
+    def __init__(self, address: str, run_id: str) -> None:
+        self._address = address
+        self._message = run_id.encode()
+        self._socket: socket.socket | None = None
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        except (OSError, AttributeError):
+            self.close()
+
+    def ring(self) -> None:
+        if self._socket is not None:
+            # By its name each time: the one who listens may have come back meanwhile.
+            with contextlib.suppress(OSError, ValueError):
+                self._socket.sendto(self._message, self._address)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

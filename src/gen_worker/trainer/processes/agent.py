@@ -1,6 +1,6 @@
-"""`python -m gen_worker.trainer.processes.agent`: torch's own elastic launcher, and a word on how its processes ended.
+"""`python -m gen_worker.trainer.processes.agent`: torchrun, which also records how its processes ended.
 
-Takes the arguments of `torch.distributed.run`. The folder for that word is in GEN_WORKER_OUTCOME_DIR.
+Takes the arguments of `torch.distributed.run`. GEN_WORKER_OUTCOME_DIR is the folder for the record.
 """
 
 import os

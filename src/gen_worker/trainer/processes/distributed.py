@@ -1,16 +1,15 @@
-"""Many processes of one run, over torch.distributed: nccl between GPUs, gloo between CPUs.
+"""The processes of one run over torch.distributed: nccl between GPUs, gloo between CPUs.
 
-The training's own collectives (DDP, FSDP2) use the default group. Ours have a gloo group of their own, so that
-neither can wait for the other, and are called only where something is due: never per step.
+The training's collectives (DDP, FSDP2) use the default group. Ours use a gloo group of their own, so that neither waits
+for the other, and never run on every step.
 
-Stopping is agreed through the key-value store, by the watcher threads:
+The watcher threads agree on a stop through the key-value store:
 
-1. whoever is asked to stop posts the request; the others see it within a moment and set their own stop signal
-2. each process posts the step it will reach at most: with the signal set, its loop cannot begin another step after
-   the one in progress
-3. all take the largest of these, go on to it, and stop there
+1. a process that is asked to stop posts the request; the others read it and set their own stop signal
+2. each process posts the last step it can reach: with the signal set, its loop begins no step after the current one
+3. all train to the largest of these steps and stop there
 
-No process can be past that step, so none waits in a collective for one that has left.
+No process can be past that step, so none waits in a collective for one that has stopped.
 """
 
 import json
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 START_TIMEOUT_S = 300.0
-# Of any collective call: one process may sample or download for long while the others wait for it. One that died is
-# noticed at once, by its connection.
+# One process may sample or download for long while the others wait. A dead process is noticed by its connection.
 COLLECTIVE_TIMEOUT = timedelta(hours=6)
 AGREE_TIMEOUT_S = 300.0
 POLL_S = 0.01
@@ -42,8 +40,6 @@ POLL_S = 0.01
 
 @dataclass(slots=True, kw_only=True)
 class TorchProcesses:
-    """This process among the others of its run."""
-
     rank: int
     world_size: int
     has_loaded: bool = False
@@ -56,7 +52,7 @@ class TorchProcesses:
 
     @classmethod
     def open(cls, *, device: str, rank: int, world_size: int, stop: StopSignal) -> "TorchProcesses":
-        """Meet the others. Reads the address that the launcher put into the environment."""
+        """Connect to the others, at the address that torchrun put into the environment."""
         import torch.distributed as dist
 
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
@@ -64,17 +60,17 @@ class TorchProcesses:
             _wait_for_all(rank, world_size, stop)
             dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
             group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-            # A connection of its own: a call that waits on the default one must not hold up the watcher.
+            # A second connection: a call that waits on the default one must not block the watcher.
             default: Any = dist.distributed_c10d._get_default_store()
             store = dist.distributed_c10d.PrefixStore("gen_worker", default.clone())
         except (RuntimeError, ValueError) as fault:
             raise StartupError(
-                f"process {rank} of {world_size} could not meet the others: {fault}"
+                f"process {rank} of {world_size} could not connect to the others: {fault}"
             ) from fault
         return cls(rank=rank, world_size=world_size, _store=store, _group=group)
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
-        """One all-reduce, once all have agreed on the names; where one has other names, everything is compared."""
+        """One all-reduce where all have the same names; else all values are gathered."""
         import torch
         import torch.distributed as dist
 
@@ -115,7 +111,7 @@ class TorchProcesses:
         return items[0]  # type: ignore[no-any-return]
 
     def whole(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One tensor after the other: elsewhere than in the main process's memory there is at most one whole tensor."""
+        """One tensor at a time: the other processes hold at most one whole tensor."""
         import torch
         from torch.distributed.tensor import DTensor
 
@@ -139,20 +135,20 @@ class TorchProcesses:
             return
         try:
             self._watch(stop, progress)
-        except RuntimeError as fault:  # the store went with the process that kept it
+        except RuntimeError as fault:  # the process that kept the store has exited
             self._is_closed = True
-            stop.request(f"cancelled: the other processes are out of reach: {fault}")
+            stop.request(f"cancelled: lost the connection to the other processes: {fault}")
 
     def _watch(self, stop: StopSignal, progress: Progress) -> None:
         if stop.reason is None and self._store.check(["stop"]):
             asked = json.loads(self._store.get("stop"))
             stop.request(asked["reason"], asked["category"])
         if stop.reason is not None:
-            # The signal is set: the loop ends after the step in progress. Only now may its progress be read.
+            # Only now may the progress be read: with the signal set, the loop ends after the current step.
             self._post(stop, progress)
 
     def _post(self, stop: StopSignal, progress: Progress) -> None:
-        with self._post_lock:  # once: a second answer, read later, could be another one
+        with self._post_lock:  # once: a second answer could differ
             if not self._is_posted:
                 asked = {"reason": stop.reason, "category": stop.category}
                 self._store.compare_set("stop", "", json.dumps(asked))
@@ -164,7 +160,7 @@ class TorchProcesses:
             return self._stop_step(stop, progress)
         except RuntimeError as fault:
             raise _lost(
-                f"{stop.reason}; and the other processes are out of reach, so nothing can be saved together: {fault}"
+                f"{stop.reason}; no checkpoint was saved: lost the connection to the other processes: {fault}"
             ) from fault
 
     def _stop_step(self, stop: StopSignal, progress: Progress) -> int:
@@ -174,14 +170,14 @@ class TorchProcesses:
         while not self._store.check(keys):
             if time.monotonic() > deadline:
                 raise _lost(
-                    f"{stop.reason}; not every process answered within {AGREE_TIMEOUT_S:.0f} s: the newest checkpoint"
-                    " stands"
+                    f"{stop.reason}; no checkpoint was saved: not every process answered within"
+                    f" {AGREE_TIMEOUT_S:.0f} s. The newest checkpoint is unchanged"
                 )
             time.sleep(POLL_S)
         return max(int(self._store.get(key)) for key in keys)
 
     def close(self) -> None:
-        """Leave. Where another process is gone already, this does not wait for it."""
+        """Does not wait for processes that have exited."""
         import torch.distributed as dist
 
         self._is_closed = True
@@ -190,7 +186,7 @@ class TorchProcesses:
 
 
 def _full_tensor(value: Any) -> "torch.Tensor":
-    """Of a sharded tensor; collective. A share that was moved to the CPU goes back to where the processes exchange."""
+    """Of a sharded tensor; collective. A shard on the CPU is moved to the mesh's device first."""
     device = value.device_mesh.device_type
     full: torch.Tensor = (value if value.device.type == device else value.to(device)).full_tensor()
     return full
@@ -208,18 +204,18 @@ def _weighted_mean(name: str, found: Sequence[tuple[Mapping[str, float], float]]
 
 
 def _wait_for_all(rank: int, world_size: int, stop: StopSignal) -> None:
-    """Until every process is there, in Python, where a stop request is heard; torch's own wait is deaf to it."""
+    """Wait for every process in Python, where a stop request is noticed; torch's own wait cannot be interrupted."""
     import torch.distributed as dist
 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return  # the store is kept by the main process itself, and comes with the group
+        return  # the main process keeps the store, and creates it with the group
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     kinds: Any = dist  # its stubs do not name this one
     agent = kinds.TCPStore(address, port, is_master=False, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.distributed_c10d.PrefixStore(f"gen_worker/{attempt}", agent)
     deadline = time.monotonic() + START_TIMEOUT_S
-    # Twice: one that leaves because of a stop after it was seen to be here is not seen to be ready.
+    # Two rounds: a process that stops after the first is missed in the second.
     for word in ("here", "ready"):
         store.set(f"{word}/{rank}", "1")
         while not store.check([f"{word}/{other}" for other in range(world_size)]):
@@ -227,7 +223,7 @@ def _wait_for_all(rank: int, world_size: int, stop: StopSignal) -> None:
                 raise_stop(stop)
             if time.monotonic() > deadline:
                 raise StartupError(
-                    f"process {rank} of {world_size} waited {START_TIMEOUT_S:.0f} s and not all others came"
+                    f"process {rank} of {world_size}: not all other processes started within {START_TIMEOUT_S:.0f} s"
                 )
             time.sleep(POLL_S)
 
@@ -255,13 +251,13 @@ def distribute_module(
 
     if str(ctx.device).startswith("cuda"):
         options.setdefault("device_ids", [ctx.device])
-    # A bucket is a view of the gradients: without it each step copies them.
+    # Without it each step copies the gradients into buckets.
     options.setdefault("gradient_as_bucket_view", True)
     return DistributedDataParallel(module, **options)
 
 
 def _layers(module: "torch.nn.Module") -> "Iterator[torch.nn.Module]":
-    """What is gathered and freed as one: the module's children, and those of its plain containers."""
+    """What FSDP gathers and frees as one: the module's children, and those of its containers."""
     import torch
 
     shared = _shared_parameters(module)
@@ -269,7 +265,7 @@ def _layers(module: "torch.nn.Module") -> "Iterator[torch.nn.Module]":
         own = {id(parameter) for parameter in child.parameters()}
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict | torch.nn.Sequential):
             yield from (layer for layer in _layers(child) if not _ids(layer) & shared)
-        elif own and not own & shared:  # tied weights stay with the whole
+        elif own and not own & shared:  # tied weights stay with the root
             yield child
 
 
@@ -278,13 +274,13 @@ def _ids(module: "torch.nn.Module") -> set[int]:
 
 
 def _shared_parameters(module: "torch.nn.Module") -> set[int]:
-    """Parameters that several children have, such as an embedding that is also the output layer."""
+    """Parameters of several children, such as tied embeddings."""
     counts = Counter(number for child in module.children() for number in _ids(child))
     return {number for number, count in counts.items() if count > 1}
 
 
 def global_rows(raw_batch: Any, ctx: StepContext) -> int:
-    """The rows of this step over all processes. A short last batch carries its number with it."""
+    """The rows of this step over all processes."""
     from gen_worker.trainer.feed.order import GLOBAL_ROWS
     from gen_worker.trainer.sources.base import rows_over_all
     from gen_worker.trainer.steps.evaluation import count_rows
@@ -297,12 +293,12 @@ def global_rows(raw_batch: Any, ctx: StepContext) -> int:
 
 
 def device_of_process(devices: Sequence[str] | None, local_rank: int) -> str:
-    """The device of one of a machine's processes: its own of those the job names, else its own GPU, else the CPU."""
+    """The device of a process: its own of those that the job names, else its own GPU, else the CPU."""
     if devices:
         if local_rank >= len(devices) and len(set(devices)) > 1:
             raise StartupError(
-                f"resources.devices names {len(devices)} devices and process {local_rank} needs one of its own:"
-                " name as many as there are processes"
+                f"resources.devices names {len(devices)} devices, but there is a process {local_rank}:"
+                " name one device per process"
             )
         return devices[local_rank % len(devices)]
     import torch
@@ -317,56 +313,45 @@ def device_of_process(devices: Sequence[str] | None, local_rank: int) -> str:
     return f"cuda:{local_rank}"
 
 
+def _tensors_in(value: Any, place: str = "") -> "Iterator[tuple[str, torch.Tensor]]":
+    """(where, tensor) of every tensor in a state."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors_in(item, f"{place}[{index}]")
+
+
 def digest_tensors(payload: Mapping[str, Any]) -> dict[str, str]:
-    """A hash of each tensor of floats in a state, by its place there. Not of shares: those differ by nature."""
+    """A hash of each float tensor that all processes have alike: no shards, no statistics of batch norms."""
     import hashlib
 
     import torch
     from torch.distributed.tensor import DTensor
 
     found: dict[str, str] = {}
-
-    def look(value: Any, place: str) -> None:
-        if place.rpartition(".")[2].startswith("running_"):
-            return  # statistics of batch norms are each process's own
-        if isinstance(value, DTensor):
-            return
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+    for place, value in _tensors_in(payload):
+        is_statistic = any(part.startswith("running_") for part in place.split("."))
+        if value.is_floating_point() and not is_statistic and not isinstance(value, DTensor):
             octets = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             found[place] = hashlib.blake2b(octets.numpy().data, digest_size=16).hexdigest()
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                look(item, f"{place}.{key}" if place else str(key))
-        elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                look(item, f"{place}[{index}]")
-
-    look(payload, "")
     return found
 
 
 def sharded_places(payload: Mapping[str, Any]) -> list[str]:
-    """Where in a state there are tensors of which each process has a share."""
+    """Where in a state the sharded tensors are."""
     from torch.distributed.tensor import DTensor
 
-    found: list[str] = []
-
-    def look(value: Any, place: str) -> None:
-        if isinstance(value, DTensor):
-            found.append(place)
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                look(item, f"{place}.{key}" if place else str(key))
-        elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                look(item, f"{place}[{index}]")
-
-    look(payload, "")
-    return found
+    return [place for place, value in _tensors_in(payload) if isinstance(value, DTensor)]
 
 
 def own_seed(seed: int, rank: int, step: int = 0) -> int:
-    """A seed for what is random in one process; the main one has the run's own at the start."""
+    """The seed of one process. The main process starts with the run's own."""
     import hashlib
 
     if rank == 0 and step == 0:

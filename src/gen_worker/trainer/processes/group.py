@@ -1,7 +1,7 @@
-"""How the processes of one attempt speak to each other. `OneProcess` is the usual case and costs nothing.
+"""Communication between the processes of one attempt. The loop knows this interface alone, not torch.distributed.
 
-The loop asks through this interface and never knows torch.distributed; `distributed.TorchProcesses` is the other
-implementation. Every method but `watch` is collective: all processes call it, in the same order.
+`OneProcess` is the usual case and costs nothing; `distributed.TorchProcesses` is the other implementation. Every method
+except `watch` is collective: all processes call it, in the same order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +30,18 @@ class Processes(Protocol):
         """What the main process gave, in every process."""
 
     def whole(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same state with sharded tensors put together, on the CPU of the main process; None in the others."""
+        """The state with sharded tensors gathered on the CPU of the main process; None in the others."""
 
     def stop_step(self, stop: StopSignal, progress: Progress) -> int:
-        """The step at which all stop, once one of them was asked to. Waits until all have said how far they are."""
+        """The step at which all stop, after a stop request. Waits until all have shared their step."""
 
     def watch(self, stop: StopSignal, progress: Progress) -> None:
-        """Called now and then by another thread: pass stop requests on, and say how far this process is."""
+        """Called regularly by another thread: share stop requests and this process's step."""
 
     def close(self) -> None: ...
 
 
 class OneProcess:
-    """A run in one process: every question is answered on the spot."""
-
     rank = 0
     world_size = 1
     has_loaded = False

@@ -1,4 +1,4 @@
-"""How each process of a run ended: small files in a folder that the launcher made, and what they say together."""
+"""How each process of a run ended: one small file each, and the failure that the others followed from."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _CATEGORY_BY_CODE = {int(code): category for category, code in EXIT_CODE_BY_CATE
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one process, as it tells it itself. No category: it completed."""
+    """The end of one process, reported by itself. No category: it completed."""
 
     rank: int
     category: Category | None = None
@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one process, as torch's launcher saw it."""
+    """The end of one process, seen by torchrun."""
 
     rank: int
     exit_code: int
@@ -47,19 +47,18 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_start(process: RankEnvironment | None) -> None:
-    """Let the launcher know which process this is: it passes signals on, and leaves nobody behind."""
+    """Record the pid of this process: its parent relays signals to it, and stops it if it is left behind."""
     if process is not None and process.outcome_dir is not None:
         pid = os.getpid()
         _write(process.outcome_dir / f"rank-{process.rank}.pid", f"{pid}:{start_ticks(pid) or ''}".encode())
 
 
 def read_main(folder: Path) -> int | None:
-    """The pid of the main process, where it lives."""
+    """The pid of the main process, if it lives."""
     return _living_pid(folder / "rank-0.pid")
 
 
 def read_living(folder: Path) -> list[int]:
-    """The pids of all that live."""
     found = (_living_pid(path) for path in folder.glob("rank-*.pid"))
     return [pid for pid in found if pid is not None]
 
@@ -80,7 +79,7 @@ def leave_outcome(
     cause: str = "",
     is_agreed: bool = False,
 ) -> None:
-    """Tell the launcher how this process ends."""
+    """Record how this process ends."""
     if process is not None and process.outcome_dir is not None:
         outcome = Outcome(
             rank=process.rank,
@@ -98,7 +97,7 @@ def leave_agent_failures(folder: Path, failures: Sequence[AgentFailure]) -> None
 
 
 def read_outcomes(folder: Path) -> dict[int, Outcome]:
-    """By rank; a process that was killed left none."""
+    """By rank; a killed process has none."""
     found = (msgspec.json.decode(path.read_bytes(), type=Outcome) for path in folder.glob("rank-*.json"))
     return {outcome.rank: outcome for outcome in found}
 
@@ -109,19 +108,16 @@ def read_agent_failures(folder: Path) -> list[AgentFailure]:
 
 
 def choose_root(outcomes: Mapping[int, Outcome], failures: Sequence[AgentFailure]) -> Root | None:
-    """The earliest end that is not about another process: an error that a process told, or a kill that it could not
-    tell. Else the earliest complaint of a lost process. None where nobody left a word.
+    """The earliest failure that no other process caused: a reported error or a kill. Else the earliest lost connection.
 
-    A process that the launcher ended after the fact ended later than what it was ended for.
+    None where nothing was recorded. A process that torchrun stopped ended later than the failure it was stopped for.
     """
-    causes = [_told(item) for item in outcomes.values() if item.category and not _is_of_another(item)]
-    is_killed = {item.rank for item in failures if item.exit_code < 0} - outcomes.keys()
-    causes += [
-        _seen(item) for item in failures if item.rank in is_killed and item.exit_code != -signal.SIGTERM
-    ]
-    complaints = [_told(item) for item in outcomes.values() if item.category and _is_of_another(item)]
+    causes = [_reported(item) for item in outcomes.values() if item.category and not _is_of_another(item)]
+    killed = {item.rank for item in failures if item.exit_code < 0} - outcomes.keys()
+    causes += [_seen(item) for item in failures if item.rank in killed and item.exit_code != -signal.SIGTERM]
+    lost = [_reported(item) for item in outcomes.values() if item.category and _is_of_another(item)]
     others = [_seen(item) for item in failures if item.rank not in outcomes]
-    for found in (causes, complaints, others):
+    for found in (causes, lost, others):
         if found:
             return min(found, key=lambda item: item[0])[1]
     return None
@@ -131,7 +127,7 @@ def _is_of_another(outcome: Outcome) -> bool:
     return outcome.cause == Cause.CONNECTION
 
 
-def _told(outcome: Outcome) -> tuple[float, Root]:
+def _reported(outcome: Outcome) -> tuple[float, Root]:
     assert outcome.category is not None
     root = Root(rank=outcome.rank, category=outcome.category, error=outcome.error, cause=outcome.cause)
     return outcome.at_ns / 1e9, root
@@ -144,10 +140,10 @@ def _seen(failure: AgentFailure) -> tuple[float, Root]:
         name = signal.Signals(-failure.exit_code).name
         error = f"was killed by {name}{': out of memory?' if name == 'SIGKILL' else ''}"
     else:
-        error = f"ended with exit code {failure.exit_code}"
+        error = f"exited with code {failure.exit_code}"
     return failure.at_s, Root(rank=failure.rank, category=category, error=error, cause=name)
 
 
 def _write(path: Path, content: bytes) -> None:
-    with contextlib.suppress(FileNotFoundError):  # the launcher is gone, and its folder with it
+    with contextlib.suppress(FileNotFoundError):  # the parent exited and removed its folder
         replace_file(path, content, sync="none")

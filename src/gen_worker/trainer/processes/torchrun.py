@@ -1,9 +1,8 @@
-"""A run of several processes on this machine, under torch's elastic launcher.
+"""A run of several processes on this machine, started by torchrun.
 
-This process validates the job, starts the launcher, passes signals on to the main process of the run, and judges the
-end. The run's main process (rank 0) does what a worker does: lease, events, checkpoints, and the terminal event of
-every end that all agreed on. Where a process fails, this one writes the terminal event, since only it can tell which
-failed first.
+This process starts torchrun, relays signals to rank 0, and judges the end. Rank 0 does what a worker does: lease,
+events, checkpoints, and the terminal event of every end that all processes agreed on. When a process fails, this one
+writes the terminal event: only it knows which process failed first.
 """
 
 import contextlib
@@ -36,11 +35,10 @@ from gen_worker.trainer.processes.outcome import (
 )
 
 POLL_S = 0.05
-KILL_PATIENCE_S = 10.0  # for the system to take a killed process away
+KILL_PATIENCE_S = 10.0
 
 
 def build_command(num_processes: int) -> list[str]:
-    """What starts the processes; everything else is in their environment."""
     return [
         sys.executable,
         "-m",
@@ -62,14 +60,14 @@ def run_processes(
     redact: Redact,
     early_signals: Sequence[int] = (),
 ) -> int:
-    """Start, wait, and end as the run ended: 0, or an error of its category."""
+    """Run to the end: returns 0, or raises an error of the run's category."""
     folder = environment.events_path.parent / f"processes-{os.getpid()}"
     _remove_leftovers(folder)
     folder.mkdir(parents=True)
     try:
         with SignalRelay(early_signals) as relay:
             relay.send = partial(_send_to_main, folder)
-            code = _run_launcher(folder, job.resources.processes, token, relay)
+            code = _run_torchrun(folder, job.resources.processes, token, relay)
             _end_survivors(folder, relay, grace_s=job.grace_s)
         return _judge(code, folder, environment, job, redact)
     finally:
@@ -77,41 +75,41 @@ def run_processes(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Of this process's number, and of those that were killed."""
+    """Folders of killed processes, and of an earlier one with this pid."""
     for other in folder.parent.glob("processes-*"):
         pid = other.name.rpartition("-")[2]
         if other == folder or (pid.isdigit() and not is_process_alive(int(pid))):
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _run_launcher(folder: Path, num_processes: int, token: str | None, relay: SignalRelay) -> int:
+def _run_torchrun(folder: Path, num_processes: int, token: str | None, relay: SignalRelay) -> int:
     pid = os.getpid()
     environ = {
         "OMP_NUM_THREADS": str(_threads_each(num_processes)),
         **os.environ,
         "WORKER_MODE": "trainer",
         "GEN_WORKER_OUTCOME_DIR": str(folder),
-        "GEN_WORKER_LAUNCHER": f"{pid}:{start_ticks(pid) or ''}",
+        "GEN_WORKER_PARENT": f"{pid}:{start_ticks(pid) or ''}",
     }
     environ.pop("TRAINER_ISOLATED", None)  # they are processes of their own already
     if token is not None:
         environ["TRAINER_CAPABILITY_TOKEN"] = token
-    # A session of its own, so that a Ctrl-C at the terminal reaches the run once, through us.
-    launcher = subprocess.Popen(build_command(num_processes), env=environ, start_new_session=True)
+    # A session of its own: a Ctrl-C at the terminal reaches the run once, through the relay.
+    torchrun = subprocess.Popen(build_command(num_processes), env=environ, start_new_session=True)
     try:
         while True:
             try:
-                return launcher.wait(POLL_S)
+                return torchrun.wait(POLL_S)
             except subprocess.TimeoutExpired:
                 relay.pass_on()
     finally:
-        if launcher.poll() is None:
-            launcher.kill()
-            launcher.wait()
+        if torchrun.poll() is None:
+            torchrun.kill()
+            torchrun.wait()
 
 
 def _end_survivors(folder: Path, relay: SignalRelay, *, grace_s: float) -> None:
-    """Where the launcher itself was killed, the processes are left: they get to save and leave, and then have to."""
+    """Stop processes that are left because torchrun was killed: SIGTERM, a grace period to save, SIGKILL."""
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_PATIENCE_S)):
         for pid in read_living(folder):
             with contextlib.suppress(ProcessLookupError):
@@ -123,7 +121,6 @@ def _end_survivors(folder: Path, relay: SignalRelay, *, grace_s: float) -> None:
 
 
 def _threads_each(num_processes: int) -> int:
-    """As many threads as leave every process its own cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // num_processes)
 
@@ -150,10 +147,10 @@ def _judge(
     root = choose_root(outcomes, read_agent_failures(folder))
     if root is None:
         cause: ChildAttemptError | TrainStepError = TrainStepError(
-            f"the launcher of the run's processes ended with exit code {code}, and none of them said why"
+            f"torchrun exited with code {code}; no process reported an error"
         )
     else:
-        verb = "" if root.error.startswith(("was ", "ended ")) else ": "
+        verb = "" if root.error.startswith(("was ", "exited ")) else ": "
         text = f"process {root.rank} of {job.resources.processes}{verb or ' '}{root.error}"
         cause = ChildAttemptError(Category(root.category), text, root.cause)
     with contextlib.suppress(LeaseHeldError):  # then the run is another worker's, and so is its event file

@@ -182,8 +182,10 @@ class _Download:
         size_bytes, validator, digest = partial.size_bytes, partial.validator, partial.digest()
         partial.commit()
         if self._ref.digest is None and validator:
-            entry = IndexEntry(validator=validator, digest=digest, size_bytes=size_bytes)
-            self._cache.remember(self._key, entry, display=self._ref.display)
+            entry = IndexEntry(
+                ref=self._ref.display, validator=validator, digest=digest, size_bytes=size_bytes
+            )
+            self._cache.remember(self._key, entry)
         return self._placed(digest, size_bytes, from_cache=False)
 
     def _placed(self, digest: str, size_bytes: int, *, from_cache: bool) -> LocalInput:

@@ -22,10 +22,10 @@ from gen_worker.trainer.transfer.upload_parcels import (
     METRICS,
     SAMPLE,
     TERMINAL,
-    FilesJob,
-    Job,
-    RecordJob,
+    FilesUpload,
+    RecordUpload,
     Sender,
+    Upload,
     UploadFailure,
 )
 
@@ -137,20 +137,20 @@ class ArtifactUploader:
         """
         lane = self._lane(CHECKPOINT)
         if lane is not None:
-            job = FilesJob(CHECKPOINT, step, is_final=final)
-            job.add(Path(local_path), digest)
+            upload = FilesUpload(CHECKPOINT, step, is_final=final)
+            upload.add(Path(local_path), digest)
             for name in author_files:
-                job.add(Path(local_path).parent / name, name=name)
+                upload.add(Path(local_path).parent / name, name=name)
             if meta_path is not None:
-                job.add(Path(meta_path))
-            self._queue(lane, job)
+                upload.add(Path(meta_path))
+            self._queue(lane, upload)
 
     def upload_sample(self, *, local_path: Path | str, step: int) -> None:
         lane = self._lane(SAMPLE)
         if lane is not None:
-            job = FilesJob(SAMPLE, step)
-            job.add(Path(local_path))
-            self._queue(lane, job)
+            upload = FilesUpload(SAMPLE, step)
+            upload.add(Path(local_path))
+            self._queue(lane, upload)
 
     def terminal(
         self,
@@ -173,7 +173,7 @@ class ArtifactUploader:
                 "final_checkpoint": None if final_checkpoint is None else str(final_checkpoint),
             }
             name = f"terminal-{self._sender.attempt:04d}.json"
-            self._queue(lane, RecordJob(TERMINAL, step, lambda: record, file_name=name, num_points=1))
+            self._queue(lane, RecordUpload(TERMINAL, step, lambda: record, file_name=name, num_points=1))
 
     def drain(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> list[UploadFailure]:
         """Wait until all is sent, at most `timeout_s`; the rest is dropped. Returns all failures of this uploader.
@@ -221,9 +221,9 @@ class ArtifactUploader:
             raise UploadError(f"a {kind} upload was requested after close(); close the uploader last")
         return self._lanes.get(kind)
 
-    def _queue(self, lane: Lane, job: Job) -> None:
+    def _queue(self, lane: Lane, upload: Upload) -> None:
         with self._lock:
-            self._files[lane.kind].add(job)
+            self._files[lane.kind].add(upload)
             lane.notify()
 
     def _is_foreign(self) -> bool:

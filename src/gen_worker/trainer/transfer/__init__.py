@@ -1,1 +1,1 @@
-"""Bytes to and from other machines: retries, downloads, object stores, the lanes of an upload."""
+"""Downloads and uploads: retries, HTTP, object stores, the input cache, upload queues."""

@@ -1,4 +1,4 @@
-"""One attempt to bring a remote file into a partial download: over HTTP, or from an object store."""
+"""One attempt to download a file: over HTTP, or from an object store."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from gen_worker.contract.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.trainer.authz import SCOPE_READ_INPUTS, TrainerAuthContext
 from gen_worker.trainer.resolve import ResolvedRef
 from gen_worker.trainer.transfer.input_cache import PartialDownload
-from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
+from gen_worker.trainer.transfer.object_store import ObjectStore, store_errors
 from gen_worker.trainer.transfer.policy import (
     CHUNK_BYTES,
     FaultKind,
@@ -38,13 +38,13 @@ OnBytes = Callable[[int, int | None], None]
 
 
 class Outcome(Enum):
-    COMPLETE = auto()  # the partial download holds the whole file
-    NOT_MODIFIED = auto()  # the file is still what `known_validator` stood for
+    COMPLETE = auto()  # the download is complete
+    NOT_MODIFIED = auto()  # the file still has `known_validator`
 
 
 class Source(Protocol):
     def attempt(self, partial: PartialDownload, *, known_validator: str | None, on_bytes: OnBytes) -> Outcome:
-        """Go on where `partial` stands. TransferFault on failure; what arrived is kept."""
+        """Continue `partial`. TransferFault on failure; received bytes are kept."""
 
     def close(self) -> None: ...
 
@@ -56,7 +56,7 @@ def open_source(ref: ResolvedRef, auth: TrainerAuthContext | None, options: Tran
 
 
 class HttpSource:
-    """Range requests tied to one version of the file by If-Range, or by the digest it must end up with."""
+    """Range requests for one version of the file, by If-Range or by its digest."""
 
     def __init__(self, ref: ResolvedRef, auth: TrainerAuthContext | None, options: TransferOptions) -> None:
         self._url = ref.location
@@ -72,7 +72,7 @@ class HttpSource:
     def attempt(self, partial: PartialDownload, *, known_validator: str | None, on_bytes: OnBytes) -> Outcome:
         if partial.size_bytes and not (self._has_digest or _can_resume(partial.validator)):
             partial.restart()
-        # Ranges and lengths count the bytes as they are stored, so no coding on the way.
+        # Ranges and lengths count stored bytes, so no compression.
         headers = {"Accept-Encoding": "identity"}
         if partial.size_bytes:
             headers["Range"] = f"bytes={partial.size_bytes}-"
@@ -92,7 +92,7 @@ class HttpSource:
 
     @contextlib.contextmanager
     def _request(self, headers: dict[str, str]) -> "Iterator[httpx.Response]":
-        """GET with redirects; the token goes to the origin that the ref names and to no other."""
+        """GET with redirects. The token is sent only to the origin of the ref."""
         url = self._url
         for _ in range(MAX_REDIRECTS):
             bearer: dict[str, str] = {}
@@ -116,23 +116,19 @@ class HttpSource:
             before_scheme, after_scheme = urlsplit(url).scheme, urlsplit(after).scheme
             _ = urlsplit(after).port
         except ValueError:
-            raise TransferFault(
-                FaultKind.PERMANENT, "the server redirects to something that is no URL"
-            ) from None
+            raise TransferFault(FaultKind.PERMANENT, "the server redirects to an invalid URL") from None
         is_downgrade = before_scheme == "https" and after_scheme == "http"
         if after_scheme not in ("http", "https") or is_downgrade:
             raise TransferFault(
                 FaultKind.PERMANENT,
-                f"the server redirects from {before_scheme} to {strip_url_secrets(after)}, which is not followed",
+                f"the server redirects from {before_scheme} to {strip_url_secrets(after)}, which is not allowed",
             )
         return after
 
     def _receive(self, response: "httpx.Response", partial: PartialDownload, on_bytes: OnBytes) -> None:
         if response.status_code == 416:
             partial.restart()
-            raise TransferFault(
-                FaultKind.TRANSIENT, "the file is shorter than what was downloaded of it before"
-            )
+            raise TransferFault(FaultKind.TRANSIENT, "the file is shorter than the part downloaded before")
         coding = response.headers.get("content-encoding", "identity").lower()
         if coding != "identity":
             self._receive_decoded(response, coding, partial, on_bytes)
@@ -147,31 +143,31 @@ class HttpSource:
         else:
             raise status_fault(response.status_code, None, sent_token=False)
         on_bytes(partial.size_bytes, total_bytes)
-        for chunk in response.iter_raw():  # as they come: whoever is asked with `on_bytes` may want to stop
+        for chunk in response.iter_raw():  # `on_bytes` may raise to stop
             partial.write(chunk)
             on_bytes(partial.size_bytes, total_bytes)
         if total_bytes is not None and partial.size_bytes != total_bytes:
-            missing = f"{partial.size_bytes} of {total_bytes} bytes arrived"
+            missing = f"received {partial.size_bytes} of {total_bytes} bytes"
             if partial.size_bytes > total_bytes:
                 partial.restart()
             raise TransferFault(FaultKind.TRANSIENT, missing)
 
     def _require_end(self, response: "httpx.Response") -> None:
-        """A body that ends where the connection does may be cut anywhere: only a digest tells."""
+        """A body that ends with the connection may be incomplete: only a digest can tell."""
         is_chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
         if not (self._has_digest or is_chunked or "content-length" in response.headers):
             raise TransferFault(
                 FaultKind.PERMANENT,
-                "the server does not say how long the file is, so a cut connection would not be noticed; "
-                "put #sha256=<64 hex digits> at the end of the ref",
+                "the server does not send the length of the file, so a broken connection would not be noticed. Add"
+                " #sha256=<64 hex digits> to the end of the ref",
             )
 
     def _accept_range(self, response: "httpx.Response", partial: PartialDownload) -> int | None:
-        """Check that a 206 continues `partial`; the size of the whole file, or None where only the digest will tell."""
+        """Check that a 206 continues `partial`. Returns the size of the whole file, or None if only the digest can tell."""
         found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
         total_bytes = None if found is None or found[3] == "*" else int(found[3])
         validator = _validator_of(response.headers)
-        # An ETag must come again (RFC 9110 15.3.7), a date need not.
+        # An ETag must be repeated (RFC 9110 15.3.7), a date need not.
         is_other = bool(partial.validator) and validator != partial.validator
         if not validator and not partial.validator.startswith('"'):
             is_other = False
@@ -180,21 +176,21 @@ class HttpSource:
         if found is None or int(found[1]) != partial.size_bytes or not partial.size_bytes or is_other:
             partial.restart()
             raise TransferFault(
-                FaultKind.TRANSIENT, "the server sent another part of the file than was asked for"
+                FaultKind.TRANSIENT, "the server sent another part of the file than requested"
             )
         return total_bytes
 
     def _receive_decoded(
         self, response: "httpx.Response", coding: str, partial: PartialDownload, on_bytes: OnBytes
     ) -> None:
-        """A server that compresses although asked not to: offsets mean nothing, so all or nothing."""
+        """A server that compresses against the request: offsets are meaningless, so the file is read as a whole."""
         partial.restart()
         if response.status_code != 200:
             raise TransferFault(FaultKind.TRANSIENT, "the server sent a compressed part of the file")
         if coding not in _GZIP:
             raise TransferFault(
                 FaultKind.PERMANENT,
-                f"the server sends the file coded as {coding[:40]!r}, although asked not to; of codings only gzip is read",
+                f"the server sends the file with encoding {coding[:40]!r}, which was not requested. Only gzip is supported",
             )
         is_complete = False
         partial.restart(_validator_of(response.headers))
@@ -209,7 +205,7 @@ class HttpSource:
 
 
 def _unzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The bytes of a gzip stream, a bounded part at a time. TransferFault where it is damaged or has no end."""
+    """The bytes of a gzip stream, in bounded parts. TransferFault if it is corrupt or incomplete."""
     unzipper = zlib.decompressobj(wbits=31)
     try:
         for chunk in chunks:
@@ -220,15 +216,13 @@ def _unzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 yield unzipper.decompress(left, CHUNK_BYTES)
                 left = unzipper.unconsumed_tail or unzipper.unused_data
     except zlib.error as exc:
-        raise TransferFault(
-            FaultKind.TRANSIENT, f"what the server compressed cannot be read: {exc}"
-        ) from None
+        raise TransferFault(FaultKind.TRANSIENT, f"the gzip stream of the server is corrupt: {exc}") from None
     if not unzipper.eof:
-        raise TransferFault(FaultKind.TRANSIENT, "what the server compressed was cut")
+        raise TransferFault(FaultKind.TRANSIENT, "the gzip stream of the server is incomplete")
 
 
 class ObjectSource:
-    """Seeks to where the last attempt ended; the store's ETag tells whether it is still the same object."""
+    """Seeks to the end of the last attempt. The store's ETag tells whether it is still the same object."""
 
     def __init__(self, ref: ResolvedRef, options: TransferOptions) -> None:
         self._ref = ref
@@ -249,22 +243,17 @@ class ObjectSource:
             if not partial.size_bytes or partial.validator != found.validator:
                 partial.restart(found.validator, found.size_bytes)
             on_bytes(partial.size_bytes, found.size_bytes)
-            try:
+            with store_errors():
                 stream.seek(partial.size_bytes)
-            except (OSError, ValueError) as exc:
-                raise store_fault(exc) from None
             while partial.size_bytes < found.size_bytes:
-                try:
+                with store_errors():
                     chunk = stream.read(OBJECT_CHUNK_BYTES)
-                except (OSError, ValueError) as exc:
-                    raise store_fault(exc) from None
                 if not chunk:
-                    raise TransferFault(
-                        FaultKind.TRANSIENT, f"{partial.size_bytes} of {found.size_bytes} bytes arrived"
-                    )
+                    received = f"received {partial.size_bytes} of {found.size_bytes} bytes"
+                    raise TransferFault(FaultKind.TRANSIENT, received)
                 partial.write(chunk)
                 on_bytes(partial.size_bytes, found.size_bytes)
-        # Reads of one stream are separate requests: only an unchanged object makes them one file.
+        # Reads of one stream are separate requests: the object must not have changed meanwhile.
         if self._store.stat(self._ref.location).validator != found.validator:
             partial.restart()
             raise TransferFault(FaultKind.TRANSIENT, "the object was replaced while it was being read")
@@ -272,7 +261,7 @@ class ObjectSource:
 
 
 def _validator_of(headers: "httpx.Headers") -> str:
-    """A strong ETag, else a trustworthy date, else a weak ETag, else nothing."""
+    """A strong ETag, else a reliable date, else a weak ETag, else nothing."""
     etag = headers.get("etag", "").strip()
     if etag.startswith('"'):
         return str(etag)
@@ -280,7 +269,7 @@ def _validator_of(headers: "httpx.Headers") -> str:
 
     modified = headers.get("last-modified", "").strip()
     try:
-        # RFC 9110 8.8.2.2: a date says "unchanged" only if the file was at rest when it was given.
+        # RFC 9110 8.8.2.2: a date is reliable only if it is older than the answer.
         age_s = (
             parsedate_to_datetime(headers.get("date", "")) - parsedate_to_datetime(modified)
         ).total_seconds()

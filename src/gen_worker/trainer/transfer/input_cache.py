@@ -1,10 +1,10 @@
-"""A content-addressed store of downloads that any number of workers share.
+"""A content-addressed cache of downloads, shared by any number of workers.
 
 <root>/sha256/ab/<hex>         the bytes; read-only, in place by rename, never changed
-<root>/index/<key>.json        where a ref pointed when last seen: validator -> digest
-<root>/partial/<key>[.json]    a download under way, and how much of it is on disk for certain
+<root>/index/<key>.json        the last state of a ref: validator -> digest
+<root>/partial/<key>[.json]    an unfinished download, and how much of it is synced
 <root>/locks/<key>             one flock per key: one worker downloads, the others wait
-<root>/folders/<key>/...       files that belong together, under their own names (links)
+<root>/folders/<key>/...       files of one folder under their own names (links)
 """
 
 import contextlib
@@ -18,13 +18,15 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, BinaryIO, TypeVar
+
+import msgspec
 
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import replace_file, sync_path, temporary_path
 from gen_worker.contract.files.hashes import hash_file
+from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.sizes import show_bytes
 
 HASH_CHUNK_BYTES = 1 << 20
@@ -33,14 +35,25 @@ MIN_FREE_BYTES = 64 << 20
 MAX_RECORD_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
+R = TypeVar("R", bound=msgspec.Struct)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexEntry:
-    """What a ref led to: the validator the server gave, and the bytes it stood for."""
 
+class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The last state of a ref: the server's validator and the bytes."""
+
+    version: int = 1
+    ref: str = ""  # for people, without secrets
     validator: str
     digest: str
     size_bytes: int
+
+
+class _Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """The synced part of a partial download."""
+
+    synced_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    validator: str = ""
+    total_bytes: int | None = None
 
 
 def key_of(text: str) -> str:
@@ -49,7 +62,7 @@ def key_of(text: str) -> str:
 
 
 class InputCache:
-    """Safe for threads and processes; files are only ever added whole."""
+    """Thread-safe and process-safe; files are added whole."""
 
     def __init__(
         self,
@@ -67,15 +80,15 @@ class InputCache:
         return self.root / "sha256" / digits[:2] / digits
 
     def find(self, digest: str, *, size_bytes: int | None, rehash: bool) -> Path | None:
-        """The blob of `digest` if it is here and sound.
+        """The blob of `digest` if it is cached and valid.
 
-        A damaged one is left where it is: someone may be reading it, and the next commit replaces it.
+        A corrupt one is kept: a worker may be reading it, and the next commit replaces it.
         """
         if not _DIGEST.fullmatch(digest):
             return None
         path = self.blob_path(digest)
         try:
-            status = path.lstat()  # a link or a FIFO is nothing that we put there
+            status = path.lstat()  # the cache holds no links and FIFOs
             if not stat.S_ISREG(status.st_mode) or size_bytes not in (None, status.st_size):
                 return None
             is_sound = not rehash or hash_file(path) == digest
@@ -84,21 +97,21 @@ class InputCache:
         return path if is_sound else None
 
     def require_room(self, more_bytes: int = 0) -> None:
-        """OSError (ENOSPC) where the disk would have less than `MIN_FREE_BYTES` left: others live there, too."""
+        """OSError (ENOSPC) if the disk would have less than `MIN_FREE_BYTES` left."""
         self.root.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(self.root).free
         if free_bytes - more_bytes < MIN_FREE_BYTES:
             needed = f"{show_bytes(more_bytes)} more" if more_bytes else "more"
             raise OSError(
                 errno.ENOSPC,
-                f"the download needs {needed}, {show_bytes(free_bytes)} are free, of which"
-                f" {show_bytes(MIN_FREE_BYTES)} are left for others",
+                f"the download needs {needed}, but only {show_bytes(free_bytes)} are free and"
+                f" {show_bytes(MIN_FREE_BYTES)} are reserved",
                 str(self.root),
             )
 
     @contextlib.contextmanager
     def locked(self, key: str, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-        """Hold the lock of `key`. `on_wait` is called while another worker has it, and may raise to give up."""
+        """Hold the lock of `key`. `on_wait` is called while another worker holds it, and may raise to stop waiting."""
         path = self._in("locks", key)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
@@ -115,40 +128,25 @@ class InputCache:
             os.close(descriptor)
 
     def recall(self, key: str) -> IndexEntry | None:
-        record = _read_json(self._in("index", f"{key}.json"))
-        try:
-            return IndexEntry(
-                validator=str(record["validator"]),
-                digest=str(record["digest"]),
-                size_bytes=int(record["size_bytes"]),
-            )
-        except (KeyError, TypeError, ValueError):
-            return None
+        return _read_record(self._in("index", f"{key}.json"), IndexEntry)
 
-    def remember(self, key: str, entry: IndexEntry, *, display: str) -> None:
-        record = {
-            "version": 1,
-            "ref": display,
-            "validator": entry.validator,
-            "digest": entry.digest,
-            "size_bytes": entry.size_bytes,
-        }
-        _write_json(self._in("index", f"{key}.json"), record)
+    def remember(self, key: str, entry: IndexEntry) -> None:
+        _write_record(self._in("index", f"{key}.json"), entry)
 
     def partial(self, key: str) -> "PartialDownload":
         """The unfinished download of `key`; hold its lock."""
         return PartialDownload(self, self._in("partial", key))
 
     def place(self, files: Mapping[str, str]) -> Path:
-        """A folder that holds blobs under names: relative name -> digest. Equal content, equal folder."""
+        """A folder of blobs: relative name -> digest. Equal content gives the same folder."""
         listing = json.dumps(sorted(files.items()))
         folder = self.root / "folders" / key_of(listing)[:32]
         for name, digest in files.items():
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             target = os.path.relpath(self.blob_path(digest), link.parent)
-            # A relative link, renamed into place: the cache may be moved, and two workers may do this at once.
-            temporary = temporary_path(link)
+            # A relative link, renamed into place: the cache may be moved, and two workers may do this.
+            temporary = temporary_path(link.with_name("link"))  # the name may be as long as names can be
             temporary.symlink_to(target)
             temporary.replace(link)
         return folder
@@ -160,10 +158,10 @@ class InputCache:
 
 
 class PartialDownload:
-    """Bytes on their way to the cache; survives the process that wrote them.
+    """An unfinished download; it survives its process.
 
-    After a power cut a file may have its length without its bytes. So only what was synced and then written
-    down in the sidecar counts as there; the rest is fetched again.
+    After a power cut a file may have its length without its bytes. So only bytes that were synced and then recorded
+    in the sidecar count; the rest is downloaded again.
     """
 
     def __init__(self, cache: InputCache, path: Path) -> None:
@@ -178,25 +176,21 @@ class PartialDownload:
         self.validator = ""
 
     def open(self) -> None:
-        """Take up what an earlier attempt or process left."""
-        record = _read_json(self._sidecar)
-        try:
-            synced_bytes, validator = max(0, int(record["synced_bytes"])), str(record["validator"])
-            total_bytes = None if record.get("total_bytes") is None else int(record["total_bytes"])
-        except (KeyError, TypeError, ValueError):
-            synced_bytes, validator, total_bytes = 0, "", None
+        """Continue the download of an earlier attempt or process."""
+        progress = _read_record(self._sidecar, _Progress) or _Progress()
         _remove_unless_file(self._path)  # never write through a link
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         self._stream = os.fdopen(descriptor, "r+b", buffering=0)
-        if os.fstat(descriptor).st_size < synced_bytes:
-            synced_bytes, validator, total_bytes = 0, "", None
-        self._stream.truncate(synced_bytes)
+        if os.fstat(descriptor).st_size < progress.synced_bytes:
+            progress = _Progress()
+        self._stream.truncate(progress.synced_bytes)
         while chunk := self._stream.read(HASH_CHUNK_BYTES):
             self._hasher.update(chunk)
-        self.size_bytes, self.validator, self.total_bytes = synced_bytes, validator, total_bytes
+        self.size_bytes, self.validator = progress.synced_bytes, progress.validator
+        self.total_bytes = progress.total_bytes
 
     def restart(self, validator: str = "", total_bytes: int | None = None) -> None:
-        """Forget all bytes; what comes next belongs to `validator`, of a file of that size."""
+        """Drop all bytes. The next ones belong to `validator`."""
         stream = self._opened()
         stream.seek(0)
         stream.truncate(0)
@@ -236,7 +230,7 @@ class PartialDownload:
         blob.parent.mkdir(parents=True, exist_ok=True)
         self._path.replace(blob)
         failpoint("inputs.blob_renamed")
-        # Only now: a read-only partial left by a crash could not be taken up again.
+        # Only now: a read-only partial file could not be continued after a crash.
         os.fchmod(stream.fileno(), 0o444)
         sync_path(blob.parent)
         self._sidecar.unlink(missing_ok=True)
@@ -249,38 +243,33 @@ class PartialDownload:
         self._sidecar.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave the bytes for the next attempt."""
+        """Keep the bytes for the next attempt."""
         self._unsynced_bytes = 0
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
     def _note(self) -> None:
-        record = {
-            "synced_bytes": self.size_bytes,
-            "validator": self.validator,
-            "total_bytes": self.total_bytes,
-        }
-        _write_json(self._sidecar, record)
+        progress = _Progress(
+            synced_bytes=self.size_bytes, validator=self.validator, total_bytes=self.total_bytes
+        )
+        _write_record(self._sidecar, progress)
 
     def _opened(self) -> BinaryIO:
         assert self._stream is not None
         return self._stream
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The record at `path`; a missing or torn one reads as empty, for then the bytes are fetched again."""
+def _read_record(path: Path, kind: type[R]) -> R | None:
+    """The record at `path`; None if it is missing or corrupt: then the bytes are downloaded again."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
-            record = json.loads(stream.read(MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        return msgspec.json.decode(read_regular(path, MAX_RECORD_BYTES), type=kind)
+    except (OSError, ValueError, RecursionError):  # MsgspecError is a ValueError
+        return None
 
 
-def _write_json(path: Path, record: Mapping[str, Any]) -> None:
-    replace_file(path, json.dumps(record).encode(), sync="none")
+def _write_record(path: Path, record: msgspec.Struct) -> None:
+    replace_file(path, msgspec.json.encode(record), sync="none")
 
 
 def _remove_unless_file(path: Path) -> None:

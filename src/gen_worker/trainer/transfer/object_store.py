@@ -1,8 +1,9 @@
-"""s3:// and gs:// through pyarrow.fs: open a store, and read its errors."""
+"""s3:// and gs:// through pyarrow.fs, and the meaning of its errors."""
 
+import contextlib
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from gen_worker.contract.redaction import strip_url_secrets
 from gen_worker.trainer.transfer.policy import FaultKind, TransferFault, TransferOptions
 
-# The stores' libraries raise OSError for everything; the code is a word in its text.
+# The libraries of the stores raise OSError for everything; the error code is only in its text.
 _AUTH_WORDS = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|INVALID_CLIENT_TOKEN_ID"
     r"|UNRECOGNIZED_CLIENT|INVALID_SIGNATURE|MISSING_AUTHENTICATION_TOKEN|ExpiredToken|InvalidAccessKeyId"
@@ -32,73 +33,55 @@ class StoredObject:
 
 
 class ObjectStore:
-    """One bucket's filesystem. Every method may raise TransferFault; it may be used from any thread."""
+    """The file system of one bucket. Every method may raise TransferFault. Thread-safe."""
 
     def __init__(self, scheme: str, bucket: str, options: TransferOptions) -> None:
         self.scheme = scheme
-        try:
+        with store_errors():
             self._fs = _open_s3(bucket, options) if scheme == "s3" else _open_gcs(options)
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
 
     def stat(self, key: str) -> StoredObject:
-        """The object at `key`, asked of the store."""
-        try:
-            with self._fs.open_input_file(key) as stream:
-                return _describe(key, stream)
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
+        """The object at `key`."""
+        with store_errors(), self._fs.open_input_file(key) as stream:
+            return _describe(key, stream)
 
     def exists(self, key: str) -> bool:
         from pyarrow import fs
 
-        try:
+        with store_errors():
             return bool(self._fs.get_file_info(key).type == fs.FileType.File)
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
 
     def open(self, key: str) -> tuple[Any, StoredObject]:
-        """A seekable stream and what it reads; the caller closes it."""
-        try:
+        """A seekable stream and its object; the caller closes it."""
+        with store_errors():
             stream = self._fs.open_input_file(key)
             return stream, _describe(key, stream)
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
 
     def create(self, key: str, content_type: str) -> Any:
-        """A stream that becomes the object when it is closed. Closing it half way stores half an object."""
-        try:
+        """A stream that becomes the object when it is closed. Closing it early stores an incomplete object."""
+        with store_errors():
             return self._fs.open_output_stream(key, metadata={"Content-Type": content_type})
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
 
     def size_bytes(self, key: str) -> int | None:
-        try:
+        with store_errors():
             size = self._fs.get_file_info(key).size
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
         return None if size is None else int(size)
 
     def delete(self, key: str) -> None:
-        try:
+        with store_errors():
             self._fs.delete_file(key)
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
 
     def list_files(self, prefix: str) -> list[str]:
-        """Keys of all objects below `prefix` (a folder), sorted; empty where there is none."""
+        """Keys of all objects below `prefix` (a folder), sorted; empty if there are none."""
         from pyarrow import fs
 
-        try:
-            found = self._fs.get_file_info(
-                fs.FileSelector(prefix.rstrip("/"), recursive=True, allow_not_found=True)
-            )
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
+        with store_errors():
+            selector = fs.FileSelector(prefix.rstrip("/"), recursive=True, allow_not_found=True)
+            found = self._fs.get_file_info(selector)
         return sorted(info.path for info in found if info.type == fs.FileType.File)
 
     def match(self, pattern: str) -> list[str]:
-        """Keys that match a glob; `*` stays within one folder, `**` does not."""
+        """Keys that match a glob. `*` matches within one folder, `**` across folders."""
         first_magic = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
         base = pattern[:first_magic].rpartition("/")[0]
         wanted = pattern.split("/")
@@ -106,7 +89,7 @@ class ObjectStore:
 
 
 def matches_glob(pattern: Sequence[str], key: Sequence[str]) -> bool:
-    """Does a key match a glob? Both split at `/`."""
+    """Does a key match a glob? Both are split at `/`."""
     if not pattern:
         return not key
     if pattern[0] == "**":
@@ -114,8 +97,17 @@ def matches_glob(pattern: Sequence[str], key: Sequence[str]) -> bool:
     return bool(key) and fnmatch.fnmatchcase(key[0], pattern[0]) and matches_glob(pattern[1:], key[1:])
 
 
-def store_fault(exc: Exception) -> TransferFault:
-    """An error of the store's library as a fault, without URL credentials."""
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn errors of the store's library into TransferFaults."""
+    try:
+        yield
+    except (OSError, ValueError) as exc:
+        raise _store_fault(exc) from None
+
+
+def _store_fault(exc: Exception) -> TransferFault:
+    """Without URL credentials."""
     text = strip_url_secrets(" ".join(str(exc).split()))
     if isinstance(exc, FileNotFoundError | NotADirectoryError) or _MISSING_WORDS.search(text):
         return TransferFault(FaultKind.MISSING, text)
@@ -150,7 +142,7 @@ def _open_s3(bucket: str, options: TransferOptions) -> Any:
     settings: dict[str, Any] = {
         "connect_timeout": options.connect_timeout_s,
         "request_timeout": options.stall_timeout_s,
-        # Attempts are counted in one place, ours; the library's own retries would multiply them.
+        # We retry; retries of the library would multiply ours.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
     }
     region = store.s3_region

@@ -1,7 +1,7 @@
-"""How slow another machine may be. httpx limits each wait for the network, so one byte now and then would last for ever.
+"""Minimum throughput of a connection. httpx limits only each wait, so a server could send one byte at a time forever.
 
-- The head of an answer has `stall_timeout_s` in all, whatever comes meanwhile.
-- A body, either way, must move at least `MIN_BYTES_PER_S`, measured over `stall_timeout_s` of waiting for the network.
+- The head of an answer must be complete within `stall_timeout_s`.
+- A body, in both directions, needs `MIN_BYTES_PER_S` over `stall_timeout_s` of waiting for the network.
 """
 
 import ssl
@@ -20,11 +20,11 @@ PIECE_BYTES = 64 << 10
 
 
 def pace(client: "httpx.Client", stall_timeout_s: float) -> None:
-    """Hold every connection that `client` makes to this pace. Before its first request."""
+    """Apply the limits to all connections of `client`. Call it before its first request."""
     import httpx
 
     client.event_hooks["response"].append(_note_head)
-    # httpx has no option for this; the tests of slow servers fail if these names ever change.
+    # httpx has no option for this. The tests of slow servers fail if these private names change.
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx.HTTPTransport):
             pool = transport._pool
@@ -70,7 +70,7 @@ class _Phase(Enum):
 
 
 class _PacedStream(httpcore.NetworkStream):
-    """Counts the time that it waits for the network and the bytes that this brings. Used by one thread at a time."""
+    """Counts the time of waiting for the network and the bytes received. Used by one thread at a time."""
 
     def __init__(self, inner: httpcore.NetworkStream, stall_timeout_s: float) -> None:
         self._inner = inner

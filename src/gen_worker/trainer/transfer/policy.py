@@ -1,4 +1,4 @@
-"""What downloads and uploads share: when to try again, how long to wait, who may see the token."""
+"""Shared by downloads and uploads: retries, delays, timeouts, and which hosts get the token."""
 
 import functools
 import logging
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import httpx
 
 CHUNK_BYTES = 1 << 20
-MAX_DETAIL = 300  # characters of what another machine says, in our words
+MAX_DETAIL = 300  # characters of a server's answer in a message
 RETRYABLE_STATUS = frozenset({408, 425, 429})
 _URL_STRIPPER = SecretRedactor()
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class FaultKind(Enum):
-    TRANSIENT = auto()  # worth another attempt
-    PERMANENT = auto()  # the same request would fail again
-    MISSING = auto()  # the object is not there
-    AUTH = auto()  # the credential was refused
+    TRANSIENT = auto()  # retry
+    PERMANENT = auto()  # a retry would fail too
+    MISSING = auto()  # the object does not exist
+    AUTH = auto()  # the credential was rejected
 
 
 class TransferFault(Exception):  # noqa: N818  (internal; callers turn it into a WorkerError or an UploadFailure)
-    """One failed attempt. `reason` is free of secrets."""
+    """One failed attempt. `reason` has no secrets."""
 
     def __init__(self, kind: FaultKind, reason: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
@@ -45,9 +45,9 @@ class TransferFault(Exception):  # noqa: N818  (internal; callers turn it into a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff with full jitter, bounded by count and by time.
+    """Exponential backoff with full jitter, limited by count and time.
 
-    `max_elapsed_s` bounds when another attempt may begin, not the attempt itself (timeouts bound that).
+    No attempt starts after `max_elapsed_s`. Timeouts limit the attempt itself.
     """
 
     max_attempts: int = 6
@@ -57,12 +57,12 @@ class RetryPolicy:
 
     def jittered_s(self, failures: int, draw: float) -> float:
         """The wait after `failures` failures (from 1) for a uniform `draw` from [0, 1)."""
-        # The exponent is bounded: 2**1100 is no float, and the cap has won long before.
+        # 2.0**1100 would overflow; the cap applies long before.
         return draw * min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 60))
 
 
 class Backoff:
-    """Counts the failures of one transfer against its policy. Not shared between threads."""
+    """Counts the failures of one transfer. Not thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Backoff:
         self.failures = 0
 
     def next_delay_s(self, retry_after_s: float | None = None) -> float | None:
-        """Count a failure; how long to wait before the next attempt, or None to give up."""
+        """Count a failure. Returns the delay before the next attempt, or None to give up."""
         self.failures += 1
         if self.failures >= self._policy.max_attempts:
             return None
@@ -90,14 +90,14 @@ class Backoff:
         return delay_s
 
     def reset(self) -> None:
-        """The transfer has moved on: count and time begin anew."""
+        """Restart count and time after progress."""
         self.failures = 0
         self._began_at = self._clock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreOptions:
-    """How s3:// and gs:// are reached; credentials are found by the library itself.
+    """Endpoints of s3:// and gs://. The library itself finds credentials.
 
     `s3_endpoint` is the value of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, `gcs_endpoint` of
     STORAGE_EMULATOR_HOST: `http://host:port`, or `host:port` for https.
@@ -111,10 +111,10 @@ class ObjectStoreOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferOptions:
-    """Everything a transfer may be told; the defaults suit a worker.
+    """Options of a transfer; the defaults are for a worker.
 
-    `token_hosts` names the only hosts that may see the token (`host` or `host:port`); None: every https host.
-    Plain http gets it on loopback only, unless `allow_insecure_token`.
+    The token is sent only to `token_hosts` (`host` or `host:port`); None: every https host. Plain http gets it only on
+    loopback, unless `allow_insecure_token`.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -131,15 +131,15 @@ class TransferOptions:
 
         from gen_worker.trainer.transfer.pacing import pace
 
-        # It logs each URL at INFO, query and all.
+        # httpx logs each URL with its query at INFO.
         logging.getLogger("httpx").addFilter(_URL_STRIPPER)
         client = httpx.Client(
             timeout=httpx.Timeout(self.stall_timeout_s, connect=self.connect_timeout_s),
-            follow_redirects=False,  # they are followed by hand: the token must not travel with them
+            follow_redirects=False,  # we follow them without the token
             verify=_tls_context(),
-            # Plain http gets the token on loopback. A proxy of the environment is another host.
+            # The token is sent over plain http on loopback: no proxy of the environment there.
             mounts={f"all://{_bracketed(host)}": None for host in _LOOPBACK},
-            # A server could fill our memory with cookies; none is needed.
+            # No cookies: a server could fill our memory with them.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
         pace(client, self.stall_timeout_s)
@@ -152,7 +152,7 @@ def _bracketed(host: str) -> str:
 
 @functools.cache
 def _tls_context() -> "ssl.SSLContext":
-    """Made once: reading the certificate store takes longer than many a transfer."""
+    """Created once: reading the certificate store is slow."""
     import httpx
 
     return httpx.create_ssl_context()
@@ -161,13 +161,13 @@ def _tls_context() -> "ssl.SSLContext":
 def bearer_headers(
     url: str, auth: TrainerAuthContext | None, *, scope: str, options: TransferOptions
 ) -> dict[str, str]:
-    """The Authorization header for `url`, or nothing where the token must not go."""
+    """The Authorization header for `url`; empty if the token must not be sent there."""
     if auth is None or not auth.allows(scope):
         return {}
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     if parts.username is not None:
-        return {}  # the URL brings a credential of its own
+        return {}  # the URL has its own credential
     if options.token_hosts is not None and not {host, _host_port(parts)} & options.token_hosts:
         return {}
     if parts.scheme != "https" and host not in _LOOPBACK and not options.allow_insecure_token:
@@ -187,7 +187,7 @@ def _host_port(parts: SplitResult) -> str:
 
 
 def parse_retry_after_s(value: str | None, *, now: float) -> float | None:
-    """Seconds from a Retry-After header (a number or a date); None where absent or unreadable."""
+    """Seconds of a Retry-After header (a number or a date); None if missing or invalid."""
     if value is None:
         return None
     text = value.strip()
@@ -197,17 +197,17 @@ def parse_retry_after_s(value: str | None, *, now: float) -> float | None:
 
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except (ValueError, TypeError, OverflowError, OSError):  # also for years that no clock has
+    except (ValueError, TypeError, OverflowError, OSError):  # also for dates out of range
         return None
 
 
 def status_fault(
     status: int, retry_after: str | None, *, sent_token: bool, detail: str = ""
 ) -> TransferFault:
-    """What an HTTP status that is no success means for the next attempt."""
+    """The fault of an HTTP status that is not a success."""
     reason = f"the server answered {status}" + (f" ({detail})" if detail else "")
     if status in (401, 403):
-        credential = "the capability token was refused" if sent_token else "no capability token was sent"
+        credential = "the capability token was rejected" if sent_token else "no capability token was sent"
         return TransferFault(FaultKind.AUTH, f"{reason}: {credential}")
     if status in (404, 410):
         return TransferFault(FaultKind.MISSING, reason)
@@ -218,17 +218,17 @@ def status_fault(
 
 
 def http_errors() -> tuple[type[Exception], ...]:
-    """What a request may raise. ValueError: httpx reads the URL of a redirect also where it does not follow it."""
+    """What a request may raise. ValueError: httpx parses the URL of a redirect even if it does not follow it."""
     import httpx
 
     return httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError
 
 
 def http_fault(exc: Exception, redactor: SecretRedactor) -> TransferFault:
-    """An exception of `http_errors` as a fault. Raise it `from None`: the original may quote headers and URLs."""
+    """An exception of `http_errors` as a fault. Raise it `from None`: the original may contain headers and URLs."""
     import httpx
 
-    text = redactor.redact(str(exc))[:MAX_DETAIL] or "no further detail"
+    text = redactor.redact(str(exc))[:MAX_DETAIL] or "no details"
     lasting = (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, ValueError)
     kind = FaultKind.PERMANENT if isinstance(exc, lasting) else FaultKind.TRANSIENT
     return TransferFault(kind, f"{type(exc).__name__}: {text}")

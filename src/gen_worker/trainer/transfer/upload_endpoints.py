@@ -1,4 +1,4 @@
-"""Where parcels go: an HTTP endpoint, or a prefix in an object store."""
+"""Destinations of uploads: an HTTP endpoint, or a prefix in an object store."""
 
 import base64
 import contextlib
@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 from gen_worker.contract.redaction import SecretRedactor, strip_url_secrets
 from gen_worker.errors import StartupError
 from gen_worker.trainer.authz import SCOPE_UPLOAD, TrainerAuthContext
-from gen_worker.trainer.transfer.object_store import ObjectStore, store_fault
+from gen_worker.trainer.transfer.object_store import ObjectStore, store_errors
 from gen_worker.trainer.transfer.policy import (
     MAX_DETAIL,
     FaultKind,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_ANSWER_BYTES = 64 << 10
-MAX_WAITING_BYTES = 64 << 20  # of an object, on their way to the store
+MAX_WAITING_BYTES = 64 << 20  # of an object, not yet stored
 
 
 class Endpoint(Protocol):
@@ -37,7 +37,7 @@ class Endpoint(Protocol):
 
 
 def check_target(name: str, target: str) -> None:
-    """StartupError for a target that can never work: found at the start, not at the first checkpoint."""
+    """StartupError for an invalid target, before the first upload."""
     try:
         parts = urlsplit(target)
         is_sound = parts.scheme in ("http", "https", "s3", "gs") and bool(parts.hostname)
@@ -46,8 +46,8 @@ def check_target(name: str, target: str) -> None:
         is_sound = False
     if not is_sound:
         raise StartupError(
-            f"the {name} is {strip_url_secrets(target)!r}; expected http(s)://host/path, s3://bucket/prefix or "
-            "gs://bucket/prefix"
+            f"the {name} is {strip_url_secrets(target)!r}, expected http(s)://host/path, s3://bucket/prefix or"
+            " gs://bucket/prefix"
         )
 
 
@@ -74,7 +74,7 @@ class HttpEndpoint:
         self._client.close()
 
     def headers(self, parcel: Parcel) -> dict[str, str]:
-        """Everything but the credential."""
+        """All headers except the credential."""
         digest = base64.b64encode(bytes.fromhex(parcel.digest)).decode()
         headers = {
             "Content-Type": parcel.content_type,
@@ -112,8 +112,7 @@ class HttpEndpoint:
         is_short = length.isdigit() and int(length) <= MAX_ANSWER_BYTES
         if 200 <= status < 300:
             if is_short:
-                # An answer read to its end leaves the connection for the next parcel. Whatever it says, and also
-                # where its rest never comes: it was taken.
+                # Reading the whole answer keeps the connection open. Its content does not matter.
                 with contextlib.suppress(*http_errors()):
                     for _ in response.iter_raw():
                         pass
@@ -121,21 +120,21 @@ class HttpEndpoint:
         if 300 <= status < 400:
             place = self._redactor.redact(response.headers.get("location", "nowhere"))[:MAX_DETAIL]
             raise TransferFault(
-                FaultKind.PERMANENT, f"the server redirects ({status}) to {place}; set the target to that URL"
+                FaultKind.PERMANENT, f"the server redirects ({status}) to {place}: set the target to that URL"
             )
         if status == 409:
-            # Draft Idempotency-Key: the first request with this key is still being worked on.
+            # Draft Idempotency-Key: the server still processes the first request with this key.
             raise TransferFault(FaultKind.TRANSIENT, "the server answered 409")
         detail = ""
         if is_short:
-            with contextlib.suppress(*http_errors()):  # the status says enough
+            with contextlib.suppress(*http_errors()):  # the status is enough
                 text = b"".join(response.iter_raw()).decode(errors="replace")
                 detail = self._redactor.redact(" ".join(text.split()))[:MAX_DETAIL]
         raise status_fault(status, response.headers.get("retry-after"), sent_token=sent_token, detail=detail)
 
 
 class ObjectEndpoint:
-    """Puts objects below a prefix. An object that was cut short is removed again, or never becomes visible."""
+    """Puts objects below a prefix. An incomplete object is deleted again."""
 
     def __init__(self, target: str, options: TransferOptions) -> None:
         parts = urlsplit(target)
@@ -156,30 +155,27 @@ class ObjectEndpoint:
         stream = store.create(key, parcel.content_type)
         is_whole = False
         try:
-            num_waiting = 0
-            for chunk in _checked(parcel.body(), check):
-                stream.write(chunk)
-                num_waiting += len(chunk)
-                if num_waiting >= MAX_WAITING_BYTES:
-                    stream.flush()  # writes go on in the background, with a copy of each part
-                    num_waiting = 0
+            with store_errors():
+                num_waiting = 0
+                for chunk in _checked(parcel.body(), check):
+                    stream.write(chunk)
+                    num_waiting += len(chunk)
+                    if num_waiting >= MAX_WAITING_BYTES:
+                        stream.flush()  # writes are asynchronous, with a copy of each part
+                        num_waiting = 0
             is_whole = True
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
         finally:
             if not is_whole:
-                # Closing stores what was written, and there is no way to abort.
+                # Closing stores what was written; there is no way to abort.
                 with contextlib.suppress(OSError, ValueError, TransferFault):
                     stream.close()
                     store.delete(key)
-        try:
+        with store_errors():
             stream.close()
-        except (OSError, ValueError) as exc:
-            raise store_fault(exc) from None
         stored_bytes = store.size_bytes(key)
         if stored_bytes != parcel.size_bytes:
             raise TransferFault(
-                FaultKind.TRANSIENT, f"{stored_bytes} of {parcel.size_bytes} bytes were stored as {key}"
+                FaultKind.TRANSIENT, f"only {stored_bytes} of {parcel.size_bytes} bytes were stored as {key}"
             )
 
 

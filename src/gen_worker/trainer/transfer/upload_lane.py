@@ -1,4 +1,4 @@
-"""A bounded queue and the daemon thread that empties it: one lane per kind of upload, so none waits for another."""
+"""A bounded queue and the thread that sends it: one lane per kind of upload, so that none waits for another."""
 
 import logging
 import threading
@@ -10,14 +10,21 @@ from typing import Any, Protocol
 
 from gen_worker.trainer.transfer.policy import Backoff, FaultKind, TransferFault, TransferOptions
 from gen_worker.trainer.transfer.upload_endpoints import Endpoint
-from gen_worker.trainer.transfer.upload_parcels import METRICS, Job, Parcel, RecordJob, Sender, UploadFailure
+from gen_worker.trainer.transfer.upload_parcels import (
+    METRICS,
+    Parcel,
+    RecordUpload,
+    Sender,
+    Upload,
+    UploadFailure,
+)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadLimits:
-    """What may wait at once. Beyond it metrics are thinned and the oldest files skipped: reported, never silent."""
+    """Max size of the queues. Beyond it metrics are thinned and the oldest files skipped, and this is reported."""
 
     max_points: int = 20_000
     max_point_values: int = 200_000
@@ -28,32 +35,32 @@ class UploadLimits:
 
 
 class Backlog(Protocol):
-    """What waits in a lane. Called under the lane's lock; never blocks."""
+    """The queue of a lane. Called under the lane's lock; never blocks."""
 
     def has_work(self) -> bool: ...
 
     def is_full_batch(self) -> bool:
-        """Is there no reason to wait for more?"""
+        """Send now, without waiting for more?"""
 
-    def take(self) -> Job: ...
+    def take(self) -> Upload: ...
 
     def take_losses(self) -> list[UploadFailure]: ...
 
 
 class FileBacklog:
-    """Jobs in order; over its bounds the oldest goes, for the newest is worth most."""
+    """Uploads in order. When full, the oldest is dropped."""
 
     def __init__(self, limits: UploadLimits) -> None:
         self._limits = limits
-        self._jobs: deque[Job] = deque()
+        self._uploads: deque[Upload] = deque()
         self._size_bytes = 0
         self._losses: list[UploadFailure] = []
 
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
-        self._size_bytes += job.size_bytes
-        while len(self._jobs) > 1 and (
-            len(self._jobs) > self._limits.max_files or self._size_bytes > self._limits.max_file_bytes
+    def add(self, upload: Upload) -> None:
+        self._uploads.append(upload)
+        self._size_bytes += upload.size_bytes
+        while len(self._uploads) > 1 and (
+            len(self._uploads) > self._limits.max_files or self._size_bytes > self._limits.max_file_bytes
         ):
             oldest = self.take()
             oldest.release()
@@ -62,21 +69,21 @@ class FileBacklog:
                     kind=oldest.kind,
                     path=oldest.path,
                     step=oldest.step,
-                    reason="skipped: newer ones were waiting and the upload queue was full",
+                    reason="skipped: the upload queue was full and newer uploads were waiting",
                     is_skipped=True,
                 )
             )
 
     def has_work(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._uploads)
 
     def is_full_batch(self) -> bool:
         return True
 
-    def take(self) -> Job:
-        job = self._jobs.popleft()
-        self._size_bytes -= job.size_bytes
-        return job
+    def take(self) -> Upload:
+        upload = self._uploads.popleft()
+        self._size_bytes -= upload.size_bytes
+        return upload
 
     def take_losses(self) -> list[UploadFailure]:
         losses, self._losses = self._losses, []
@@ -91,7 +98,7 @@ class _Point:
 
 
 class PointBacklog:
-    """Metric points, sent in batches; when full, every second one goes, so the curve keeps its shape."""
+    """Metric points, sent in batches. When full, every second one is dropped, so that curves keep their shape."""
 
     def __init__(self, limits: UploadLimits, sender: Sender) -> None:
         self._limits = limits
@@ -108,7 +115,7 @@ class PointBacklog:
         while len(self._points) > 1 and (
             len(self._points) > limits.max_points or self._num_values > limits.max_point_values
         ):
-            # Counted from the newest, which always stays.
+            # Counted from the newest, which is always kept.
             kept = list(self._points)[::-2][::-1]
             self._num_thinned += len(self._points) - len(kept)
             self._points = deque(kept)
@@ -120,13 +127,13 @@ class PointBacklog:
     def is_full_batch(self) -> bool:
         return len(self._points) >= self._limits.max_batch_points
 
-    def take(self) -> Job:
+    def take(self) -> Upload:
         count = min(len(self._points), self._limits.max_batch_points)
         batch = [self._points.popleft() for _ in range(count)]
         self._num_values -= sum(len(point.values) for point in batch)
         self._num_batches += 1
 
-        def record() -> dict[str, Any]:  # built by the lane's thread: the lock is held here
+        def record() -> dict[str, Any]:  # built later, by the lane's thread without the lock
             return {
                 "run_id": self._sender.run_id,
                 "attempt": self._sender.attempt,
@@ -137,27 +144,27 @@ class PointBacklog:
             }
 
         name = f"metrics-{self._sender.attempt:04d}-{self._num_batches:08d}.json"
-        return RecordJob(METRICS, batch[-1].step, record, file_name=name, num_points=count)
+        return RecordUpload(METRICS, batch[-1].step, record, file_name=name, num_points=count)
 
     def take_losses(self) -> list[UploadFailure]:
         if not self._num_thinned:
             return []
         lost, self._num_thinned = self._num_thinned, 0
-        reason = f"{lost} metric points were thinned out: the upload queue was full"
+        reason = f"{lost} metric points were dropped: the upload queue was full"
         return [
             UploadFailure(kind=METRICS, path=None, step=None, reason=reason, num_lost=lost, is_skipped=True)
         ]
 
 
-class _Abandoned(Exception):  # noqa: N818  (a way out of a body, not an error)
+class _Abandoned(Exception):  # noqa: N818  (not an error)
     pass
 
 
 class Lane:
-    """Delivers a backlog in order. `lock` is shared by all lanes of one uploader; I/O happens outside it.
+    """Sends a backlog in order. All lanes of an uploader share `lock`; I/O happens outside of it.
 
-    `may_start` holds the lane back while False. `on_idle` is called under the lock after each job, `report` from
-    the lane's thread without it.
+    The lane waits until `may_start` is true. `on_idle` is called under the lock after each upload, `report` without
+    it, both from the lane's thread.
     """
 
     def __init__(
@@ -183,7 +190,7 @@ class Lane:
         self._report = report
         self._may_start = may_start
         self._thread: threading.Thread | None = None
-        self._current: Job | None = None
+        self._current: Upload | None = None
         self._is_waiting = False
         self._is_hurried = False
         self._refusal: str | None = None
@@ -193,7 +200,7 @@ class Lane:
     # Called by the owner, under the lock.
 
     def notify(self) -> None:
-        """Something was added: start the thread, or wake it if it waits for work."""
+        """Something was added: start or wake the thread."""
         if self._thread is None and not self._stop.is_set():
             self._thread = threading.Thread(target=self._run, name=f"upload-{self.kind}", daemon=True)
             self._thread.start()
@@ -201,7 +208,7 @@ class Lane:
             self._wake.notify()
 
     def hurry(self, *, is_hurried: bool) -> None:
-        """Do not wait for company. Also makes the lane ask `may_start` again."""
+        """Send incomplete batches at once. Also checks `may_start` again."""
         self._is_hurried = is_hurried
         self.wake()
 
@@ -213,16 +220,16 @@ class Lane:
         return not is_busy and not self._backlog.has_work()
 
     def give_up(self, reason: str) -> list[UploadFailure]:
-        """Drop everything that waits or is under way, and say what that was."""
+        """Drop everything that waits or is being sent; returns the failures."""
         failures = self.take_losses()
         if self._current is not None and not self._current.is_abandoned:
             self._current.is_abandoned = True
             if not self._current.is_reported:
                 failures.append(self._failure(self._current, reason))
         while self._backlog.has_work():
-            job = self._backlog.take()
-            failures.append(self._failure(job, job.problem or reason))
-            job.release()
+            upload = self._backlog.take()
+            failures.append(self._failure(upload, upload.problem or reason))
+            upload.release()
         self._wake.notify()
         return failures
 
@@ -252,17 +259,17 @@ class Lane:
     def _run(self) -> None:
         endpoint: Endpoint | None = None
         try:
-            while (job := self._next_job()) is not None:
+            while (upload := self._next_upload()) is not None:
                 try:
-                    if endpoint is None and self._refusal is None and job.problem is None:
+                    if endpoint is None and self._refusal is None and upload.problem is None:
                         endpoint = self._open_endpoint()
-                    self._handle(job, endpoint)
+                    self._handle(upload, endpoint)
                 except Exception as exc:
-                    # A fault of ours must not end the lane: later uploads would wait for ever.
-                    log.exception("upload of %s failed unexpectedly", job.kind)
-                    self._fail(job, f"unexpected {type(exc).__name__}: {exc}")
+                    # A bug must not end the lane: later uploads would wait forever.
+                    log.exception("upload of %s failed unexpectedly", upload.kind)
+                    self._fail(upload, f"unexpected {type(exc).__name__}: {exc}")
                 finally:
-                    job.release()
+                    upload.release()
                     with self._wake:
                         self._current = None
                         self._on_idle()
@@ -270,8 +277,8 @@ class Lane:
             if endpoint is not None:
                 endpoint.close()
 
-    def _next_job(self) -> Job | None:
-        """Wait for work, and a little longer for company; None when the lane is to end."""
+    def _next_upload(self) -> Upload | None:
+        """Wait for work, and `linger_s` for more of it; None if the lane is stopped."""
         losses: list[UploadFailure] = []
         while True:
             with self._wake:
@@ -295,30 +302,30 @@ class Lane:
             for loss in losses:
                 self._report(loss)
 
-    def _handle(self, job: Job, endpoint: Endpoint | None) -> None:
-        if job.problem is not None:
-            self._fail(job, job.problem)
+    def _handle(self, upload: Upload, endpoint: Endpoint | None) -> None:
+        if upload.problem is not None:
+            self._fail(upload, upload.problem)
             return
         if self._refusal is not None:
-            self._fail_refused(job)
+            self._fail_refused(upload)
             return
         assert endpoint is not None
         try:
-            for parcel in job.parcels():
-                self._deliver(parcel, job, endpoint)
+            for parcel in upload.parcels():
+                self._deliver(parcel, upload, endpoint)
         except TransferFault as fault:
             if fault.kind is FaultKind.AUTH:
                 self._refusal = fault.reason
-            self._fail(job, fault.reason, is_auth=fault.kind is FaultKind.AUTH)
+            self._fail(upload, fault.reason, is_auth=fault.kind is FaultKind.AUTH)
         except _Abandoned:
             return
 
-    def _deliver(self, parcel: Parcel, job: Job, endpoint: Endpoint) -> None:
-        """Send one parcel, again and again within the policy; the last fault is raised."""
+    def _deliver(self, parcel: Parcel, upload: Upload, endpoint: Endpoint) -> None:
+        """Send one parcel, with retries; raises the last fault."""
         backoff = Backoff(self._options.retry, draw=self._options.draw)
 
         def check() -> None:
-            if job.is_abandoned or self._stop.is_set():
+            if upload.is_abandoned or self._stop.is_set():
                 raise _Abandoned
 
         while True:
@@ -335,31 +342,31 @@ class Lane:
             else:
                 return
             with self._wake:
-                self._wake.wait_for(lambda: job.is_abandoned or self._stop.is_set(), delay_s)
+                self._wake.wait_for(lambda: upload.is_abandoned or self._stop.is_set(), delay_s)
 
-    def _fail_refused(self, job: Job) -> None:
-        if job.kind == METRICS:
-            with self._wake:  # one report at the end instead of one each second
-                self._num_refused += job.num_points
+    def _fail_refused(self, upload: Upload) -> None:
+        if upload.kind == METRICS:
+            with self._wake:  # one report at the end, not one each second
+                self._num_refused += upload.num_points
         else:
-            self._fail(job, f"not sent: {self._refusal}", is_auth=True)
+            self._fail(upload, f"not sent: {self._refusal}", is_auth=True)
 
-    def _fail(self, job: Job, reason: str, *, is_auth: bool = False) -> None:
+    def _fail(self, upload: Upload, reason: str, *, is_auth: bool = False) -> None:
         with self._wake:
-            if job.is_abandoned:
-                return  # whoever gave it up has reported it
-            job.is_reported = True
-        self._report(self._failure(job, reason, is_auth=is_auth))
+            if upload.is_abandoned:
+                return  # already reported
+            upload.is_reported = True
+        self._report(self._failure(upload, reason, is_auth=is_auth))
 
-    def _failure(self, job: Job, reason: str, *, is_auth: bool = False) -> UploadFailure:
-        if job.kind == METRICS:
-            reason = f"{job.num_points} metric points were not sent: {reason}"
+    def _failure(self, upload: Upload, reason: str, *, is_auth: bool = False) -> UploadFailure:
+        if upload.kind == METRICS:
+            reason = f"{upload.num_points} metric points were not sent: {reason}"
         return UploadFailure(
-            kind=job.kind,
-            path=job.path,
-            step=job.step,
+            kind=upload.kind,
+            path=upload.path,
+            step=upload.step,
             reason=reason,
-            num_lost=job.num_points,
+            num_lost=upload.num_points,
             is_auth=is_auth,
-            is_skipped=job.is_skipped,
+            is_skipped=upload.is_skipped,
         )

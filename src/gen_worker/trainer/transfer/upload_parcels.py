@@ -1,4 +1,4 @@
-"""What is uploaded, made ready to send: records, open files, and the parcels they become."""
+"""What is uploaded: records and open files, and the requests (parcels) for them."""
 
 import hashlib
 import json
@@ -18,10 +18,10 @@ METRICS, CHECKPOINT, SAMPLE, TERMINAL = KINDS = ("metrics", "checkpoint", "sampl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadFailure:
-    """Something that will not be delivered. A local file it names is still in its place, unless `reason` says so.
+    """An upload that failed. The local file is kept, unless `reason` says otherwise.
 
-    `num_lost` counts metric points, or 1. `is_auth`: the credential was refused. `is_skipped`: it was never tried,
-    because newer ones came first or the file was gone.
+    `num_lost` counts metric points, or is 1. `is_auth`: the credential was rejected. `is_skipped`: it was never tried,
+    because newer uploads took its place or the file was removed.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class UploadFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who uploads: in every request."""
+    """The run of an upload, named in every request."""
 
     run_id: str
     owner: str | None
@@ -44,7 +44,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """One request or object. `body` starts anew at each call, so that a retry sends all of it."""
+    """One request or object. `body` starts from the beginning at each call, for retries."""
 
     kind: str
     step: int | None
@@ -57,20 +57,20 @@ class Parcel:
     body: Callable[[], Iterator[bytes]]
 
     def idempotency_key(self, sender: Sender) -> str:
-        """Equal for every retry, different for everything else."""
+        """Equal for every retry, different for any other parcel."""
         step = "-" if self.step is None else self.step
         name = quote(self.file_name, safe="")
         return f"{quote(sender.run_id, safe='')}/{sender.attempt}/{self.kind}/{step}/{name}/{self.digest}"
 
 
 class OpenFile:
-    """A file held open from the moment it is queued, so that retention may unlink it meanwhile."""
+    """A file that is opened when it is queued, so that retention may delete it meanwhile."""
 
     def __init__(self, path: Path, digest: str | None = None, name: str | None = None) -> None:
         self.path = path
         self.name = name or path.name
         self.digest = digest
-        # Not blocking: a FIFO must not stop the caller, it is refused below.
+        # Non-blocking: a FIFO must not block the caller; it is rejected below.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
         self.size_bytes = status.st_size
@@ -93,14 +93,12 @@ class OpenFile:
                     FaultKind.PERMANENT, f"{self.path} cannot be read: {exc.strerror}"
                 ) from None
             if not chunk:
-                raise TransferFault(
-                    FaultKind.PERMANENT, f"{self.path} became shorter while it was being sent"
-                )
+                raise TransferFault(FaultKind.PERMANENT, f"{self.path} became shorter during the upload")
             offset += len(chunk)
             yield chunk
 
     def sha256(self) -> str:
-        """64 hex digits; taken from the caller's digest where that is a SHA-256."""
+        """64 hex digits; the caller's digest if that is a SHA-256."""
         algorithm, _, digits = (self.digest or "").rpartition(":")
         if algorithm in ("", "sha256") and len(digits) == 64:
             return digits.lower()
@@ -110,29 +108,59 @@ class OpenFile:
         return hasher.hexdigest()
 
 
-class FilesJob:
-    """Files of one step that go in order; the last one commits them."""
+class _Upload:
+    """An entry of an upload queue."""
 
-    def __init__(self, kind: str, step: int, *, is_final: bool = False) -> None:
+    path: str | None = None
+    problem: str | None = None  # why it cannot be sent
+    is_skipped = False
+    is_abandoned = False  # dropped by the owner, perhaps while it is sent
+    is_reported = False  # its failure was reported
+
+    def __init__(self, kind: str, step: int | None, *, num_points: int = 1) -> None:
         self.kind = kind
         self.step = step
-        self.num_points = 1
+        self.num_points = num_points
+
+    def parcel(
+        self,
+        name: str,
+        *,
+        object_name: str,
+        size_bytes: int,
+        digest: str,
+        body: Callable[[], Iterator[bytes]],
+        is_final: bool = False,
+    ) -> Parcel:
+        return Parcel(
+            kind=self.kind,
+            step=self.step,
+            file_name=name,
+            object_name=object_name,
+            content_type="application/json" if name.endswith(".json") else "application/octet-stream",
+            size_bytes=size_bytes,
+            digest=digest,
+            is_final=is_final,
+            body=body,
+        )
+
+
+class FilesUpload(_Upload):
+    """Files of one step, sent in order; the last one commits them."""
+
+    def __init__(self, kind: str, step: int, *, is_final: bool = False) -> None:
+        super().__init__(kind, step)
         self.is_final = is_final
-        self.is_abandoned = False  # given up by the owner, perhaps while it is being sent
-        self.is_reported = False  # its failure is known
-        self.problem: str | None = None
-        self.is_skipped = False
         self._files: list[OpenFile] = []
-        self.path: str | None = None
 
     def add(self, path: Path, digest: str | None = None, name: str | None = None) -> None:
-        """Open `path`; it is sent as `name` (else its own). A failure is kept for the thread that reports: the caller is never stopped."""
+        """Open `path`; `name` defaults to its own. An error is kept in `problem` and reported by the upload thread."""
         self.path = self.path or str(path)
         try:
             self._files.append(OpenFile(path, digest, name))
         except FileNotFoundError:
             self.is_skipped = True
-            self.problem = f"skipped: {path} was removed before it could be sent"
+            self.problem = f"skipped: {path} was removed before the upload"
         except OSError as exc:
             self.problem = f"{path} cannot be opened: {exc.strerror or exc}"
 
@@ -142,19 +170,15 @@ class FilesJob:
 
     def parcels(self) -> Iterator[Parcel]:
         for file in self._files:
-            name = file.name
-            is_json = name.endswith(".json")
-            yield Parcel(
-                kind=self.kind,
-                step=self.step,
-                file_name=name,
-                # Samples of two steps may well have one name.
-                object_name=f"step-{self.step:08d}/{name}" if self.kind == SAMPLE else name,
-                content_type="application/json" if is_json else "application/octet-stream",
+            # Samples of two steps may have the same name.
+            object_name = f"step-{self.step:08d}/{file.name}" if self.kind == SAMPLE else file.name
+            yield self.parcel(
+                file.name,
+                object_name=object_name,
                 size_bytes=file.size_bytes,
                 digest=file.sha256(),
-                is_final=self.is_final,
                 body=file.chunks,
+                is_final=self.is_final,
             )
 
     def release(self) -> None:
@@ -162,12 +186,9 @@ class FilesJob:
             file.close()
 
 
-class RecordJob:
-    """A JSON document: a batch of metric points, or how the attempt ended."""
+class RecordUpload(_Upload):
+    """A JSON document: a batch of metric points, or the status of the attempt."""
 
-    path = None
-    problem = None
-    is_skipped = False
     size_bytes = 0
 
     def __init__(
@@ -179,37 +200,26 @@ class RecordJob:
         file_name: str,
         num_points: int,
     ) -> None:
-        self.kind = kind
-        self.step = step
-        self.num_points = num_points
-        self.is_abandoned = False  # given up by the owner, perhaps while it is being sent
-        self.is_reported = False  # its failure is known
+        super().__init__(kind, step, num_points=num_points)
         self._record = record
         self._file_name = file_name
 
     def parcels(self) -> Iterator[Parcel]:
         body = json.dumps(_plain(self._record()), allow_nan=False, separators=(",", ":")).encode()
-        yield Parcel(
-            kind=self.kind,
-            step=self.step,
-            file_name=self._file_name,
-            object_name=self._file_name,
-            content_type="application/json",
-            size_bytes=len(body),
-            digest=hashlib.sha256(body).hexdigest(),
-            is_final=False,
-            body=lambda: iter((body,)),
+        name, digest = self._file_name, hashlib.sha256(body).hexdigest()
+        yield self.parcel(
+            name, object_name=name, size_bytes=len(body), digest=digest, body=lambda: iter((body,))
         )
 
     def release(self) -> None:
-        """Holds nothing."""
+        """Nothing is open."""
 
 
-Job = FilesJob | RecordJob
+Upload = FilesUpload | RecordUpload
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinities; they travel as the words that protobuf's JSON uses."""
+    """NaN and infinity as text, as in protobuf's JSON."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -181,7 +181,7 @@ class TestImportFaults:
 
     def test_an_exception_whose_text_raises_is_still_reported(self, author: Author) -> None:
         author("class Bad(Exception):\n    def __str__(self): raise ValueError\nraise Bad\n")
-        assert "raised Bad: (its text cannot be shown)" in refusal("author_code:T")
+        assert "raised Bad: Bad()" in refusal("author_code:T")
 
     def test_a_stop_request_during_the_import_passes_through(self, author: Author) -> None:
         author("from gen_worker.errors import TrainingCanceled\nraise TrainingCanceled('stop')\n")
@@ -247,7 +247,7 @@ class TestHooks:
         )
         text = refusal("author_code:T")
         assert text.startswith(
-            f"{path}:1: author_code:T is not a sound trainer class: missing configure, prepare_batch"
+            f"{path}:1: author_code:T is not a valid trainer class: missing configure, prepare_batch"
         )
         for hook in ("prepare_batch", "train_step", "state_dict", "load_state_dict"):
             assert f"`{hook}(self, " in text
@@ -307,7 +307,7 @@ class TestHooks:
         if accepted:
             load_trainer_plugin("author_code:MyTrainer")
         else:
-            assert "is not a sound trainer class" in refusal("author_code:MyTrainer")
+            assert "is not a valid trainer class" in refusal("author_code:MyTrainer")
 
     @pytest.mark.parametrize("hook", ["setup", "train_step"])
     def test_async_hooks_are_refused_with_their_line(self, author: Author, hook: str) -> None:

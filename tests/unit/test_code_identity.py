@@ -125,9 +125,9 @@ def test_an_attempt_that_finds_other_code_outside_the_snapshot_says_so(outside: 
     assert len(outside.watch()[1].look()) == 1, "nothing changed"
     outside.import_shared("A = 2\n")
     _, retried = outside.watch()
-    assert retried.look()[1:] == ["since the last attempt code outside its snapshot changed: shared"]
+    assert retried.look()[1:] == ["code outside the snapshot changed since the last attempt: shared"]
     _, resumed = outside.watch(saved=first)
-    assert resumed.look()[1:] == ["since the checkpoint code outside its snapshot changed: shared"]
+    assert resumed.look()[1:] == ["code outside the snapshot changed since the checkpoint: shared"]
 
 
 def test_what_an_attempt_has_not_imported_yet_stays_kept(outside: Outside) -> None:

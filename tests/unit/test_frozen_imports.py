@@ -192,7 +192,7 @@ def test_a_module_that_was_left_out_of_the_snapshot_is_named_where_it_is_missed(
     print(json.dumps(told))
     """
     for fault in project.ask(code):
-        assert f"{left_out} was not frozen with the other code" in fault
+        assert f"{left_out} is not in the frozen code" in fault
 
 
 def test_code_of_another_editable_install_is_named_and_installed_packages_are_not(

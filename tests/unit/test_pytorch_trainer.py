@@ -364,8 +364,8 @@ def test_weights_that_do_not_fit_are_listed_and_change_nothing(tmp_path: Path) -
     with pytest.raises(CheckpointError) as found:
         load_weights(module, tmp_path / "w.pt")
     text = str(found.value)
-    assert "the file lacks: 1.weight, 1.bias" in text
-    assert "the model lacks: head.weight" in text
+    assert "missing in the file: 1.weight, 1.bias" in text
+    assert "missing in the model: head.weight" in text
     assert "0.bias is [5] in the file and [2] in the model" in text
     assert equal(module.state_dict(), before)
     load_weights(module, tmp_path / "w.pt", strict=False)

@@ -271,9 +271,9 @@ def test_a_value_that_the_load_puts_back_is_refused_with_the_remedy(tmp_path: Pa
     with pytest.raises(InputError) as caught:
         trainer(tmp_path, Own, {"lr": 0.0005}, LAST).train()
     said = str(caught.value)
-    assert "hyperparams.lr was 0.002 and is now 0.0005, but the checkpoint puts 0.002 back" in said
+    assert "hyperparams.lr was 0.002 and is now 0.0005, but the checkpoint restores 0.002" in said
     assert "apply_hyperparams(self, state, changes, ctx)" in said
-    assert "put hyperparams.lr back to 0.002" in said
+    assert "set hyperparams.lr back to 0.002" in said
     assert not [line for line in log_lines(tmp_path) if "is now 0.0005" in line["message"]]
 
 

@@ -355,7 +355,7 @@ def test_a_second_train_in_one_process_saves_what_the_first_one_counted(tmp_path
 
 def test_a_folder_of_an_overfitting_run_is_not_taken_for_a_real_one(tmp_path: Path) -> None:
     make(tmp_path, overfit_batches=2).train()
-    with pytest.raises(InputError, match="is of a run with overfit_batches"):
+    with pytest.raises(InputError, match="was saved with overfit_batches"):
         make(tmp_path, epochs=9).train()
 
 

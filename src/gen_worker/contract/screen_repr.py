@@ -1,7 +1,7 @@
 """`repr` of what people look at in a notebook or a debugger: it fits a screen, whatever the object holds."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 
@@ -15,6 +15,12 @@ class Verbatim(str):
     """Text that stands in a repr as it is, without quotes."""
 
     __slots__ = ()
+
+
+def name_some(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+    """`a, b and 3 more`."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + more
 
 
 def screen_repr(owner: object, fields: Mapping[str, object]) -> str:

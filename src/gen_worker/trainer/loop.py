@@ -150,7 +150,7 @@ class TrainingLoop:
                 step = reached
                 if self.parts.restorer.reads.is_open:
                     with self._saves.in_authors_hands():  # if it raises, one step is not worth a checkpoint
-                        self.parts.restorer.tell_unread(self.parts.reporter, self.parts.processes)
+                        self.parts.restorer.report_unread(self.parts.reporter, self.parts.processes)
                 if self._handle.rollback is None:
                     self._after(step)
                 if self._handle.has_asked:

@@ -1,1 +1,1 @@
-"""The author's code: loading a class, its hooks, which code it is, what it reads and saves."""
+"""The author's code: loading a class, its hooks, its identity, what it reads and saves."""

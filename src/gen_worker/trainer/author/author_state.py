@@ -1,4 +1,4 @@
-"""The author's state: made by `setup` and `configure`, filled again by a resume, saved and sampled from by its hooks."""
+"""The author's state: made by `setup` and `configure`, loaded on a resume, saved and sampled by its hooks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,9 @@ from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import SampleRequest, StepContext, TrainerPlugin
 
 _HOW_TO_SHARD = (
-    "a plain load_state_dict cannot shard the whole tensors of a checkpoint: use set_model_state_dict and"
-    " set_optimizer_state_dict of torch.distributed.checkpoint.state_dict, as docs/distributed.md shows, or resume with"
-    " one process"
+    "a plain load_state_dict cannot shard the tensors of a checkpoint: use set_model_state_dict and"
+    " set_optimizer_state_dict of torch.distributed.checkpoint.state_dict (see docs/distributed.md), or resume with one"
+    " process"
 )
 
 
@@ -34,7 +34,7 @@ def fill_state(
     checkpoint_dir: Path | str | None = None,
     author_payload: Mapping[str, Any] | None = None,
 ) -> None:
-    """Put back what was saved, into a state that `configure` made."""
+    """Load what was saved into a state that `configure` made."""
     if payload is not None:
         try:
             trainer.load_state_dict(state, dict(payload), ctx)
@@ -43,17 +43,17 @@ def fill_state(
                 add_note(fault, _HOW_TO_SHARD)
             raise
     hook = getattr(trainer, "load_checkpoint", None)
-    if hook is not None and checkpoint_dir is not None:  # where its `save_checkpoint` left something
+    if hook is not None and checkpoint_dir is not None:
         hook(state=state, checkpoint_dir=str(checkpoint_dir), payload=dict(author_payload or {}), ctx=ctx)
 
 
 def fill_from_checkpoint(
     trainer: TrainerPlugin, state: Any, ctx: StepContext, checkpoint: Checkpoint
 ) -> None:
-    """`fill_state`, with everything that a checkpoint has for it."""
+    """`fill_state` from a checkpoint."""
     folder = checkpoint.author_files
     if folder is None and checkpoint.author_payload is not None:
-        folder = checkpoint.path.parent  # there was only a payload
+        folder = checkpoint.path.parent  # the hook returned a payload and wrote no files
     fill_state(
         trainer,
         state,
@@ -67,7 +67,7 @@ def fill_from_checkpoint(
 def save_author_files(
     trainer: TrainerPlugin, state: Any, ctx: StepContext, *, step: int, final: bool, folder: Path
 ) -> Mapping[str, Any] | None:
-    """Let `save_checkpoint` write into `folder`; what it returned."""
+    """Call `save_checkpoint`; returns its payload."""
     payload = trainer.save_checkpoint(  # type: ignore[attr-defined]  # the caller found the hook
         state=state, step=step, output_dir=str(folder), final=final, ctx=ctx
     )
@@ -77,7 +77,7 @@ def save_author_files(
 
 
 def ask_for_samples(trainer: TrainerPlugin, state: Any, ctx: StepContext, *, step: int, folder: Path) -> None:
-    """Let `sample` write into `folder`. Nothing where the class has no such hook."""
+    """Call `sample`, if the class has it."""
     hook = getattr(trainer, "sample", None)
     if hook is not None:
         request = SampleRequest(prompts=tuple(ctx.job.sample_prompts), seed=ctx.job.sample_seed)
@@ -85,7 +85,7 @@ def ask_for_samples(trainer: TrainerPlugin, state: Any, ctx: StepContext, *, ste
 
 
 def _bind_optimizer(ctx: StepContext, state: Any) -> None:
-    """Let `ctx.optimizer` and `ctx.scheduler` be what `configure` made: by these names, or the only optimizer there is."""
+    """Set `ctx.optimizer` and `ctx.scheduler` to what `configure` made: by these names, or the only optimizer."""
     for name in ("optimizer", "scheduler"):
         if getattr(ctx, name) is None:
             found = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)

@@ -1,8 +1,7 @@
-"""Which code a run trains: the file of its trainer class, and the author's modules that no snapshot holds.
+"""The identity of a run's code: the file of its trainer class, and the author's modules outside the snapshot.
 
-Frozen code cannot change between attempts. A module that lies elsewhere (another editable install, a folder of
-PYTHONPATH, a file that git ignores) can: it is named in a warning, its digest is kept with the run and in every
-checkpoint, and an attempt that finds another digest says so.
+Frozen code cannot change between attempts. A module elsewhere (another editable install, a PYTHONPATH folder, a file that
+git ignores) can: a warning names it, its digest is saved with the run and in checkpoints, and a change is reported.
 """
 
 import inspect
@@ -17,6 +16,7 @@ import msgspec
 
 from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.files.hashes import hash_bytes
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.frozen_imports import (
     OURS,
     file_of,
@@ -26,19 +26,18 @@ from gen_worker.frozen_imports import (
 )
 
 OUTSIDE_NAME = "code_outside.json"
-MAX_TOLD = 5
 _BOM = b"\xef\xbb\xbf"
 
 
 class OutsideModule(msgspec.Struct, frozen=True, kw_only=True):
-    """A module of the author's that was imported from outside the frozen code."""
+    """A module of the author's that is not in the frozen code."""
 
     file: str
     digest: str
 
 
 class OutsideCode(msgspec.Struct, frozen=True, kw_only=True):
-    """`code_outside.json` in the run's folder, by the names of the modules."""
+    """`code_outside.json` in the run's folder, by module name."""
 
     schema_version: str = "code_outside.v1"
     modules: dict[str, OutsideModule] = {}
@@ -49,7 +48,7 @@ class OutsideCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_code(trainer_class: type) -> dict[str, Any]:
-    """Of the trainer class: its name, its file's name, and the digests of the file's bytes and of its source."""
+    """Name and file of the trainer class, with digests of the file's bytes and of its source."""
     identity: dict[str, Any] = {"trainer": f"{trainer_class.__module__}:{trainer_class.__qualname__}"}
     try:
         path = Path(inspect.getfile(trainer_class))
@@ -62,10 +61,7 @@ def describe_code(trainer_class: type) -> dict[str, Any]:
 
 
 def code_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between the `describe_code` of two identities, in words.
-
-    The same class of the same source is the same, by whichever module path it was imported and wherever it lay.
-    """
+    """The differences between the `describe_code` of two identities, as text. Module path and folder do not count."""
     was, is_ = saved.get("code") or {}, now["code"]
     changes = []
     if was and _class_name(was) != _class_name(is_):
@@ -76,7 +72,7 @@ def code_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def find_outside_code(imports: Mapping[str, str]) -> dict[str, OutsideModule]:
-    """Of modules with their files: the author's that this process has imported."""
+    """The author's modules among `imports` (name -> file) that this process has imported."""
     found = {}
     for name in sorted(name for name in imports if name in sys.modules):
         if _is_authors(name, imports[name]):
@@ -89,8 +85,7 @@ def find_outside_code(imports: Mapping[str, str]) -> dict[str, OutsideModule]:
 
 
 def find_changed_modules(folder: Path) -> list[str]:
-    """Of the modules that a run imported from outside its frozen code: those whose source is another one now, or gone.
-    Blocks."""
+    """Modules outside the frozen code of a run whose source has changed or is missing. Blocks."""
     changed = []
     for name, module in _read_kept(folder / OUTSIDE_NAME).modules.items():
         try:
@@ -104,10 +99,9 @@ def find_changed_modules(folder: Path) -> list[str]:
 
 
 class OutsideCodeWatch:
-    """Keeps the author's modules that no snapshot holds in the run's folder and in its identity. One thread at a time.
+    """Records the author's modules outside the snapshot in the run's folder and identity. One thread at a time.
 
-    `saved` is the identity of the checkpoint that the attempt resumes from; without one, what an earlier attempt kept
-    in the folder is what it is compared with.
+    They are compared with `saved`, the identity of the resumed checkpoint, or with what an earlier attempt recorded.
     """
 
     def __init__(
@@ -123,19 +117,19 @@ class OutsideCodeWatch:
             identity["outside_code"] = {}
 
     def look(self) -> list[str]:
-        """What there is to say of modules that were imported since the last look. Cheap where there are none."""
+        """Warnings about modules that were imported since the last call. Cheap where there are none."""
         imports = {name: file for name, file in outside_imports().items() if name not in self._found}
         new = find_outside_code(imports)
         if not new:
             return []
-        told = {name.partition(".")[0] for name in self._found}
+        named = {name.partition(".")[0] for name in self._found}
         self._found |= new
         self._identity["outside_code"] = {name: module.digest for name, module in self._found.items()}
-        untold = {name: module for name, module in new.items() if name.partition(".")[0] not in told}
-        warnings = [_warning(untold)] if untold else []
+        unnamed = {name: module for name, module in new.items() if name.partition(".")[0] not in named}
+        warnings = [_warning(unnamed)] if unnamed else []
         changed = sorted(name for name in new if self._known.get(name, new[name].digest) != new[name].digest)
         if changed:
-            warnings.append(f"since {self._since} code outside its snapshot changed: {_listed(changed)}")
+            warnings.append(f"code outside the snapshot changed since {self._since}: {name_some(changed)}")
         return warnings + self._keep()
 
     def _keep(self) -> list[str]:
@@ -158,7 +152,7 @@ class OutsideCodeWatch:
 def _read_kept(path: Path) -> OutsideCode:
     try:
         return msgspec.json.decode(path.read_bytes(), type=OutsideCode)
-    except (OSError, msgspec.MsgspecError):  # none was written, or half of it before a power cut
+    except (OSError, msgspec.MsgspecError):  # not written, or cut by a power failure
         return OutsideCode()
 
 
@@ -166,20 +160,15 @@ def _warning(modules: Mapping[str, OutsideModule]) -> str:
     tops: dict[str, str] = {}
     for name, module in modules.items():
         tops.setdefault(name.partition(".")[0], module.file)
-    named = _listed([f"{name} ({file})" for name, file in tops.items()])
+    named = name_some([f"{name} ({file})" for name, file in tops.items()])
     return (
-        f"imported from outside the frozen code: {named}. A retry or resume imports what is there then."
-        f" {OUTSIDE_NAME} keeps the digests. To freeze such code, put it into the folder of the job or of --code"
+        f"imported from outside the frozen code: {named}. A retry or resume imports its version of that time."
+        f" {OUTSIDE_NAME} has the digests. To freeze such code, put it into the folder of the job or of --code"
     )
 
 
-def _listed(names: list[str]) -> str:
-    more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
-    return ", ".join(names[:MAX_TOLD]) + more
-
-
 def _class_name(identity: Mapping[str, Any]) -> str:
-    """Without its module: a script is `__main__`, and a file may be imported as a part of its package or alone."""
+    """Without its module, which depends on how the file is imported."""
     return str(identity.get("trainer")).rpartition(":")[2]
 
 
@@ -190,7 +179,7 @@ def _is_other_source(was: Mapping[str, Any], is_: Mapping[str, Any]) -> bool:
 
 
 def _is_authors(name: str, file: str) -> bool:
-    """Judged by the top of its package: what an installed one makes or loads elsewhere is not the author's."""
+    """Judged by its top-level package: modules that an installed package makes elsewhere are not the author's."""
     top = name.partition(".")[0]
     if top in OURS or top in ("__main__", "__mp_main__"):
         return False
@@ -206,7 +195,7 @@ def _is_regular_install(file: str) -> bool:
 
 @cache
 def _is_target(folder: str) -> bool:
-    """A folder that `pip install --target` filled: it holds the records of what is installed."""
+    """A folder of `pip install --target`: it has `.dist-info` records."""
     try:
         return any(name.endswith(".dist-info") for name in os.listdir(folder))  # noqa: PTH208
     except OSError:
@@ -218,5 +207,5 @@ def _digest(data: bytes) -> str:
 
 
 def _source_digest(data: bytes) -> str:
-    """The same for the same source, whatever the editor or git made of its line ends."""
+    """Independent of line ends and byte order mark."""
     return _digest(data.removeprefix(_BOM).replace(b"\r\n", b"\n"))

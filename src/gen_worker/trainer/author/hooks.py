@@ -1,4 +1,4 @@
-"""Does an object have the hooks of a trainer class, and can they be called the way the loop calls them?"""
+"""Checks that an object has the hooks of a trainer class, with signatures that the loop can call."""
 
 import inspect
 from typing import Any
@@ -7,7 +7,7 @@ from gen_worker.errors import PluginTypeError
 from gen_worker.trainer.attempt.failure import kind_of, say
 from gen_worker.trainer.contracts import OPTIONAL_HOOKS, REQUIRED_HOOKS
 
-# How the loop calls each hook: positionally, or by keyword only.
+# How the loop calls each hook.
 POSITIONAL: dict[str, tuple[str, ...]] = {
     "check_job": ("job",),
     "setup": ("ctx",),
@@ -39,7 +39,7 @@ def missing_hooks(candidate: object) -> list[str]:
 
 
 def check_hooks(trainer: object, ref: str) -> None:
-    """PluginTypeError with everything that is wrong with the hooks of an instance."""
+    """PluginTypeError with every fault of an instance's hooks."""
     missing = missing_hooks(trainer)
     faults = []
     if missing:
@@ -51,16 +51,16 @@ def check_hooks(trainer: object, ref: str) -> None:
         if name not in missing:
             faults += _hook_faults(trainer, name)
     if not faults:
-        return  # to look a line up is slow: only where it is told
+        return  # before the line is looked up, which is slow
     where = source_line(type(trainer))
     if len(faults) == 1:
-        raise PluginTypeError(f"{where}: {ref} is not a sound trainer class: {faults[0]}")
+        raise PluginTypeError(f"{where}: {ref} is not a valid trainer class: {faults[0]}")
     listed = "".join(f"\n  - {fault}" for fault in faults)
-    raise PluginTypeError(f"{where}: {ref} is not a sound trainer class:{listed}")
+    raise PluginTypeError(f"{where}: {ref} is not a valid trainer class:{listed}")
 
 
 def source_line(code: Any) -> str:
-    """`file:line` where a class or function is defined, as far as Python knows."""
+    """`file:line` of a class or function, if Python knows it."""
     code = inspect.unwrap(code) if callable(code) and not isinstance(code, type) else code
     try:
         file = inspect.getsourcefile(code) or inspect.getfile(code)
@@ -76,7 +76,7 @@ def _hook_faults(trainer: object, name: str) -> list[str]:
     except Exception as error:
         return [f"reading `{name}` raised {kind_of(error)}: {say(error)}"]
     if hook is None:
-        # `sample = None` is how a subclass switches an inherited optional hook off.
+        # `sample = None` switches an inherited optional hook off.
         return (
             [f"`{name}` is None, expected a method `{_signature_in_words(name)}`"]
             if name in REQUIRED_HOOKS
@@ -87,14 +87,16 @@ def _hook_faults(trainer: object, name: str) -> list[str]:
     for code in (hook, inspect.getattr_static(type(hook), "__call__", None)):  # an object may be a hook
         if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
             return [
-                f"{source_line(hook)}: `{name}` is async, expected a plain `def {name}`: the loop does not await hooks"
+                f"{source_line(hook)}: `{name}` is async, expected a plain `def {name}`: the loop cannot await hooks"
             ]
         if inspect.isgeneratorfunction(code):
-            return [f"{source_line(hook)}: `{name}` contains `yield`, expected one that returns its result"]
+            return [
+                f"{source_line(hook)}: `{name}` contains `yield`, expected a method that returns its result"
+            ]
     try:
         signature = inspect.signature(hook)
     except (ValueError, TypeError):
-        return []  # some builtins do not tell; the first call will
+        return []  # some builtins have no signature
     positional, keyword = POSITIONAL.get(name, ()), KEYWORD.get(name, ())
     try:
         signature.bind(*positional, **dict.fromkeys(keyword))

@@ -1,4 +1,4 @@
-"""`ctx.job.hyperparams`: a dict that knows how long the run is, and until step 1 what was read of it."""
+"""`ctx.job.hyperparams`: a dict that knows the planned steps of the run and, until step 1, which names were read."""
 
 import copy
 from collections import OrderedDict
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 
 class ScheduleLength(NamedTuple):
-    """A learning-rate schedule that was built: the step at which it ends, and what is left of the rate there."""
+    """Of a learning-rate schedule: the step at which it ends, and the fraction of the rate there."""
 
     steps: int
     final_ratio: float
-    setting: str | None = None  # in the job, where the length was given; without one it is that of the run
+    setting: str | None = None  # the job's field with the length; None: the length of the run
 
 
 class RunLength:
-    """How many steps the run is planned to have (None: not known), and the schedules that were built for it."""
+    """The planned steps of the run (None: unknown), and the schedules that were built."""
 
     __slots__ = ("schedules", "steps")
 
@@ -25,11 +25,11 @@ class RunLength:
 
 
 class Hyperparams(dict[str, Any]):
-    """A dict in every respect. It is pickled and copied as a plain one."""
+    """A dict; pickled and copied as a plain one."""
 
     __slots__ = ("asked", "run_length")
 
-    asked: set[str]  # names that were read, or looked for
+    asked: set[str]  # names that were read or looked up
     run_length: RunLength
 
     def __init__(self, values: Iterable[tuple[str, Any]] = (), run_length: RunLength | None = None) -> None:
@@ -38,7 +38,7 @@ class Hyperparams(dict[str, Any]):
         self.run_length = RunLength() if run_length is None else run_length
 
     def __reduce__(self) -> Any:
-        return OrderedDict, (), None, None, iter(self.items())  # which torch.load(weights_only=True) takes
+        return OrderedDict, (), None, None, iter(self.items())  # torch.load(weights_only=True) accepts it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return copy.deepcopy(dict(self.items()), memo)
@@ -48,7 +48,7 @@ class Hyperparams(dict[str, Any]):
 
 
 class TrackedHyperparams(Hyperparams):
-    """Notes every name that is asked for; who goes over all of them has read all. `untrack` ends it."""
+    """Records every name that is read; iterating reads all. `untrack` ends it."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class TrackedHyperparams(Hyperparams):
 
 
 def track(values: dict[str, Any], run_length: RunLength | None = None) -> TrackedHyperparams:
-    """A tracked copy, with the objects inside it."""
+    """A tracked copy, nested objects included."""
     return TrackedHyperparams(
         (
             (name, track(value, run_length) if type(value) is dict else value)
@@ -101,7 +101,7 @@ def track(values: dict[str, Any], run_length: RunLength | None = None) -> Tracke
 
 
 def untrack(values: Hyperparams) -> None:
-    """From here on reading it costs what reading a dict costs."""
+    """From here on it is as fast as a dict."""
     values.__class__ = Hyperparams
     for value in values.values():
         if isinstance(value, Hyperparams):
@@ -111,8 +111,8 @@ def untrack(values: Hyperparams) -> None:
 def unread_names(values: TrackedHyperparams) -> Iterator[str]:
     """Dotted names that were given and not read.
 
-    Code in C (`msgspec.convert`) reads without asking by name: an object of which nothing was asked was read whole,
-    once somebody had it in hand.
+    C code (`msgspec.convert`) reads without recording names: an object that was read, but none of its names, counts as
+    read whole.
     """
     for name, value in dict.items(values):
         if value is None:
@@ -124,7 +124,7 @@ def unread_names(values: TrackedHyperparams) -> Iterator[str]:
 
 
 def asked_names(values: TrackedHyperparams) -> Iterator[str]:
-    """Dotted names that were read, or looked for and not found."""
+    """Dotted names that were read or looked up."""
     for name in values.asked:
         yield name
         value = dict.get(values, name)

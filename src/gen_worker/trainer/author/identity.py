@@ -1,4 +1,4 @@
-"""What a checkpoint says about where it came from: the job, the author's code, the data."""
+"""The identity in a checkpoint: the job, the author's code, the data."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ import msgspec
 
 from gen_worker.contract.job.rules import spec_digest
 from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.trainer.author.code_identity import code_changes, describe_code
 from gen_worker.trainer.contracts import TrainerPlugin
 from gen_worker.trainer.steps.batch_source import BatchSource
 
-MAX_TOLD = 5
-DATA_READ = "dataset_content"  # checksums of what was read by then: unlike the rest, it grows
-# A resume is a run of its own that begins elsewhere: these differ by nature and are no news.
+DATA_READ = "dataset_content"  # checksums of what was read so far; unlike the rest, it grows
+# These always differ in a resume.
 _OF_EACH_RUN = (
     "run_id",
     "resume_checkpoint_path",
@@ -30,7 +30,7 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
     return {
         "config_digest": spec_digest(job),
         "job_digest": _digest_of_any_run(job),
-        "config": _told_config(job),
+        "config": _shown_config(job),
         "code": describe_code(type(trainer)),
         "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
     }
@@ -39,7 +39,7 @@ def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: Batc
 def changes_since(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, unsaid: Collection[str] = ()
 ) -> list[str]:
-    """What a resumed run does differently, in words; allowed, but never without a word. Not of the fields `unsaid`."""
+    """What differs in a resumed run, as text. Without the fields `unsaid`."""
     changes = []
     if is_job_changed(saved, now):
         changes += _job_changes(saved, now, unsaid)
@@ -47,32 +47,32 @@ def changes_since(
 
 
 def is_job_changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether another job is asked for, whichever run it is and wherever it begins."""
+    """Whether the job differs, apart from run id and resume point."""
     is_other = saved.get("config_digest") not in (None, now["config_digest"])
     return is_other and saved.get("job_digest") != now["job_digest"]
 
 
 def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted name in the job -> (value then, value now); None is also a value that was not given."""
+    """Dotted name in the job -> (old value, new value); None also where it was not given."""
     config = saved.get("config")
     if config is None:
         return {}
-    defaults = _flat(_told_config(TrainingJobSpec(run_id="any")))  # an older release did not have all fields
+    defaults = _flat(_shown_config(TrainingJobSpec(run_id="any")))  # an older release has fewer fields
     was, is_ = defaults | _flat(config), defaults | _flat(now["config"])
     names = sorted(name for name in {*was, *is_} if was.get(name) != is_.get(name))
     return {name: (was.get(name), is_.get(name)) for name in names if name not in _OF_EACH_RUN}
 
 
-def _told_config(job: TrainingJobSpec) -> dict[str, Any]:
-    """The job without what may be secret, large or none of the run's own."""
-    told: dict[str, Any] = msgspec.to_builtins(job)
+def _shown_config(job: TrainingJobSpec) -> dict[str, Any]:
+    """The job without fields that may be secret or large, or do not affect training."""
+    shown: dict[str, Any] = msgspec.to_builtins(job)
     for name in ("env", "uploads", "profiles", "mock_batches", "tags", "group"):
-        told.pop(name)
-    return told
+        shown.pop(name)
+    return shown
 
 
 def _digest_of_any_run(job: TrainingJobSpec) -> str:
-    """Of what is asked for, whichever run it is and wherever it begins; also of what `_told_config` leaves out."""
+    """Of the whole job, apart from run id and resume point."""
     inputs = msgspec.structs.replace(job.inputs, resume_checkpoint_ref=None)
     return spec_digest(
         msgspec.structs.replace(
@@ -87,11 +87,7 @@ def _digest_of_any_run(job: TrainingJobSpec) -> str:
     )
 
 
-def words_of_change(name: str, was: Any, is_: Any) -> str:
-    return f"the job changed: {_words_of(name, was, is_)}"
-
-
-def _words_of(name: str, was: Any, is_: Any) -> str:
+def describe_change(name: str, was: Any, is_: Any) -> str:
     return f"{name} was {was!r:.40}, is now {is_!r:.40}"
 
 
@@ -99,17 +95,16 @@ def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any], unsaid: Colle
     if saved.get("config") is None:
         return ["the job changed"]
     changed = changed_fields(saved, now)
-    if not changed:  # something that is not told; an older checkpoint does not say whether there was anything
+    if not changed:  # a field that `_shown_config` leaves out; older checkpoints do not show it
         return ["the job changed"] if "job_digest" in saved else []
-    told = [_words_of(name, was, is_) for name, (was, is_) in changed.items() if name not in unsaid]
+    told = [describe_change(name, was, is_) for name, (was, is_) in changed.items() if name not in unsaid]
     if not told:
         return []
-    more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
-    return [f"the job changed: {'; '.join(told[:MAX_TOLD])}{more}"]
+    return [f"the job changed: {name_some(told, separator='; ')}"]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """By dotted names. An empty object has none: it is as good as one that is not there."""
+    """By dotted names. An empty object counts as missing."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         found |= _flat(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}

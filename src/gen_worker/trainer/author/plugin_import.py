@@ -1,4 +1,4 @@
-"""`module:symbol` -> the object, from the author's folder, with errors that point at the author's line."""
+"""`module:symbol` -> the object. Errors name the author's line."""
 
 import importlib
 import os
@@ -10,6 +10,7 @@ from typing import Any
 
 from gen_worker.errors import PluginError, PluginValueError, TrainingCanceled, TrainingTimeout
 from gen_worker.frozen_imports import find_left_out, import_frozen_code
+from gen_worker.trainer.attempt.failure import kind_of, say
 
 _REF = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<symbol>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
 
@@ -28,7 +29,7 @@ def split_ref(ref: str) -> tuple[str, str | None]:
 
 
 def import_symbol(ref: str) -> Any:
-    """The object that `module:symbol` names; PluginError if there is none. For callbacks and the like."""
+    """The object that `module:symbol` names; PluginError if there is none."""
     module_name, symbol = split_ref(ref)
     if symbol is None:
         raise PluginValueError(f"{ref!r} names a module only, expected module:symbol")
@@ -36,14 +37,14 @@ def import_symbol(ref: str) -> Any:
 
 
 def import_author_module(name: str) -> ModuleType:
-    """Import from the working folder, PYTHONPATH and what is installed."""
+    """Import from the working folder, PYTHONPATH and installed packages."""
     _extend_search_path()
     import_frozen_code()
     _look_again(name)
     try:
         return importlib.import_module(name)
     except (TrainingCanceled, TrainingTimeout):
-        raise  # a stop request that arrived meanwhile, not the author's doing
+        raise
     except ModuleNotFoundError as error:
         if author_line(error.__traceback__) is None and _is_or_holds(error.name, name):
             raise PluginError(_not_found(name, error)) from error
@@ -54,15 +55,15 @@ def import_author_module(name: str) -> ModuleType:
         raise PluginError(f"{where}: {type(error).__name__}: {error.msg}{text}") from error
     except SystemExit as error:
         fault = _import_fault(name, error)
-        fault.args = (f"{fault}; guard what is meant for the command line with `if __name__ == '__main__':`",)
+        fault.args = (f"{fault}; put code for the command line below `if __name__ == '__main__':`",)
         raise fault from error
     except Exception as error:
         raise _import_fault(name, error) from error
 
 
 def _look_again(name: str) -> None:
-    """The file may have been written a moment ago: forget what its folders held. Those of everybody else are left
-    alone: a warm worker would copy a page for each.
+    """Invalidate the import caches of its folders: the file may be new. Not of all folders: a forked worker would copy
+    a memory page for each.
     """
     folders = list(sys.path)
     while "." in name:
@@ -92,7 +93,7 @@ def find_symbol(module: ModuleType, dotted: str) -> Any:
 
 
 def author_line(trace: TracebackType | None) -> str | None:
-    """`file:line` of the innermost frame in the author's code; else of the innermost frame that is not ours."""
+    """`file:line` of the innermost frame in the author's code, else of the innermost that is not ours."""
     import sysconfig
 
     paths = sysconfig.get_paths()
@@ -110,16 +111,13 @@ def author_line(trace: TracebackType | None) -> str | None:
 
 
 def exception_text(error: BaseException) -> str:
-    """`ValueError: what it says`; also for an exception whose own text raises."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """`ValueError: its text`."""
+    text = say(error)
+    return f"{kind_of(error)}: {text}" if text else kind_of(error)
 
 
 def nearest_names(name: str, names: list[str]) -> list[str]:
-    """Up to three of `names` that may have been meant, the likeliest first."""
+    """Up to three similar names, the most similar first."""
     import difflib
 
     folded: dict[str, str] = {}
@@ -132,12 +130,12 @@ _OUR_FILES = frozenset({__file__, importlib.__file__, str(Path(__file__).parent.
 
 
 def _extend_search_path() -> None:
-    """Author code is found from the working folder and PYTHONPATH, also in a process that was forked warm."""
+    """Working folder and PYTHONPATH, also in a forked process."""
     try:
         folder = str(Path.cwd())
     except FileNotFoundError:  # the working folder was removed
         folder = ""
-    if os.environ.get("PYTHONSAFEPATH"):  # as Python has it: only what is named
+    if os.environ.get("PYTHONSAFEPATH"):  # as in Python itself
         folder = ""
     if folder and folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
@@ -161,9 +159,7 @@ def _import_fault(name: str, error: BaseException) -> PluginError:
 
 def _left_out_hint(error: BaseException) -> str:
     left_out = find_left_out(error.name) if isinstance(error, ModuleNotFoundError) and error.name else None
-    return (
-        f"; {left_out} was not frozen with the other code: git or .trnignore excludes it" if left_out else ""
-    )
+    return f"; {left_out} is not in the frozen code: git or .trnignore excludes it" if left_out else ""
 
 
 def _not_found(name: str, error: ModuleNotFoundError) -> str:
@@ -190,7 +186,7 @@ def _modules_in(folders: list[str]) -> list[str]:
         try:
             entries = sorted(entry.name for entry in Path(folder).iterdir())
         except OSError:
-            continue  # a search path may name what does not exist
+            continue  # it may not exist
         names += [entry.removesuffix(".py") for entry in entries if re.fullmatch(r"[^\W\d]\w*(\.py)?", entry)]
     return names
 

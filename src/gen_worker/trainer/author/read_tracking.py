@@ -1,7 +1,7 @@
-"""What a trainer class looks at: what was given and never read is named after step 1, since it had no effect.
+"""Settings that a trainer class never read: they are reported after step 1, since they had no effect.
 
-Until then `ctx` and `ctx.job` are of classes that note what is read. Afterwards they are the plain ones again, and
-reading costs nothing more. What the runtime reads for itself, from its own copy of the job, does not count.
+Until then `ctx` and `ctx.job` are of classes that record what is read; afterwards they are the plain ones again. The
+runtime reads its own copy of the job, which does not count.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class _TrackedJob(TrainingJobSpec, frozen=True, kw_only=True, dict=True):
         return super().__getattribute__(name)
 
     def __repr__(self) -> str:
-        return repr(_plain(self))  # to be shown is not to be read
+        return repr(_plain(self))  # a repr does not count as a read
 
 
 class _TrackedContext(StepContext):
@@ -53,16 +53,16 @@ class _TrackedContext(StepContext):
 
     @property
     def dtype(self) -> Any:
-        _ = self.job.precision  # notes it
+        _ = self.job.precision  # records the read
         return _DTYPE.__get__(self)
 
 
 @dataclass(slots=True, kw_only=True)
 class ReadTracker:
-    """Of one attempt. `later`: words about changed hyperparameters, to be said once these are read."""
+    """Of one attempt. `later`: messages about changed hyperparameters, to be logged once these are read."""
 
     ctx: StepContext
-    is_library: bool = False  # whoever holds the Trainer may validate when they like
+    is_library: bool = False  # the caller may call `validate` at any time
     is_open: bool = field(default=True, init=False)
     run_length: RunLength = field(init=False)
     later: dict[str, str] = field(default_factory=dict, init=False)
@@ -82,13 +82,13 @@ class ReadTracker:
         object.__setattr__(ctx, "__class__", _TrackedContext)
 
     def has_read(self, name: str) -> bool:
-        """Whether a hyperparameter, by its dotted name, was read so far."""
+        """Whether the hyperparameter of that dotted name was read so far."""
         places = [name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1)]
         return self._unread_hyperparams().isdisjoint(places)
 
     @property
     def unread_weights(self) -> Path | None:
-        """The job's `weights`, where the class has not looked at them."""
+        """The job's `weights`, if the class has not read them."""
         is_read = "weights" in self._handles.asked or "weights" in self._fields
         return None if is_read else dict.get(self._handles, "weights")
 
@@ -100,11 +100,11 @@ class ReadTracker:
     def _unread_hyperparams(self) -> set[str]:
         values = self._hyperparams
         if not values.asked and "hyperparams" in self._fields:
-            return set()  # handed on to code that reads without asking by name
+            return set()  # passed to C code, which reads without recording names
         return set(unread_names(values))
 
     def close(self, trainer: TrainerPlugin) -> list[str]:
-        """After step 1: what was given and never read, in words. From here on nothing is noted."""
+        """After step 1: messages about what was never read. From here on nothing is recorded."""
         self.is_open = False
         words = list(self._words(trainer))
         untrack(self._hyperparams)
@@ -135,10 +135,10 @@ class ReadTracker:
         yield from self._unused_settings(trainer)
 
     def _unused_settings(self, trainer: TrainerPlugin) -> Iterator[str]:
-        """What needs another field of the job to have an effect."""
+        """Fields that have no effect without another field."""
         job = msgspec.structs.asdict(self._job)
         if job["fast_dev_run"]:
-            return  # a trial run goes through everything
+            return
         if not job["sample_every"]:
             read = self._fields | _attributes_in_other_hooks(trainer)
             for name, unset in (("sample_prompts", []), ("sample_seed", None)):
@@ -149,14 +149,14 @@ class ReadTracker:
 
 
 def _plain(job: TrainingJobSpec, hyperparams: dict[str, Any] | None = None) -> TrainingJobSpec:
-    """As it was given, or with these hyperparameters. Notes nothing."""
+    """A plain copy, with these hyperparameters if given. Records nothing."""
     fields = msgspec.structs.asdict(job)
     given = msgspec.to_builtins(fields["hyperparams"]) if hyperparams is None else hyperparams
     return TrainingJobSpec(**{**fields, "hyperparams": given})
 
 
 def _nearest(name: str, known: set[str]) -> str | None:
-    """Among the names at the same place that were asked for."""
+    """The most similar of the names at the same level that were read."""
     place, _, last = name.rpartition(".")
     beside = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == place)
     found = nearest_name(last, beside)
@@ -164,7 +164,7 @@ def _nearest(name: str, known: set[str]) -> str | None:
 
 
 def _names_in_other_hooks(trainer: TrainerPlugin) -> set[str]:
-    """Texts in the methods that step 1 does not run: sampling and validation read their settings when they are due."""
+    """String constants in methods that step 1 does not run: sampling and validation read their settings later."""
     return {text for code in _other_hooks(trainer) for text in _texts(code)}
 
 

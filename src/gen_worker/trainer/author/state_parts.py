@@ -1,4 +1,4 @@
-"""Parts of what a class keeps, found by what they have: optimizers, schedulers, modules. torch is not imported."""
+"""Finds optimizers, schedulers and modules in a state by their attributes. torch is not imported."""
 
 import contextlib
 import types
@@ -16,7 +16,7 @@ _MAX_ITEMS = 200
 
 
 def find_parts(is_wanted: Callable[[Any], bool], roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is wanted with where it is, each once. Runs no code of the author's but attribute reads."""
+    """(path, part) of each wanted part, once. Runs no code of the author's but attribute reads."""
     seen: set[int] = set()
     waiting = [(name, value, 0) for name, value in roots.items()]
     while waiting and len(seen) < _MAX_VISITED:
@@ -32,7 +32,7 @@ def find_parts(is_wanted: Callable[[Any], bool], roots: Mapping[str, Any]) -> It
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Hyperparams | TrainingJobSpec | StepContext):
-        return  # they note what is read of them
+        return  # they record what is read
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in islice(value.items(), _MAX_ITEMS))
     elif type(value) in (list, tuple):
@@ -52,7 +52,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Of a library that keeps no optimizer inside: a module has thousands of parts."""
+    """Of a library whose objects hold no optimizer: a torch module has thousands of parts."""
     return hasattr(type(value), "named_modules") or type(value).__module__.partition(".")[0] in (
         "builtins", "numpy", "pyarrow", "torch", "collections", "logging", "threading", "pathlib",
     )  # fmt: skip
@@ -77,7 +77,7 @@ def is_scheduler(value: Any) -> bool:
 
 
 def is_scheduler_of(scheduler: Any, optimizer: Any) -> bool:
-    """Of it, or of what it wraps, or of what wraps it: they have the groups in common."""
+    """Also of a wrapper: they share the parameter groups."""
     groups = _attribute(scheduler.optimizer, "param_groups")
     return groups is not None and groups is _attribute(optimizer, "param_groups")
 

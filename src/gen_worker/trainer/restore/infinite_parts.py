@@ -1,7 +1,6 @@
-"""Parts of a state that are infinite by design: a mask of -inf, a best value that begins at inf.
+"""Parts of a state that are infinite by design: a mask of -inf, a best value that starts at inf.
 
-They are found once, when `configure` has made them. A checkpoint that holds infinities only there is sound. NaN never is.
-torch is not imported.
+They are found after `configure`. Infinities elsewhere in a checkpoint, and any NaN, are faults. torch is not imported.
 """
 
 import contextlib
@@ -13,13 +12,11 @@ from gen_worker.trainer.author.state_parts import find_parts
 
 
 def find_infinite_parts(state: Any, trainer: Any) -> frozenset[str]:
-    """The ends of their names: `mask`, `attention.mask`. Buffers, frozen parameters, and tensors of the state itself."""
+    """The last parts of their names: `mask`, `attention.mask`. Buffers, frozen parameters and tensors of the state."""
     flags: dict[Any, list[tuple[str, Any]]] = {}
     found = set()
     for name, value in _candidates(state, trainer):
-        with contextlib.suppress(
-            Exception
-        ):  # an odd tensor: one that is spread over processes, or has no values
+        with contextlib.suppress(Exception):  # a sharded tensor, or one without values
             if hasattr(value, "is_floating_point"):
                 if value.is_floating_point():
                     flags.setdefault(value.device, []).append((name, value.detach().isinf().any()))
@@ -33,7 +30,7 @@ def find_infinite_parts(state: Any, trainer: Any) -> frozenset[str]:
 
 
 def is_infinite_part(name: str, parts: Collection[str]) -> bool:
-    """Whether the name of a saved tensor is that of such a part, wherever the class has put it in its payload."""
+    """Whether a saved tensor is such a part, wherever it is in the payload."""
     return any(name == part or name.endswith(f".{part}") for part in parts)
 
 

@@ -1,11 +1,11 @@
-"""What the optimizers and schedulers of a trainer class are set to, and how a changed setting reaches them after a load.
+"""Options of optimizers and schedulers: a changed setting must take effect after a checkpoint is loaded.
 
-A saved optimizer holds its options (learning rate, weight decay, betas) beside its moments, and a load puts both back: the
-options of a job that changed would have no effect. So every checkpoint keeps the options as `configure` made them. A
-resume compares them with those of the fresh `configure`, and what differs is set again after the load. A schedule is
-rehearsed: a copy of the fresh one, on a stand-in for the optimizer, takes as many steps as the saved one had taken.
+A saved optimizer holds its options (learning rate, weight decay, betas), and a load restores them: the changed option of
+a job would have no effect. So every checkpoint has the options as `configure` set them. A resume compares them with those
+of the new `configure`, and sets what differs after the load. A changed schedule is replayed: a copy of the new one, on a
+stand-in for the optimizer, takes as many steps as the saved one.
 
-Optimizers and schedulers are known by what they have (`param_groups`; `optimizer` and `step`): torch is not imported.
+Optimizers and schedulers are recognised by their attributes: torch is not imported.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _RATE = ("lr", "initial_lr")
 
 
 class OptionChange(NamedTuple):
-    """One option of one parameter group that a resume set."""
+    """An option of a parameter group that a resume has set."""
 
     optimizer: str
     group: int
@@ -43,7 +43,7 @@ class OptionChange(NamedTuple):
 class ConfiguredOptions:
     """The optimizers and schedulers of a state, and their options right after `configure`.
 
-    Make it before anything is loaded into the state. `apply` may be called after every load that `keep_fresh` preceded.
+    Make it before anything is loaded. Call `keep_fresh` before each load that `apply` follows.
     """
 
     optimizers: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class ConfiguredOptions:
 
     @classmethod
     def of(cls, **roots: Any) -> "ConfiguredOptions":
-        """Look for optimizers and schedulers in `roots`: mappings, lists and attributes, a few levels deep."""
+        """Find optimizers and schedulers in `roots`: mappings, lists and attributes, a few levels deep."""
         found = cls()
         for name, part in find_parts(is_optimizer_or_scheduler, roots):
             if is_optimizer(part):
@@ -70,14 +70,14 @@ class ConfiguredOptions:
         return found
 
     def keep_fresh(self) -> None:
-        """Before a load that `apply` follows: copy the schedulers as `configure` made them, to rehearse them."""
+        """Copy the schedulers as `configure` made them, to replay them later."""
         for name, scheduler in self.schedulers.items():
             if name not in self._copies:
-                with contextlib.suppress(Exception):  # without a copy the rate is scaled
+                with contextlib.suppress(Exception):  # without a copy the rate is scaled instead
                     self._copies[name] = _copy_scheduler(scheduler, _options_of(scheduler.optimizer))
 
     def describe(self) -> dict[str, Any]:
-        """As plain data, for a checkpoint: what `configure` set."""
+        """What `configure` set, as plain data for a checkpoint."""
         return self._described
 
     def _describe(self) -> dict[str, Any]:
@@ -94,9 +94,9 @@ class ConfiguredOptions:
         }
 
     def describe_before(self, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-        """What an older checkpoint would have kept, judged by the changed hyperparameters (name: old, new value).
+        """For an older checkpoint without options: derived from the changed hyperparameters (name: old, new value).
 
-        An option that now has the new value of one of them had its old value; a whole number only under the same name.
+        An option with the new value of one of them had its old value; whole numbers only under the same name.
         """
 
         def before(name: str, value: Any) -> Any:
@@ -112,21 +112,20 @@ class ConfiguredOptions:
         return described
 
     def require_same_kinds(self, kept: Mapping[str, Any]) -> None:
-        """InputError where an optimizer or scheduler is of another class: its saved state would not fit."""
+        """InputError where the class of an optimizer or scheduler changed."""
         for what in ("optimizers", "schedulers"):
             for name, now in self._described[what].items():
                 was = kept.get(what, {}).get(name)
                 if was is not None and was["kind"] != now["kind"]:
                     raise InputError(
-                        f"the {what[:-1]} ({name}) was {was['kind']} and is now {now['kind']}: the saved state of one does"
-                        " not fit the other.\n"
-                        "Put it back, or start a new run from the weights of the checkpoint (`weights`)"
+                        f"the {what[:-1]} ({name}) was {was['kind']} and is now {now['kind']}: its saved state does not fit.\n"
+                        "Change it back, or start a new run from the weights of the checkpoint (`weights`)"
                     )
 
     def apply(self, kept: Mapping[str, Any], *, is_job_changed: bool = True) -> list[OptionChange]:
         """After a load: set what differs from `kept`, the options of the run that saved. Returns what was set.
 
-        `is_job_changed`: a schedule that is a function of the author's cannot be compared, and is taken for changed.
+        `is_job_changed`: then a schedule with a function of the author's counts as changed, since it cannot be compared.
         """
         changes: list[OptionChange] = []
         for name, optimizer in self.optimizers.items():
@@ -146,7 +145,7 @@ class ConfiguredOptions:
             )
             if not any(differing) and not is_scheduled_anew:
                 continue
-            targets = self._rehearse(name, schedulers)
+            targets = self._replay(name, schedulers)
             if targets is None:
                 targets = self._scaled(name, kept_groups, differing)
                 for path, scheduler in schedulers.items():
@@ -160,8 +159,8 @@ class ConfiguredOptions:
             return True
         return is_job_changed and _has_function(self.schedulers[path])
 
-    def _rehearse(self, name: str, schedulers: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """The options that a fresh run would have at this step; None where that cannot be found out."""
+    def _replay(self, name: str, schedulers: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The options that a new run would have at this step; None where unknown."""
         if not schedulers or any(
             path not in self._copies or _needs_metric(part) for path, part in schedulers.items()
         ):
@@ -172,9 +171,9 @@ class ConfiguredOptions:
             for path in schedulers:
                 copies[path] = _copy_scheduler(self._copies[path], stand_in)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns where no optimizer steps
+                warnings.simplefilter("ignore")  # torch warns that no optimizer stepped
                 _step_together([(copies[path], _steps_of(part)) for path, part in schedulers.items()])
-        except Exception:  # a schedule of the author's: it may refuse to go on beyond its end
+        except Exception:  # an author's schedule may refuse steps after its end
             return None
         for path, scheduler in schedulers.items():
             scheduler.load_state_dict(copies[path].state_dict())
@@ -183,7 +182,7 @@ class ConfiguredOptions:
     def _scaled(
         self, name: str, kept_groups: list[dict[str, Any]], differing: list[set[str]]
     ) -> list[dict[str, Any]]:
-        """Without a schedule that can be rehearsed: the new value, or where something else had moved it, as far moved."""
+        """Without a schedule to replay: the new value, scaled if something has changed the old one while training."""
         targets = []
         for index, group in enumerate(self.optimizers[name].param_groups):
             fresh, kept, target = self._groups[name][index], kept_groups[index], {}
@@ -220,7 +219,7 @@ class ConfiguredOptions:
 
 
 class _StandInOptimizer:
-    """What a scheduler needs of an optimizer: parameter groups, without parameters."""
+    """Parameter groups without parameters: all that a scheduler needs."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self.param_groups = groups
@@ -235,7 +234,7 @@ _nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch look
 
 
 def learning_rates(optimizers: Mapping[str, Any]) -> list[float]:
-    """Of all parameter groups, as numbers."""
+    """Of all parameter groups."""
     found = (_plain(group.get("lr")) for part in optimizers.values() for group in part.param_groups)
     return [rate for rate in found if _is_number(rate)]
 
@@ -248,7 +247,7 @@ def _options_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _own(value: Any) -> Any:
-    """A copy of a tensor: torch changes some in place."""
+    """A copy of a tensor: torch changes them in place."""
     return value.clone() if hasattr(value, "clone") else value
 
 
@@ -261,7 +260,7 @@ def _copy_scheduler(scheduler: Any, groups_or_stand_in: Any) -> Any:
 
 
 def _shared_values(scheduler: Any) -> Iterator[Any]:
-    """What a copy has in common with the scheduler: functions, and what else is no setting, such as a model."""
+    """What a copy shares with the scheduler: functions, and objects that are no settings, such as a model."""
     for name, value in vars(scheduler).items():
         for item in value if isinstance(value, list) else [value]:
             if is_scheduler(item):
@@ -275,10 +274,8 @@ def _shared_values(scheduler: Any) -> Iterator[Any]:
 
 
 def _step_together(parts: list[tuple[Any, int]]) -> None:
-    """Each scheduler as many steps as it had taken, in turn, as a training step does."""
-    if (
-        len(parts) == 1 and type(parts[0][0]).__name__ == "LambdaLR"
-    ):  # a function of its step alone: no need to walk
+    """Step the schedulers in turn, as training does, each to its number of steps."""
+    if len(parts) == 1 and type(parts[0][0]).__name__ == "LambdaLR":  # a function of the step alone
         scheduler, steps = parts[0]
         if steps > 0:
             scheduler.last_epoch += steps - 1
@@ -292,15 +289,15 @@ def _step_together(parts: list[tuple[Any, int]]) -> None:
 
 
 def _steps_of(scheduler: Any) -> int:
-    """How many steps a loaded scheduler has taken."""
+    """The steps that a loaded scheduler has taken."""
     inner = getattr(scheduler, "_schedulers", None)
-    if not hasattr(scheduler, "last_epoch") and inner:  # of a chain, each part steps every time
+    if not hasattr(scheduler, "last_epoch") and inner:  # in a chain each part steps every time
         return max(_steps_of(part) for part in inner)
     return max(0, int(scheduler.last_epoch))
 
 
 def _needs_metric(scheduler: Any) -> bool:
-    """ReduceLROnPlateau: where it is depends on what was measured."""
+    """ReduceLROnPlateau: its state depends on metrics."""
     return hasattr(scheduler, "num_bad_epochs")
 
 
@@ -326,7 +323,7 @@ def _has_function(scheduler: Any) -> bool:
 
 
 def _shared_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Options that both have; a release of torch may have others."""
+    """Options that both have; torch releases differ."""
     return [key for key in now if key in was and was[key] != now[key]]
 
 
@@ -347,7 +344,7 @@ def _plain_items(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As a JSON document gives it back; `_NOT_PLAIN` where it cannot be one."""
+    """As JSON would return it; `_NOT_PLAIN` where it is no JSON value."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Where an attempt begins: at the run's newest verified checkpoint, at a given one, or at step 0."""
+"""Where an attempt starts: the run's newest verified checkpoint, a given one, or step 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from gen_worker.trainer.steps.schedule import Start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """What to restore (None: start fresh), and what was passed over on the way to it."""
+    """The checkpoint (None: start at step 0), and those that were passed over."""
 
     checkpoint: Checkpoint | None = None
     passed_over: tuple[PassedOver, ...] = ()
@@ -30,17 +30,14 @@ class ResumePoint:
 def choose_resume_point(
     job: TrainingJobSpec, checkpoints_dir: Path, given: Path | None, *, nonce: str = ""
 ) -> ResumePoint:
-    """The run's own checkpoints come first: a second attempt goes on from them, not from what the first was given.
-
-    What another run, or another submission than `nonce`, left in the folder is passed over.
-    """
+    """The run's own checkpoints come before the `given` one. Those of other runs or submissions are passed over."""
     store = CheckpointStore(checkpoints_dir)
-    # A meta that cannot be read is a committed checkpoint all the same; data without a meta never was one.
+    # An unreadable meta file still marks a committed checkpoint; data without one is none.
     existing = find_committed(checkpoints_dir)
     if existing and not job.resume_from_latest:
         raise StartupError(
             f"{checkpoints_dir} already holds checkpoints of this run ({', '.join(existing[-3:])}), and"
-            " resume_from_latest is false: set it to true to go on, or use another folder to start anew"
+            " resume_from_latest is false: set it to true to resume, or use another folder for a new run"
         )
     choice = store.choose(is_non_finite_taken=job.resume_non_finite, of_run=job.run_id, nonce=nonce)
     if choice.taken is not None:
@@ -49,7 +46,7 @@ def choose_resume_point(
         reasons = "\n".join(f"  - {item}" for item in choice.passed_over)
         raise InputError(
             f"none of the {len(existing)} checkpoints in {checkpoints_dir} can be resumed:\n{reasons}\n"
-            "nothing was deleted; move them away to start anew, or resume from a copy with resume_checkpoint_path"
+            "nothing was deleted; move them away to start from step 0, or resume from a copy with resume_checkpoint_path"
         )
     if given is not None and job.resume_older:
         older = store.choose_named_or_older(given, is_non_finite_taken=job.resume_non_finite)
@@ -64,12 +61,12 @@ def choose_resume_point(
 
 
 def start_of(checkpoint: Checkpoint | None, source: BatchSource, processes: Processes) -> Start:
-    """The step and the place in the data; InputError where the place does not fit the data."""
+    """The step and the position in the data; InputError where the position does not fit the data."""
     if checkpoint is None:
         return Start()
     if "overfit_epoch" in (checkpoint.cursor or {}) and not isinstance(source, FirstBatches):
         raise InputError(
-            f"{checkpoint.path} is of a run with overfit_batches, and the job has none now: use another folder"
+            f"{checkpoint.path} was saved with overfit_batches, and the job has none now: use another folder"
         )
     if checkpoint.cursor is None:
         return Start(step=checkpoint.step, epoch=checkpoint.epoch)

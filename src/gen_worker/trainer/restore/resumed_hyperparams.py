@@ -1,8 +1,8 @@
-"""Hyperparameters that a resume changes: each takes effect, or the resume is refused before a step is trained.
+"""Hyperparameters that a resume changes: each takes effect, or the resume is refused before the first step.
 
-Three ways, in this order: options of optimizers and schedulers are set again after the load (`optimizer_options`); a
-class with the hook `apply_hyperparams` is given the changes; and where a value of the author's own payload was the new
-one after `configure` and is another one after the load, the load has put an old value back, and that is refused.
+In this order: options of optimizers and schedulers are set after the load (`optimizer_options`); the hook
+`apply_hyperparams`, if there is one, gets the changes; else, where the load has overwritten a new value in the author's
+payload with the old one, the resume is refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,19 +23,19 @@ _PREFIX = "hyperparams."
 _SAME_NAMES = {"learningrate": "lr"}
 # A torch optimizer or scheduler writes these into its state.
 _OPTIMIZER_KEY, _SCHEDULER_KEYS = "param_groups", ("base_lrs", "_last_lr")
-_MAX_TOLD = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """What a resume does differently from the run that saved. `fields`: dotted name in the job -> (old, new value)."""
+    """What a resume changes. `fields`: dotted name in the job -> (old, new value)."""
 
     fields: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    is_changed: bool = False  # the job or the code; a change may be one that is not told
+    is_changed: bool = False  # the job or the code; `fields` may not show it
 
     @classmethod
     def between(cls, saved: Mapping[str, Any], now: Mapping[str, Any]) -> "Resumption":
-        """From the identity of a checkpoint and that of this run."""
+        """From the identities of a checkpoint and of this run."""
         if is_job_changed(saved, now):
             return cls(fields=changed_fields(saved, now), is_changed=True)
         return cls(is_changed=bool(code_changes(saved, now)))
@@ -56,7 +56,7 @@ class Resumption:
             if now is not None:
                 raise InputError(
                     f"weights was {was!r} and is now {now!r}, but a resume takes its weights from the checkpoint.\n"
-                    "Start a new run to begin with other weights, or put `weights` back to resume"
+                    "Start a new run for other weights, or change `weights` back to resume"
                 )
 
 
@@ -69,9 +69,9 @@ def fill_and_apply(
     options: ConfiguredOptions,
     resumption: Resumption,
 ) -> list[OptionChange]:
-    """Load `checkpoint` into a freshly configured `state`, and give effect to what changed since it was saved.
+    """Load `checkpoint` into a new `state`, and apply what changed since it was saved.
 
-    Without a change it is a load and nothing else. Returns the optimizer options that were set.
+    Returns the optimizer options that were set.
     """
     if not resumption.is_changed:
         fill_from_checkpoint(trainer, state, ctx, checkpoint)
@@ -96,7 +96,7 @@ def fill_and_apply(
 
 
 def _own_values(trainer: TrainerPlugin, state: Any, options: ConfiguredOptions) -> dict[str, Any]:
-    """The plain values in what `state_dict` returns, by their place; not those of optimizers that were found."""
+    """The plain values in what `state_dict` returns, by path; without those of known optimizers."""
     payload = trainer.state_dict(state)
     return dict(_leaves(payload, options)) if isinstance(payload, Mapping) else {}
 
@@ -132,9 +132,9 @@ def _require_effect(
         return
     kind = type(trainer).__qualname__
     lines = [
-        f"{_PREFIX}{name} was {was!r:.40} and is now {now!r:.40}, but the checkpoint puts {value!r:.40} back:"
+        f"{_PREFIX}{name} was {was!r:.40} and is now {now!r:.40}, but the checkpoint restores {value!r:.40}:"
         f" state_dict(){path}"
-        for name, was, now, path, value in faults[:_MAX_TOLD]
+        for name, was, now, path, value in faults[:_MAX_SHOWN]
     ]
     name, was = faults[0][0], faults[0][1]
     raise InputError(
@@ -143,16 +143,16 @@ def _require_effect(
                 "a changed hyperparameter would have no effect:",
                 *(f"  - {line}" for line in lines),
                 "To make it take effect, do one of these:",
-                f"  - give {kind} a method apply_hyperparams(self, state, changes, ctx): it is called after the load",
-                f"  - let {kind}.load_state_dict keep the value that configure made",
-                f"To resume without the change, put {_PREFIX}{name} back{'' if was is None else f' to {was!r:.40}'}",
+                f"  - write {kind}.apply_hyperparams(self, state, changes, ctx): it is called after the load",
+                f"  - change {kind}.load_state_dict so that it keeps the value of configure",
+                f"To resume without the change, set {_PREFIX}{name} back{'' if was is None else f' to {was!r:.40}'}",
             ]
         )
     )
 
 
 def _is_value_of(path: str, value: Any, name: str, now: Any) -> bool:
-    """Whether `value` is that hyperparameter: a fraction by its value alone, anything else by its name too."""
+    """Whether `value` is that hyperparameter: a fraction by value alone, anything else also by name."""
     if not _is_same(value, now):
         return False
     is_fraction = isinstance(value, float) and not value.is_integer()

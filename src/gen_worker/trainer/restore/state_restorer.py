@@ -1,4 +1,4 @@
-"""How the author's state comes to be: fresh, from a checkpoint, or back to an earlier one while training."""
+"""Makes the author's state: fresh, from a checkpoint, or rolled back while training."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gen_worker.errors import SpecError
 from gen_worker.trainer.author.author_state import fill_from_checkpoint, prepare_state
-from gen_worker.trainer.author.identity import changes_since, words_of_change
+from gen_worker.trainer.author.identity import changes_since, describe_change
 from gen_worker.trainer.author.read_tracking import ReadTracker
 from gen_worker.trainer.author.state_parts import find_parts
 from gen_worker.trainer.checkpoints.store import Checkpoint
@@ -21,18 +21,51 @@ from gen_worker.trainer.restore.optimizer_options import (
     OptionChange,
     learning_rates,
 )
-from gen_worker.trainer.restore.rate_watch import RateWatch
 from gen_worker.trainer.restore.resumed_hyperparams import KEPT_OPTIONS, Resumption, fill_and_apply
 from gen_worker.trainer.steps.parts import LoopReporter
 
 KEPT_SCHEDULE = "schedule_steps"  # in the loop state of a checkpoint
 Level = Literal["info", "warning"]
-_MAX_TOLD = 5
+_MAX_SHOWN = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class RateWatch:
+    """Warns once when the learning rate stays 0 while steps remain."""
+
+    is_reported: bool = False
+    _since: int | None = field(default=None, init=False)
+
+    def look(
+        self,
+        options: ConfiguredOptions,
+        values: Mapping[str, float],
+        *,
+        step: int,
+        end_step: int | None,
+        reporter: LoopReporter,
+    ) -> None:
+        """Called when metrics are emitted. Two calls in a row with a rate of 0: a warm-up may start at 0."""
+        if self.is_reported or (end_step is not None and step >= end_step):
+            return
+        rates = learning_rates(options.optimizers) or [values.get("train/lr", 1.0)]
+        if any(rates):
+            self._since = None
+        elif self._since is None:
+            self._since = step
+        else:
+            self.is_reported = True
+            end = "" if end_step is None else f" of {end_step}"
+            reporter.log(
+                f"the learning rate has been 0 since step {self._since} or earlier (now at step {step}{end}): the weights"
+                " do not change any more. Make the schedule longer (total_steps), or the run shorter (max_steps)",
+                level="warning",
+            )
 
 
 @dataclass(slots=True, kw_only=True)
 class StateRestorer:
-    """Of one attempt. `options` are those of the state's optimizers, once `make` has made it."""
+    """Of one attempt. `options` of the optimizers are known once `make` has returned."""
 
     trainer: TrainerPlugin
     ctx: StepContext
@@ -42,15 +75,13 @@ class StateRestorer:
     infinite_parts: frozenset[str] = field(default=frozenset(), init=False)
     reads: ReadTracker = field(init=False)
     rate_watch: RateWatch = field(default_factory=RateWatch, init=False)
-    notes: list[tuple[Level, str]] = field(
-        default_factory=list, init=False
-    )  # for people, once the state is made
+    notes: list[tuple[Level, str]] = field(default_factory=list, init=False)  # to be logged
 
     def __post_init__(self) -> None:
         self.reads = ReadTracker(ctx=self.ctx, is_library=self.is_library)
 
     def make(self, checkpoint: Checkpoint | None) -> Any:
-        """The state to train with. Then the random streams, so that no hook can move them."""
+        """The state to train with. RNG states come last, after all hooks."""
         state = self.configure()
         if checkpoint is None:
             self._load_weights(state)
@@ -60,14 +91,14 @@ class StateRestorer:
         resumption, applied = self.fill(state, checkpoint)
         self._note_changes(checkpoint, resumption, applied)
         self._note_schedule(checkpoint)
-        if "seed" in resumption.fields:  # where the order of the data depends on it, the cursor was refused
+        if "seed" in resumption.fields:  # of shuffled data the cursor would have been refused
             self._seed_apart(step=checkpoint.step)
         else:
             self._restore_streams(checkpoint)
         return state
 
     def configure(self) -> Any:
-        """A fresh state, with the options of its optimizers noted."""
+        """A fresh state; records the options of its optimizers."""
         trainer, ctx = self.trainer, self.ctx
         state = prepare_state(trainer, ctx)
         self.infinite_parts = find_infinite_parts(state, trainer)
@@ -77,7 +108,7 @@ class StateRestorer:
         return state
 
     def make_to_evaluate(self, checkpoint: Checkpoint | None) -> Any:
-        """The state to look at: nothing is trained, so no setting has to take effect."""
+        """The state for an evaluation: changed settings need no effect."""
         state = prepare_state(self.trainer, self.ctx)
         if checkpoint is None:
             self._load_weights(state)
@@ -89,7 +120,7 @@ class StateRestorer:
         return state
 
     def fill(self, state: Any, checkpoint: Checkpoint) -> tuple[Resumption, list[OptionChange]]:
-        """Load into a state that `configure` made; what the job changed since then takes effect, or is refused."""
+        """Load into a state that `configure` made. Changed settings take effect, or InputError."""
         resumption = Resumption.between(checkpoint.identity, self.identity)
         applied = fill_and_apply(
             self.trainer, state, self.ctx, checkpoint, options=self.options, resumption=resumption
@@ -100,21 +131,21 @@ class StateRestorer:
         """For the loop state of a checkpoint."""
         return {KEPT_OPTIONS: self.options.describe(), KEPT_SCHEDULE: self._schedule_steps()}
 
-    def tell_unread(self, reporter: LoopReporter, processes: Processes) -> None:
-        """After an attempt's first step: what was given and never read had no effect. `strict` makes it an error."""
-        read_now = [words for name, words in self.reads.later.items() if self.reads.has_read(name)]
+    def report_unread(self, reporter: LoopReporter, processes: Processes) -> None:
+        """After the first step: report settings that were never read. An error if the job is `strict`."""
+        read_now = [text for name, text in self.reads.later.items() if self.reads.has_read(name)]
         unread = processes.from_main(self.reads.close(self.trainer))  # another process may read less
         if unread and self.ctx.job.strict:
             raise SpecError(f"the job of run {self.ctx.job.run_id} is strict", unread)
-        for words in (*read_now, *unread):
-            reporter.log(words, level="warning")
+        for text in (*read_now, *unread):
+            reporter.log(text, level="warning")
 
     def watch_rate(self, values: Mapping[str, float], end_step: int | None, reporter: LoopReporter) -> None:
-        """Where metrics are emitted."""
+        """Called when metrics are emitted."""
         self.rate_watch.look(self.options, values, step=self.ctx.step, end_step=end_step, reporter=reporter)
 
     def _load_weights(self, state: Any) -> None:
-        """The job's `weights`, where the class has not looked at them."""
+        """The job's `weights`, if the class has not read them."""
         path = self.reads.unread_weights
         if path is None:
             return
@@ -124,16 +155,16 @@ class StateRestorer:
             find_parts(_has_weights, {"trainer": self.trainer})
         )
         load_into_modules(modules, path)
-        self.notes.append(("info", f"weights of {path} were loaded into {', '.join(modules)}"))
+        self.notes.append(("info", f"loaded the weights of {path} into {', '.join(modules)}"))
 
     def _note_changes(
         self, checkpoint: Checkpoint, resumption: Resumption, applied: list[OptionChange]
     ) -> None:
-        """Say what changed, but of a hyperparameter only once it is read."""
+        """Changed hyperparameters are reported once they are read."""
         for name, (was, now) in resumption.hyperparams.items():
             if not self.reads.has_read(name):
                 self.reads.later[name] = (
-                    f"since the checkpoint {words_of_change(f'hyperparams.{name}', was, now)}"
+                    f"since the checkpoint the job changed: {describe_change(f'hyperparams.{name}', was, now)}"
                 )
         unread = [f"hyperparams.{name}" for name in self.reads.later]
         for change in changes_since(checkpoint.identity, self.identity, unsaid=unread):
@@ -143,15 +174,15 @@ class StateRestorer:
         ]
         if told:
             self.notes.append(
-                ("info", f"optimizer options set after the load: {'; '.join(told[:_MAX_TOLD])}")
+                ("info", f"optimizer options set after the load: {'; '.join(told[:_MAX_SHOWN])}")
             )
 
     def _schedule_steps(self) -> int | None:
-        """Where the schedule that was built ends; None without one of known length."""
+        """The last step of the schedule; None where unknown."""
         return max((part.steps for part in self.reads.run_length.schedules), default=None)
 
     def _note_schedule(self, checkpoint: Checkpoint | None) -> None:
-        """A schedule that became longer or shorter, and one that ends before the run does."""
+        """Report a schedule whose length changed, or that ends before the run."""
         steps, planned = self._schedule_steps(), self.ctx.total_steps
         was = None if checkpoint is None else checkpoint.loop.get(KEPT_SCHEDULE)
         rates = learning_rates(self.options.optimizers)
@@ -165,13 +196,13 @@ class StateRestorer:
                 and part.steps < planned
                 and not part.final_ratio
             ):
-                self.rate_watch.is_told = True
+                self.rate_watch.is_reported = True
                 self.notes.append(
                     (
                         "warning",
-                        f"the learning rate is 0 from step {part.steps} on: {part.setting} is {part.steps}, and the run"
-                        f" trains to step {planned}. Set {part.setting} to {planned}, or leave it out: the schedule then"
-                        " has the length of the run",
+                        f"the learning rate is 0 from step {part.steps} on: {part.setting} is {part.steps}, but the run"
+                        f" has {planned} steps. Set {part.setting} to {planned}, or leave it out to use the length of"
+                        " the run",
                     )
                 )
 
@@ -188,7 +219,7 @@ class StateRestorer:
             self._seed_apart(step=checkpoint.step)
 
     def _seed_apart(self, step: int = 0) -> None:
-        """All processes build the same model; from here on each has random numbers of its own."""
+        """From here on each process has its own random numbers; all have built the same model."""
         from gen_worker.trainer.processes.distributed import own_seed
 
         seed = own_seed(self.ctx.job.seed, self.ctx.rank, step)
@@ -196,5 +227,5 @@ class StateRestorer:
 
 
 def _has_weights(value: Any) -> bool:
-    """A torch module with something to load; its parts are not looked at."""
+    """A torch module with something to load."""
     return hasattr(type(value), "named_modules") and bool(value.state_dict())

@@ -1,4 +1,4 @@
-"""Warm starts: the weights of another run, or of anyone's file, into a model. Nothing else of that run is taken."""
+"""Warm starts: loads only the weights of another run, or of a file, into a model."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.foreign import load_pickle
 from gen_worker.trainer.checkpoints.store import CheckpointStore
@@ -15,39 +16,39 @@ from gen_worker.trainer.checkpoints.store import CheckpointStore
 logger = logging.getLogger("gen_worker.pytorch")
 
 _MAX_LISTED = 12
-# What wrappers put before the names of the module inside them.
+# Prefixes of wrapper modules.
 _PREFIXES = ("_orig_mod.", "module.")
-# Where files of others keep their weights.
+# Where other tools' files keep the weights.
 _HOLDERS = ("model", "state_dict", "model_state_dict", "parameters")
 
 
 def load_weights(
     module: torch.nn.Module, path: Path, *, strict: bool = True, part: Literal["model", "ema"] = "model"
 ) -> None:
-    """Put the weights of a checkpoint (`.meta.json`, or its data file) or of a `.pt`/`.safetensors` into `module`.
+    """Load the weights of a checkpoint (`.meta.json`, or its data file) or of a `.pt`/`.safetensors` into `module`.
 
-    Nothing is changed unless all of it fits; without `strict` what fits by name and shape is taken, and the log says
-    what is not. Never unpickles code.
+    All of it must fit; without `strict` what fits by name and shape is loaded, and the rest is logged. Never unpickles
+    code.
     """
-    hint = "take what fits with `weights_strict: false`, or give the model that was saved"
+    hint = "load what fits with `weights_strict: false`, or use the model that was saved"
     _load(module, _without_prefix(_read(Path(path), part)), path, strict=strict, hint=hint)
 
 
 def load_into_modules(modules: Mapping[str, torch.nn.Module], path: Path) -> None:
-    """For a class that does not look at the job's `weights` itself: `modules` of its state, by where they are.
+    """For a class that does not read the job's `weights` itself: `modules` of its state, by path.
 
-    Of a checkpoint, each gets what was saved under its name, or the one part that fits it. A file of weights goes into
-    the only module. CheckpointError, and nothing changed, where that is not clear. Optimizers are left alone.
+    Of a checkpoint, each module gets the part with its name, or the only part that fits. A file of weights needs a
+    single module. CheckpointError, with nothing changed, where this is ambiguous. Optimizers are not touched.
     """
     bare = {place: _unwrapped(module) for place, module in modules.items()}
     how = 'read ctx.model_handles["weights"] in configure and load them there'
     if not bare:
         raise CheckpointError(
-            f"weights: {path} was given, but the class does not read it, and its state holds no torch module: {how}"
+            f"weights: {path} was given, but the class does not read it, and its state has no torch module: {how}"
         )
     if any(hasattr(value, "full_tensor") for module in bare.values() for value in module.parameters()):
         raise CheckpointError(
-            f"weights: {path} cannot be loaded into a module that is sharded already: {how}, before it is sharded"
+            f"weights: {path} cannot be loaded into a sharded module: {how}, before it is sharded"
         )
     chosen: dict[str, dict[str, torch.Tensor]] = {}
     if _is_ours(path):
@@ -57,7 +58,7 @@ def load_into_modules(modules: Mapping[str, torch.nn.Module], path: Path) -> Non
         chosen = {place: _without_prefix(_read(path, "model")) for place in bare}
     else:
         raise CheckpointError(
-            f"weights: {path} holds one set of weights and the state has {len(bare)} modules ({', '.join(bare)}): {how}"
+            f"weights: {path} has one set of weights, but the state has {len(bare)} modules ({', '.join(bare)}): {how}"
         )
     for place, module in bare.items():
         _load(
@@ -94,7 +95,7 @@ def _part_for(
 def _sets_of_tensors(
     tree: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Parts of a saved state that are names and tensors alone; of optimizers none."""
+    """Parts of a saved state that contain only tensors, without optimizers."""
     tensors = {str(name): value for name, value in tree.items() if isinstance(value, torch.Tensor)}
     if tensors and len(tensors) == len(tree):
         yield path, tensors
@@ -104,7 +105,7 @@ def _sets_of_tensors(
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside of what distributes or compiles it."""
+    """The module inside a distributed or compiled one."""
     for name in ("module", "_orig_mod", "module"):
         inner = getattr(module, name, None)
         is_wrapper = type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule")
@@ -127,8 +128,8 @@ def _load(
     fitting = [name for name in target if name in saved]
     reshaped = [name for name in fitting if saved[name].shape != target[name].shape]
     lines = [
-        *([f"  - the model has, and the file lacks: {_listed(missing)}"] if missing else []),
-        *([f"  - the file has, and the model lacks: {_listed(unexpected)}"] if unexpected else []),
+        *([f"  - missing in the file: {_listed(missing)}"] if missing else []),
+        *([f"  - missing in the model: {_listed(unexpected)}"] if unexpected else []),
         *(
             f"  - {name} is {list(saved[name].shape)} in the file and {list(target[name].shape)} in the model"
             for name in reshaped[:_MAX_LISTED]
@@ -152,11 +153,11 @@ def _load(
 def _require_finite(
     taken: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], path: Path
 ) -> None:
-    """NaN is never meant; an infinity only where the model has one itself, in a mask for example."""
+    """An infinity is allowed only where the model has one itself, for example in a mask."""
     bad = [name for name, value in taken.items() if _is_spoilt(value, target[name])]
     if bad:
         raise CheckpointError(
-            f"the weights of {path} hold NaN or infinity: {_listed(bad)}. Give those of an earlier checkpoint"
+            f"the weights of {path} contain NaN or infinity: {_listed(bad)}. Use an earlier checkpoint"
         )
 
 
@@ -174,7 +175,7 @@ def _read(path: Path, part: str) -> dict[str, torch.Tensor]:
     if _is_ours(path):
         state: Mapping[str, Any] = CheckpointStore(path.parent).load(path).state
         if part not in state:
-            raise CheckpointError(f"{path} holds no `{part}` weights; it has {', '.join(state)}")
+            raise CheckpointError(f"{path} has no `{part}` weights; it has {', '.join(state)}")
         state = state[part]
     elif path.suffix == ".safetensors":
         state = _read_safetensors(path)
@@ -182,7 +183,7 @@ def _read(path: Path, part: str) -> dict[str, torch.Tensor]:
         state = _read_pickle(path)
     tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise CheckpointError(f"{path} holds no weights: expected a state dict, names and tensors")
+        raise CheckpointError(f"{path} has no weights: expected a state dict with names and tensors")
     return tensors
 
 
@@ -208,7 +209,7 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
         if holder is not None and isinstance(loaded[holder], Mapping):
             loaded = loaded[holder]
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected a state dict")
+        raise CheckpointError(f"{path} contains a {type(loaded).__name__}, expected a state dict")
     return loaded
 
 
@@ -220,5 +221,4 @@ def _without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def _listed(names: list[str]) -> str:
-    rest = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + rest
+    return name_some(names, _MAX_LISTED)

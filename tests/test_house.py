@@ -316,7 +316,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "trn.core.home",  # TRN_HOME
         "trn.daemon.__main__",  # switches gRPC's fork handlers off
         "trn.daemon.app",  # what workers inherit
-        "trn.executors.launcher_process",  # what a launcher must not inherit
+        "trn.executors.local.launcher_link",  # what a launcher must not inherit
     }
 
 

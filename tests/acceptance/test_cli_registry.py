@@ -58,7 +58,7 @@ def fill(home: Home) -> None:
         registry.submit(run).result()
     for run_id, step in (("alpha-1", 40), ("alpha-2", 3)):
         registry.claim(run_id, []).result()
-        registry.launched(run_id, 1, boot_id="b", pid=77, start_ticks=1).result()
+        registry.launched(run_id, 1, worker="b/77/1", pid=77).result()
         last = {"train/loss": float(step)}
         registry.follow(
             run_id, 1, offset=100, last_seq=9, step=step, heartbeat_ms=1, metrics=last, end_step=40

@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         new.config["hyperparams"] = {"mode": EVIL + run_id, EVIL: 1}
         registry.submit(new).result()
         registry.claim(run_id, []).result()
-        registry.launched(run_id, 1, boot_id="b", pid=77, start_ticks=1).result()
+        registry.launched(run_id, 1, worker="b/77/1", pid=77).result()
         last = {f"val/{EVIL}": 1.0, "train/loss": 1.0}
         registry.follow(
             run_id, 1, offset=9, last_seq=9, step=3, heartbeat_ms=1, metrics=last, end_step=9

@@ -16,7 +16,7 @@ import pytest
 import trn
 from trn.core.home import Home
 from trn.daemon.__main__ import main as daemon_main
-from trn.executors.launcher_process import find_launchers
+from trn.executors.local.launcher_link import find_launchers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything

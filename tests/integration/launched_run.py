@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gen_worker.contract.process_identity import is_same_process
+from gen_worker.contract.process_identity import ProcessIdentity, is_same_process
 from gen_worker.launcher.messages import LauncherInfo
 from trn.core.home import Home, RunFolder
-from trn.executors.base import AttemptKey, LaunchPlan, WorkerIdentity
-from trn.executors.launcher_process import find_launchers
+from trn.executors.base import AttemptKey, LaunchPlan, Worker
+from trn.executors.local.launcher_link import find_launchers
 
 TRAINERS = Path(__file__).parent / "trainers"
 DEADLINE_S = 120.0
@@ -91,8 +91,8 @@ def runs(info: LauncherInfo) -> bool:
     return is_same_process(info.pid, info.start_ticks, info.boot_id)
 
 
-def is_running(identity: WorkerIdentity) -> bool:
-    return is_same_process(identity.pid, identity.start_ticks, identity.boot_id)
+def is_running(worker: Worker) -> bool:
+    return ProcessIdentity.of(worker.ref).is_alive()
 
 
 def wait_until(is_so: Callable[[], object], what: str) -> None:

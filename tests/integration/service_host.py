@@ -200,7 +200,7 @@ class Host:
     async def start(self, run_id: str) -> None:
         """The run's next attempt runs, in a process that is none."""
         attempt = await self.commit(self.registry.claim(run_id, []))
-        await self.commit(self.registry.launched(run_id, attempt.number, boot_id="b", pid=4, start_ticks=1))
+        await self.commit(self.registry.launched(run_id, attempt.number, worker="b/4/1", pid=4))
         self.home.run(run_id).events.parent.mkdir(parents=True, exist_ok=True)
         self.ingest.follow(run_id, attempt.number)
 

@@ -224,7 +224,7 @@ def test_a_running_run_is_asked_to_stop_and_killed_if_it_does_not(is_deaf: bool,
             world.cancel("one")
             [run] = await world.until_ended("one")
         process = world.executor.processes[world.key("one", 1)]
-        assert process.signals == [signal.SIGTERM]
+        assert process.num_stops == 1
         assert run.state is RunState.CANCELLED
         assert ("was killed" in run.reason) == is_deaf
         assert terminals(world, "one") == [(1, "failed")]
@@ -241,7 +241,7 @@ def test_a_second_cancel_does_not_shorten_the_grace(tmp_path: Path) -> None:
             await world.until_state("one", RunState.RUNNING)
             process = world.executor.processes[world.key("one", 1)]
             world.cancel("one")
-            await world.until(lambda: process.signals == [signal.SIGTERM])
+            await world.until(lambda: process.num_stops == 1)
             for _ in range(3):
                 world.cancel("one")
                 await asyncio.sleep(0)
@@ -387,7 +387,7 @@ def test_a_daemon_that_slept_itself_does_not_take_its_workers_for_dead(tmp_path:
                 world.slept_s += 1000
                 num_looks = points.count("wait.asked")
                 await world.until(lambda n=num_looks: points.count("wait.asked") >= n + 4)
-            assert "signal" not in points
+            assert "stop" not in points
             world.executor.finish("one")
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.COMPLETED, 1)
@@ -597,7 +597,7 @@ def test_trouble_of_the_daemon_ends_no_worker_however_long_it_lasts(
             points = note_points(world)
             await world.until(lambda: points.count("wait.asked") >= 3)  # it is watched as before
             (process,) = world.executor.live()
-            assert (process.signals, process.num_ends) == ([], 0)
+            assert (process.num_stops, process.num_ends) == (0, 0)
             world.executor.finish("one")
             [run] = await world.until_ended("one")
         assert (run.state, run.attempt) == (RunState.COMPLETED, 1)
@@ -666,7 +666,7 @@ def test_the_end_of_the_daemon_leaves_workers_running_and_the_next_one_adopts_th
             for run_id in ("one", "two"):
                 await world.until_state(run_id, RunState.RUNNING)
         assert len(world.executor.live()) == 2
-        assert all(process.signals == [] for process in world.executor.live())
+        assert all(process.num_stops == 0 for process in world.executor.live())
         assert world.registry.get("one").state is RunState.RUNNING
         world.executor.finish("one")  # while nobody looks
         world.registry.want_cancel("two", "asked by a test").result()  # just before the daemon died
@@ -707,14 +707,14 @@ def test_what_a_worker_holds_that_the_registry_does_not_know_is_handed_to_nobody
             world.submit("gpu", resources={"gpus": 1})
             await world.until_ended("small", "gpu")
             (process,) = executor.live()
-            await world.until(lambda: f"process {process.identity.pid}" in world.registry.get("same").reason)
+            await world.until(lambda: f"process {process.worker.pid}" in world.registry.get("same").reason)
             for run_id in ("same", "both", "large"):
                 assert world.registry.get(run_id).state is RunState.PENDING
             assert executor.processes[world.key("gpu", 1)].plan.devices == ("cuda:1",)
             executor.finish("same")
             await world.until_ended("same", "both", "large")
             assert world.unknown.warnings == []
-        assert [attempt.pid for attempt in world.registry.attempts("same")] != [process.identity.pid]
+        assert [attempt.pid for attempt in world.registry.attempts("same")] != [process.worker.pid]
         world.check_nothing_is_held()
 
     in_world(tmp_path / "before", before, executor=executor)

@@ -51,7 +51,7 @@ class World:
             registry.set_slots(["cuda:0"]).result()
             registry.submit(NewRun(run_id="r", name="submit-0", digest="d", config={})).result()
             registry.claim("r", ["cuda:0"]).result()
-            registry.launched("r", 1, boot_id="b", pid=1, start_ticks=1).result()
+            registry.launched("r", 1, worker="b/1/1", pid=1).result()
             place = {"offset": len(b"".join(self.lines)), "last_seq": len(self.lines)}
             registry.follow("r", 1, **place, step=NUM_STEPS, heartbeat_ms=1, metrics={}).result()
             if is_ended:

@@ -17,15 +17,16 @@ import pytest
 from launched_run import LaunchedRun, is_running, living, stop_launchers, until
 
 from gen_worker.contract.job.rules import RUNNER
-from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.contract.process_identity import ProcessIdentity, boot_id, read_process
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.sections import read_runner_config
 from trn.core.home import Home
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.intake.import_checks import ImportChecks
-from trn.executors.base import ImportCheck, WorkerIdentity
+from trn.executors.base import ImportCheck
 from trn.executors.fake import FakeExecutor
-from trn.executors.local import LocalExecutor
+from trn.executors.local.executor import LocalExecutor
+from trn.executors.local.worker_process import worker_of
 
 TRAINER = """
 class Mine:
@@ -324,7 +325,7 @@ if not mark.exists():
         (info,) = living(home)
         os.kill(info.pid, signal.SIGKILL)
         assert await trying == ImportCheck()
-        first = WorkerIdentity(boot_id=boot_id(), pid=int((tmp_path / "first").read_text()))
+        first = worker_of(ProcessIdentity(boot_id(), int((tmp_path / "first").read_text())))
         await until(lambda: not is_running(first), "the end of what the dead launcher had begun")
 
     work(home, claims)
@@ -351,7 +352,7 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_of_its_own(home: Home, tm
 
     work(home, claims)
     pid = int((tmp_path / "pid").read_text())
-    assert not is_running(WorkerIdentity(boot_id=boot_id(), pid=pid))
+    assert not is_running(worker_of(ProcessIdentity(boot_id(), pid)))
 
 
 def test_frozen_code_is_tried_as_it_was_frozen_and_named_by_its_place_in_it(

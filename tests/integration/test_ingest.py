@@ -58,7 +58,7 @@ class Stores:
 
     def start_attempt(self, run_id: str) -> int:
         number = self.registry.claim(run_id, []).result().number
-        self.registry.launched(run_id, number, boot_id="b", pid=1, start_ticks=1).result()
+        self.registry.launched(run_id, number, worker="b/1/1", pid=1).result()
         return number
 
     def end_attempt(self, run_id: str, number: int) -> None:

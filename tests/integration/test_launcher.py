@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launched_run import LaunchedRun, is_running, living, runs, stop_launchers, wait_until
 
+from gen_worker.contract.process_identity import ProcessIdentity
 from gen_worker.launcher.attempt_records import read_exit, read_record
 from gen_worker.launcher.messages import LauncherInfo, code_stamp
 from trn.core.home import Home, socket_address
-from trn.executors.base import WorkerIdentity
-from trn.executors.launcher_process import start_launcher
+from trn.executors.base import Worker
+from trn.executors.local.launcher_link import start_launcher
+from trn.executors.local.worker_process import worker_of
 
 
 class Client:
@@ -363,8 +365,9 @@ def test_it_has_nothing_of_the_worker_that_may_have_started_it(
     assert not workers & {line.partition("=")[0] for line in seen}
 
 
-def _identity(launched: dict[str, Any]) -> WorkerIdentity:
+def _identity(launched: dict[str, Any]) -> Worker:
     assert launched["type"] == "launched", launched
-    return WorkerIdentity(
+    identity = ProcessIdentity(
         boot_id=launched["boot_id"], pid=launched["pid"], start_ticks=launched["start_ticks"]
     )
+    return worker_of(identity)

@@ -23,7 +23,7 @@ sys.path.append({here!r})
 from launched_run import LaunchedRun, living, runs, until
 from trn.core.home import Home
 from trn.executors.base import ImportCheck
-from trn.executors.local import LocalExecutor
+from trn.executors.local.executor import LocalExecutor
 
 home, code, site = Home(Path({home!r})), Path({code!r}), Path({site!r})
 (code / "needy.py").write_text("import freshly_installed\\nfrom counting import Counting\\n")
@@ -53,14 +53,14 @@ async def main():
 
     install()
     assert await executor.check_imports(plan, run.job) == ImportCheck()
-    ended = await executor.wait(run.key(), plan.attempt_dir, await executor.launch(plan))
+    ended = await executor.wait(run.key(), await executor.launch(plan))
     assert ended.exit_code == 0, run.log()
     assert runs(old), "it has a worker"
     assert len(living(home)) == 2
     assert [info for info in living(home) if info.pid != old.pid][0].stamp != old.stamp
 
-    assert await executor.signal(identity, 15)
-    ended = await executor.wait(waiting.key(), waiting.plan().attempt_dir, identity)
+    assert await executor.stop(identity)
+    ended = await executor.wait(waiting.key(), identity)
     assert ended.exit_code is not None, "how it ended is known"
     await until(lambda: not runs(old), "the old launcher's end")
     await executor.aclose()
@@ -107,7 +107,8 @@ def test_a_launcher_that_was_just_started_is_taken_whatever_its_stamp_is(
     """An upgraded launcher may make its stamp in another way than a daemon of before."""
     import asyncio
 
-    from trn.executors import launcher_keeper, local
+    from trn.executors.local import executor as local
+    from trn.executors.local import launcher_keeper
 
     home = Home(tmp_path / "home")
     home.make()

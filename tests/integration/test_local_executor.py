@@ -20,15 +20,17 @@ import pytest
 from launched_run import TRAINERS, LaunchedRun, is_running, living, runs, stop_launchers, until, wait_until
 from worker_process import write_rows
 
-from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.contract.process_identity import ProcessIdentity, boot_id, read_process
 from gen_worker.launcher.attempt_records import AttemptRecord, claim
 from gen_worker.launcher.messages import LauncherInfo
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.executors import launcher_keeper, local
-from trn.executors.base import Executor, ImportCheck, WorkerExit, WorkerIdentity
-from trn.executors.launcher_process import start_launcher
-from trn.executors.local import LocalExecutor
+from trn.executors.base import Executor, ImportCheck, Worker, WorkerExit
+from trn.executors.local import executor as local
+from trn.executors.local import launcher_keeper
+from trn.executors.local.executor import LocalExecutor
+from trn.executors.local.launcher_link import start_launcher
+from trn.executors.local.worker_process import worker_of
 
 WAITING = {"hyperparams": {"at_step": 2, "do": "wait for the stop"}}
 
@@ -68,11 +70,11 @@ def home(tmp_path: Path) -> Iterator[Home]:
     stop_launchers(home)
 
 
-async def finish(executor: Executor, run: LaunchedRun, identity: WorkerIdentity) -> WorkerExit:
-    return await executor.wait(run.key(), str(run.folder.attempts), identity)
+async def finish(executor: Executor, run: LaunchedRun, identity: Worker) -> WorkerExit:
+    return await executor.wait(run.key(), identity)
 
 
-async def launch_waiting(executor: Executor, home: Home, name: str) -> tuple[LaunchedRun, WorkerIdentity]:
+async def launch_waiting(executor: Executor, home: Home, name: str) -> tuple[LaunchedRun, Worker]:
     """A worker in the middle of its training."""
     run = LaunchedRun(home, name, **WAITING)
     identity = await executor.launch(run.plan())
@@ -98,7 +100,7 @@ def test_a_warm_worker_trains_a_real_run_and_its_events_carry_its_attempt(home: 
         assert "warm" in executor.state()
         plan = run.plan(7, env={"TRAINER_BASE_DIR": str(tmp_path / "data")})
         identity = await executor.launch(plan)
-        ended = await executor.wait(run.key(7), plan.attempt_dir, identity)
+        ended = await executor.wait(run.key(7), identity)
         assert ended.exit_code == 0, run.log()
 
     work(home, claims, is_bare=False)
@@ -128,7 +130,7 @@ def test_how_a_worker_ended_is_told(shared: Home, hyperparams: dict[str, Any], e
         assert not ended.is_reboot
         assert ("SIGKILL" in ended.detail) == (exit_code == -9)
         # And again, when it is long over.
-        identity = await executor.find(run.key(), str(run.folder.attempts))
+        identity = await executor.find(run.key())
         assert identity is not None
         assert (await finish(executor, run, identity)).exit_code == exit_code
 
@@ -141,7 +143,7 @@ def test_a_number_below_that_of_the_file_is_refused_by_the_worker(shared: Home) 
     async def claims(executor: LocalExecutor) -> None:
         for number, exit_code in ((3, 0), (2, 10)):
             identity = await executor.launch(run.plan(number))
-            ended = await executor.wait(run.key(number), str(run.folder.attempts), identity)
+            ended = await executor.wait(run.key(number), identity)
             assert ended.exit_code == exit_code, run.log()
         assert {event["attempt"] for event in run.events()} == {3}
 
@@ -149,14 +151,14 @@ def test_a_number_below_that_of_the_file_is_refused_by_the_worker(shared: Home) 
 
 
 def test_an_end_that_no_daemon_was_there_to_see_is_told_to_the_next(shared: Home) -> None:
-    found: list[tuple[LaunchedRun, WorkerIdentity]] = []
+    found: list[tuple[LaunchedRun, Worker]] = []
 
     async def first(executor: LocalExecutor) -> None:
         found.append(await launch_waiting(executor, shared, "adopted"))
 
     async def second(executor: LocalExecutor) -> None:
         run, identity = found[0]
-        assert await executor.find(run.key(), str(run.folder.attempts)) == identity
+        assert await executor.find(run.key()) == identity
         assert (await finish(executor, run, identity)).exit_code == 75
 
     work(shared, first)
@@ -168,7 +170,7 @@ def test_an_end_that_no_daemon_was_there_to_see_is_told_to_the_next(shared: Home
 
 
 def test_a_living_worker_is_adopted_and_watched(shared: Home) -> None:
-    found: list[tuple[LaunchedRun, WorkerIdentity]] = []
+    found: list[tuple[LaunchedRun, Worker]] = []
 
     async def first(executor: LocalExecutor) -> None:
         found.append(await launch_waiting(executor, shared, "watched"))
@@ -177,9 +179,9 @@ def test_a_living_worker_is_adopted_and_watched(shared: Home) -> None:
         run, identity = found[0]
         waiting = asyncio.create_task(finish(executor, run, identity))
         await executor.wait_ready()
-        assert await executor.signal(identity, signal.SIGTERM)
+        assert await executor.stop(identity)
         assert (await waiting).exit_code == 75
-        assert not await executor.signal(identity, signal.SIGTERM)
+        assert not await executor.stop(identity)
 
     work(shared, first)
     work(shared, second)
@@ -198,7 +200,7 @@ def test_a_killed_launcher_harms_no_worker_and_its_end_is_noticed(home: Home) ->
         assert (await finish(executor, other, await executor.launch(other.plan()))).exit_code == 0
         assert living(home)[0].pid != info.pid
         assert not waiting.done()
-        assert await executor.signal(identity, signal.SIGTERM)
+        assert await executor.stop(identity)
         ended = await waiting
         assert ended.exit_code is None
         assert ended.detail == "exit status unknown"
@@ -225,8 +227,8 @@ def test_find_is_right_and_nothing_starts_late_when_the_launcher_dies_at_any_mom
             await asyncio.wait([launching])
             if not launching.cancelled():
                 launching.exception()
-            identity = await executor.find(run.key(), str(run.folder.attempts))
-            assert await executor.find(run.key(), str(run.folder.attempts)) == identity
+            identity = await executor.find(run.key())
+            assert await executor.find(run.key()) == identity
             outcomes.append((run, identity))
             await until(lambda info=info: not runs(info), "the launcher's end")
 
@@ -267,13 +269,13 @@ def test_a_worker_that_comes_after_its_attempt_was_given_up_ends_without_a_trace
     run = LaunchedRun(shared, "late")
 
     async def claims(executor: LocalExecutor) -> None:
-        assert await executor.find(run.key(), str(run.folder.attempts)) is None
+        assert await executor.find(run.key()) is None
         with pytest.raises(UnavailableError, match="given up"):
             await executor.launch(run.plan())
         with pytest.raises(UnavailableError, match="given up"):
             await executor.launch(run.plan(is_warm=False))
         assert not run.folder.events.exists()
-        assert await executor.find(run.key(), str(run.folder.attempts)) is None
+        assert await executor.find(run.key()) is None
 
     work(shared, claims)
 
@@ -444,7 +446,7 @@ def test_ending_a_worker_takes_all_that_it_started_and_nothing_else(
 def test_a_stopped_worker_is_ended_too(shared: Home) -> None:
     async def claims(executor: LocalExecutor) -> None:
         run, identity = await launch_waiting(executor, shared, "stopped")
-        assert await executor.signal(identity, signal.SIGSTOP)
+        os.kill(identity.pid, signal.SIGSTOP)
         await executor.end(identity)
         assert (await finish(executor, run, identity)).exit_code == -9
 
@@ -457,13 +459,13 @@ def test_a_pid_that_is_anothers_by_now_is_left_alone(shared: Home) -> None:
     )
     state = read_process(bystander.pid)
     assert state is not None
-    before = WorkerIdentity(boot_id=boot_id(), pid=bystander.pid, start_ticks=state.start_ticks - 1)
-    other_boot = WorkerIdentity(boot_id="before", pid=bystander.pid, start_ticks=state.start_ticks)
+    before = worker_of(ProcessIdentity(boot_id(), bystander.pid, state.start_ticks - 1))
+    other_boot = worker_of(ProcessIdentity("before", bystander.pid, state.start_ticks))
     run = LaunchedRun(shared, "reused")
 
     async def claims(executor: LocalExecutor) -> None:
         for identity in (before, other_boot):
-            assert not await executor.signal(identity, signal.SIGKILL)
+            assert not await executor.stop(identity)
             await executor.end(identity)
             ended = await finish(executor, run, identity)
             assert ended.exit_code is None
@@ -498,7 +500,7 @@ def test_an_attempt_that_never_came_to_be_gets_its_end_too(shared: Home) -> None
     run = LaunchedRun(shared, "never")
 
     async def claims(executor: LocalExecutor) -> None:
-        assert await executor.find(run.key(4), str(run.folder.attempts)) is None
+        assert await executor.find(run.key(4)) is None
         assert await executor.close_attempt(run.plan(4), category="startup", error="the disk is full")
         assert not await executor.close_attempt(run.plan(4), category="no such category", error="x")
         assert [(event["event"], event["attempt"]) for event in run.events()] == [
@@ -523,7 +525,7 @@ def test_an_end_is_written_without_any_file_that_a_power_cut_may_take(shared: Ho
 
 
 def test_a_launcher_of_other_code_is_retired_and_its_worker_goes_on(home: Home) -> None:
-    found: list[tuple[LaunchedRun, WorkerIdentity]] = []
+    found: list[tuple[LaunchedRun, Worker]] = []
 
     async def first(executor: LocalExecutor) -> None:
         found.append(await launch_waiting(executor, home, "old"))
@@ -540,7 +542,7 @@ def test_a_launcher_of_other_code_is_retired_and_its_worker_goes_on(home: Home) 
         assert len(living(home)) == 2
         assert is_running(identity)
         waiting = asyncio.create_task(finish(executor, run, identity))
-        await executor.signal(identity, signal.SIGTERM)
+        await executor.stop(identity)
         assert (await waiting).exit_code == 75, "the retired launcher saw its end"
         await until(lambda: not runs(old), "its leave")
         assert len(living(home)) == 1
@@ -638,8 +640,8 @@ def test_a_launcher_that_hangs_is_given_up_within_the_start_timeout(home: Home, 
                     identity = await executor.launch(run.plan(number))
                 break
             except TimeoutError:
-                assert await executor.find(run.key(number), str(run.folder.attempts)) is None
-        ended = await executor.wait(run.key(number), str(run.folder.attempts), identity)
+                assert await executor.find(run.key(number)) is None
+        ended = await executor.wait(run.key(number), identity)
         assert ended.exit_code == 0
         assert runs(old)
         os.kill(old.pid, signal.SIGCONT)
@@ -707,7 +709,7 @@ def test_without_a_launcher_a_launch_fails_for_certain(tmp_path: Path) -> None:
     async def claims(executor: LocalExecutor) -> None:
         with pytest.raises(UnavailableError, match="did not start: no launcher can be started"):
             await executor.launch(run.plan())
-        assert await executor.find(run.key(), str(run.folder.attempts)) is None
+        assert await executor.find(run.key()) is None
         assert not await executor.close_attempt(run.plan(), category="startup", error="x")
         assert executor.state().startswith("no launcher")
 
@@ -722,7 +724,7 @@ def test_an_emptied_record_is_a_worker_of_a_machine_that_went_down(shared: Home)
     path.write_bytes(b"")
 
     async def claims(executor: LocalExecutor) -> None:
-        identity = await executor.find(run.key(), str(run.folder.attempts))
+        identity = await executor.find(run.key())
         assert identity is not None
         assert (await finish(executor, run, identity)).is_reboot
         await executor.end(identity)

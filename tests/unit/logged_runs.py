@@ -106,7 +106,7 @@ class LoggedRuns:
     def start(self, run_id: str) -> int:
         """Another attempt; its number."""
         number = self.registry.claim(run_id, []).result().number
-        self.registry.launched(run_id, number, boot_id="b", pid=1, start_ticks=1).result()
+        self.registry.launched(run_id, number, worker="b/1/1", pid=1).result()
         folder = self.home.run(run_id)
         folder.attempts.mkdir(parents=True, exist_ok=True)
         size_bytes = folder.log.stat().st_size if folder.log.exists() else 0

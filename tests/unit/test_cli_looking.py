@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.contract.process_identity import ProcessIdentity, boot_id, read_process
 from trn.cli import command_table as verbs
 from trn.cli.following.follow import describe
 from trn.cli.output import Output
@@ -49,7 +49,9 @@ class HandMade:
     def start(self, run_id: str, *, pid: int = 0, start_ticks: int | None = 1, boot: str = "b") -> None:
         self.registry.claim(run_id, []).result()
         if pid:
-            self.registry.launched(run_id, 1, boot_id=boot, pid=pid, start_ticks=start_ticks).result()
+            self.registry.launched(
+                run_id, 1, worker=ProcessIdentity(boot, pid, start_ticks).ref, pid=pid
+            ).result()
 
     def follow(self, run_id: str, step: int, end_step: int | None = None, **metrics: float) -> None:
         named = {name.replace("_", "/"): value for name, value in metrics.items()}

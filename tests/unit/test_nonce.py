@@ -26,8 +26,8 @@ from gen_worker.trainer.reporting import TrainingReporter
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.daemon.ingest.event_file import last_seq_before, parse, read_terminal, replay
+from trn.executors.local.worker_process import take_or_find
 from trn.executors.run_folders import find_foreign, set_aside
-from trn.executors.worker_process import take_or_find
 
 OURS, THEIRS = "0" * 16, "f" * 16
 

@@ -191,7 +191,7 @@ def test_slots_are_freed_exactly_once_on_every_way_out(registry: RunRegistry) ->
         name = f"run-{number}"
         registry.submit(new(name, needs=Needs(gpus=1))).result()
         registry.claim(name, ["cuda:0"]).result()
-        registry.launched(name, 1, boot_id="b", pid=7, start_ticks=8).result()
+        registry.launched(name, 1, worker="b/7/8", pid=7).result()
         assert registry.get(name).state is RunState.RUNNING
         registry.end(name, 1, ended(state)).result()
         assert registry.slots()[0]["run_id"] is None
@@ -361,9 +361,14 @@ def test_runs_from_before_families_are_families_of_their_own(tmp_path: Path) -> 
         " VALUES (?, 'd', ?, '', '{}', '', 0, '', '', '', '', ?, 1, 1, '{}', '{}', ?)",
         [("old", "COMPLETED", 1, 1), ("old.2", "FAILED", 2, 2), ("child", "CANCELLED", 3, 3)],
     )
+    connection.execute(
+        "INSERT INTO attempts (run_id, number, launched_ms, last_heartbeat_ms, devices, boot_id, pid, start_ticks)"
+        " VALUES ('old', 1, 1, 1, '[]', 'b', 7, 9)"
+    )
     connection.close()
     registry = RunRegistry(path)
     try:
+        assert (registry.attempts("old")[0].worker, registry.last_change()) == ("b/7/9", 3)
         assert [(run.run_id, run.family, run.member) for run in registry.page()] == [
             ("child", "child", 1),
             ("old.2", "old.2", 1),
@@ -491,9 +496,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(run_id=runs)
     def launched(self, run_id: str) -> None:
-        self.registry.launched(
-            run_id, self.attempt_of(run_id), boot_id="b", pid=1, start_ticks=None
-        ).exception()
+        self.registry.launched(run_id, self.attempt_of(run_id), worker="b/1/", pid=1).exception()
 
     @rule(run_id=runs, state=st.sampled_from([*sorted(TERMINAL), RunState.PENDING]))
     def end(self, run_id: str, state: RunState) -> None:

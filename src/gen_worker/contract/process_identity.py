@@ -109,3 +109,24 @@ def is_process_alive(pid: int, start_ticks: int | None = None) -> bool:
         return is_same_process(pid, start_ticks, boot_id())
     except OSError:
         return True
+
+
+class ProcessIdentity(NamedTuple):
+    """Names a process for good: pids are used again, this is not."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int | None = None
+
+    @property
+    def ref(self) -> str:
+        return f"{self.boot_id}/{self.pid}/{'' if self.start_ticks is None else self.start_ticks}"
+
+    @classmethod
+    def of(cls, ref: str) -> "ProcessIdentity":
+        """The process of that `ref`. ValueError where it is no such text."""
+        boot, pid, ticks = ref.split("/")
+        return cls(boot, int(pid), int(ticks) if ticks else None)
+
+    def is_alive(self) -> bool:
+        return is_same_process(self.pid, self.start_ticks, self.boot_id)

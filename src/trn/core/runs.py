@@ -73,15 +73,14 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch of a run. (boot id, pid, start) name its process for good."""
+    """One launch of a run. `worker` is what its executor finds it by, and opaque; `pid` is for people."""
 
     run_id: str
     number: int
     launched_ms: int
     ended_ms: int | None = None
-    boot_id: str = ""
+    worker: str = ""
     pid: int = 0
-    start_ticks: int | None = None
     exit_code: int | None = None
     category: str = ""
     cause: str = ""

@@ -52,7 +52,7 @@ from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.removal import BUS, LOGS, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
 from trn.daemon.upkeep.startup_checks import check_start
-from trn.executors.local import LocalExecutor
+from trn.executors.local.executor import LocalExecutor
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import committed

@@ -1,1 +1,1 @@
-"""Where workers run: an executor launches, adopts, signals and ends them, and says how they ended."""
+"""Where workers run: an executor starts, finds, stops and ends them, and reads what they write."""

@@ -1,4 +1,4 @@
-"""What an executor is: a plan goes in, a worker comes to be, and one day it has ended.
+"""What an executor is: a plan goes in, a worker with an opaque reference comes out, and one day its exit.
 
 The plan is pure data that can be printed. An attempt is named by its key, and at most one process can ever stand for
 a key: the worker makes the attempt's record file before it does anything else, and whoever gives an attempt up makes
@@ -56,19 +56,21 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return AttemptKey(self.run_id, self.number, self.nonce)
 
 
-class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Names a process for good: pids are used again, this is not."""
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that was started. `ref` is opaque: its executor finds the worker by it, also after a restart."""
 
-    boot_id: str
-    pid: int
-    start_ticks: int | None = None
+    ref: str
+    pid: int = 0  # of its process on this machine, for people alone; 0: it is elsewhere
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" if self.pid else f"worker {self.ref}"
 
 
 class FoundWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker of which some process lives: where, and what its record says of it."""
 
     run_id: str  # whose folder it is in
-    identity: WorkerIdentity
+    worker: Worker
     number: int = 0  # of its attempt; 0: its record is gone
     nonce: str = ""
     devices: tuple[str, ...] = ()
@@ -96,15 +98,27 @@ class LaunchUnknownError(UnavailableError):
     """Whether the worker started is not known: `find` tells."""
 
 
+class RunFile(Protocol):
+    """A file that a worker writes, wherever that is. Its methods block, and raise OSErrors."""
+
+    def size(self) -> int:
+        """In bytes; 0 where there is none."""
+        ...
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        """From the offset on; empty at the end, and where there is none."""
+        ...
+
+
 class Executor(Protocol):
     """Starts and ends workers. All calls are safe to repeat, and to make after a restart of the daemon."""
 
-    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> WorkerIdentity:
-        """Start it, or return the process that already stands for this attempt.
+    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> Worker:
+        """Start it, or return the worker that this attempt already has.
 
         `secret_env` is no part of the plan, which is printed and compared: it reaches the worker's environment alone.
 
-        UnavailableError where it certainly does not run and never will; LaunchUnknownError where nobody can say.
+        UnavailableError where it certainly does not run and never will; LaunchUnknownError where that is not known.
         """
         ...
 
@@ -118,24 +132,24 @@ class Executor(Protocol):
         """Load the code that the job names where the plan's worker would, and nothing more. Never raises."""
         ...
 
-    async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
-        """The process that stands for the attempt, alive or ended. None: it never started, and from now on cannot."""
+    async def find(self, key: AttemptKey) -> Worker | None:
+        """The attempt's worker, alive or ended. None: it never started, and from now on cannot."""
         ...
 
     async def find_workers(self) -> Sequence[FoundWorker]:
-        """Every worker that lives, also those that nobody knows. OSError where that cannot be found out."""
+        """Every worker that is alive, also those that nobody knows. OSError where that cannot be found out."""
         ...
 
-    async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
-        """Returns once the process has ended and how it did is known, as far as it can be. May be cancelled."""
+    async def wait(self, key: AttemptKey, worker: Worker) -> WorkerExit:
+        """Returns once the worker has ended and how is known, as far as it can be. May be cancelled."""
         ...
 
-    async def signal(self, identity: WorkerIdentity, number: int) -> bool:
-        """Send a signal to the worker's own process; False where it is gone."""
+    async def stop(self, worker: Worker) -> bool:
+        """Ask the worker to save and exit (SIGTERM); False where it is gone."""
         ...
 
-    async def end(self, identity: WorkerIdentity) -> None:
-        """SIGKILL the worker, its process group and what it started, until none is left.
+    async def end(self, worker: Worker) -> None:
+        """Kill the worker and everything that it started, until nothing is left.
 
         UnavailableError where something cannot be ended (and so still holds its devices).
         """
@@ -143,4 +157,12 @@ class Executor(Protocol):
 
     async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         """Write the attempt's terminal event if it wrote none itself. False where that could not be done."""
+        ...
+
+    def events(self, run_id: str) -> RunFile:
+        """The run's event file."""
+        ...
+
+    def log(self, run_id: str) -> RunFile:
+        """What the run's workers printed."""
         ...

@@ -23,11 +23,11 @@ from trn.executors.base import (
     FoundWorker,
     ImportCheck,
     LaunchPlan,
+    Worker,
     WorkerExit,
-    WorkerIdentity,
 )
+from trn.executors.local.files import LocalFile
 
-BOOT_ID = "fake-boot"
 WELL = WorkerExit(exit_code=0)
 UNKNOWN = WorkerExit()
 
@@ -53,10 +53,10 @@ class FakeProcess:
 
     plan: LaunchPlan
     script: Script
-    identity: WorkerIdentity
+    worker: Worker
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     exit: WorkerExit = UNKNOWN
-    signals: list[int] = field(default_factory=list)
+    num_stops: int = 0
     num_ends: int = 0
 
 
@@ -80,7 +80,7 @@ class FakeExecutor:
     def worker_environ(self) -> Mapping[str, str]:
         return self.environ
 
-    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> WorkerIdentity:
+    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> Worker:
         self.secrets[plan.key] = dict(secret_env)
         await self.at("launch.asked", plan.key)
         if plan.key in self.abandoned:
@@ -88,7 +88,7 @@ class FakeExecutor:
         if plan.key not in self.processes:
             self._fork(plan)
         await self.at("launch.done", plan.key)
-        return self.processes[plan.key].identity
+        return self.processes[plan.key].worker
 
     async def check_imports(
         self,
@@ -99,19 +99,18 @@ class FakeExecutor:
         await self.at("check_imports", plan.key)
         return self.try_(plan, config)
 
-    async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
-        assert Path(attempt_dir).name == "attempts"
+    async def find(self, key: AttemptKey) -> Worker | None:
         await self.at("find.asked", key)
         if key not in self.processes:
             self.abandoned.add(key)
         await self.at("find.done", key)
-        return self.processes[key].identity if key in self.processes else None
+        return self.processes[key].worker if key in self.processes else None
 
     async def find_workers(self) -> list[FoundWorker]:
         return [
             FoundWorker(
                 run_id=process.plan.run_id,
-                identity=process.identity,
+                worker=process.worker,
                 number=process.plan.number,
                 nonce=process.plan.nonce,
                 devices=process.plan.devices,
@@ -121,32 +120,31 @@ class FakeExecutor:
             for process in self.live()
         ]
 
-    async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
-        assert Path(attempt_dir).name == "attempts"
-        process = self._of(identity)
+    async def wait(self, key: AttemptKey, worker: Worker) -> WorkerExit:
+        process = self._of(worker)
         await self.at("wait.asked", key)
         await process.ended.wait()
         await self.at("wait.done", key)
         return process.exit
 
-    async def signal(self, identity: WorkerIdentity, number: int) -> bool:
-        process = self._of(identity)
-        await self.at("signal", process.plan.key)
+    async def stop(self, worker: Worker) -> bool:
+        process = self._of(worker)
+        await self.at("stop", process.plan.key)
         if process.ended.is_set():
             return False
-        process.signals.append(number)
-        if number == signal.SIGTERM and not process.script.is_deaf:
+        process.num_stops += 1
+        if not process.script.is_deaf:
             cancelled = {"event": "failed", "category": "cancelled", "error": "cancelled by SIGTERM"}
             self._write(process, **cancelled, step=process.script.step)
             self._end(process, WorkerExit(exit_code=75))
         return True
 
-    async def end(self, identity: WorkerIdentity) -> None:
-        process = self._of(identity)
+    async def end(self, worker: Worker) -> None:
+        process = self._of(worker)
         await self.at("end.asked", process.plan.key)
         process.num_ends += 1
         if process.num_ends <= process.script.num_end_faults:
-            raise UnavailableError(f"process {identity.pid} cannot be ended")
+            raise UnavailableError(f"{worker} cannot be ended")
         self._end(process, WorkerExit(exit_code=-signal.SIGKILL))
         await self.at("end.done", process.plan.key)
 
@@ -164,6 +162,18 @@ class FakeExecutor:
         await self.at("close.done", plan.key)
         return True
 
+    def events(self, run_id: str) -> LocalFile:
+        paths = (
+            process.plan.events_path for process in self.processes.values() if process.plan.run_id == run_id
+        )
+        return LocalFile(Path(next(paths, "/nonexistent")))
+
+    def log(self, run_id: str) -> LocalFile:
+        paths = (
+            process.plan.log_path for process in self.processes.values() if process.plan.run_id == run_id
+        )
+        return LocalFile(Path(next(paths, "/nonexistent")))
+
     def finish(self, run_id: str, script: Script | None = None) -> None:
         """Let the run's lasting worker end now, as its script says, or as this one does."""
         process = next(item for item in self.live() if item.plan.run_id == run_id)
@@ -172,8 +182,8 @@ class FakeExecutor:
     def live(self) -> list[FakeProcess]:
         return [process for process in self.processes.values() if not process.ended.is_set()]
 
-    def _of(self, identity: WorkerIdentity) -> FakeProcess:
-        return next(item for item in self.processes.values() if item.identity == identity)
+    def _of(self, worker: Worker) -> FakeProcess:
+        return next(item for item in self.processes.values() if item.worker == worker)
 
     def _fork(self, plan: LaunchPlan) -> None:
         for other in self.live():
@@ -182,8 +192,7 @@ class FakeExecutor:
             if _devices(plan) & _devices(other.plan):
                 self.violations.append(f"{plan.key} was started on a device of {other.plan.key}")
         pid = 1000 + len(self.processes)
-        identity = WorkerIdentity(boot_id=BOOT_ID, pid=pid, start_ticks=pid)
-        process = FakeProcess(plan, self.behave(plan), identity)
+        process = FakeProcess(plan, self.behave(plan), Worker(ref=f"fake-{pid}", pid=pid))
         self.processes[plan.key] = process
         if not process.script.is_silent:
             self._write(process, event="started")

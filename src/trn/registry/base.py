@@ -170,9 +170,7 @@ class Registry(ReadableRegistry, Protocol):
     def claim(self, run_id: str, device_ids: Sequence[str]) -> "Future[AttemptRecord]":
         """Take a pending run and its slots together, or neither: ConflictError."""
 
-    def launched(
-        self, run_id: str, number: int, *, boot_id: str, pid: int, start_ticks: int | None
-    ) -> "Future[RunRecord]":
+    def launched(self, run_id: str, number: int, *, worker: str, pid: int = 0) -> "Future[RunRecord]":
         """The attempt has a worker."""
 
     def follow(

@@ -156,7 +156,7 @@ SELECT * FROM attempts WHERE run_id = :run_id AND number = :number
 SELECT * FROM attempts WHERE run_id = :run_id ORDER BY number
 
 -- name: launched
-UPDATE attempts SET boot_id = :boot_id, pid = :pid, start_ticks = :start_ticks, last_heartbeat_ms = :now_ms
+UPDATE attempts SET worker = :worker, pid = :pid, last_heartbeat_ms = :now_ms
 WHERE run_id = :run_id AND number = :number
 
 -- name: follow

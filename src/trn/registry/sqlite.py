@@ -195,18 +195,21 @@ class RunRegistry(RegistryReader):
 
         return self.writer.submit(change)
 
-    def launched(
-        self, run_id: str, number: int, *, boot_id: str, pid: int, start_ticks: int | None
-    ) -> "Future[RunRecord]":
-        """The attempt has a process."""
+    def launched(self, run_id: str, number: int, *, worker: str, pid: int = 0) -> "Future[RunRecord]":
+        """The attempt has a worker."""
 
         def change(connection: sqlite3.Connection) -> RunRecord:
             _require_live(connection, run_id, number)
-            named = {"boot_id": boot_id, "pid": pid, "start_ticks": start_ticks, "now_ms": self._clock_ms()}
+            named = {"worker": worker, "pid": pid, "now_ms": self._clock_ms()}
             connection.execute(sql("launched"), {"run_id": run_id, "number": number, **named})
             run = _get(connection, run_id)
             if run.state is RunState.DISPATCHING:
-                self._move(connection, run, RunState.RUNNING, f"attempt {number} runs as process {pid}")
+                self._move(
+                    connection,
+                    run,
+                    RunState.RUNNING,
+                    f"attempt {number} runs as {f'process {pid}' if pid else worker}",
+                )
             return _get(connection, run_id)
 
         return self.writer.submit(change)

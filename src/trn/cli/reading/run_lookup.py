@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
-from gen_worker.contract.process_identity import boot_id, is_same_process
+from gen_worker.contract.process_identity import ProcessIdentity, boot_id
 from trn.cli.reading.explanation import Checkpoint, Surroundings
 from trn.cli.reading.registry_view import open_read_only, unreadable
 from trn.core.errors import NotFoundError
@@ -130,15 +130,19 @@ def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
             )
     checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce)
     newest = found.attempts[-1] if found.attempts else None
-    if newest is None or newest.ended_ms is not None or not newest.pid:
+    if newest is None or newest.ended_ms is not None or not newest.worker:
         return Surroundings(checkpoint=checkpoint)
     return Surroundings(worker_gone=_say_gone(newest), checkpoint=checkpoint)
 
 
 def _say_gone(attempt: AttemptRecord) -> str:
-    if is_same_process(attempt.pid, attempt.start_ticks, attempt.boot_id):
+    try:
+        process = ProcessIdentity.of(attempt.worker)
+    except ValueError:  # it is not on this machine
         return ""
-    if attempt.boot_id != boot_id():
+    if process.is_alive():
+        return ""
+    if process.boot_id != boot_id():
         return f"its process {attempt.pid} was started before this machine was, or on another"
     return f"its process {attempt.pid} has ended"
 

@@ -20,7 +20,6 @@ import asyncio
 import logging
 import os
 import re
-import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -51,7 +50,7 @@ from trn.daemon.upkeep.retries import (
     retry_until_done,
     try_step,
 )
-from trn.executors.base import AttemptKey, LaunchUnknownError, WorkerExit, WorkerIdentity
+from trn.executors.base import AttemptKey, LaunchUnknownError, Worker, WorkerExit
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.sqlite import Ending
 
@@ -79,7 +78,6 @@ class AttemptSupervisor:
         self._is_adopted = is_adopted
         self._key = AttemptKey(run.run_id, run.attempt, run.nonce)
         self._folder = parts.home.run(run.run_id)
-        self._attempt_dir = str(self._folder.attempts)
         self._limits = _read_limits(run)
         self._wish: Wish | None = None
         self._is_cancel_asked = run.is_cancel_wanted
@@ -97,18 +95,18 @@ class AttemptSupervisor:
     async def run(self) -> None:
         """From launch or adoption to the end in the registry."""
         failpoint("attempt.claimed")
-        identity = await self._begin()
+        worker = await self._begin()
         worker_exit = None
-        if identity is not None:
+        if worker is not None:
             self._wish = None
-            worker_exit = await self._watch_to_end(identity)
+            worker_exit = await self._watch_to_end(worker)
             failpoint("attempt.exited")
-            await self._end_all(identity)
+            await self._end_all(worker)
             await self._check_devices()
             await self._close(worker_exit)
         await self._conclude(worker_exit)
 
-    async def _begin(self) -> WorkerIdentity | None:
+    async def _begin(self) -> Worker | None:
         """The attempt's process; None: there is none and never will be, and `_wish` may say why."""
         if self._is_adopted or self._is_cancel_asked:
             return await self._find()
@@ -123,7 +121,7 @@ class AttemptSupervisor:
             await asyncio.to_thread(self._prepare, files)
             failpoint("attempt.files_written")
             async with asyncio.timeout(self._parts.settings.start_timeout_s):
-                identity = await self._parts.executor.launch(files.plan, reveal(secrets))
+                worker = await self._parts.executor.launch(files.plan, reveal(secrets))
         except LaunchUnknownError as fault:
             logger.warning("%s: %s", self._key, fault)
         except (NotFoundError, InvalidRequestError) as fault:
@@ -137,7 +135,7 @@ class AttemptSupervisor:
             failpoint("attempt.launched")
             python, store = files.plan.argv[0], self._parts.home.snapshots
             self._parts.reports.write_soon(self._run, self._folder.report, python=python, store=store)
-            return identity
+            return worker
         return await self._find()
 
     def _devices_env(self) -> Mapping[str, str]:
@@ -180,7 +178,7 @@ class AttemptSupervisor:
             inherited=parts.executor.worker_environ(),
         )
 
-    async def _find(self) -> WorkerIdentity | None:
+    async def _find(self) -> Worker | None:
         """What the registry knows of the process counts before the absence of a file."""
         known = self._find_recorded()
         if known is not None:
@@ -188,26 +186,24 @@ class AttemptSupervisor:
         pause = Pause()
         while True:
             try:
-                return await self._parts.executor.find(self._key, self._attempt_dir)
+                return await self._parts.executor.find(self._key)
             except Exception:
                 logger.exception("whether %s has a process could not be found out; trying again", self._key)
             await pause.rest()
 
-    def _find_recorded(self) -> WorkerIdentity | None:
+    def _find_recorded(self) -> Worker | None:
         for attempt in self._parts.registry.attempts(self._key.run_id):
-            if attempt.number == self._key.number and attempt.pid:
-                return WorkerIdentity(
-                    boot_id=attempt.boot_id, pid=attempt.pid, start_ticks=attempt.start_ticks
-                )
+            if attempt.number == self._key.number and attempt.worker:
+                return Worker(ref=attempt.worker, pid=attempt.pid)
         return None
 
-    async def _watch_to_end(self, identity: WorkerIdentity) -> WorkerExit:
+    async def _watch_to_end(self, worker: Worker) -> WorkerExit:
         """How the worker ended. A fault of ours never ends it: it is watched again, for as long as it runs."""
         pause = Pause()
         while True:
             num_looks = self._num_looks
             try:
-                return await self._watch(identity)
+                return await self._watch(worker)
             except Exception:
                 logger.exception("%s: watching it failed; beginning again", self._key)
             if self._num_looks > num_looks:
@@ -215,7 +211,7 @@ class AttemptSupervisor:
             # Whatever is wrong with the rest of the watch, its end is not missed.
             pause_s = pause.next_s()
             try:
-                worker_exit = await self._wait(identity, pause_s)
+                worker_exit = await self._wait(worker, pause_s)
             except Exception:
                 logger.exception("%s: waiting for its end failed, too", self._key)
                 await asyncio.sleep(pause_s)
@@ -223,28 +219,23 @@ class AttemptSupervisor:
                 if worker_exit is not None:
                     return worker_exit
 
-    async def _watch(self, identity: WorkerIdentity) -> WorkerExit:
+    async def _watch(self, worker: Worker) -> WorkerExit:
         parts = self._parts
         parts.ingest.follow(*self._named)
         begun = self._quiet_since = parts.clock()
         try:
             await commit_until_done(
                 self._key,
-                lambda: parts.registry.launched(
-                    *self._named,
-                    boot_id=identity.boot_id,
-                    pid=identity.pid,
-                    start_ticks=identity.start_ticks,
-                ),
+                lambda: parts.registry.launched(*self._named, worker=worker.ref, pid=worker.pid),
             )
         except ConflictError as fault:  # the registry knows it as ended: it must not go on
-            return await self._stop(identity, Wish(cause="trn-fault", detail=str(fault)))
+            return await self._stop(worker, Wish(cause="trn-fault", detail=str(fault)))
         limits_s = parts.settings.start_timeout_s, parts.settings.heartbeat_timeout_s
         look_s = min(parts.settings.sweep_s, min(limits_s) / 4)
         due = parts.clock() + look_s
         while True:
             nap_s = 0 if self._is_cancel_asked else max(due - parts.clock(), 0)
-            worker_exit = await self._wait(identity, nap_s, is_nap=True)
+            worker_exit = await self._wait(worker, nap_s, is_nap=True)
             if worker_exit is not None:
                 return worker_exit
             now = parts.clock()
@@ -254,19 +245,17 @@ class AttemptSupervisor:
                 self._quiet_since = now  # it was us who slept
             wish = await self._judge(begun)
             if wish is not None:
-                return await self._stop(identity, wish)
+                return await self._stop(worker, wish)
             due = parts.clock() + look_s
             self._num_looks += 1
 
-    async def _wait(
-        self, identity: WorkerIdentity, timeout_s: float, *, is_nap: bool = False
-    ) -> WorkerExit | None:
+    async def _wait(self, worker: Worker, timeout_s: float, *, is_nap: bool = False) -> WorkerExit | None:
         """None where it still runs then; `cancel` ends a nap early, but not the grace of one that is stopping."""
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
                 self._nap = limit if is_nap else None
-                return await self._parts.executor.wait(self._key, self._attempt_dir, identity)
+                return await self._parts.executor.wait(self._key, worker)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -309,25 +298,25 @@ class AttemptSupervisor:
             return settings.start_timeout_s
         return max(settings.heartbeat_timeout_s, settings.min_heartbeats_missed * self._limits.heartbeat_s)
 
-    async def _stop(self, identity: WorkerIdentity, wish: Wish) -> WorkerExit:
-        """SIGTERM, patience, SIGKILL to all of it."""
+    async def _stop(self, worker: Worker, wish: Wish) -> WorkerExit:
+        """Ask it to stop, wait, then kill all of it."""
         executor, patience_s = self._parts.executor, self._parts.settings.kill_patience_s
         self._wish = wish
         if wish.cause == "cancel":
             patience_s += self._limits.grace_s
-        await executor.signal(identity, signal.SIGTERM)
-        worker_exit = await self._wait(identity, patience_s)
+        await executor.stop(worker)
+        worker_exit = await self._wait(worker, patience_s)
         if worker_exit is None:
             self._wish = msgspec.structs.replace(wish, was_killed=True)
-            await self._end_all(identity)
-            worker_exit = await executor.wait(self._key, self._attempt_dir, identity)
+            await self._end_all(worker)
+            worker_exit = await executor.wait(self._key, worker)
         return worker_exit
 
-    async def _end_all(self, identity: WorkerIdentity) -> None:
+    async def _end_all(self, worker: Worker) -> None:
         """End whatever it left behind. As long as that cannot be done, its slots stay held, and the devices say so."""
         while True:
             try:
-                return await self._parts.executor.end(identity)
+                return await self._parts.executor.end(worker)
             except Exception as fault:
                 logger.error("%s: what it started cannot be ended: %s", self._key, fault)  # noqa: TRY400
                 for device_id in self._run.devices:

@@ -13,7 +13,7 @@ import msgspec
 
 from trn.core.home import Home
 from trn.core.runs import RunRecord
-from trn.executors.base import Executor, FoundWorker, WorkerIdentity
+from trn.executors.base import Executor, FoundWorker, Worker
 from trn.registry.base import ReadableRegistry
 
 logger = logging.getLogger("trn.daemon.unknown")
@@ -24,14 +24,14 @@ MAX_NAMED = 5
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """What all unknown workers use."""
 
-    devices: Mapping[str, int] = {}  # device -> process
+    devices: Mapping[str, str] = {}  # device -> worker, in words
     cpus: int = 0
     memory_mb: int = 0
 
     def reason_of(self, device_id: str) -> str:
         """Why the device is not free; empty if none of them uses it."""
-        pid = self.devices.get(device_id)
-        return "" if pid is None else f"in use by process {pid}, a worker that is not in the registry"
+        worker = self.devices.get(device_id)
+        return "" if worker is None else f"in use by {worker}, a worker that is not in the registry"
 
 
 class UnknownWorkers:
@@ -41,7 +41,7 @@ class UnknownWorkers:
         self._registry = registry
         self._executor = executor
         self._home = home
-        self._workers: dict[WorkerIdentity, FoundWorker] = {}
+        self._workers: dict[Worker, FoundWorker] = {}
         self._folders: list[str] = []
         self._moved: dict[str, Path] = {}
         self.held = Held()
@@ -64,21 +64,21 @@ class UnknownWorkers:
             logger.exception("live workers cannot be listed")
             return
         live = {run.run_id: run for run in self._registry.live()}
-        unknown = {worker.identity: worker for worker in found if not self._is_known(worker, live)}
+        unknown = {worker.worker: worker for worker in found if not self._is_known(worker, live)}
         if not is_first:  # later ones were started by this daemon
             unknown = {name: worker for name, worker in unknown.items() if name in self._workers}
         for name in self._workers.keys() - unknown.keys():
-            logger.info("process %d of run %s has exited", name.pid, self._workers[name].run_id)
+            logger.info("%s of run %s has exited", name, self._workers[name].run_id)
         self._workers = unknown
         self.held = Held(
-            devices={device: worker.identity.pid for worker in unknown.values() for device in worker.devices},
+            devices={device: str(worker.worker) for worker in unknown.values() for device in worker.devices},
             cpus=sum(worker.cpus for worker in unknown.values()),
             memory_mb=sum(worker.memory_mb for worker in unknown.values()),
         )
 
     def process_in(self, run_id: str) -> int:
         """The process of an unknown worker in that run's folder; 0: none."""
-        return next((worker.identity.pid for worker in self._workers.values() if worker.run_id == run_id), 0)
+        return next((worker.worker.pid for worker in self._workers.values() if worker.run_id == run_id), 0)
 
     def note_moved(self, run_id: str, target: Path) -> None:
         """A folder in the place of a new run's was moved."""
@@ -92,8 +92,7 @@ class UnknownWorkers:
         if (worker.number, worker.nonce) == (run.attempt, run.nonce):
             return True
         attempt = next(item for item in self._registry.attempts(run.run_id) if item.number == run.attempt)
-        known = WorkerIdentity(boot_id=attempt.boot_id, pid=attempt.pid, start_ticks=attempt.start_ticks)
-        return known == worker.identity
+        return attempt.worker == worker.worker.ref
 
     @property
     def warnings(self) -> list[str]:
@@ -109,7 +108,7 @@ class UnknownWorkers:
 
 
 def _say_worker(worker: FoundWorker) -> str:
-    pid = worker.identity.pid
+    pid = worker.worker.pid
     what = [*worker.devices, f"{worker.cpus} CPU{'s' if worker.cpus != 1 else ''}"]
     return (
         f"process {pid} is a worker in the folder of run {worker.run_id}, but it is not in the registry. It uses"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from gen_worker.contract.doubling_delay import DoublingDelay
-from gen_worker.contract.process_identity import read_process
+from gen_worker.contract.process_identity import ProcessIdentity, read_process
 from gen_worker.launcher.messages import (
     AnyReply,
     AnyRequest,
@@ -21,10 +21,14 @@ from gen_worker.launcher.messages import (
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.executors.base import WorkerIdentity
-from trn.executors.launcher_link import HungError, LauncherLink
-from trn.executors.launcher_process import find_launchers, inherited_environ, start_launcher
-from trn.executors.worker_process import send_signal
+from trn.executors.local.launcher_link import (
+    HungError,
+    LauncherLink,
+    find_launchers,
+    inherited_environ,
+    start_launcher,
+)
+from trn.executors.local.worker_process import send_signal
 
 logger = logging.getLogger("trn.executor")
 
@@ -220,8 +224,7 @@ class LauncherKeeper:
         )
         self._hung.add(_name(info))
         with contextlib.suppress(OSError):
-            process = WorkerIdentity(boot_id=info.boot_id, pid=info.pid, start_ticks=info.start_ticks)
-            send_signal(process, signal.SIGTERM)
+            send_signal(ProcessIdentity(info.boot_id, info.pid, info.start_ticks), signal.SIGTERM)
 
     async def ask(
         self, link: LauncherLink, make: Callable[[int], AnyRequest], *, timeout_s: float

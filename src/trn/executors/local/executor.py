@@ -7,6 +7,7 @@ system's list of processes, so everything else works without it, and after the d
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.contract.doubling_delay import DoublingDelay
-from gen_worker.contract.process_identity import boot_id, read_process
+from gen_worker.contract.process_identity import ProcessIdentity, boot_id, read_process
 from gen_worker.errors import Fault
 from gen_worker.launcher.attempt_records import ExitRecord, exit_path, read_exit
 from gen_worker.launcher.messages import (
@@ -37,14 +38,20 @@ from trn.executors.base import (
     ImportCheck,
     LaunchPlan,
     LaunchUnknownError,
+    Worker,
     WorkerExit,
-    WorkerIdentity,
 )
-from trn.executors.launcher_keeper import NUM_TRIES, LauncherKeeper
-from trn.executors.launcher_link import HungError
-from trn.executors.launcher_process import find_launchers
-from trn.executors.worker_process import end_alarm, end_processes, is_alive, send_signal, take_or_find
-from trn.executors.worker_survey import find_workers
+from trn.executors.local.files import LocalFile
+from trn.executors.local.launcher_keeper import NUM_TRIES, LauncherKeeper
+from trn.executors.local.launcher_link import HungError, find_launchers
+from trn.executors.local.worker_process import (
+    end_alarm,
+    end_processes,
+    find_workers,
+    send_signal,
+    take_or_find,
+    worker_of,
+)
 
 logger = logging.getLogger("trn.executor")
 
@@ -82,10 +89,10 @@ class LocalExecutor:
             worker_open_files=worker_open_files,
             start_timeout_s=start_timeout_s,
         )
-        self._runs = home.runs
+        self._home = home
         self._exits: dict[AttemptKey, ExitRecord] = {}
         self._news: dict[AttemptKey, set[asyncio.Event]] = {}
-        self._ended_by_us: set[WorkerIdentity] = set()
+        self._ended_by_us: set[ProcessIdentity] = set()
 
     async def start(self) -> None:
         """Begin to have a launcher, now and always; does not wait for it."""
@@ -117,7 +124,7 @@ class LocalExecutor:
         """See `Executor.worker_environ`. Before a launcher has said it: what one would be started with."""
         return self._launchers.environ
 
-    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> WorkerIdentity:
+    async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> Worker:
         """See `Executor.launch`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
         problem = "no launcher took it"
@@ -139,7 +146,7 @@ class LocalExecutor:
                 problem = str(fault) if isinstance(fault, HungError) else "the launcher died"
                 continue  # another one finds out by the record whether the worker is there
             if isinstance(reply, Launched):
-                return WorkerIdentity(boot_id=reply.boot_id, pid=reply.pid, start_ticks=reply.start_ticks)
+                return worker_of(ProcessIdentity(reply.boot_id, reply.pid, reply.start_ticks))
             assert isinstance(reply, Refused), reply
             if not reply.is_retired:
                 raise UnavailableError(f"the worker of {plan.key} did not start: {reply.message}")
@@ -164,7 +171,7 @@ class LocalExecutor:
         assert isinstance(reply, Refused), reply
         return ImportCheck(problem=reply.message)
 
-    async def _settle_launch(self, plan: LaunchPlan, problem: str) -> WorkerIdentity:
+    async def _settle_launch(self, plan: LaunchPlan, problem: str) -> Worker:
         """After this it is certain: either the worker has the attempt, or nobody ever will."""
         try:
             found = await asyncio.to_thread(take_or_find, plan.attempt_dir, plan.number, plan.nonce)
@@ -174,23 +181,25 @@ class LocalExecutor:
             ) from fault
         if found is None:
             raise UnavailableError(f"the worker of {plan.key} did not start: {problem}")
-        return found
+        return worker_of(found)
 
-    async def find(self, key: AttemptKey, attempt_dir: str) -> WorkerIdentity | None:
+    async def find(self, key: AttemptKey) -> Worker | None:
         """See `Executor.find`. UnavailableError where the disk lets nobody decide."""
         try:
-            return await asyncio.to_thread(take_or_find, attempt_dir, key.number, key.nonce)
+            found = await asyncio.to_thread(take_or_find, self._attempt_dir(key), key.number, key.nonce)
+            return None if found is None else worker_of(found)
         except OSError as fault:
             raise UnavailableError(f"whether {key} has a worker cannot be found out: {fault}") from fault
 
     async def find_workers(self) -> list[FoundWorker]:
         """See `Executor.find_workers`."""
-        return await asyncio.to_thread(find_workers, self._runs)
+        return await asyncio.to_thread(find_workers, self._home.runs)
 
     # Ending
 
-    async def wait(self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity) -> WorkerExit:
+    async def wait(self, key: AttemptKey, worker: Worker) -> WorkerExit:
         """See `Executor.wait`."""
+        identity = ProcessIdentity.of(worker.ref)
         news = asyncio.Event()
         self._news.setdefault(key, set()).add(news)
         ended_at: float | None = None
@@ -200,10 +209,10 @@ class LocalExecutor:
                 while True:
                     record = self._exits.get(key)
                     if record is None:
-                        record = await asyncio.to_thread(self._look_for_exit, key, attempt_dir, identity)
+                        record = await asyncio.to_thread(self._look_for_exit, key, identity)
                     if record is not None:
                         return self._as_exit(record, identity)
-                    if is_alive(identity):
+                    if identity.is_alive():
                         poll_s = SWEEP_S if has_alarm else BLIND_POLL_S
                     else:
                         now = time.monotonic()
@@ -221,12 +230,10 @@ class LocalExecutor:
             if not self._news[key]:
                 del self._news[key]
 
-    def _look_for_exit(
-        self, key: AttemptKey, attempt_dir: str, identity: WorkerIdentity
-    ) -> ExitRecord | None:
+    def _look_for_exit(self, key: AttemptKey, identity: ProcessIdentity) -> ExitRecord | None:
         """None while it runs, and while a launcher has yet to say how it ended."""
-        path = exit_path(attempt_dir, key.number)
-        if is_alive(identity):
+        path = exit_path(self._attempt_dir(key), key.number)
+        if identity.is_alive():
             return None
         state = read_process(identity.pid) if identity.boot_id == boot_id() else None
         if state is not None and state.start_ticks == identity.start_ticks and state.is_ended:
@@ -236,7 +243,7 @@ class LocalExecutor:
         # It is reaped: if a launcher saw it, the file is there. In this order.
         return read_exit(path, key.nonce) or ExitRecord(exit_code=None)
 
-    def _as_exit(self, record: ExitRecord, identity: WorkerIdentity) -> WorkerExit:
+    def _as_exit(self, record: ExitRecord, identity: ProcessIdentity) -> WorkerExit:
         is_reboot = record.exit_code is None and identity.boot_id != boot_id()
         is_ours = identity in self._ended_by_us
         self._ended_by_us.discard(identity)
@@ -248,13 +255,14 @@ class LocalExecutor:
             detail=record.detail or unseen,
         )
 
-    async def signal(self, identity: WorkerIdentity, number: int) -> bool:
-        """See `Executor.signal`."""
-        return send_signal(identity, number)
+    async def stop(self, worker: Worker) -> bool:
+        """See `Executor.stop`."""
+        return send_signal(ProcessIdentity.of(worker.ref), signal.SIGTERM)
 
-    async def end(self, identity: WorkerIdentity) -> None:
+    async def end(self, worker: Worker) -> None:
         """See `Executor.end`."""
-        if is_alive(identity):
+        identity = ProcessIdentity.of(worker.ref)
+        if identity.is_alive():
             self._ended_by_us.add(identity)
         left = await asyncio.to_thread(end_processes, identity)
         if left:
@@ -262,6 +270,15 @@ class LocalExecutor:
             raise UnavailableError(
                 f"these processes do not end, even by SIGKILL: {pids}; they may hang in the system (see `ps -o stat,wchan`)"
             )
+
+    def events(self, run_id: str) -> LocalFile:
+        return LocalFile(self._home.run(run_id).events)
+
+    def log(self, run_id: str) -> LocalFile:
+        return LocalFile(self._home.run(run_id).log)
+
+    def _attempt_dir(self, key: AttemptKey) -> str:
+        return str(self._home.run(key.run_id).attempts)
 
     async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         """See `Executor.close_attempt`."""

@@ -199,6 +199,26 @@ def test_repository_paths_in_prose_exist(page: Path) -> None:
     assert [word for word in named if not (ROOT / word).exists()] == []
 
 
+# What this project once said instead of the standard terms.
+RIDDLES = re.compile(
+    r"\b(whoever|goes on|go on|going on|told|mend|mended|anew|sign of life|in words|so many|struck|to be had)\b"
+)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in all_pages() if page.parent.name != "decisions" and page.name != "CHANGELOG.md"],
+    ids=name_of,
+)
+def test_pages_use_standard_terms(page: Path) -> None:
+    plain = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose(page))
+    assert RIDDLES.findall(plain) == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_the_index_leads_to_every_page() -> None:
     index = DOCS / "index.md"
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(index)}

@@ -357,7 +357,7 @@ BY_HAND: dict[str, dict[str, str]] = {
         "gen_worker.launcher.worker": "its own descriptors",
         "gen_worker.tools.certificate.trace": "its own memory",
         "gen_worker.tools.doctor.report": "the machine's memory",
-        "trn.daemon.machine.probe": "its own control group",
+        "trn.daemon.machine.process_limits": "its own control group",
     },
 }
 

@@ -158,7 +158,7 @@ def test_the_doctor_is_asked_once_and_again_when_packages_change_and_the_next_da
     home = Home(tmp_path)
 
     async def main() -> None:
-        reports = DoctorReports(home=home, expected={"cuda": 1}, environ=dict(os.environ), calm_s=0)
+        reports = DoctorReports(home=home, expected={"cuda": 1}, environ=dict(os.environ), delay_s=0)
         ready = DoctorReadiness(reports)
         assert "it is being looked at" in ready.obstacle(OURS, kind=CUDA, num_gpus=1)
         assert await answer(reports) == 1
@@ -194,7 +194,7 @@ def test_an_interpreter_that_gives_no_report_is_said_so_and_stops_nobody(tmp_pat
     mute.chmod(stat.S_IRWXU)
 
     async def main() -> None:
-        reports = DoctorReports(home=Home(tmp_path), expected={}, environ={}, calm_s=0)
+        reports = DoctorReports(home=Home(tmp_path), expected={}, environ={}, delay_s=0)
         environments = EnvironmentReports(Inventory(devices=(), cpus=1, memory_mb=1), doctor=reports)
         path = tmp_path / "environment.json"
         path.write_text('{"doctor": null, "run_id": "one"}')
@@ -246,7 +246,7 @@ def test_an_interpreter_that_hangs_behind_a_wrapper_keeps_neither_the_daemon_nor
     wrapper.chmod(0o755)
 
     async def story() -> None:
-        reports = DoctorReports(home=Home(tmp_path), expected={"cuda": 1}, environ=os.environ, calm_s=0)
+        reports = DoctorReports(home=Home(tmp_path), expected={"cuda": 1}, environ=os.environ, delay_s=0)
         asking = asyncio.create_task(reports.run())
         reports.newest(str(wrapper), is_urgent=True)
         await asyncio.to_thread(wait_until, born.exists, "the child of the wrapper")

@@ -15,7 +15,7 @@ from trn.core.errors import InvalidRequestError
 from trn.core.training_variables import matters, needs_fresh_start
 from trn.daemon.api.secret_values import SecretValues, reveal
 from trn.daemon.intake.run_judge import find_differences
-from trn.daemon.machine.environment_report import telling_variables
+from trn.daemon.machine.environment_report import relevant_variables
 from trn.proto.records import EnvDifference
 
 
@@ -39,7 +39,7 @@ from trn.proto.records import EnvDifference
 )
 def test_one_judge_says_which_names_look_like_secrets(name: str, is_secret: bool) -> None:
     assert looks_secret(name) is is_secret
-    assert (name in telling_variables({name: "x"})) is (matters(name) and not is_secret)
+    assert (name in relevant_variables({name: "x"})) is (matters(name) and not is_secret)
 
 
 def test_a_file_of_variables_is_read_with_quotes_comments_and_export(tmp_path: Path) -> None:

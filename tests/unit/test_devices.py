@@ -18,8 +18,8 @@ from trn.core.settings import DeviceSetting, InventorySettings
 from trn.core.snapshot_manifest import GitState, Manifest
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.machine.devices import Devices, Inventory, parse_memory_bank, read_rocm
-from trn.daemon.machine.environment_report import EnvironmentReports, telling_variables, write_report
-from trn.daemon.machine.probe import Limits, read_cpus, read_limits, read_memory_mb
+from trn.daemon.machine.environment_report import EnvironmentReports, relevant_variables, write_report
+from trn.daemon.machine.process_limits import Limits, read_cpus, read_limits, read_memory_mb
 
 NO_GPUS = InventorySettings(devices=[])
 
@@ -352,7 +352,7 @@ def test_no_secret_gets_into_a_report() -> None:
         "CUDA_HOME": "/cuda",
         "AWS_SECRET_ACCESS_KEY": "a",
     }
-    assert telling_variables(environ) == {"CUDA_HOME": "/cuda"}
+    assert relevant_variables(environ) == {"CUDA_HOME": "/cuda"}
 
 
 def test_the_report_says_where_the_code_came_from_and_keeps_the_patch(tmp_path: Path) -> None:

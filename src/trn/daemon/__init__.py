@@ -1,1 +1,1 @@
-"""The daemon: takes runs in, starts them, follows them, ends them, and tells everyone who asks."""
+"""The daemon: queues runs, starts and follows them, and serves the API."""

@@ -1,1 +1,1 @@
-"""Events files to the registry, each event once."""
+"""Reads events files into the registry and the metric store, each event once."""

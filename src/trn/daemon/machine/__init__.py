@@ -1,1 +1,1 @@
-"""GPUs, CPUs, memory; what an interpreter has; what a run trained with."""
+"""GPUs, CPUs and memory; reports about interpreters; workers that are not in the registry."""

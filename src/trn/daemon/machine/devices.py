@@ -12,7 +12,7 @@ from typing import Any
 from gen_worker.contract.nvml import load_nvml
 from trn.core.errors import InvalidRequestError
 from trn.core.settings import InventorySettings
-from trn.daemon.machine.probe import read_cpus, read_memory_mb
+from trn.daemon.machine.process_limits import read_cpus, read_memory_mb
 
 logger = logging.getLogger(__name__)
 

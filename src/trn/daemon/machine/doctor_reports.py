@@ -29,7 +29,7 @@ MAX_AGE_S = 3600.0  # of a report without errors
 MAX_BAD_AGE_S = 120.0  # of a report with an error, or of no answer
 TIMEOUT_S = 120.0  # of the doctor
 LOOK_EVERY_S = 5.0  # for changed packages
-CALM_S = 30.0  # before a report is made that no run waits for: the start of the daemon belongs to the runs
+DELAY_S = 30.0  # before a report is made that no run waits for: the start of the daemon belongs to the runs
 NICE = 10
 MAX_AT_ONCE = 2  # of the reports that runs wait for, and of the others
 KILL_PATIENCE_S = 5.0  # a process that hangs in a driver is abandoned
@@ -83,11 +83,11 @@ class DoctorReports:
         environ: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        calm_s: float = CALM_S,
+        delay_s: float = DELAY_S,
     ) -> None:
         """`expected`: the number of GPUs of each kind that the daemon found; `environ`: what workers inherit."""
         self._home, self._expected, self._environ = home, dict(expected), environ
-        self._clock, self._now_ms, self._calm_s = clock, now_ms, calm_s
+        self._clock, self._now_ms, self._delay_s = clock, now_ms, delay_s
         self._folder = home.root / "doctor"
         self._boot_id = boot_id() or sys.platform
         self._known: dict[str, DoctorReport] = {}
@@ -129,7 +129,7 @@ class DoctorReports:
             if await self._is_valid(python):
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._calm_s):
+                async with asyncio.timeout(self._delay_s):
                     await urgent.wait()
             async with self._urgent_slots if urgent.is_set() else self._slots:
                 report = await self._examine(python)

@@ -193,7 +193,7 @@ class EnvironmentReports:
             "cpus": self._inventory.cpus,
             "memory_mb": self._inventory.memory_mb,
             "devices": devices,
-            "variables": telling_variables(self._environ),
+            "variables": relevant_variables(self._environ),
         }
 
     def _ask(self, python: str) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def ask_interpreter(python: str) -> dict[str, Any]:
     return answer
 
 
-def telling_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that matter for training, without those that look like a secret."""
     return {
         name: strip_url_secrets(value)

@@ -1,1 +1,1 @@
-"""Where things leave the daemon: what was committed is told to others, each at its own pace."""
+"""Logs for machines and the event bus: committed events, delivered to the outside at least once."""

@@ -88,9 +88,7 @@ class BusCommands(ThreadedPart):
                     self._answer(command)
                 pause.reset()
             except Exception as fault:
-                if not isinstance(
-                    fault, BusUnavailableError
-                ):  # the publisher reports a bus that is not available
+                if not isinstance(fault, BusUnavailableError):  # which the publisher reports
                     logger.exception("commands from %s cannot be read; will try again", self._shown)
                 stop.wait(pause.next_s())
 

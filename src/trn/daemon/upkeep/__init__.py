@@ -1,1 +1,1 @@
-"""One daemon for a home, what must be true first, and what is done now and then."""
+"""Start checks, the lock of the home, periodic maintenance, removal of runs, retries."""

@@ -129,13 +129,10 @@ class Removal:
             needed = set(self._registry.resume_paths())
             superseded = await asyncio.to_thread(self._find_superseded, staying, needed)
             freed = await asyncio.to_thread(self._measure, wanted)
-            freed += [
-                Freed("checkpoint", f"{item.run_id} {item.name}", sum(map(size_of, item.files)))
-                for item in superseded
-            ]
+            freed += [checkpoint for checkpoint, _ in superseded]
             if not is_dry_run:
                 await self._remove(wanted)
-                await asyncio.to_thread(_delete, [path for item in superseded for path in item.files])
+                await asyncio.to_thread(_delete, [path for _, files in superseded for path in files])
             snapshots = self._registry.snapshots(without=wanted)
             freed += await asyncio.to_thread(self._collect_snapshots, snapshots, is_dry_run=is_dry_run)
             if not self._registry.has_unfinished():  # a live run may be about to use a cache
@@ -232,14 +229,22 @@ class Removal:
                 )
         return kept
 
-    def _find_superseded(self, run_ids: Sequence[str], needed: set[str]) -> list["_Superseded"]:
-        """Checkpoints of ended runs that are neither newest nor best, and that no run was resumed from."""
-        return [
-            item
-            for run_id in run_ids
-            for item in _superseded(run_id, self._home.run(run_id).checkpoints)
-            if str(item.files[0]) not in needed
-        ]
+    def _find_superseded(self, run_ids: Sequence[str], needed: set[str]) -> list[tuple[Freed, list[Path]]]:
+        """Checkpoints, with their files, that are neither newest nor best, and that no run was resumed from."""
+        found = []
+        for run_id in run_ids:
+            folder = self._home.run(run_id).checkpoints
+            scanned = scan(folder)[0] if folder.is_dir() else []
+            infos = {info.stem: info for info in scanned if info.meta.run_id == run_id}
+            candidates = [candidate_of(info) for info in infos.values()]
+            for stem in select_removals(candidates, keep_last=1, keep_best=1):
+                meta = infos[stem].meta
+                names = [item.name for item in meta.files] + ([meta.author_dir] if meta.author_dir else [])
+                # The meta is deleted first: without it the other files do not count as a checkpoint.
+                files = [infos[stem].meta_path, *(folder / name for name in names)]
+                if str(files[0]) not in needed:
+                    found.append((Freed("checkpoint", f"{run_id} {stem}", sum(map(size_of, files))), files))
+        return found
 
     def _collect_snapshots(self, keep: set[str], *, is_dry_run: bool) -> list[Freed]:
         """Code snapshots that no run uses."""
@@ -264,31 +269,6 @@ def _best_value(extremes: Mapping[str, Extremes], rule: PruneRule) -> tuple[floa
         if value is not None and math.isfinite(value):
             return value, metric
     return None
-
-
-class _Superseded(NamedTuple):
-    run_id: str
-    name: str
-    files: tuple[Path, ...]  # the meta first: without it the rest does not count as a checkpoint
-
-
-def _superseded(run_id: str, folder: Path) -> list[_Superseded]:
-    infos = (
-        {info.stem: info for info in scan(folder)[0] if info.meta.run_id == run_id} if folder.is_dir() else {}
-    )
-    removable = select_removals([candidate_of(info) for info in infos.values()], keep_last=1, keep_best=1)
-    return [
-        _Superseded(
-            run_id,
-            stem,
-            (
-                infos[stem].meta_path,
-                *(folder / item.name for item in infos[stem].meta.files),
-                *([folder / author_dir] if (author_dir := infos[stem].meta.author_dir) else []),
-            ),
-        )
-        for stem in removable
-    ]
 
 
 def _unused(cache_dir: Path, before_s: float) -> list[Path]:

@@ -14,8 +14,8 @@ from gen_worker.trainer import SampleRequest, StepContext, StepResult
 
 ENVIRONMENT = "CartPole-v1"
 
-os.environ.update(SDL_VIDEODRIVER="dummy", PYGAME_HIDE_SUPPORT_PROMPT="1")  # films need no screen
-torch.set_num_threads(1)  # so small a model is faster on one thread, and one thread adds in one order
+os.environ.update(SDL_VIDEODRIVER="dummy", PYGAME_HIDE_SUPPORT_PROMPT="1")  # videos need no display
+torch.set_num_threads(1)  # a small model is faster on one thread, and the order of sums is fixed
 
 
 class CartPoleTrainer:
@@ -60,7 +60,7 @@ class CartPoleTrainer:
     ) -> StepResult:
         episodes, alive = prepared_batch, prepared_batch["alive"]
         to_go = rewards_to_go(episodes["reward"], discount=ctx.job.hyperparams["discount"])
-        # The baseline of a moment: what the poles still standing get from it on, on average.
+        # The baseline of a time step: the mean return of the episodes that are still running.
         baseline = (to_go * alive).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True)
         advantage = (to_go - baseline)[alive]
         policy = torch.distributions.Categorical(logits=state["policy"](episodes["observation"][alive]))
@@ -83,7 +83,7 @@ class CartPoleTrainer:
     def sample(
         self, *, state: dict[str, Any], step: int, request: SampleRequest, output_dir: str, ctx: StepContext
     ) -> None:
-        """Film one episode of the policy at its best: the likelier action, always."""
+        """Record a video of one episode with the greedy policy."""
         env = gym.make(ENVIRONMENT, render_mode="rgb_array", max_episode_steps=200)  # four seconds
         env = RecordVideo(
             env, str(Path(output_dir, "video")), episode_trigger=lambda _: True, name_prefix="cartpole"
@@ -98,7 +98,7 @@ class CartPoleTrainer:
 
 
 def rewards_to_go(reward: torch.Tensor, *, discount: float) -> torch.Tensor:
-    """What each moment still has before it: its own reward, and the discounted ones that follow."""
+    """The discounted return from each time step."""
     to_go = reward.clone()
     for moment in range(len(reward) - 2, -1, -1):
         to_go[moment] += discount * to_go[moment + 1]

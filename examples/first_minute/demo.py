@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE.parent.parent / "demo-runs", help="where to write")
     options = parser.parse_args()
     screen = Screen()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # however we are asked to stop, workers are stopped first
+    for number in (signal.SIGTERM, signal.SIGHUP):  # on every stop signal, stop the workers first
         signal.signal(number, signal.default_int_handler)
     try:
         return tell_the_story(screen, options.out.resolve(), is_quick=options.quick)
@@ -93,7 +93,7 @@ def empty_folder(out: Path) -> None:
 
 
 def train(home: DemoHome, run: Run, bars: Bars, names: list[str], kill_at: int | None = None) -> None:
-    """One run, followed through what `trn run` tells; its first worker is killed once it has reported step `kill_at`."""
+    """Follow one run by the JSON lines of `trn run`; kill its first worker after it has reported step `kill_at`."""
     bar = bars.add(names[0])
     attempt, was_killed = 1, False
     try:
@@ -152,7 +152,7 @@ def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -
 
 
 def show_next(screen: Screen, run: Run) -> None:
-    # As it can be typed in a shell in which nothing is set up.
+    # A command for a shell without any setup.
     command = TRN.name if shutil.which(TRN.name) else near(TRN)
     home = near(run.folder.parent.parent)
     screen.show_next(

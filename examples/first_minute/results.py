@@ -1,4 +1,4 @@
-"""What came out of a run, read with plain torch: the checkpoint is an ordinary file."""
+"""The results of a run, read with plain torch: the checkpoint is an ordinary file."""
 
 from dataclasses import dataclass
 from pathlib import Path

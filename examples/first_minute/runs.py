@@ -1,4 +1,4 @@
-"""The demo's home and its runs, through the command line: `trn run` starts a daemon there, submits, and tells all in JSON."""
+"""The demo's home and its runs, through the command line: `trn run` starts a daemon, submits, and prints JSON lines."""
 
 import contextlib
 import json
@@ -18,17 +18,16 @@ STOP_WITHIN_S = 20.0
 
 
 class RunFailedError(Exception):
-    """A run ended in a way nobody asked for; the message is trn's own."""
+    """A run failed; the message is trn's own."""
 
 
 class DemoHome:
-    """A `TRN_HOME` of the demo's own; leaving the `with` block leaves no process of it running."""
+    """The demo's own `TRN_HOME`; at the end of the `with` block no process of it runs."""
 
     def __init__(self, out: Path) -> None:
         self.root = out / "home"
         self.log = out / "trn.log"
-        # torch and the feed have caches, which would be left elsewhere; what a shell was told for another worker is not
-        # meant for these.
+        # Caches of torch and the feed stay in the demo's folder; TRAINER_ variables of the shell are not inherited.
         own = {
             "TRN_HOME": str(self.root),
             "TRN_CACHE_DIR": str(out / "cache"),
@@ -41,12 +40,12 @@ class DemoHome:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the daemon, the launcher that keeps workers warm, and whoever they left."""
+        """End the daemon, the launcher and all workers."""
         with self._start("daemon", "stop") as stopping:
             stopping.communicate()
         asked: set[int] = set()
         deadline = time.monotonic() + STOP_WITHIN_S
-        while ours := self._processes():  # also what was just being started
+        while ours := self._processes():  # also processes that were just started
             is_late = time.monotonic() > deadline
             for pid in ours if is_late else ours - asked:
                 _send(pid, signal.SIGKILL if is_late else signal.SIGTERM)
@@ -54,7 +53,7 @@ class DemoHome:
             time.sleep(LOOK_EVERY_S)
 
     def _processes(self) -> set[int]:
-        """Of this home: the daemon, the launcher, and its workers, which are forks of it."""
+        """The daemon, the launcher and the workers of this home."""
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -65,7 +64,7 @@ class DemoHome:
         return found
 
     def run(self, job: Path) -> "subprocess.Popen[bytes]":
-        """`trn run` of that job, with the code of this folder. In a session of its own: Ctrl-C is ours to hear."""
+        """`trn run` of that job, with the code of this folder. In its own session, so that Ctrl-C reaches only the demo."""
         return self._start("run", "--json", "--code", str(HERE), "--config", str(job))
 
     def _start(self, *words: str) -> "subprocess.Popen[bytes]":
@@ -76,7 +75,7 @@ class DemoHome:
 
 
 class Run:
-    """One run: its job, its folder in the home, and what it tells while it is followed."""
+    """One run: its job, its folder in the home, and its events."""
 
     def __init__(self, out: Path, name: str) -> None:
         self.job_path = out / "jobs" / f"{name}.json"
@@ -89,7 +88,7 @@ class Run:
         self.job_path.write_text(json.dumps({"run_id": self.folder.name, **job}, indent=2) + "\n")
 
     def follow(self, home: DemoHome) -> Iterator[dict[str, Any]]:
-        """Submit it, and yield what `trn run` tells until its end. RunFailedError where that is a bad one."""
+        """Submit it, and yield the JSON lines of `trn run`. RunFailedError if it fails."""
         process = home.run(self.job_path)
         assert process.stdout is not None
         last: dict[str, Any] = {}
@@ -114,7 +113,7 @@ class Run:
             raise RunFailedError(f"run {self.folder.name}: {words}")
 
     def kill_worker(self, attempt: int) -> None:
-        """What a power cut, the OOM killer or an impatient operator does: no goodbye."""
+        """SIGKILL, as the OOM killer sends it: the worker cannot save anything."""
         record = json.loads((self.folder / "attempts" / f"{attempt}.json").read_bytes())
         _send(record["pid"], signal.SIGKILL)
 
@@ -136,5 +135,5 @@ def _send(pid: int, number: int) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """Where nothing reaps orphans (PID 1 of many containers), the ended ones stay as zombies: they do not count."""
+    """Zombies do not count: in many containers PID 1 does not reap orphans."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -46,7 +46,7 @@ class Screen:
             yield Bars(self.console, progress, total)
 
     def show_digits(self, images: npt.NDArray[np.uint8], guesses: list[int], labels: list[int]) -> None:
-        """Held-out digits in half blocks (two pixels a character), each with what the model says."""
+        """Test digits in half blocks (two pixels per character), each with the prediction."""
         if not self.is_terminal or self.console.color_system not in ("256", "truecolor"):
             return
         self.say()

@@ -1,4 +1,4 @@
-"""The trainer class of the first minute: six methods, and nothing about files, processes or resuming."""
+"""The trainer class of the demo: six methods, without code for files, processes or resume."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import nn
 
 from gen_worker.trainer import StepContext, StepResult, batch_to_torch, build_default_adamw_bundle
 
-torch.set_num_threads(1)  # so small a model is faster on one thread, and one thread adds in one order
+torch.set_num_threads(1)  # a small model is faster on one thread, and the order of sums is fixed
 
 
 def build_model() -> nn.Module:

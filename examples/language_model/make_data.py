@@ -13,7 +13,7 @@ MIN_BYTES, MAX_BYTES = 40, 65
 
 
 def split_text(text: str) -> list[bytes]:
-    """Sentences, cut where they are long. Their lengths differ; the runner fills them up."""
+    """Sentences, split if they are long. Their lengths differ; the runner pads them."""
     lines = re.sub(r"[\s*]+", " ", text)
     found: list[bytes] = []
     for sentence in re.split(r"(?<=[.:;]) ", lines):

@@ -1,4 +1,4 @@
-"""Writes base.pt, a network that has learnt how a pendulum swings on Earth, and moon.parquet, measurements on the Moon."""
+"""Writes base.pt, a network trained on a pendulum on Earth, and moon.parquet, measurements on the Moon."""
 
 import numpy as np
 import numpy.typing as npt

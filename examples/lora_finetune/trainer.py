@@ -1,4 +1,4 @@
-"""LoRA by hand: a frozen base model, small trained corrections beside its layers, and checkpoints of these alone."""
+"""LoRA by hand: a frozen base model, trained low-rank adapters, and checkpoints with only the adapters."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gen_worker.trainer import (
     save_trainable_module_checkpoint,
 )
 
-torch.set_num_threads(1)  # so small a model is faster on one thread, and one thread adds in one order
+torch.set_num_threads(1)  # a small model is faster on one thread, and the order of sums is fixed
 
 
 class LoRA(nn.Module):
@@ -25,7 +25,7 @@ class LoRA(nn.Module):
         super().__init__()
         self.frozen = frozen.requires_grad_(False)
         self.a = nn.Parameter(torch.randn(rank, frozen.in_features) / frozen.in_features**0.5)
-        self.b = nn.Parameter(torch.zeros(frozen.out_features, rank))  # so training begins at the base model
+        self.b = nn.Parameter(torch.zeros(frozen.out_features, rank))  # so training starts at the base model
         self.scale = alpha / rank
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class LoRATrainer:
         return StepResult(metrics={"loss": loss.detach(), "base_loss": base_loss})
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Nothing of the frozen base: the job's `weights` bring it back."""
+        """Without the frozen base model, which comes from the job's `weights`."""
         adapter = {
             name: value.detach() for name, value in state["model"].named_parameters() if value.requires_grad
         }
@@ -96,7 +96,7 @@ class LoRATrainer:
     def save_checkpoint(
         self, *, state: dict[str, Any], step: int, output_dir: str, final: bool, ctx: StepContext
     ) -> None:
-        """The adapter as a file of its own, to hand on: whoever has base.pt can use it."""
+        """The adapter as a separate file, for use with base.pt."""
         save_trainable_module_checkpoint(
             module=state["model"],
             optimizer=None,
@@ -109,5 +109,5 @@ class LoRATrainer:
     def load_checkpoint(
         self, *, state: dict[str, Any], checkpoint_dir: str, payload: dict[str, Any], ctx: StepContext
     ) -> None:
-        """Refuses, with all that does not fit, an adapter that was trained with another rank or on other layers."""
+        """Refuses an adapter with another rank or other layers, and lists all differences."""
         load_trainable_module_checkpoint(module=state["model"], optimizer=None, checkpoint_dir=checkpoint_dir)

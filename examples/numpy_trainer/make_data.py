@@ -1,4 +1,4 @@
-"""Writes train.parquet and validation.parquet: who rated which film how, from tastes that nobody gets to see."""
+"""Writes train.parquet and validation.parquet: film ratings, generated from hidden factors."""
 
 import numpy as np
 import pyarrow as pa

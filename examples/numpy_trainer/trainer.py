@@ -1,4 +1,4 @@
-"""Without torch: matrix factorisation in numpy learns what people like and films offer from their ratings."""
+"""Without torch: matrix factorisation of film ratings in numpy."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class RatingTrainer:
         state["mean"] += (rating - state["mean"]).sum() / state["num_ratings"]
         likes, offers = state["likes"][person], state["offers"][film]
         error = state["mean"] + (likes * offers).sum(axis=1) - rating
-        # One person may be in a batch many times: `at` adds each of their gradients, `-=` would keep one.
+        # A person can be in a batch several times: `at` adds all gradients, `-=` would keep only one.
         np.subtract.at(state["likes"], person, self.rate * (error[:, None] * offers + self.decay * likes))
         np.subtract.at(state["offers"], film, self.rate * (error[:, None] * likes + self.decay * offers))
         return StepResult(metrics={"loss": np.mean(error**2)})
@@ -47,7 +47,7 @@ class RatingTrainer:
         }
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        return state  # arrays and plain numbers: it is what must survive already
+        return state  # arrays and plain numbers can be saved directly
 
     def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
         state.update(payload)

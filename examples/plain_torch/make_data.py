@@ -1,4 +1,4 @@
-"""Writes train.parquet and validation.parquet: points on three spiral arms, blurred so that the arms overlap."""
+"""Writes train.parquet and validation.parquet: noisy points on three spiral arms."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Plain torch: which of three spiral arms is a point on? The six hooks, and a seventh that validates."""
+"""Plain torch: classify points on three spiral arms. The six hooks, and `validate_step`."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import nn
 
 from gen_worker.trainer import StepContext, StepResult, batch_to_torch
 
-torch.set_num_threads(1)  # so small a model is faster on one thread, and one thread adds in one order
+torch.set_num_threads(1)  # a small model is faster on one thread, and the order of sums is fixed
 
 
 class SpiralTrainer:

@@ -140,7 +140,7 @@ def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -
         ]
     )
     is_same = same_steps == num_steps and not num_changed and hash_a == hash_b and not num_different
-    verdict = "[bold green]Same to the bit.[/]" if is_same else "[bold red]NOT the same.[/]"
+    verdict = "[bold green]Bit-identical.[/]" if is_same else "[bold red]NOT bit-identical.[/]"
     screen.say(f"\n  {verdict} {same_steps} of {num_steps} step losses are equal;")
     screen.say(f"  {num_different} of the {num_values:,} values in final.pt (weights and optimizer) differ.")
     if num_changed:
@@ -157,12 +157,12 @@ def show_next(screen: Screen, run: Run) -> None:
     home = near(run.folder.parent.parent)
     screen.show_next(
         [
-            (f"{command} --home {home} status {run.folder.name}", "how run B went, and why"),
-            (near(run.events_path), "what it told, line by line"),
+            (f"{command} --home {home} status {run.folder.name}", "status of run B"),
+            (near(run.events_path), "its events, one per line"),
             (near(run.final_checkpoint.parent), "its checkpoints"),
             ("examples/first_minute/trainer.py", "the trainer class: six methods"),
             ("docs/authoring.md", "how to write your own"),
-            ("make test", "the proof of this, and of the rest"),
+            ("make test", "runs all tests"),
         ]
     )
 

@@ -59,7 +59,7 @@ class Screen:
                 line.append("  ")
             self.console.print(line)
         words = [
-            f"it says {guess}" + ("" if guess == label else f", it is a {label}")
+            f"predicted {guess}" + ("" if guess == label else f", is {label}")
             for guess, label in zip(guesses[:num], labels, strict=True)
         ]
         self.console.print("  " + "".join(word.ljust(side + 2) for word in words), style="dim")

@@ -62,7 +62,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits_and_nothing_is_left_be
 
 
 def check_the_words(text: str) -> None:
-    assert "Same to the bit. 200 of 200 step losses are equal;" in text
+    assert "Bit-identical. 200 of 200 step losses are equal;" in text
     assert re.search(r"\n  0 of the [\d,]+ values in final\.pt", text)
     killed, resumed = (
         int(found[1])
@@ -117,7 +117,7 @@ def check_that_one_bit_is_noticed(out: Path) -> None:
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    assert "NOT the same. 200 of 200 step losses are equal;" in done.stdout
+    assert "NOT bit-identical. 200 of 200 step losses are equal;" in done.stdout
     assert re.search(r"\n  1 of the [\d,]+ values in final\.pt", done.stdout)
 
 

@@ -109,7 +109,7 @@ def test_other_validation_data_is_taken_with_a_warning_that_names_it(tmp_path: P
     write_held_out(held_out, sign=-1.0)
     (warning,) = go_on(8)
     assert warning.startswith(
-        "the validation data is not what it was at the checkpoint: do not compare its metrics"
+        "the validation data changed since the checkpoint: its metrics cannot be compared"
     )
     assert "held_out.parquet: row group 0 holds other data" in warning
     assert go_on(10) == []  # what was taken counts

@@ -1,8 +1,7 @@
 """Parquet in, `pyarrow.RecordBatch` out: one batch a step, in an order that is a function of (seed, epoch).
 
-`ArrowFeed` joins the parts: the manifest (what there is), the order (what comes when), a source of row groups,
-and readahead threads. It holds no position: the loop counts the batches it committed and asks for
-`batches(epoch=, batch=)`.
+`ArrowFeed` joins manifest, order, row groups and readahead threads. It has no position: the loop counts the committed
+batches and calls `batches(epoch=, batch=)`.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Required, Self, TypedDict, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -30,8 +29,22 @@ __all__ = ["ArrowFeed", "batch_to_torch"]
 DEFAULT_READAHEAD_BYTES = 256 << 20
 
 
+class FeedOptions(TypedDict, total=False):
+    """How `ArrowFeed` makes batches of the rows."""
+
+    batch_size: Required[int]
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    rank: int
+    world_size: int
+    readahead: int
+    readahead_bytes: int
+    lanes: int | None
+
+
 class ArrowFeed:
-    """Batches of a dataset for one rank. Safe to iterate several times, also at once; `close` ends them all."""
+    """Batches of a dataset for one rank. May be iterated several times, also in parallel."""
 
     def __init__(
         self,
@@ -78,7 +91,7 @@ class ArrowFeed:
         self._streams: weakref.WeakSet[BatchStream] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[Generator[pa.RecordBatch, None, None]] = weakref.WeakSet()
         self._is_closed = False
-        self.notes: list[Note] = []  # of a resume: what is worth a word about the data
+        self.notes: list[Note] = []  # about the data of a resume, to be logged
         self.manifest = manifest
         self.manifest_digest = manifest.digest
         self.schema = manifest.schema
@@ -90,38 +103,18 @@ class ArrowFeed:
         cls,
         paths: Sequence[str],
         *,
-        batch_size: int,
         columns: Sequence[str] | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        readahead: int = 2,
-        readahead_bytes: int = DEFAULT_READAHEAD_BYTES,
-        lanes: int | None = None,
         cache_dir: Path | None = None,
+        **options: Unpack[FeedOptions],
     ) -> "ArrowFeed":
         """Files, folders (their *.parquet, recursively, sorted) and globs. Reads footers only.
 
-        Raises one InputError with every fault of every file. With `cache_dir` a background thread decodes the
-        dataset once into an Arrow IPC file there; from then on, and in later processes, it is memory-mapped.
+        InputError lists every fault of every file. With `cache_dir` a background thread decodes the dataset once into
+        an Arrow IPC file, which is memory-mapped from then on.
         """
         manifest = read_manifest(paths, columns)
         source: GroupSource = ParquetGroups(manifest)
-        feed = cls(
-            source,
-            manifest,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            readahead=readahead,
-            readahead_bytes=readahead_bytes,
-            lanes=lanes,
-        )
+        feed = cls(source, manifest, **options)
         if cache_dir is not None:
             feed._source = CachedGroups(source, manifest, Path(cache_dir))
         return feed
@@ -131,42 +124,19 @@ class ArrowFeed:
         cls,
         path: str | Path,
         *,
-        batch_size: int,
         columns: Sequence[str] | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        readahead: int = 2,
-        readahead_bytes: int = DEFAULT_READAHEAD_BYTES,
-        lanes: int | None = None,
+        **options: Unpack[FeedOptions],
     ) -> "ArrowFeed":
-        """An Arrow IPC file, memory-mapped. One made by `write_ipc` has the order of its parquet files."""
+        """An Arrow IPC file, memory-mapped; one of `write_ipc` keeps the order of its parquet files."""
         source = IpcGroups(Path(path), columns=columns)
         try:
-            return cls(
-                source,
-                source.manifest,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                seed=seed,
-                rank=rank,
-                world_size=world_size,
-                readahead=readahead,
-                readahead_bytes=readahead_bytes,
-                lanes=lanes,
-            )
+            return cls(source, source.manifest, **options)
         except InputError:
             source.close()
             raise
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[pa.RecordBatch]:
-        """Endless batches from `batch` of `epoch` on, through the following epochs.
-
-        Threads start with the first `next`; closing the iterator stops them and frees what they read ahead.
-        """
+        """Endless batches from `batch` of `epoch` on. Threads start with the first `next`, and stop on close."""
         if self._is_closed:
             raise RuntimeError("the feed is closed")
         if epoch < 0 or not 0 <= batch <= self.batches_per_epoch:
@@ -196,17 +166,17 @@ class ArrowFeed:
             yield from stream.batches(epoch, batch)
 
     def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
-        """The cursor of a loop that has committed `batch` batches of `epoch`, and checksums of what was read, as JSON."""
+        """The cursor after `batch` batches of `epoch`, with checksums of what was read, as JSON."""
         state: dict[str, Any] = msgspec.to_builtins(self._cursor(epoch, batch))
         return {**state, CONTENT: self._source.checksums.state()}
 
     def position(
         self, state: Mapping[str, Any], *, manifest: Manifest | Mapping[str, Any] | bytes | str | None = None
     ) -> tuple[int, int]:
-        """(epoch, batch) of a saved cursor, if it means the same here; else InputError says what changed.
+        """(epoch, batch) of a saved cursor; InputError where the data or its order changed. Blocks.
 
-        Give the saved `manifest` (as it is, as JSON text or as a JSON object) to have the changed files named. Row
-        groups of files with new stamps are compared with what was read before; `notes` says which. Blocks.
+        With the saved `manifest` (also as JSON) the error names the changed files. Row groups of files with a new
+        modification time are compared with what was read before; `notes` names them.
         """
         state = dict(state)
         content = state.pop(CONTENT, None)
@@ -246,7 +216,7 @@ class ArrowFeed:
         return saved.epoch, saved.batch
 
     def compare(self, manifest: Mapping[str, Any], content: Mapping[str, Any]) -> ComparedContent:
-        """What differs from a dataset that was described before. Then the rows of now count. Blocks."""
+        """What differs from a dataset that was described before. Blocks."""
         saved = Manifest.from_json(manifest)
         if saved.digest != self.manifest_digest:
             return ComparedContent(changes=self.manifest.changes_since(saved) or ["its columns changed"])
@@ -262,20 +232,20 @@ class ArrowFeed:
         return epoch * per_epoch + min(batch * order.batch_size, per_epoch)
 
     def write_ipc(self, path: str | Path) -> None:
-        """Decode once into an Arrow IPC file, atomically. `open_ipc` gives the same digest and order."""
+        """Decode into an Arrow IPC file, atomically. `open_ipc` gives the same digest and order."""
         write_groups(Path(path), self.manifest, self._source)
 
     def wait_cached(self, timeout_s: float | None = None) -> bool:
-        """Wait until the decode-once cache is in use; False if it is not (yet), or none was asked for."""
+        """Wait until the decode-once cache is in use; False if it is not."""
         return isinstance(self._source, CachedGroups) and self._source.wait(timeout_s)
 
     def close(self) -> None:
-        """End every iterator, stop all threads, close the files. Batches handed out stay valid."""
+        """End all iterators, stop all threads, close the files. Returned batches stay valid."""
         self._is_closed = True
         for stream in list(self._streams):
             stream.close()
         for iterator in list(self._iterators):
-            with contextlib.suppress(ValueError):  # at work in another thread; its stream has been closed
+            with contextlib.suppress(ValueError):  # running in another thread; its stream is closed
                 iterator.close()
         self._source.close()
 

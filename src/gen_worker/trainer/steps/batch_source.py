@@ -1,7 +1,6 @@
-"""Where the loop's batches come from: anything that can be opened at a position and says where it stands.
+"""The protocol of the loop's data, and simple sources for smoke runs, debugging and trainers that make their own data.
 
-`ArrowFeed` and `sources` are those of real runs. These here serve smoke runs, debugging and trainers that make their
-own data.
+Real runs use `ArrowFeed` and `sources`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,19 +14,16 @@ from gen_worker.trainer.feed.content import Note
 class BatchSource(Protocol):
     @property
     def batches_per_epoch(self) -> int | None:
-        """None where it is not known before the end."""
+        """None where it is unknown before the end."""
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
-        """The batches from that position on; ends, or goes on into the next epochs."""
+        """The batches from that position on; ends, or continues into the next epochs."""
 
     def state(self, *, epoch: int, batch: int) -> dict[str, Any]:
         """The cursor as JSON, for a checkpoint."""
 
     def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:
-        """(epoch, batch) of a saved cursor; InputError where it does not fit this source.
-
-        The saved `manifest` of the data, where there is one, lets the error name what changed.
-        """
+        """(epoch, batch) of a saved cursor; InputError where it does not fit this source. `manifest`: of the saved data."""
 
     def rows_before(self, *, epoch: int, batch: int) -> int | None:
         """Rows in all batches before that position, over all processes; None where batches have no rows."""
@@ -36,7 +32,7 @@ class BatchSource(Protocol):
 
 
 class ListSource:
-    """Batches that are in memory: the job's `mock_batches`, which are one pass, or an endless number of passes."""
+    """Batches in memory: one pass (the job's `mock_batches`), or endless passes."""
 
     def __init__(self, items: Sequence[Any], *, is_endless: bool = False) -> None:
         self._items = items
@@ -57,8 +53,8 @@ class ListSource:
     def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:  # noqa: ARG002
         if state.get("num_batches") != len(self._items):
             raise InputError(
-                f"the checkpoint was made with {state.get('num_batches')} batches, there are now"
-                f" {len(self._items)}: resume with the same ones"
+                f"the checkpoint was saved with {state.get('num_batches')} batches, there are now"
+                f" {len(self._items)}: resume with the same batches"
             )
         return int(state["epoch"]), int(state["batch"])
 
@@ -70,7 +66,7 @@ class ListSource:
 
 
 class _PlainPosition:
-    """A position that is nothing but two numbers, of batches that have no known end and no rows to count."""
+    """For batches without a known end and without rows: the position is two numbers."""
 
     batches_per_epoch = None
 
@@ -88,7 +84,7 @@ class _PlainPosition:
 
 
 class IterableSource(_PlainPosition):
-    """Batches handed in by a caller who has already placed them at the right position."""
+    """Batches of a caller, already at the right position."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -99,19 +95,19 @@ class IterableSource(_PlainPosition):
 
 
 class StepNumbers(_PlainPosition):
-    """For a trainer class that makes its own data: each batch is the number of its step, without end."""
+    """For a trainer class that makes its own data: each batch is its step number. Endless."""
 
     def batches(self, *, epoch: int = 0, batch: int = 0) -> Iterator[int]:  # noqa: ARG002
         return count(batch)
 
 
 def knows_its_epochs(source: BatchSource) -> bool:
-    """By their length, or once one ends, since it tells where it is."""
+    """True where epochs have a known length, or the source can locate them."""
     return source.batches_per_epoch is not None or hasattr(source, "locate")
 
 
 class FirstBatches:
-    """Only the first `num_batches` of a source, again and again: a model that cannot learn these has a fault."""
+    """The first `num_batches` of a source, repeated (`overfit_batches`)."""
 
     def __init__(self, source: BatchSource, num_batches: int) -> None:
         self._source = source
@@ -147,7 +143,7 @@ class FirstBatches:
     def position(self, state: Mapping[str, Any], *, manifest: bytes | None = None) -> tuple[int, int]:
         if "overfit_epoch" not in state:
             raise InputError(
-                "the checkpoint was made on the whole data, and the job now has overfit_batches: use another folder"
+                "the checkpoint was saved without overfit_batches, and the job has it now: use another folder"
             )
         rest = {name: value for name, value in state.items() if name != "overfit_epoch"}
         _, batch = self._source.position(rest, manifest=manifest)

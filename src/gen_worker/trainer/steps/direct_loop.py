@@ -1,4 +1,4 @@
-"""`run_training_loop`: the loop as a function, for callers who bring their own parts."""
+"""`run_training_loop`: the loop as a function, for callers with their own parts."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -40,11 +40,10 @@ def run_training_loop(
     resume_state_payload: Mapping[str, Any] | None = None,
     resume_checkpoint_path: Path | str | None = None,
 ) -> int:
-    """Drive a trainer class in this process, as a library. Returns the terminal step.
+    """Train in this process. Returns the terminal step.
 
-    The caller hands in batches that are already at the right position. Reporter, artifact writer and uploader need the
-    methods of the original library and nothing else; see `parts`. Writes `started` and the one terminal event; the root
-    cause of a failure is re-raised after it.
+    `batches` start at the right position. Reporter, artifact writer and uploader need only the methods of the original
+    library, see `parts`. Writes `started` and one terminal event; the root cause of a failure is re-raised after it.
     """
     told = loop_reporter(reporter)
     if told is not reporter or told.stop not in (None, ctx.is_canceled):
@@ -81,7 +80,7 @@ def run_training_loop(
             told.ended_by(
                 cause, phase=phase, step=ctx.step, attempted_step=max(loop.attempted_step, ctx.step)
             )
-        except Exception:  # the cause is the thing to tell
+        except Exception:  # the caller must see `cause`
             logger.exception("the terminal event could not be written")
         raise
     told.completed(step=step, final_checkpoint=loop.final_checkpoint)

@@ -1,8 +1,7 @@
-"""A pass over held-out data. It changes nothing that training can see.
+"""A pass over validation or test data. A run is bit-identical with and without it.
 
-Modules are in eval mode, gradients are off, the random streams and the training data's cursor are as they were; so
-a run is bit-identical with and without validation. The data's reader stays open between two passes and reads ahead
-into the next one: a pass costs its own batches and no start-up.
+Modules are in eval mode, gradients are off, RNG state and data cursor are restored. The data's reader stays open between
+two passes and reads ahead into the next one.
 """
 
 import contextlib
@@ -25,12 +24,12 @@ Kind = Literal["validation", "test"]
 HOOK_BY_KIND: dict[Kind, str] = {"validation": "validate_step", "test": "test_step"}
 NUM_UNREAD = 256  # batches whose values are read together
 SMALL_BYTES = 1024
-MAX_DEPTH = 6  # of holders within holders in which modules are looked for
+MAX_DEPTH = 6  # of nested holders in which modules are searched
 PREFIX_BY_KIND: dict[Kind, str] = {"validation": "val/", "test": "test/"}
 
 
 def require_hook(trainer: TrainerPlugin, kind: Kind) -> None:
-    """PluginError where a trainer class cannot look at such data."""
+    """PluginError where a trainer class has no hook for such data."""
     hook = HOOK_BY_KIND[kind]
     if getattr(trainer, hook, None) is None:
         raise PluginError(
@@ -55,9 +54,7 @@ class Evaluator:
         require_hook(self.trainer, self.kind)
 
     def run(self, state: Any, *, may_leave: bool = True) -> MetricsRecord | None:
-        """One pass; None where a stop request ended it: in a single process, without a hook for the end.
-
-        Without `may_leave` no stop request ends it.
+        """One pass; None where a stop request ended it (only with `may_leave`, see `_pass`).
 
         Raises what the author's hook raises.
         """
@@ -67,7 +64,7 @@ class Evaluator:
             with evaluation_mode(self.trainer, state):
                 found = self._pass(state, may_leave=may_leave)
         except BaseException:
-            self.close()  # its position is of no use to the next pass
+            self.close()  # the next pass must start at the beginning
             raise
         finally:
             restore_rng(rng)
@@ -97,8 +94,8 @@ class Evaluator:
         begin, end = getattr(trainer, "begin_evaluation", None), getattr(trainer, "end_evaluation", None)
         if begin is not None:
             begin(self.kind, state, ctx)
-        # With others, a process meets them at the end of the pass. And where there is a hook for the end, it may have
-        # to put training weights back, and cannot be expected to do with half a pass.
+        # Several processes meet at the end of the pass, and `end_evaluation` needs a whole pass: it may have to restore
+        # the training weights.
         may_leave = may_leave and self.processes.world_size == 1 and end is None
         sums = RowSums()
         for raw_batch in self._batches():
@@ -113,13 +110,13 @@ class Evaluator:
                 raise
             rows = count_rows(raw_batch)
             if rows == 0:
-                continue  # no share of the last batch; the hook was called, since the others may wait in it
+                continue  # an empty share; the hook was called, since other processes may wait in it
             sums.add(self._values(found), rows)
         extra = {} if end is None else end(self.kind, state, ctx) or {}
         return sums.totals(), sums.num_rows, extra
 
     def _batches(self) -> Iterator[Any]:
-        """The batches of one pass, from a reader that is kept."""
+        """The batches of one pass, from a reader that stays open."""
         limit = self.source.batches_per_epoch
         if self.max_batches is not None:
             limit = self.max_batches if limit is None else min(limit, self.max_batches)
@@ -159,7 +156,7 @@ class Evaluator:
                 totals[name] = totals.get(name, 0.0) + value
         prefix = PREFIX_BY_KIND[self.kind]
         metrics = {prefix + name: value / max(total_rows, 1) for name, value in totals.items()}
-        # One word for all, since what follows from it must be the same in every process.
+        # From the main process: what follows must be the same in all processes.
         whole_pass = self.processes.from_main({name: _as_float(name, extra[name]) for name in extra})
         metrics |= {prefix + name: value for name, value in whole_pass.items()}
         return metrics, total_rows
@@ -168,8 +165,7 @@ class Evaluator:
 class RowSums:
     """Sums of values times rows, by name, in double precision.
 
-    A tensor is read together with those of many other batches: to read each would wait for its device each time, and
-    arithmetic on tensors of one number costs more than on numbers.
+    Tensors of many batches are read together: each read waits for the device.
     """
 
     def __init__(self) -> None:
@@ -199,7 +195,7 @@ class RowSums:
 
 
 def count_rows(raw_batch: Any) -> int:
-    """The rows of a batch as it came from the source; 1 where it has no length that means rows."""
+    """The rows of a batch from the source; 1 where it has no rows."""
     rows = getattr(raw_batch, "num_rows", None)
     if rows is not None:
         return int(rows)
@@ -214,7 +210,7 @@ def count_rows(raw_batch: Any) -> int:
 
 @contextlib.contextmanager
 def evaluation_mode(*holders: Any) -> Iterator[None]:
-    """Every torch module that the holders name in eval mode, no gradients; afterwards each is as it was."""
+    """All torch modules of the holders in eval mode, without gradients; restored afterwards."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -231,7 +227,7 @@ def evaluation_mode(*holders: Any) -> Iterator[None]:
 
 
 def modules_of(torch: Any, holders: tuple[Any, ...]) -> list[Any]:
-    """The torch modules that the holders name, at some depth; not the modules in these."""
+    """The torch modules in the holders, a few levels deep; without their submodules."""
     found: dict[int, Any] = {}
     seen: set[int] = set()
 
@@ -265,7 +261,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _own_memory(value: Any) -> Any:
-    """A number that is a part of a large tensor must not keep all of that in memory until it is read."""
+    """A copy of a number that is part of a large tensor, which could not be freed otherwise."""
     if hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() > SMALL_BYTES:
         return value.detach().clone()
     return value

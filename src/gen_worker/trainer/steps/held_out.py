@@ -1,6 +1,4 @@
-"""Which data a run validates and tests on, in its checkpoints. Values before and after a resume belong together only if
-it is the same; another one is taken, and never without a word.
-"""
+"""The identity of validation and test data in checkpoints. A resume with other data is allowed, with a warning."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ MAX_NAMED = 3
 
 
 def contents_of(evaluators: Sequence["Evaluator"]) -> dict[str, Any]:
-    """Checksums of what this process has read, by kind of data. Nothing of data that is not in parquet files."""
+    """Checksums of what this process has read, by kind of data. Only of parquet data."""
     feeds = {evaluator.kind: evaluator.source for evaluator in evaluators}
     return {kind: feed.state(epoch=0, batch=0)[CONTENT] for kind, feed in feeds.items() if _has_content(feed)}
 
@@ -23,7 +21,7 @@ def contents_of(evaluators: Sequence["Evaluator"]) -> dict[str, Any]:
 def describe_held_out(
     evaluators: Sequence["Evaluator"], contents: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """For a checkpoint; `contents` are those of all processes."""
+    """For a checkpoint; `contents` of all processes."""
     return {
         evaluator.kind: {
             "manifest": evaluator.source.manifest.to_builtins(),  # type: ignore[attr-defined]
@@ -35,7 +33,7 @@ def describe_held_out(
 
 
 def compare_held_out(evaluators: Sequence["Evaluator"], identity: Mapping[str, Any]) -> list[Note]:
-    """(level, words) about data that is not what it was. Reads what may have changed; blocks."""
+    """(level, text) about changed data. Reads what may have changed. Blocks."""
     notes: list[Note] = []
     for evaluator in evaluators:
         saved = (identity.get(HELD_OUT) or {}).get(evaluator.kind)
@@ -46,7 +44,7 @@ def compare_held_out(evaluators: Sequence["Evaluator"], identity: Mapping[str, A
             lines = [*compared.changes[:MAX_NAMED]]
             if len(compared.changes) > MAX_NAMED:
                 lines.append(f"and {len(compared.changes) - MAX_NAMED} more")
-            head = f"the {evaluator.kind} data is not what it was at the checkpoint: do not compare its metrics with those before"
+            head = f"the {evaluator.kind} data changed since the checkpoint: its metrics cannot be compared with earlier ones"
             notes.append(("warning", "\n".join([head, *(f"  - {line}" for line in lines)])))
         else:
             notes += [(level, f"{evaluator.kind}: {words}") for level, words in compared.notes]

@@ -25,12 +25,12 @@ class Measurements:
     parts: LoopParts
 
     def take(self, values: Mapping[str, float]) -> None:
-        """Metrics of the step just committed, under their reported names."""
+        """Report metrics of the present step, under their reported names."""
         self._note(values)
         self.parts.reporter.metrics(self.parts.ctx.step, values)
 
     def take_evaluation(self, record: MetricsRecord) -> None:
-        """The result of a pass over held-out data."""
+        """Report the result of a validation or test."""
         self._note(record.metrics)
         if record.kind == "validation":
             duration_s = round(record.duration_s, 3)
@@ -41,7 +41,7 @@ class Measurements:
             self.parts.reporter.metrics(record.step, record.metrics)
 
     def metric_of(self, step: int) -> tuple[str, float, str] | None:
-        """What this very step measured: a checkpoint is not to be kept for the value of another one."""
+        """(name, value, mode) of the metric that decides about checkpoints, if this step has measured it."""
         state = self.parts.trainer_state
         name, mode = self._deciding_metric()
         if state.best is not None and state.best.name != name:  # a callback watches another one
@@ -60,7 +60,7 @@ class Measurements:
             self.parts.uploader.upload_metrics(metrics=values, step=self.parts.ctx.step)
 
     def _deciding_metric(self) -> tuple[str, Mode]:
-        """What early stopping watches, else the loss."""
+        """The metric of early stopping, else the loss."""
         stopping = self.parts.ctx.job.early_stopping
         if stopping is not None:
             return stopping.metric, stopping.mode
@@ -75,9 +75,9 @@ def not_a_result(result: Any) -> StepResultError:
 
 
 def read_metrics(result: StepResult, optimizer: Any = None, state: Any = None) -> dict[str, float]:
-    """The step's metrics under their reported names.
+    """The step's metrics under their reported names. Reading a tensor waits for its device.
 
-    A missing learning rate is read from the optimizer; where there is none, from what the step or the state calls so.
+    A missing learning rate is read from the optimizer, else from `debug` or the state by name.
     """
     metrics = {} if result.metrics is None else result.metrics
     if not isinstance(metrics, Mapping):

@@ -1,8 +1,7 @@
-"""Whom the loop tells, who writes its files and who uploads them: as protocols.
+"""Protocols of the loop's reporter, artifact writer and uploader.
 
-The plain ones are those of the original library: a fake of ten lines is enough for a test, with no base class. The
-loop's own ones ask for more, which saves in the background and several values in one event need. Our classes are both;
-`plain_parts` makes the one of the other.
+The Plain ones are those of the original library: a fake in a test needs ten lines and no base class. The Loop ones have
+more methods, for saves in the background. Our classes satisfy both; `plain_parts` adapts the first to the second.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from gen_worker.trainer.contracts import StepContext, StopSignal, TrainerPlugin
 
 
 class PlainReporter(Protocol):
-    """It may have a `cancel_reason` too."""
+    """It may also have a `cancel_reason`."""
 
     def started(self, *, run_id: str) -> object: ...
     def metric(self, *, name: str, value: float, step: int) -> object: ...
@@ -45,7 +44,7 @@ class PlainArtifactWriter(Protocol):
 
 
 class PlainUploader(Protocol):
-    """It is given what a cadence made; the final checkpoint is in `completed`."""
+    """Gets metrics, checkpoints and samples of a cadence; the final checkpoint is in `completed`."""
 
     def upload_metrics(self, *, metrics: Mapping[str, float], step: int) -> object: ...
     def upload_checkpoint(self, *, local_path: str, step: int) -> object: ...
@@ -53,7 +52,7 @@ class PlainUploader(Protocol):
 
 
 class LoopReporter(Protocol):
-    stop: StopSignal | None  # what `is_canceled` looks at, where it is no more than that
+    stop: StopSignal | None  # what `is_canceled` reads
 
     def started(self, *, run_id: str, **fields: Any) -> None: ...
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -72,7 +71,7 @@ class LoopReporter(Protocol):
     ) -> None: ...
     def completed(self, step: int, final_checkpoint: Path | str | None = None, **fields: Any) -> bool: ...
     def ended_by(self, cause: BaseException, *, phase: Category, step: int, attempted_step: int) -> None:
-        """The terminal event of a loop that an exception ended: after `step`, within `attempted_step`."""
+        """The terminal event after an exception in `attempted_step`; `step` was committed."""
 
     def flush(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Makes what the loop asks for of reporters, writers and uploaders that have only the original library's methods."""
+"""Adapters for reporters, writers and uploaders that have only the original library's methods."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +21,24 @@ logger = logging.getLogger("gen_worker.loop")
 
 
 def loop_reporter(given: LoopReporter | PlainReporter) -> LoopReporter:
-    return cast("LoopReporter", given) if _has_all(given, LoopReporter) else _Reporter(cast("Any", given))
+    return (
+        cast("LoopReporter", given) if _has_all(given, LoopReporter) else _ReporterAdapter(cast("Any", given))
+    )
 
 
 def loop_writer(given: LoopArtifactWriter | PlainArtifactWriter) -> LoopArtifactWriter:
     has_all = _has_all(given, LoopArtifactWriter)
-    return cast("LoopArtifactWriter", given) if has_all else _Writer(cast("Any", given))
+    return cast("LoopArtifactWriter", given) if has_all else _WriterAdapter(cast("Any", given))
 
 
 def loop_uploader(given: LoopUploader | PlainUploader | None) -> LoopUploader | None:
     if given is None or _has_all(given, LoopUploader):
         return cast("LoopUploader | None", given)
-    return _Uploader(cast("Any", given))
+    return _UploaderAdapter(cast("Any", given))
 
 
 def _has_all(given: object, protocol: type) -> bool:
-    """By the class: a fake may have lists under names that are methods here, and a mock has every name."""
+    """By the class: an instance attribute of a fake may have the same name, and a mock has every name."""
     names = [
         name for name in vars(protocol) if not name.startswith("_") and callable(getattr(protocol, name))
     ]
@@ -44,7 +46,7 @@ def _has_all(given: object, protocol: type) -> bool:
 
 
 class ReporterStop(StopSignal):
-    """The context's own stop signal, and the reporter, which is asked before each step."""
+    """The context's stop signal, and the reporter's `is_canceled`."""
 
     __slots__ = ("_own", "_reporter")
 
@@ -67,8 +69,8 @@ class ReporterStop(StopSignal):
         self._own.request(reason, category)
 
 
-class _Reporter:
-    """One `metric` for each value; nothing of what has no event there but in the log of the process."""
+class _ReporterAdapter:
+    """One `metric` per value. What the original library has no event for is only logged."""
 
     stop: StopSignal | None = None
 
@@ -94,7 +96,7 @@ class _Reporter:
         final: bool = False,
         **_: Any,
     ) -> None:
-        if not final:  # that one is told with `completed`
+        if not final:  # it is in `completed`
             self._given.checkpoint(path=str(path), step=step)
         if then is not None:
             then()
@@ -125,8 +127,8 @@ class _Reporter:
     def flush(self) -> None: ...
 
 
-class _Writer:
-    """Saves are whole when they return; nothing is ever in flight."""
+class _WriterAdapter:
+    """A save is complete when the call returns."""
 
     is_saving = False
 
@@ -163,7 +165,7 @@ class _Writer:
 
 def _saved(path: Path | str, content: CheckpointContent) -> SavedCheckpoint:
     return SavedCheckpoint(
-        path=cast("Path", path),  # as the writer named it: what looks like a path may be a URL
+        path=cast("Path", path),  # unchanged: it may be a URL
         meta_path=None,
         step=content.step,
         final=content.final,
@@ -177,7 +179,7 @@ def _saved(path: Path | str, content: CheckpointContent) -> SavedCheckpoint:
     )
 
 
-class _Uploader:
+class _UploaderAdapter:
     def __init__(self, given: PlainUploader) -> None:
         self._given = given
 

@@ -1,6 +1,6 @@
-"""Samples: the author's hook is asked for some, and what it wrote is kept and told.
+"""Calls the author's `sample` hook and reports what it wrote.
 
-Every process calls the hook, since its forward pass may be one that all take part in; what the main one wrote counts.
+Every process calls the hook, since its forward pass may need all; the files of the main process are kept.
 """
 
 import shutil
@@ -22,11 +22,11 @@ class Sampler:
     parts: LoopParts
 
     def has_sample(self, step: int) -> bool:
-        """True in the main process once the sample of that step was kept, by this attempt or an earlier one."""
+        """True in the main process once that step has a sample, also of an earlier attempt."""
         return self.parts.artifacts is not None and self.parts.artifacts.has_sample(step)
 
     def sample(self, model_state: Any, step: int) -> None:
-        """Nothing where there is no `sample` hook. The random streams are as they were afterwards."""
+        """Does nothing without a `sample` hook. RNG states are restored."""
         rng = capture_rng()
         try:
             if self.parts.artifacts is None:
@@ -57,5 +57,5 @@ class Sampler:
 def _size_of(path: Path | str) -> dict[str, int]:
     try:
         return {"size_bytes": Path(path).stat().st_size}
-    except OSError:  # a writer may name what is no file of this machine
+    except OSError:  # a caller's writer may return what is no local file
         return {}

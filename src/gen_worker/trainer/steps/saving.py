@@ -1,7 +1,7 @@
-"""What a save gathers from all processes, hands to the artifact writer, and tells when it is durable.
+"""One save: gathers the state of all processes, passes it to the artifact writer, and reports it once it is durable.
 
-Every process takes part in a save, since a state may be spread over them; the main one writes. Asking the author's
-hooks must not move the random streams: a save that only an interrupted run makes would else change the run.
+Every process takes part, since a state may be sharded; the main one writes. RNG states are restored after the author's
+hooks: a save must not change the run.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.errors import CheckpointError, InputError, TrainStepError
 from gen_worker.trainer.artifacts import CheckpointContent, SavedCheckpoint
 from gen_worker.trainer.author.identity import DATA_READ
@@ -22,13 +23,13 @@ from gen_worker.trainer.steps.loop_parts import LoopParts
 def _split_content(
     cursors: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], dict[str, str] | None]:
-    """(the places, checksums of the data that any process has read)."""
+    """(the cursors, checksums of the data that any process has read)."""
     places = [{name: cursor[name] for name in cursor if name != CONTENT} for cursor in cursors]
     return list(places), merge_content([cursor[CONTENT] for cursor in cursors if CONTENT in cursor])
 
 
 def _cursor_of_all(cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """One place for all processes; with `ranks` where the data of each has a state of its own."""
+    """One cursor for all processes; with `ranks` where they differ."""
     first = cursors[0]
     is_shared = all(_is_same(cursor, first) for cursor in cursors[1:])
     return first if is_shared else {**first, "ranks": [dict(cursor) for cursor in cursors]}
@@ -45,21 +46,21 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def own_cursor(cursor: Mapping[str, Any], processes: Processes) -> Mapping[str, Any]:
-    """This process's place in a checkpoint; InputError where as many processes must go on as saved it."""
+    """The cursor of this process; InputError where the number of processes must not change."""
     ranks: Any = cursor.get("ranks")
     if ranks is None:
         return cursor
     if len(ranks) != processes.world_size:
         raise InputError(
-            f"the data of the checkpoint has a state for each of {len(ranks)} processes, and there are now"
-            f" {processes.world_size}: resume with {len(ranks)}"
+            f"the checkpoint has a data position for each of {len(ranks)} processes, and there are now"
+            f" {processes.world_size}: resume with {len(ranks)} processes"
         )
     return ranks[processes.rank]  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
 class StateSaver:
-    """Checkpoints of one attempt. `artifacts` is there in the main process only."""
+    """Of one attempt."""
 
     parts: LoopParts
     _is_compared: bool = field(default=False, init=False)
@@ -79,9 +80,9 @@ class StateSaver:
         loop: Mapping[str, Any],
         metric: tuple[str, float, str] | None,
     ) -> None:
-        """Copy the state; the rest happens in the writer. Raises TrainStepError where it cannot be saved."""
-        with contextlib.suppress(OSError):  # a full disk is the save's to report
-            self.parts.reporter.flush()  # what a resume will not repeat is in the file before the checkpoint is
+        """Copy the state; the writer does the rest. TrainStepError where it cannot be saved."""
+        with contextlib.suppress(OSError):  # the save itself reports a full disk
+            self.parts.reporter.flush()  # events come before the checkpoint: a resume does not repeat them
         rng = capture_rng()
         payload: Mapping[str, Any] = self.parts.trainer.state_dict(model_state)
         if not isinstance(payload, Mapping):
@@ -122,48 +123,46 @@ class StateSaver:
         restore_rng(rng)
 
     def _warn_of_shards(self, payload: Mapping[str, Any]) -> None:
-        """Once a run: who saves shards as they are may have a `load_state_dict` that takes only shards."""
+        """Once a run: a class that saves shards may have a `load_state_dict` that takes only shards."""
         from gen_worker.trainer.processes.distributed import sharded_places
 
         if getattr(self.parts.trainer, "shards_when_loading", False):
             return
         places = sharded_places(payload)
         if places:
-            more = f" and {len(places) - 5} more" if len(places) > 5 else ""
             self.parts.reporter.log(
                 f"state_dict returned tensors that are sharded over {self.parts.processes.world_size} processes:"
-                f" {', '.join(places[:5])}{more}. They are saved whole. A plain load_state_dict of a module or an"
-                " optimizer cannot shard them again: a resume in several processes will fail, in one process it works."
-                " Use set_model_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict, as"
-                " docs/distributed.md shows, and set `shards_when_loading = True` in the class",
+                f" {name_some(places)}. They are saved whole. A plain load_state_dict of a module or optimizer cannot shard"
+                " them again: a resume with several processes will fail, with one process it works. Use"
+                " set_model_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict (see"
+                " docs/distributed.md), and set `shards_when_loading = True` in the class",
                 level="warning",
             )
 
     def _compare(self, payload: Mapping[str, Any]) -> None:
-        """Once an attempt: processes that never exchange gradients train one model each, and only one is saved."""
+        """Once an attempt: warn if the processes train different models, of which only one is saved."""
         from gen_worker.trainer.processes.distributed import digest_tensors
 
         self._is_compared = True
         first, *others = self.parts.processes.gather(digest_tensors(payload))
-        # What a process does not have at all was left to the main one: torch's own functions can do that.
+        # A part that only the main process has is allowed: torch's own functions do that.
         differing = [
             name for name in first if any(name in other and other[name] != first[name] for other in others)
         ]
         if differing:
-            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
             self.parts.reporter.log(
-                f"the processes have different values in {', '.join(differing[:5])}{more}; those of process 0 are saved."
+                f"the processes have different values in {name_some(differing)}; those of process 0 are saved."
                 " If these are weights, the trainer class does not exchange gradients: wrap its module with"
                 " gen_worker.trainer.distribute_module",
                 level="warning",
             )
 
     def poll(self) -> list[SavedCheckpoint]:
-        """Report what became durable meanwhile. Never waits."""
+        """Report what became durable. Never waits."""
         return [] if self.parts.artifacts is None else self._report(self.parts.artifacts.poll)
 
     def wait(self) -> list[SavedCheckpoint]:
-        """Report the save in flight once it is durable and read back."""
+        """Wait for the save in progress until it is durable and verified, and report it."""
         return [] if self.parts.artifacts is None else self._report(self.parts.artifacts.wait)
 
     def _report(self, ask: Callable[[], list[SavedCheckpoint]]) -> list[SavedCheckpoint]:
@@ -183,14 +182,10 @@ class StateSaver:
             )
             if not checkpoint.verified:
                 is_taken = self.parts.ctx.job.resume_non_finite
-                resumes = (
-                    "a resume takes it, since resume_non_finite is true"
-                    if is_taken
-                    else "a resume passes it over"
-                )
+                resumes = "uses it: resume_non_finite is true" if is_taken else "passes it over"
                 self.parts.reporter.log(
-                    f"the checkpoint of step {checkpoint.step} holds non-finite weights ({checkpoint.reason}). It is"
-                    f" kept; {resumes}",
+                    f"the checkpoint of step {checkpoint.step} contains non-finite weights ({checkpoint.reason}). It is"
+                    f" kept; a resume {resumes}",
                     level="warning",
                 )
         return saved

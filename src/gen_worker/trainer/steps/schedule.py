@@ -1,4 +1,4 @@
-"""When what is due, and where in the data a step is: arithmetic on (step, epoch, batch), without a clock or I/O."""
+"""What is due at which step, and the position of a step in the data. Pure arithmetic."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ LOOK_EVERY_STEPS = 1024  # where nothing is ever due
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run begins or goes on.
+    """Where a run starts or resumes.
 
-    The checkpoint was saved before its step's sample was made (`is_sample_due`), or before all that follows the step
-    was done (`is_work_due`, and how far it was in `work`): an interrupted attempt left that to this one.
+    `is_sample_due`, `is_work_due`: the checkpoint was saved before the sample, or the other work after its step, was done.
+    `work`: how far that work was.
     """
 
     step: int = 0
@@ -31,7 +31,7 @@ FROM_THE_BEGINNING = Start()
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """The job's cadences over the data. `origin`: a step and the place in the data that belongs to it."""
+    """The job's cadences over the data. `origin`: a step and its position in the data."""
 
     job: TrainingJobSpec
     source: BatchSource
@@ -51,7 +51,7 @@ class Schedule:
         self._cadences = tuple(sorted({every for every in cadences if every}))
 
     def end_step(self) -> int | None:
-        """The step at which the run is done; None where only the end of the data can tell."""
+        """The last step; None where only the end of the data decides."""
         ends = [] if self.job.max_steps is None else [self.job.max_steps]
         per_epoch = self._per_epoch
         if self.num_epochs is not None and per_epoch is not None:
@@ -62,14 +62,14 @@ class Schedule:
         return min(ends, default=None)
 
     def planned_steps(self) -> int | None:
-        """The steps of a whole run, wherever this attempt begins; None where only the end of the data can tell."""
+        """The steps of the whole run; None where only the end of the data decides."""
         ends = [] if self.job.max_steps is None else [self.job.max_steps]
         if self.num_epochs is not None and self._per_epoch is not None:
             ends.append(self.num_epochs * self._per_epoch)
         return min(ends, default=None)
 
     def next_due(self, step: int, end: int | None) -> int:
-        """The first step after `step` at which the loop has anything else to do than to step."""
+        """The first step after `step` at which something is due."""
         due = step + LOOK_EVERY_STEPS if end is None else end
         for every in self._cadences:
             at = step - step % every + every
@@ -80,17 +80,17 @@ class Schedule:
         return due
 
     def position(self, step: int) -> tuple[int, int]:
-        """(epoch, batch) of the cursor once `step` is committed: what was consumed, never what was prefetched."""
+        """(epoch, batch) of the cursor once `step` is committed."""
         epoch, batch = self.origin.epoch, self.origin.batch + step - self.origin.step
         per_epoch = self._per_epoch
         if per_epoch is None:
-            # Only data that ends by itself knows in which epoch it is, once it has seen the end of one.
+            # Data of unknown length can locate an epoch once it has seen its end.
             return self._locate(epoch, batch) if self._locate else (epoch, batch)
         return epoch + batch // per_epoch, batch % per_epoch
 
     @property
     def is_one_pass(self) -> bool:
-        """Data of unknown length that does not tell where its epochs end: its end is that of the run."""
+        """Data without epochs: its end is the end of the run."""
         return self._per_epoch is None and self._locate is None
 
     def is_epoch_end(self, step: int) -> bool:
@@ -101,7 +101,7 @@ class Schedule:
         return self.is_epoch_end(step) if every == "epoch" else is_due(every, step)
 
     def rows_at(self, step: int) -> int | None:
-        """Rows that `step` steps have trained on; None where batches have no rows to count."""
+        """Rows of the first `step` steps; None where batches have no rows."""
         epoch, batch = self.position(step)
         return self.source.rows_before(epoch=epoch, batch=batch)
 

@@ -1,6 +1,6 @@
-"""The checkpoints of a loop: what of it is saved, whether it may be, and what is saved where an attempt ends early.
+"""When the loop saves: cadence, final save, and the save when an attempt ends early. Never an unsound state.
 
-A save that was lost counts as never made: the step it was of is saved again on the way out, if the state is sound.
+A save that failed counts as not made: its step is saved again when the attempt ends, if the state is sound.
 """
 
 import contextlib
@@ -30,27 +30,27 @@ class StepSaves:
     schedule: Schedule
     handle: RunHandle
     measurements: Measurements
-    journal: WorkJournal  # of the work after the present step
+    journal: WorkJournal
     is_sound: bool = field(default=True, init=False)
     saved_step: int = field(default=-1, init=False)
     final_checkpoint: Path | None = field(default=None, init=False)
-    _saved_work: Mark | None = field(default=None, init=False)  # how far the work of that step was
+    _saved_work: Mark | None = field(default=None, init=False)  # of `saved_step`
     _durable_step: int = field(default=-1, init=False)
 
     def begin(self, step: int) -> None:
-        """What is at `step` now is saved already, or nothing was trained yet."""
+        """`step` is saved already, or nothing was trained yet."""
         self.saved_step = self._durable_step = step
         self._saved_work = self.journal.mark
 
     @contextlib.contextmanager
     def in_authors_hands(self) -> Iterator[None]:
-        """A hook may swap weights in, fail, and leave them there: what it leaves behind must not be saved."""
+        """While the author's code runs. If it raises, it may have left other weights in place: nothing is saved then."""
         sound, self.is_sound = self.is_sound, False
         yield
         self.is_sound = sound
 
     def save(self, *, final: bool) -> None:
-        """The present step. Where an earlier save was lost, it raises that, with this one still to be made."""
+        """Save the present step. Raises the failure of an earlier save, without saving."""
         step = self.handle.ctx.step
         epoch, batch = self.schedule.position(step)
         if self.saver.is_saving:
@@ -66,7 +66,7 @@ class StepSaves:
                 metric=self.measurements.metric_of(step),
             )
         self.saved_step, self._saved_work = step, self.journal.mark
-        self.take(self.saver.poll)  # a writer that does not save in the background is done already
+        self.take(self.saver.poll)  # a writer without a background is done already
 
     def _loop_state(self, step: int, *, final: bool) -> dict[str, Any]:
         return {
@@ -80,7 +80,7 @@ class StepSaves:
         }
 
     def poll(self) -> None:
-        """Take what became durable meanwhile. Never waits; costs nothing where no save is in flight."""
+        """Report what became durable. Never waits."""
         if self.saver.is_saving:
             self.take(self.saver.poll)
 
@@ -91,7 +91,7 @@ class StepSaves:
         try:
             saved = ask()
         except TrainStepError:
-            self.saved_step, self._saved_work = self._durable_step, None  # the one in flight is lost
+            self.saved_step, self._saved_work = self._durable_step, None
             raise
         for checkpoint in saved:
             self._durable_step = checkpoint.step
@@ -102,21 +102,20 @@ class StepSaves:
             self.parts.callbacks.call("on_checkpoint", self.handle, checkpoint)
             if self.parts.processes.world_size > 1 and self.handle.has_asked and not has_asked:
                 raise TrainStepError(
-                    "a callback asked for something in on_checkpoint, which is called in one process only: ask in a hook"
-                    " that all processes call"
+                    "a callback requested something in on_checkpoint, which runs in one process only: request it in a"
+                    " hook that runs in all processes"
                 )
 
     def rescue(self, cause: BaseException, *, have_all_stopped: bool) -> None:
-        """Save the last committed step if the state is sound; never let a second fault hide the first."""
+        """Save the last committed step if the state is sound. A second error becomes a note of the first."""
         is_stop = issubclass(type(cause), TrainingCanceled | TrainingTimeout)
-        # A save needs all processes; where one failed, the others are not there to take part. And what is to be rolled
-        # back is not to be saved.
+        # A save needs all processes, and a state to be rolled back must not be saved.
         is_possible = self.parts.processes.world_size == 1 or (is_stop and have_all_stopped)
         is_possible &= self.is_sound and self.handle.rollback is None
         try:
             self.wait()
-        except BaseException as second:  # the cause is on its way up and must arrive
-            _note_second(cause, "the save in flight failed", second)
+        except BaseException as second:  # the caller must see `cause`
+            _note_second(cause, "the save in progress failed", second)
         try:
             if is_possible and self._has_news:
                 self.save(final=False)
@@ -124,7 +123,7 @@ class StepSaves:
             if is_stop and self.saved_step > 0:
                 add_note(cause, f"saved at step {self.saved_step}: {self.parts.resume_hint} from there")
         except BaseException as second:
-            _note_second(cause, "no checkpoint could be saved on the way out", second)
+            _note_second(cause, "the last step could not be saved", second)
 
     @property
     def _has_news(self) -> bool:

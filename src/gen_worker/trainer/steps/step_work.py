@@ -1,10 +1,8 @@
-"""What follows a step before its checkpoint: its metrics, validation, and where an epoch ends and the next begins.
+"""The work between a step and its checkpoint: metrics, validation, the end and begin of epochs.
 
-Each part is done once, also where an attempt is interrupted between two of them: the `WorkJournal` keeps how far it was.
-What only the step itself can give, its metrics, is read first: where they cannot be read, the step is not sound.
-
-Of data with a length, the last step of an epoch is known beforehand. Of other data, the end is found when there is no
-next batch; the epoch is closed then, before anything else happens.
+Each part is done once, even if the attempt is interrupted: the `WorkJournal` records how far it was. The metrics of the
+step are read first: if that fails, the step is not sound. The end of data of unknown length is found when there is no
+next batch; its epoch is closed then.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,24 +27,22 @@ class StepWork:
     handle: RunHandle
     measurements: Measurements
     journal: WorkJournal
-    in_authors_hands: Callable[[], AbstractContextManager[None]]  # what leaves it by raising is not saved
+    in_authors_hands: Callable[[], AbstractContextManager[None]]  # see `StepSaves`
     _begun: int = field(default=-1, init=False)
     _closed: int = field(default=-1, init=False)
 
     def do(self, step: int, result: StepResult, batch: Any) -> None:
-        """All of it, for a step that was just committed."""
+        """All work of a step that was just committed."""
         journal = self.journal
         journal.open(step)
         if is_due(self.schedule.job.metric_every, step):
-            with (
-                self.in_authors_hands()
-            ):  # to read a tensor waits for its device: an error there is the step's
+            with self.in_authors_hands():  # reading a tensor may raise an error of the step
                 journal.values = self._read(result, batch)
             self.parts.restorer.watch_rate(journal.values, self.handle.end_step, self.parts.reporter)
         self._do(step)
 
     def finish(self, step: int) -> None:
-        """What an interrupted attempt has left of it."""
+        """The work that an interrupted attempt has not done."""
         if self.journal.has_left(Part.ON_EPOCH_END):
             self._do(step)
 
@@ -70,7 +66,7 @@ class StepWork:
         return values
 
     def emit(self, values: Mapping[str, float]) -> None:
-        """What a callback reports of the present step."""
+        """Report metrics of a callback."""
         self.measurements.take(values)
         self.parts.callbacks.call("on_metrics", self.handle, values)
 
@@ -79,7 +75,7 @@ class StepWork:
         if evaluator is None:
             return
         wraps = self.parts.callbacks.wraps_validation
-        # One that swaps weights for a validation has put them back once all have been told of its end.
+        # A callback that swaps weights for a validation restores them in `on_validation_end`.
         with self.in_authors_hands() if wraps else nullcontext():
             journal.do(Part.VALIDATION, lambda: self._evaluate(evaluator, may_leave=not wraps))
             record = journal.record
@@ -108,7 +104,7 @@ class StepWork:
         journal.call(Part.ON_TEST_METRICS, "on_metrics", self.handle, record.metrics)
 
     def begin_epoch(self, step: int) -> None:
-        """Where `step` is the last before one."""
+        """If `step` is the last one before an epoch."""
         epoch, batch = self.schedule.position(step)
         if batch == 0 and epoch != self._begun:
             self._begun = epoch
@@ -117,7 +113,7 @@ class StepWork:
             self.journal.close()
 
     def end_pass(self, step: int) -> bool:
-        """There is no next batch: close the epoch, unless its last step has. False where the run ends with it."""
+        """There is no next batch: close the epoch, unless it is closed. False where the run ends with it."""
         schedule = self.schedule
         if schedule.is_one_pass:
             return False
@@ -133,13 +129,13 @@ class StepWork:
         return num_epochs is None or self.parts.ctx.epoch < num_epochs
 
     def end_epoch(self, step: int) -> None:
-        """At a place in the data to which the run came without a step."""
+        """After a rollback to the end of an epoch."""
         self.journal.open(step, Part.ON_EPOCH_END)
         self._end_epoch()
         self.journal.close()
 
     def end_run(self) -> None:
-        """The end of data that does not tell where its epochs end is the end of its only one."""
+        """Data without epochs has one, which ends with the run."""
         if self.schedule.is_one_pass and self._begun >= 0:
             self.parts.callbacks.call("on_epoch_end", self.handle)
 

@@ -1,8 +1,8 @@
-"""How far the work after a step has come: which of its parts are done, each of them once.
+"""Which parts of the work after a step are done, so that each is done once.
 
-Invariant: the journal is opened before anything that can raise, and a part counts as done once it has returned. A
-checkpoint that is saved in between holds the journal, so the resumed attempt begins with the first part that is not done.
-A callback that raised is called again; those before it are not.
+Invariant: the journal is opened before anything that can raise, and a part is done once it has returned. A checkpoint
+saved in between contains the journal: a resume continues with the first part that is not done. A callback that raised
+is called again; those before it are not.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from gen_worker.trainer.callbacks.callback_list import CallbackList
 
 
 class Part(IntEnum):
-    """In the order in which they are done. What a checkpoint holds is the name."""
+    """In the order of their execution. Checkpoints contain the name."""
 
     METRICS = 0
     ON_METRICS = 1
@@ -28,14 +28,14 @@ class Part(IntEnum):
     TEST = 8
     TESTED = 9
     ON_TEST_METRICS = 10
-    FINAL_CHECKPOINT = 11  # the loop's own, and never saved as done
+    FINAL_CHECKPOINT = 11  # by the loop; never saved as done
 
 
 Mark = tuple[bool, int, int]
 
 
 class WorkJournal:
-    """Of one step at a time. `values` and `record` are what was measured and is still to be reported."""
+    """Of one step at a time. `values` and `record`: measured, not reported yet."""
 
     def __init__(self, callbacks: CallbackList) -> None:
         self.is_open = False
@@ -48,11 +48,11 @@ class WorkJournal:
 
     @property
     def mark(self) -> Mark:
-        """Equal to an earlier one where nothing was done since."""
+        """Changes whenever a part is done."""
         return (self.is_open, self._at, len(self._called)) if self.is_open else (False, 0, 0)
 
     def open(self, step: int, part: Part = Part.METRICS) -> None:
-        """The work of `step` begins with this part, unless an interrupted attempt has come further."""
+        """Start the work of `step` with this part, unless an interrupted attempt was further."""
         if not self.is_open or self._step != step or self._at < part:
             self.close()
             self.is_open, self._step, self._at = True, step, part
@@ -67,14 +67,14 @@ class WorkJournal:
         return self._at <= part
 
     def do(self, part: Part, action: Callable[[], object]) -> None:
-        """Unless it is done already."""
+        """Do the part, unless it is done."""
         if self._at <= part:
             self._reach(part)
             action()
             self._reach(part + 1)
 
     def call(self, part: Part, hook: str, *args: Any) -> None:
-        """That hook of every callback that has not returned from it yet."""
+        """Call the hook of every callback that has not returned from it yet."""
         if self._at <= part:
             self._reach(part)
             self._callbacks.call(hook, *args, done=self._called)
@@ -86,7 +86,7 @@ class WorkJournal:
             self._called.clear()
 
     def to_saved(self) -> dict[str, Any] | None:
-        """Plain values for a checkpoint; None where nothing is left to do."""
+        """Plain values for a checkpoint; None where all is done."""
         if not self.is_open:
             return None
         record = self.record
@@ -98,12 +98,12 @@ class WorkJournal:
         }
 
     def restore(self, step: int, saved: Mapping[str, Any]) -> None:
-        """Put back what `to_saved` gave at `step`."""
+        """From what `to_saved` returned at `step`."""
         name = str(saved["part"])
         if name.upper() not in Part.__members__:
             raise CheckpointError(
-                f"the checkpoint says that {name!r} is due after step {step}, which this release does not know: resume"
-                " with the release that wrote it"
+                f"the checkpoint needs the work {name!r} after step {step}, which is unknown to this release: resume with"
+                " the release that wrote it"
             )
         self.is_open, self._step, self._at = True, step, Part[name.upper()]
         self._called[:] = saved["called"]

@@ -21,6 +21,7 @@ from trn.core.home import Home
 from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.redis_streams import MAX_LENGTH, RedisBus
+from trn.executors.local.files import LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.sqlite import RunRegistry
 
@@ -84,7 +85,7 @@ def outbox(options: Mapping[str, Any]) -> Round:
     server = Server(home.root / "redis")
     registry = RunRegistry(home.registry)
     bus = RedisBus(read_bus_url(f"unix://{server.socket}"), reader="bench")
-    publisher = BusPublisher(outbox=Outbox(registry, home, "bus"), bus=bus, shown="the bench's")
+    publisher = BusPublisher(outbox=Outbox(registry, LocalFiles(home), "bus"), bus=bus, shown="the bench's")
     run_ids = [f"run-{number}" for number in range(options["num_runs"])]
     num_each = options["num_events"] // len(run_ids)
     for run_id in run_ids:

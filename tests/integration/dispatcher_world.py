@@ -25,6 +25,7 @@ from trn.daemon.machine.devices import Devices
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import AttemptKey
 from trn.executors.fake import FakeExecutor
+from trn.executors.local.files import LocalFiles
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 
@@ -141,6 +142,7 @@ class World:
             registry=self.registry,
             metrics=self.metrics,
             broadcaster=broadcaster,
+            files=LocalFiles(self.home),
             home=self.home,
             sweep_s=0.05,
         )

@@ -32,6 +32,7 @@ from trn.daemon.machine.devices import Devices
 from trn.daemon.upkeep.removal import Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.executors.fake import FakeExecutor
+from trn.executors.local.files import LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, RunRegistry
@@ -130,7 +131,11 @@ class Host:
         self.broadcaster = RunEventBroadcaster(self.registry, **self._ring)
         self.registry.writer.on_commit = self.broadcaster.run_changed
         self.ingest = Ingest(
-            registry=self.registry, metrics=self.metrics, broadcaster=self.broadcaster, home=home
+            registry=self.registry,
+            metrics=self.metrics,
+            broadcaster=self.broadcaster,
+            files=LocalFiles(home),
+            home=home,
         )
         devices = Devices(self.settings.inventory)
         await self.commit(self.registry.set_slots(["cuda:0", "cuda:1"]))
@@ -155,7 +160,9 @@ class Host:
             registry=self.registry,
             metrics=self.metrics,
             intake=intake,
-            streams=RunStreams(registry=self.registry, broadcaster=self.broadcaster, home=home),
+            streams=RunStreams(
+                registry=self.registry, broadcaster=self.broadcaster, files=LocalFiles(home), home=home
+            ),
             dispatcher=self.dispatcher,
             executor=Launcher(),
             removal=Removal(

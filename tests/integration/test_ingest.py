@@ -25,6 +25,7 @@ from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import FellBehind, RunEventBroadcaster
 from trn.daemon.ingest.event_file import replay
 from trn.daemon.ingest.ingest import Ingest
+from trn.executors.local.files import LocalFile, LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, RunRegistry
@@ -89,6 +90,7 @@ class Stores:
             registry=self.registry,
             metrics=self.metrics,
             broadcaster=broadcaster,
+            files=LocalFiles(self.home),
             home=self.home,
             sweep_s=sweep_s,
         )
@@ -568,7 +570,11 @@ def test_a_watcher_too_slow_for_the_stream_has_all_of_it_after_its_replays(store
         path = stores.path("r")
         broadcaster = RunEventBroadcaster(stores.registry, max_items=2)
         ingest = Ingest(
-            registry=stores.registry, metrics=stores.metrics, broadcaster=broadcaster, home=stores.home
+            registry=stores.registry,
+            metrics=stores.metrics,
+            broadcaster=broadcaster,
+            files=LocalFiles(stores.home),
+            home=stores.home,
         )
         task = asyncio.create_task(ingest.run())
         ingest.follow("r", 1)
@@ -591,7 +597,7 @@ def test_a_watcher_too_slow_for_the_stream_has_all_of_it_after_its_replays(store
                     assert news.missed_from == (seen[-1] + 1 if seen else 1)
                     start = stores.registry.event_place("r", seen[-1] if seen else 0)[1]
                     until = stores.registry.get("r").event_offset
-                    for batch in replay(path, seen[-1] if seen else 0, start, until):
+                    for batch in replay(LocalFile(path), seen[-1] if seen else 0, start, until):
                         take(batch.lines)
                     assert seen[-1] >= news.missed_to
                 else:
@@ -615,6 +621,7 @@ def test_the_clock_of_growth_is_the_one_that_was_given(stores: Stores) -> None:
         registry=stores.registry,
         metrics=stores.metrics,
         broadcaster=RunEventBroadcaster(stores.registry),
+        files=LocalFiles(stores.home),
         home=stores.home,
         clock=clock,
     )

@@ -7,6 +7,7 @@ import pytest
 from worker_process import Run
 
 from trn.daemon.ingest.event_file import MAX_LINE_BYTES, parse, read_batch, read_terminal
+from trn.executors.local.files import LocalFile
 
 KINDS = ["NoWords", "OtherWords", "Base", "Liar", "Long", "SystemExit", "GeneratorExit"]
 
@@ -26,7 +27,7 @@ def terminal(run: Run) -> dict[str, Any]:
     run.check_invariants()
     events = run.events()
     assert [event["event"] in ("completed", "failed") for event in events].count(True) == 1
-    found = read_terminal(run.events_path, 1)
+    found = read_terminal(LocalFile(run.events_path), 1)
     assert found is not None, "the daemon sees it, too"
     assert found.event == events[-1]["event"]
     return events[-1]
@@ -71,7 +72,7 @@ def test_a_million_metrics_kill_nothing_and_no_line_is_too_long(tmp_path: Path) 
     names = set()
     offset, seq = 0, 0
     while True:
-        batch = read_batch(run.events_path, offset)
+        batch = read_batch(LocalFile(run.events_path), offset)
         assert not batch.damaged
         chunk = parse(batch.lines, offset, seq)
         assert not chunk.damaged

@@ -15,6 +15,7 @@ from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.ingest.ingest import Ingest
+from trn.executors.local.files import LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.metrics import MetricStore, Place, find_behind
 from trn.registry.sqlite import Ending, RunRegistry
@@ -44,6 +45,7 @@ async def ingesting(
         registry=registry,
         metrics=metrics,
         broadcaster=RunEventBroadcaster(registry),
+        files=LocalFiles(home),
         home=home,
         sweep_s=0.02,
         store_again_s=store_again_s,

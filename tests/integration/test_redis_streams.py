@@ -16,6 +16,7 @@ from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import BusUnavailableError, EventMessage
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.redis_streams import RedisBus, RedisCommands
+from trn.executors.local.files import LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.sqlite import RunRegistry
 
@@ -39,7 +40,7 @@ class World:
         self.home.make()
         self.registry = RunRegistry(self.home.registry)
         self.bus = RedisBus(read_bus_url(url), reader="me")
-        outbox = Outbox(self.registry, self.home, "bus")
+        outbox = Outbox(self.registry, LocalFiles(self.home), "bus")
         self.publisher = BusPublisher(outbox=outbox, bus=self.bus, shown=url)
 
     def close(self) -> None:

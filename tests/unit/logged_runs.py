@@ -17,6 +17,7 @@ from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.core.settings import Settings
 from trn.daemon.outlets.log_copier import LogCopier
+from trn.executors.local.files import LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.sqlite import Ending, RunRegistry
 
@@ -54,6 +55,7 @@ class LoggedRuns:
     def copier(self) -> Iterator[LogCopier]:
         copier = LogCopier(
             registry=self.registry,
+            files=LocalFiles(self.home),
             home=self.home,
             settings=self.settings,
             clock_ms=lambda: self.now_ms,

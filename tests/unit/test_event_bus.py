@@ -33,6 +33,7 @@ from trn.daemon.outlets.event_bus import (
     open_bus,
 )
 from trn.daemon.outlets.outbox import Outbox
+from trn.executors.local.files import LocalFiles
 from trn.registry.sqlite import RunRegistry
 
 DEADLINE_S = 30
@@ -49,7 +50,7 @@ class World:
         self.publisher = self.make_publisher()
 
     def make_publisher(self) -> BusPublisher:
-        self.outbox = Outbox(self.registry, self.home, "bus")
+        self.outbox = Outbox(self.registry, LocalFiles(self.home), "bus")
         # Time stands still: the first publication is committed, and others where a test says so.
         return BusPublisher(outbox=self.outbox, bus=self.bus, shown="memory://here", clock=lambda: 100.0)
 

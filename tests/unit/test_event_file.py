@@ -25,6 +25,7 @@ from trn.daemon.ingest.event_file import (
     split,
 )
 from trn.daemon.ingest.followed_run import DamagedLines
+from trn.executors.local.files import LocalFile
 
 
 def line(seq: int, event: str = "log", attempt: int = 1, **fields: Any) -> bytes:
@@ -39,41 +40,41 @@ def seqs(batch: EventBatch) -> list[int]:
 def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(line(1) + line(2)[:-20])
-    batch = read_batch(path, 0)
+    batch = read_batch(LocalFile(path), 0)
     assert batch.lines == line(1)
     assert batch.is_end
     with path.open("ab") as file:
         file.write(line(2)[-20:])
-    assert read_batch(path, batch.next_offset).lines == line(2)
+    assert read_batch(LocalFile(path), batch.next_offset).lines == line(2)
 
 
 def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
-    batch = read_batch(tmp_path / "none", 0)
+    batch = read_batch(LocalFile(tmp_path / "none"), 0)
     assert (batch.lines, batch.next_offset, batch.is_end, batch.is_cut) == (b"", 0, True, False)
-    assert read_batch(tmp_path / "none", 7).is_cut
+    assert read_batch(LocalFile(tmp_path / "none"), 7).is_cut
 
 
 def test_a_place_that_is_not_between_lines_any_more_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(line(1) + line(2))
-    assert not read_batch(path, len(line(1))).is_cut
-    assert read_batch(path, len(line(1)) + 3).is_cut
-    assert read_batch(path, 10_000).is_cut
+    assert not read_batch(LocalFile(path), len(line(1))).is_cut
+    assert read_batch(LocalFile(path), len(line(1)) + 3).is_cut
+    assert read_batch(LocalFile(path), 10_000).is_cut
 
 
 def test_a_line_that_is_too_long_is_put_aside_and_the_next_one_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     long = line(2, message="x" * (MAX_LINE_BYTES * 2))
     path.write_bytes(line(1) + long[:-1])
-    first = read_batch(path, 0)
+    first = read_batch(LocalFile(path), 0)
     assert first.lines == line(1)
-    assert read_batch(path, first.next_offset).next_offset == first.next_offset
+    assert read_batch(LocalFile(path), first.next_offset).next_offset == first.next_offset
     with path.open("ab") as file:
         file.write(b"\n" + line(3))
-    second = read_batch(path, first.next_offset)
+    second = read_batch(LocalFile(path), first.next_offset)
     (damage,) = second.damaged
     assert (damage.offset, damage.size_bytes) == (len(line(1)), len(long))
-    assert read_batch(path, second.next_offset).lines == line(3)
+    assert read_batch(LocalFile(path), second.next_offset).lines == line(3)
 
 
 NOT_EVENTS = [
@@ -166,24 +167,24 @@ def test_splitting_loses_no_byte_and_no_line(sizes: list[int], max_bytes: int) -
 
 def test_the_terminal_event_is_found_from_the_end(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert read_terminal(path, 1) is None
+    assert read_terminal(LocalFile(path), 1) is None
     path.write_bytes(line(1, "started") + line(2, "metric", name="a", value=1, step=4))
-    assert read_terminal(path, 1) is None
+    assert read_terminal(LocalFile(path), 1) is None
     with path.open("ab") as file:
         file.write(line(3, "failed", step=4, category="train-step", error="no"))
         file.write(b"\x00" * (MAX_LINE_BYTES + 5) + b"\n")
         file.write(b'{"half":')
-    found = read_terminal(path, 1)
+    found = read_terminal(LocalFile(path), 1)
     assert found is not None
     assert (found.event, found.step, found.category, found.error) == ("failed", 4, "train-step", "no")
-    assert read_terminal(path, 2) is None
+    assert read_terminal(LocalFile(path), 2) is None
     with path.open("ab") as file:
         file.write(b"\n" + line(4, "started", attempt=2) + line(5, attempt=2, message="y" * 200_000))
-    assert read_terminal(path, 1) == found
-    assert read_terminal(path, 2) is None
+    assert read_terminal(LocalFile(path), 1) == found
+    assert read_terminal(LocalFile(path), 2) is None
     with path.open("ab") as file:
         file.write(line(6, "completed", attempt=2, step=9, final_checkpoint=None))
-    last = read_terminal(path, 2)
+    last = read_terminal(LocalFile(path), 2)
     assert last is not None
     assert (last.event, last.step, last.final_checkpoint) == ("completed", 9, "")
 
@@ -197,8 +198,8 @@ def test_the_last_event_before_a_place_is_found(
     path.write_bytes(b"".join(lines) + b"half")
     at = min(at, count)
     offset = sum(map(len, lines[:at]))
-    assert last_seq_before(path, offset) == at
-    assert last_seq_before(path, offset + 3) == at
+    assert last_seq_before(LocalFile(path), offset) == at
+    assert last_seq_before(LocalFile(path), offset + 3) == at
     chunk = parse(b"".join(lines), 50, 0)
     assert chunk.end_of(at) == (50 + offset if at else None)
 
@@ -211,13 +212,13 @@ def test_a_replay_gives_everything_after_a_number_in_order_in_bounded_pieces(tmp
     offset = sum(map(len, lines[:500]))
     until = sum(map(len, lines[:2900]))
     for after_seq, from_offset in ((0, 0), (700, 0), (700, offset), (700, offset + 5)):
-        batches = list(replay(path, after_seq, from_offset, until))
+        batches = list(replay(LocalFile(path), after_seq, from_offset, until))
         expected = [seq for seq in range(after_seq + 1, 2901) if seq != 11]
         assert [seq for batch in batches for seq in seqs(batch)] == expected
         assert max(len(batch.lines) for batch in batches) <= CHUNK_BYTES
         assert [batch.first_seq for batch in batches] == [seqs(batch)[0] for batch in batches]
         assert [batch.last_seq for batch in batches] == [seqs(batch)[-1] for batch in batches]
-    assert list(replay(path, 2900, 0, until)) == []
+    assert list(replay(LocalFile(path), 2900, 0, until)) == []
 
 
 def test_a_batch_is_trimmed_to_what_comes_after_a_number() -> None:
@@ -257,11 +258,11 @@ def test_a_line_of_a_gigabyte_neither_stops_a_reader_nor_fills_its_memory(tmp_pa
     known = len(line(1) + line(2, "completed", step=3))
     tracemalloc.start()
     try:
-        assert read_batch(path, 0).lines.count(b"\n") == 2
-        skipped = read_batch(path, known)
+        assert read_batch(LocalFile(path), 0).lines.count(b"\n") == 2
+        skipped = read_batch(LocalFile(path), known)
         assert [damage.size_bytes for damage in skipped.damaged] == ([(1 << 30) + 1] if ends else [])
-        found = read_terminal(path, 1)
-        assert last_seq_before(path, path.stat().st_size) == 2
+        found = read_terminal(LocalFile(path), 1)
+        assert last_seq_before(LocalFile(path), path.stat().st_size) == 2
         tail = read_tail(path)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -280,5 +281,5 @@ def test_what_is_too_long_to_be_an_event_is_none_for_reader_and_worker(tmp_path:
     for last, seq in ((fits, 2), (line(2, message="x" * MAX_LINE_BYTES), 1)):
         path.write_bytes(line(1) + last)
         assert read_tail(path).last_seq == seq
-        assert last_seq_before(path, path.stat().st_size) == seq
-        assert bool(read_batch(path, len(line(1))).lines) == (seq == 2)
+        assert last_seq_before(LocalFile(path), path.stat().st_size) == seq
+        assert bool(read_batch(LocalFile(path), len(line(1))).lines) == (seq == 2)

@@ -26,6 +26,7 @@ from gen_worker.trainer.reporting import TrainingReporter
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.daemon.ingest.event_file import last_seq_before, parse, read_terminal, replay
+from trn.executors.local.files import LocalFile
 from trn.executors.local.worker_process import take_or_find
 from trn.executors.run_folders import find_foreign, set_aside
 
@@ -81,13 +82,13 @@ def test_events_of_another_submission_are_put_aside_and_end_nothing(tmp_path: Pa
     chunk = parse(path.read_bytes(), 0, 0, nonce)
     assert [item.seq for item in chunk.events] == [1, 2]
     assert [damage.reason for damage in chunk.damaged] == ["belongs to another submission"]
-    assert read_terminal(path, 1, nonce) is None
-    assert last_seq_before(path, path.stat().st_size, nonce) == 2
-    (batch,) = replay(path, 0, 0, path.stat().st_size, nonce)
+    assert read_terminal(LocalFile(path), 1, nonce) is None
+    assert last_seq_before(LocalFile(path), path.stat().st_size, nonce) == 2
+    (batch,) = replay(LocalFile(path), 0, 0, path.stat().st_size, nonce)
     assert batch.lines == b"".join(own)
     ours = event(3, nonce, event="completed", step=2)
     path.write_bytes(b"".join([*own, ours]))
-    terminal = read_terminal(path, 1, nonce)
+    terminal = read_terminal(LocalFile(path), 1, nonce)
     assert terminal is not None
     assert terminal.step == 2
 

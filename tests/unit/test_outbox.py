@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.outlets.outbox import Backlog, Outbox, Place
+from trn.executors.local.files import LocalFiles
 from trn.registry.base import NewRun
 from trn.registry.connection import check_integrity
 from trn.registry.sqlite import PLACE_EVERY_BYTES, Ending, RunRegistry
@@ -36,7 +37,7 @@ def registry(home: Home) -> Iterator[RunRegistry]:
 
 @pytest.fixture
 def outbox(registry: RunRegistry, home: Home) -> Iterator[Outbox]:
-    outbox = Outbox(registry, home, "bus")
+    outbox = Outbox(registry, LocalFiles(home), "bus")
     yield outbox
     outbox.close()
 
@@ -116,13 +117,13 @@ def test_what_was_not_confirmed_is_told_again_by_the_next_daemon(
     run = write(registry, home, "r", range(4, 6))
     assert seqs_told(outbox, run) == [4, 5]  # and then this daemon dies
     outbox.close()
-    after = Outbox(registry, home, "bus")
+    after = Outbox(registry, LocalFiles(home), "bus")
     assert tell_all(after) == {"r": [4, 5]}
     after.close()
 
 
 def test_consumers_do_not_know_of_each_other(registry: RunRegistry, home: Home, outbox: Outbox) -> None:
-    other = Outbox(registry, home, "log")
+    other = Outbox(registry, LocalFiles(home), "log")
     begin(registry, "r")
     write(registry, home, "r", range(1, 3))
     assert tell_all(outbox) == {"r": [1, 2]}
@@ -137,7 +138,7 @@ def test_a_new_consumer_is_told_of_live_runs_from_their_first_event_and_of_ended
         begin(registry, run_id)
         write(registry, home, run_id, range(1, 4))
     end(registry, "ended")
-    outbox = Outbox(registry, home, "new")
+    outbox = Outbox(registry, LocalFiles(home), "new")
     assert outbox.changed_runs() == []
     write(registry, home, "live", range(4, 5))
     end(registry, "live")
@@ -204,7 +205,7 @@ def test_in_order_and_without_gaps_whatever_is_repeated(
     home = Home(tmp_path_factory.mktemp("home"))
     home.make()
     registry = RunRegistry(home.registry)
-    outbox = Outbox(registry, home, "bus")
+    outbox = Outbox(registry, LocalFiles(home), "bus")
     begin(registry, "r")
     last, seen = 0, 0
     for num_events, is_confirmed, is_restarted in parts:
@@ -221,7 +222,7 @@ def test_in_order_and_without_gaps_whatever_is_repeated(
             outbox.commit().result()
         if is_restarted:
             outbox.close()
-            outbox = Outbox(registry, home, "bus")
+            outbox = Outbox(registry, LocalFiles(home), "bus")
     outbox.close()
     registry.close()
 
@@ -254,7 +255,7 @@ def test_a_registry_of_the_first_schema_is_migrated_with_all_its_runs(home: Home
     assert [attempt.launched_ms for attempt in registry.attempts("r1")] == [7]
     assert [run.change for run in registry.changed(0)] == [1, 2, 3]
     begin(registry, "new")
-    outbox = Outbox(registry, home, "bus")
+    outbox = Outbox(registry, LocalFiles(home), "bus")
     write(registry, home, "new", range(1, 3))
     assert tell_all(outbox) == {"new": [1, 2]}
     outbox.close()

@@ -123,7 +123,9 @@ class TrainerDaemon:
         stack.push_async_callback(executor.aclose)
         await executor.start()
         broadcaster = RunEventBroadcaster(registry)
-        ingest = Ingest(registry=registry, metrics=metrics, broadcaster=broadcaster, home=home)
+        ingest = Ingest(
+            registry=registry, metrics=metrics, broadcaster=broadcaster, files=executor, home=home
+        )
         stack.enter_context(_doorbell(home, loop, ingest.ring))
         # Declared devices are trusted: the doctor does not look for them.
         detected = [device.kind for device in devices.inventory.devices if not device.is_declared]
@@ -178,7 +180,7 @@ class TrainerDaemon:
             registry=registry,
             metrics=metrics,
             intake=intake,
-            streams=RunStreams(registry=registry, broadcaster=broadcaster, home=home),
+            streams=RunStreams(registry=registry, broadcaster=broadcaster, files=executor, home=home),
             dispatcher=dispatcher,
             executor=executor,
             removal=removal,
@@ -187,10 +189,12 @@ class TrainerDaemon:
             info=info,
         )
         service.tokens.prepare()
-        outlets: list[ThreadedPart] = [LogOutlet(registry=registry, home=home, settings=settings)]
+        outlets: list[ThreadedPart] = [
+            LogOutlet(registry=registry, files=executor, home=home, settings=settings)
+        ]
         listeners: list[Part] = []
         if url is not None and bus is not None:
-            outbox = Outbox(registry, home, BUS)
+            outbox = Outbox(registry, executor, BUS)
             outlets.append(BusPublisher(outbox=outbox, bus=bus, shown=url.shown))
             commands = bus.commands()
             if commands is not None:

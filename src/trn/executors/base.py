@@ -102,7 +102,7 @@ class RunFile(Protocol):
     """A file that a worker writes, wherever that is. Its methods block, and raise OSErrors."""
 
     def size(self) -> int:
-        """In bytes; 0 where there is none."""
+        """In bytes; 0 where there is no such file."""
         ...
 
     def read(self, offset: int, max_bytes: int) -> bytes:
@@ -110,7 +110,15 @@ class RunFile(Protocol):
         ...
 
 
-class Executor(Protocol):
+class RunFiles(Protocol):
+    """What workers write, by run."""
+
+    def events(self, run_id: str) -> RunFile: ...
+
+    def log(self, run_id: str) -> RunFile: ...
+
+
+class Executor(RunFiles, Protocol):
     """Starts and ends workers. All calls are safe to repeat, and to make after a restart of the daemon."""
 
     async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> Worker:
@@ -157,12 +165,4 @@ class Executor(Protocol):
 
     async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
         """Write the attempt's terminal event if it wrote none itself. False where that could not be done."""
-        ...
-
-    def events(self, run_id: str) -> RunFile:
-        """The run's event file."""
-        ...
-
-    def log(self, run_id: str) -> RunFile:
-        """What the run's workers printed."""
         ...

@@ -6,20 +6,19 @@ waits in its own task until its watcher takes more; when its place drops out of 
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from gen_worker.contract.files.regular import NotRegularFileError, open_regular
+from gen_worker.contract.files.regular import NotRegularFileError
 from trn.core.errors import InvalidRequestError, TooMuchError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.api.broadcaster import EventWatch, FellBehind, Published, RunEventBroadcaster
 from trn.daemon.ingest.event_file import EventBatch, replay
 from trn.daemon.ingest.followed_run import file_size
+from trn.executors.base import RunFile, RunFiles
 from trn.proto.records import LogChunk
 from trn.registry.base import ReadableRegistry
 
@@ -43,9 +42,12 @@ class StreamNote(msgspec.Struct, frozen=True, kw_only=True):
 class RunStreams:
     """WatchRuns, StreamEvents and StreamLogs. Belongs to the loop's thread. `watcher` names the caller in the log."""
 
-    def __init__(self, *, registry: ReadableRegistry, broadcaster: RunEventBroadcaster, home: Home) -> None:
+    def __init__(
+        self, *, registry: ReadableRegistry, broadcaster: RunEventBroadcaster, files: RunFiles, home: Home
+    ) -> None:
         self._registry = registry
         self._broadcaster = broadcaster
+        self._files = files
         self._home = home
         self._tasks: set[asyncio.Task[Any]] = set()
         self._num_started = 0
@@ -185,8 +187,8 @@ class RunStreams:
         """Events after `seq` from the run's file, read in another thread."""
         if seq < record.last_seq:
             _, offset = self._registry.event_place(record.run_id, seq)
-            path = self._home.run(record.run_id).events
-            batches = replay(path, seq, offset, record.event_offset, record.nonce)
+            file = self._files.events(record.run_id)
+            batches = replay(file, seq, offset, record.event_offset, record.nonce)
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 yield batch
 
@@ -223,13 +225,13 @@ class RunStreams:
         watcher: str = "",
     ) -> AsyncIterator[LogChunk]:
         run_id = self._find(run_id, is_exact=is_exact)
-        path = self._home.run(run_id).log
+        file = self._files.log(run_id)
         with self._broadcaster.watch_events(run_id, self._name(watcher)) as watch:
             is_over = self._registry.get(run_id).state.is_terminal
             if tail_bytes:
-                offset = max(0, await asyncio.to_thread(file_size, path) - tail_bytes)
+                offset = max(0, await asyncio.to_thread(file_size, file) - tail_bytes)
             while True:
-                data = await asyncio.to_thread(_read, path, offset)
+                data = await asyncio.to_thread(_read, file, offset)
                 if data:
                     yield LogChunk(offset=offset, data=data)
                     offset += len(data)
@@ -272,13 +274,7 @@ def _published(batch: EventBatch) -> Published[EventBatch]:
     return Published(batch, first=batch.first_seq, last=batch.last_seq, size_bytes=len(batch.lines))
 
 
-def _read(path: Path, offset: int) -> bytes:
-    try:
-        descriptor = open_regular(path)
-    except (FileNotFoundError, NotRegularFileError):
-        return b""
-    try:
-        # An offset of 64 bits may be more than the system's own can hold.
-        return os.pread(descriptor, CHUNK_BYTES, min(offset, (1 << 63) - 1 - CHUNK_BYTES))
-    finally:
-        os.close(descriptor)
+def _read(file: RunFile, offset: int) -> bytes:
+    with contextlib.suppress(NotRegularFileError):
+        return file.read(offset, CHUNK_BYTES)
+    return b""

@@ -18,7 +18,6 @@ remembered here that a restart would need:
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -27,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.files.regular import NotRegularFileError, open_regular
+from gen_worker.contract.files.regular import NotRegularFileError
 from trn.core.errors import (
     ConflictError,
     InvalidRequestError,
@@ -50,7 +49,7 @@ from trn.daemon.upkeep.retries import (
     retry_until_done,
     try_step,
 )
-from trn.executors.base import AttemptKey, LaunchUnknownError, Worker, WorkerExit
+from trn.executors.base import AttemptKey, LaunchUnknownError, RunFile, Worker, WorkerExit
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.sqlite import Ending
 
@@ -240,7 +239,9 @@ class AttemptSupervisor:
                 return worker_exit
             now = parts.clock()
             if not self._has_spoken:
-                self._has_spoken = await asyncio.to_thread(_has_events, self._folder.events, self._key)
+                self._has_spoken = await asyncio.to_thread(
+                    _has_events, parts.executor.events(self._key.run_id), self._key
+                )
             if now - due > self._silence_limit_s() / 2:
                 self._quiet_since = now  # it was us who slept
             wish = await self._judge(begun)
@@ -427,12 +428,10 @@ def _read_limits(run: RunRecord) -> _Limits:
         return _Limits()
 
 
-def _has_events(path: Path, key: AttemptKey) -> bool:
+def _has_events(file: RunFile, key: AttemptKey) -> bool:
     """True where the newest event of that file is of this attempt. Blocks."""
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            file.seek(max(file.seek(0, 2) - _TAIL_BYTES, 0))
-            tail = file.read()
+        tail = file.read(max(file.size() - _TAIL_BYTES, 0), _TAIL_BYTES)
     except OSError:
         return False
     found = re.findall(rb'"attempt":\s*(\d+)', tail)

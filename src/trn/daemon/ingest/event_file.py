@@ -7,15 +7,13 @@
 """
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
-from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.sizes import MAX_EVENT_BYTES
+from trn.executors.base import RunFile
 
 MAX_LINE_BYTES = MAX_EVENT_BYTES
 CHUNK_BYTES = 256 << 10  # what is parsed at a time, and sent in a message
@@ -149,38 +147,29 @@ _decode_any = msgspec.json.Decoder().decode
 _NO_EVENT = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def read_batch(path: Path, offset: int, max_bytes: int = MAX_LINE_BYTES) -> Batch:
+def read_batch(file: RunFile, offset: int, max_bytes: int = MAX_LINE_BYTES) -> Batch:
     """The whole lines from `offset` on, at most `max_bytes` of them (at least the maximum of one line)."""
     assert max_bytes >= MAX_LINE_BYTES
-    try:
-        file = _open(path)
-    except FileNotFoundError:
-        return Batch(offset=offset, next_offset=offset, size_bytes=0, is_cut=offset > 0)
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        before = min(offset, 1)
-        data = os.pread(file.fileno(), max_bytes + before, offset - before)
-        if offset and data[:1] != b"\n":
-            return Batch(offset=offset, next_offset=offset, size_bytes=size, is_cut=True)
-        lines = data[before : data.rfind(b"\n", before) + 1]
-        is_end = offset + len(data) - before >= size
-        if not lines and not is_end:
-            return _skip_long_line(file.fileno(), offset, size)
+    size = file.size()
+    before = min(offset, 1)
+    data = file.read(offset - before, max_bytes + before)
+    if offset and data[:1] != b"\n":
+        return Batch(offset=offset, next_offset=offset, size_bytes=size, is_cut=True)
+    lines = data[before : data.rfind(b"\n", before) + 1]
+    is_end = offset + len(data) - before >= size
+    if not lines and not is_end:
+        return _skip_long_line(file, offset, size)
     return Batch(offset=offset, lines=lines, next_offset=offset + len(lines), size_bytes=size, is_end=is_end)
 
 
-def _open(path: Path) -> IO[bytes]:
-    return os.fdopen(open_regular(path), "rb", buffering=0)
-
-
-def _skip_long_line(fd: int, offset: int, size: int) -> Batch:
+def _skip_long_line(file: RunFile, offset: int, size: int) -> Batch:
     at = offset
-    while block := os.pread(fd, MAX_LINE_BYTES, at):
+    while block := file.read(at, MAX_LINE_BYTES):
         newline = block.find(b"\n")
         if newline >= 0:
             at += newline + 1
             reason = f"has more than {MAX_LINE_BYTES} bytes"
-            shown = os.pread(fd, SHOWN_BYTES, offset)
+            shown = file.read(offset, SHOWN_BYTES)
             damage = Damage(offset=offset, size_bytes=at - offset, reason=reason, line=shown)
             return Batch(offset=offset, next_offset=at, size_bytes=size, is_end=at >= size, damaged=(damage,))
         at += len(block)
@@ -275,9 +264,9 @@ def _number(value: float | str) -> float | None:
     return _WORDS.get(value) if isinstance(value, str) else value
 
 
-def last_seq_before(path: Path, offset: int, nonce: str = "") -> int:
+def last_seq_before(file: RunFile, offset: int, nonce: str = "") -> int:
     """The number of the last event that ends at or before the offset; 0 if there is none."""
-    for line in _lines_backwards(path, offset):
+    for line in _lines_backwards(file, offset):
         try:
             event = _decode_event(line)
         except _NO_EVENT:
@@ -287,20 +276,14 @@ def last_seq_before(path: Path, offset: int, nonce: str = "") -> int:
     return 0
 
 
-def is_line_start(path: Path, offset: int) -> bool:
+def is_line_start(file: RunFile, offset: int) -> bool:
     """Whether a line begins at the offset: at the start of the file, or after a newline."""
-    if offset == 0:
-        return True
-    try:
-        with _open(path) as file:
-            return os.pread(file.fileno(), 1, offset - 1) == b"\n"
-    except FileNotFoundError:
-        return False
+    return offset == 0 or file.read(offset - 1, 1) == b"\n"
 
 
-def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
+def read_terminal(file: RunFile, attempt: int, nonce: str = "") -> Terminal | None:
     """The terminal event of an attempt, searched from the end: it is the last event of the attempt."""
-    for line in _lines_backwards(path, None):
+    for line in _lines_backwards(file, None):
         try:
             head = _decode_head(line)
             if head.attempt > attempt or head.nonce != nonce:
@@ -316,35 +299,30 @@ def read_terminal(path: Path, attempt: int, nonce: str = "") -> Terminal | None:
     return None
 
 
-def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
+def _lines_backwards(file: RunFile, end: int | None) -> Iterator[bytes]:
     """Whole lines before `end`, the last one first, without lines that are too long for an event."""
-    try:
-        file = _open(path)
-    except FileNotFoundError:
-        return
-    with file:
-        start = os.fstat(file.fileno()).st_size if end is None else end
-        rest, is_ended = b"", False  # is_ended: the line that `rest` is part of has its newline
-        while start > 0:
-            size = min(BLOCK_BYTES, start)
-            start -= size
-            rest, *lines = (os.pread(file.fileno(), size, start) + rest).split(b"\n")
-            if lines and not is_ended:
-                lines.pop()
-                is_ended = True
-            yield from (line for line in reversed(lines) if len(line) < MAX_LINE_BYTES)
-            if len(rest) > MAX_LINE_BYTES:
-                start, rest = _end_of_line_before(file.fileno(), start), b""
-                is_ended = False  # from there on backwards: a newline, then a line
-        if is_ended and len(rest) < MAX_LINE_BYTES:
-            yield rest
+    start = file.size() if end is None else end
+    rest, is_ended = b"", False  # is_ended: the line that `rest` is part of has its newline
+    while start > 0:
+        size = min(BLOCK_BYTES, start)
+        start -= size
+        rest, *lines = (file.read(start, size) + rest).split(b"\n")
+        if lines and not is_ended:
+            lines.pop()
+            is_ended = True
+        yield from (line for line in reversed(lines) if len(line) < MAX_LINE_BYTES)
+        if len(rest) > MAX_LINE_BYTES:
+            start, rest = _end_of_line_before(file, start), b""
+            is_ended = False  # from there on backwards: a newline, then a line
+    if is_ended and len(rest) < MAX_LINE_BYTES:
+        yield rest
 
 
-def _end_of_line_before(fd: int, at: int) -> int:
+def _end_of_line_before(file: RunFile, at: int) -> int:
     """The offset after the last newline before `at`; 0 if there is none."""
     while at > 0:
         start = max(at - MAX_LINE_BYTES, 0)
-        found = os.pread(fd, at - start, start).rfind(b"\n")
+        found = file.read(start, at - start).rfind(b"\n")
         if found >= 0:
             return start + found + 1
         at = start
@@ -352,12 +330,12 @@ def _end_of_line_before(fd: int, at: int) -> int:
 
 
 def read_chunks(
-    path: Path, offset: int, until_offset: int, after_seq: int | None, nonce: str = ""
+    file: RunFile, offset: int, until_offset: int, after_seq: int | None, nonce: str = ""
 ) -> Iterator[Chunk]:
     """Parsed events between two offsets. Reads as it is iterated; from the beginning if the file was cut meanwhile."""
     seq = after_seq
     while offset < until_offset:
-        batch = read_batch(path, offset)
+        batch = read_batch(file, offset)
         if batch.is_cut and batch.size_bytes:
             offset, seq = 0, None
             continue
@@ -373,10 +351,10 @@ def read_chunks(
 
 
 def replay(
-    path: Path, after_seq: int, from_offset: int, until_offset: int, nonce: str = ""
+    file: RunFile, after_seq: int, from_offset: int, until_offset: int, nonce: str = ""
 ) -> Iterator[EventBatch]:
     """Events after `after_seq` between two offsets. Reads as it is iterated."""
-    for chunk in read_chunks(path, from_offset, until_offset, None, nonce):
+    for chunk in read_chunks(file, from_offset, until_offset, None, nonce):
         wanted = chunk.batch.after(after_seq)
         if wanted is not None:
             after_seq = wanted.last_seq

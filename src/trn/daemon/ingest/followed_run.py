@@ -1,8 +1,8 @@
 """The state of a run that Ingest follows. All of it can be restored from the stores and the file."""
 
 import asyncio
+import contextlib
 import os
-import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.contract.files.regular import open_regular, read_regular
-from trn.core.home import Home
 from trn.daemon.ingest.event_file import SHOWN_BYTES, Batch, Damage
+from trn.executors.base import RunFile
 from trn.registry.metrics import Place
 
 MAX_DAMAGED_BYTES = 16 << 20  # of saved lines; more are only counted
@@ -23,10 +23,9 @@ class FollowedRun:
     The event `read_seq` is the last one before it and ends at `event_end`; only lines that were set aside lie between.
     """
 
-    def __init__(self, run_id: str, home: Home, number: int, now: float) -> None:
-        folder = home.run(run_id)
+    def __init__(self, run_id: str, file: RunFile, damaged: "DamagedLines", number: int, now: float) -> None:
         self.run_id = run_id
-        self.path: Path = folder.events
+        self.file = file
         self.number = number
         self.is_open = False  # place and nonce are read from the stores
         self.nonce = ""
@@ -48,7 +47,7 @@ class FollowedRun:
         self.store_again_at = 0.0
         self.num_reads = 0
         self.drains: list[Drain] = []
-        self.damaged = DamagedLines(folder.damaged_events)
+        self.damaged = damaged
         self.num_damaged_logged = 0
 
     def move_to(self, place: Place) -> None:
@@ -75,13 +74,11 @@ class Drain:
         return tail.num_reads > self.num_reads and (batch.is_end or tail.offset >= self.size_bytes)
 
 
-def file_size(path: Path) -> int:
-    """In bytes; 0 if it does not exist or cannot be read (reading it reports the error)."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+def file_size(file: RunFile) -> int:
+    """In bytes; 0 if it is not there or cannot be looked at: reading it raises the fault."""
+    with contextlib.suppress(OSError):
+        return file.size()
+    return 0
 
 
 class DamagedLines:

@@ -31,8 +31,9 @@ from trn.daemon.ingest.event_file import (
     read_terminal,
     split,
 )
-from trn.daemon.ingest.followed_run import Drain, FollowedRun, file_size
+from trn.daemon.ingest.followed_run import DamagedLines, Drain, FollowedRun, file_size
 from trn.daemon.ingest.metric_backlog import MetricBacklog
+from trn.executors.base import RunFiles
 from trn.registry.base import Registry
 from trn.registry.metrics import MetricStore, Place, Point
 from trn.registry.writer import committed
@@ -54,6 +55,7 @@ class Ingest:
         registry: Registry,
         metrics: MetricStore,
         broadcaster: RunEventBroadcaster,
+        files: RunFiles,
         home: Home,
         clock: Callable[[], float] = time.monotonic,
         sweep_s: float = SWEEP_S,
@@ -62,11 +64,14 @@ class Ingest:
         self._registry = registry
         self._metrics = metrics
         self._broadcaster = broadcaster
+        self._files = files
         self._home = home
         self._clock = clock
         self._sweep_s = sweep_s
         self._store_again_s = store_again_s
-        self._backlog = MetricBacklog(registry, home, follow_once=self._follow_once, retry_s=store_again_s)
+        self._backlog = MetricBacklog(
+            registry, home, files, follow_once=self._follow_once, retry_s=store_again_s
+        )
         self._tails: dict[str, FollowedRun] = {}
         # Bounded: each run at most once. A run is queued again at the end after each batch, so none starves.
         self._due: asyncio.Queue[FollowedRun] = asyncio.Queue()
@@ -77,7 +82,13 @@ class Ingest:
         """Start to follow a run's file, or continue with another attempt."""
         tail = self._tails.get(run_id)
         if tail is None:
-            tail = self._tails[run_id] = FollowedRun(run_id, self._home, number, self._clock())
+            tail = self._tails[run_id] = FollowedRun(
+                run_id,
+                self._files.events(run_id),
+                DamagedLines(self._home.run(run_id).damaged_events),
+                number,
+                self._clock(),
+            )
             self._has_tails.set()
         tail.number, tail.grown_at = number, self._clock()
         self._queue(tail)
@@ -95,14 +106,14 @@ class Ingest:
     async def terminal(self, run_id: str, number: int) -> Terminal | None:
         """The attempt's terminal event, from the end of the file."""
         nonce = self._registry.get(run_id).nonce
-        return await asyncio.to_thread(read_terminal, self._home.run(run_id).events, number, nonce)
+        return await asyncio.to_thread(read_terminal, self._files.events(run_id), number, nonce)
 
     async def drain(self, run_id: str) -> None:
         """Wait until everything that is in the file now is committed and published."""
         tail = self._tails[run_id]
         if self._is_stopped:
             raise UnavailableError("the ingest has stopped")
-        drain = Drain(tail, file_size(tail.path))
+        drain = Drain(tail, file_size(tail.file))
         tail.drains.append(drain)
         self._queue(tail)
         try:
@@ -150,7 +161,7 @@ class Ingest:
                 if tail.is_store_behind and not tail.is_busy and self._clock() >= tail.store_again_at:
                     tail.is_store_behind = tail.is_open = False  # read again from the store's place
                     self._queue(tail)
-                if tail.fault or tail.drains or file_size(tail.path) != tail.size_bytes:
+                if tail.fault or tail.drains or file_size(tail.file) != tail.size_bytes:
                     self._queue(tail)
 
     def _queue(self, tail: FollowedRun) -> None:
@@ -191,7 +202,7 @@ class Ingest:
         if not tail.is_open:
             await self._open(tail)
         tail.num_reads += 1
-        batch = await asyncio.to_thread(read_batch, tail.path, tail.offset)
+        batch = await asyncio.to_thread(read_batch, tail.file, tail.offset)
         if batch.size_bytes != tail.size_bytes:
             if batch.size_bytes > tail.size_bytes >= 0:
                 tail.grown_at = self._clock()
@@ -333,7 +344,7 @@ class Ingest:
         tail.registry_seq = tail.read_seq = run.last_seq
         tail.nonce = run.nonce
         found_seq = await _last_seq(tail, run.event_offset)
-        is_between = await asyncio.to_thread(is_line_start, tail.path, run.event_offset)
+        is_between = await asyncio.to_thread(is_line_start, tail.file, run.event_offset)
         if not is_between or found_seq > run.last_seq:
             await self._rewind(tail)
         else:
@@ -405,9 +416,9 @@ def _step_after(event: Event, step: int) -> int:
 
 
 async def _last_seq(tail: FollowedRun, offset: int) -> int:
-    return await asyncio.to_thread(last_seq_before, tail.path, offset, tail.nonce)
+    return await asyncio.to_thread(last_seq_before, tail.file, offset, tail.nonce)
 
 
 async def _is_valid(tail: FollowedRun, place: Place) -> bool:
-    is_between = await asyncio.to_thread(is_line_start, tail.path, place.offset)
+    is_between = await asyncio.to_thread(is_line_start, tail.file, place.offset)
     return is_between and await _last_seq(tail, place.offset) == place.last_seq

@@ -12,6 +12,7 @@ from trn.core.errors import NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.followed_run import file_size
+from trn.executors.base import RunFiles
 from trn.registry.base import Registry
 from trn.registry.metrics import find_behind
 
@@ -25,12 +26,14 @@ class MetricBacklog:
         self,
         registry: Registry,
         home: Home,
+        files: RunFiles,
         *,
         follow_once: Callable[[RunRecord], Awaitable[None]],
         retry_s: float,
     ) -> None:
         self._registry = registry
         self._home = home
+        self._files = files
         self._follow_once = follow_once
         self._retry_s = retry_s
         self._run_ids: set[str] = set()
@@ -62,7 +65,7 @@ class MetricBacklog:
                 run = self._registry.get(run_id)
                 if not run.state.is_terminal:
                     self._run_ids.add(run_id)  # its next attempt may do it
-                elif file_size(self._home.run(run_id).events) >= run.event_offset:  # else the file is gone
+                elif file_size(self._files.events(run_id)) >= run.event_offset:  # else the file is gone
                     await self._follow_once(run)
             except NotFoundError:
                 continue

@@ -20,6 +20,7 @@ from trn.core.settings import Settings
 from trn.daemon.outlets.log_file import LogFile, append, log_files
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.run_lines import RunLines
+from trn.executors.base import RunFiles
 from trn.registry.base import Registry
 from trn.registry.cursors import LogPlace
 
@@ -48,6 +49,7 @@ class LogCopier:
         self,
         *,
         registry: Registry,
+        files: RunFiles,
         home: Home,
         settings: Settings,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -58,9 +60,9 @@ class LogCopier:
         self._clock_ms = clock_ms
         self._clock = clock
         self._reader = registry.reader()
-        self._outbox = Outbox(registry, home, CONSUMER)
+        self._outbox = Outbox(registry, files, CONSUMER)
         self._places = registry.log_places()
-        self._lines = RunLines(home, self._outbox, clock_ms)
+        self._lines = RunLines(home, files, self._outbox, clock_ms)
         self._cursor: int | None = None  # of the outbox, as it is committed
         self._seen = 0  # the last change that was read
         self._due: dict[str, RunRecord] = {}

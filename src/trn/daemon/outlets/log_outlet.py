@@ -13,6 +13,7 @@ from trn.core.settings import Settings
 from trn.daemon.outlets.closed_days import ClosedDays
 from trn.daemon.outlets.log_copier import LogCopier
 from trn.daemon.outlets.threaded_part import ThreadedPart
+from trn.executors.base import RunFiles
 from trn.registry.base import Registry
 
 logger = logging.getLogger("trn.daemon.logs")
@@ -31,12 +32,14 @@ class LogOutlet(ThreadedPart):
         self,
         *,
         registry: Registry,
+        files: RunFiles,
         home: Home,
         settings: Settings,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         super().__init__()
         self._registry = registry
+        self._files = files
         self._home = home
         self._settings = settings
         self._clock_ms = clock_ms
@@ -44,7 +47,11 @@ class LogOutlet(ThreadedPart):
     def work(self, stop: threading.Event) -> None:
         """Copy until `stop`; then once more."""
         copier = LogCopier(
-            registry=self._registry, home=self._home, settings=self._settings, clock_ms=self._clock_ms
+            registry=self._registry,
+            files=self._files,
+            home=self._home,
+            settings=self._settings,
+            clock_ms=self._clock_ms,
         )
         days = ClosedDays(
             folders=copier.folders,

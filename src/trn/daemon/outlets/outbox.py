@@ -7,12 +7,11 @@ confirm.
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 
 from trn.core.errors import TrnError
-from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import EventBatch, is_line_start, last_seq_before, read_chunks
+from trn.executors.base import RunFile, RunFiles
 from trn.registry.base import Registry
 from trn.registry.cursors import Backlog, Place
 
@@ -25,8 +24,8 @@ class Outbox:
     A new consumer gets what changes from now on: all events of live runs, none of runs that have ended.
     """
 
-    def __init__(self, registry: Registry, home: Home, consumer: str) -> None:
-        self._home = home
+    def __init__(self, registry: Registry, files: RunFiles, consumer: str) -> None:
+        self._files = files
         self._reader = registry.reader()
         self._table = registry.outbox(consumer)
         self._begun = self._table.begin()
@@ -71,9 +70,9 @@ class Outbox:
         """
         if place.offset == run.event_offset:
             return
-        path = self._home.run(run.run_id).events
-        seq, offset = self._valid_place(run, path, place)
-        for chunk in read_chunks(path, offset, run.event_offset, seq, run.nonce):
+        file = self._files.events(run.run_id)
+        seq, offset = self._valid_place(run, file, place)
+        for chunk in read_chunks(file, offset, run.event_offset, seq, run.nonce):
             yield chunk.batch, chunk.ends[-1]
 
     def advance(self, places: Mapping[str, Place], cursor: int) -> None:
@@ -91,12 +90,12 @@ class Outbox:
         """The run has ended and everything is confirmed: from now on only the registry knows its place."""
         self._places.pop(run_id, None)
 
-    def _valid_place(self, run: RunRecord, path: Path, place: Place) -> Place:
+    def _valid_place(self, run: RunRecord, file: RunFile, place: Place) -> Place:
         """This place if its event is still there, else the last one before it that the registry knows."""
-        while place.offset and (place.offset > run.event_offset or not _is_valid(path, place, run.nonce)):
+        while place.offset and (place.offset > run.event_offset or not _is_valid(file, place, run.nonce)):
             place = Place(*self._reader.event_place(run.run_id, place.seq - 1))
         return place
 
 
-def _is_valid(path: Path, place: Place, nonce: str) -> bool:
-    return is_line_start(path, place.offset) and last_seq_before(path, place.offset, nonce) == place.seq
+def _is_valid(file: RunFile, place: Place, nonce: str) -> bool:
+    return is_line_start(file, place.offset) and last_seq_before(file, place.offset, nonce) == place.seq

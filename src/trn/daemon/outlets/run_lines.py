@@ -1,13 +1,12 @@
 """The lines that a log file still lacks of a run: its events, its output and its job lines, each in order."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from gen_worker.contract.files.regular import NotRegularFileError, open_regular, read_regular
+from gen_worker.contract.files.regular import NotRegularFileError, read_regular
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import read_terminal
@@ -21,6 +20,7 @@ from trn.daemon.outlets.log_lines import (
     split_output,
 )
 from trn.daemon.outlets.outbox import Outbox, Place
+from trn.executors.base import RunFiles
 from trn.registry.cursors import LogPlace
 
 READ_BYTES = 256 << 10
@@ -29,8 +29,9 @@ READ_BYTES = 256 << 10
 class RunLines:
     """Reads runs' folders. For one thread."""
 
-    def __init__(self, home: Home, outbox: Outbox, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, home: Home, files: RunFiles, outbox: Outbox, clock_ms: Callable[[], int]) -> None:
         self._home = home
+        self._files = files
         self._outbox = outbox
         self._clock_ms = clock_ms
 
@@ -51,40 +52,37 @@ class RunLines:
         if file.has_job_lines and run.state.is_terminal and place.num_job_lines < NUM_JOB_LINES:
             terminal = None
             with contextlib.suppress(NotRegularFileError):
-                terminal = read_terminal(folder.events, run.attempt, run.nonce)
+                terminal = read_terminal(self._files.events(run.run_id), run.attempt, run.nonce)
             final = terminal.final_checkpoint if terminal else ""
             yield job_ended(run, str(folder.root), final), place._replace(num_job_lines=NUM_JOB_LINES)
 
     def _output(self, run: RunRecord, offset: int) -> Iterator[tuple[bytes, int]]:
         """(lines, where in worker.log they end)."""
         folder = self._home.run(run.run_id)
+        file = self._files.log(run.run_id)
         try:
-            fd = open_regular(folder.log)
-        except (FileNotFoundError, NotRegularFileError):
+            size_bytes = file.size()
+        except NotRegularFileError:
             return
-        try:
-            size_bytes = os.fstat(fd).st_size
-            offset = min(offset, size_bytes)  # a power cut may have cut the file
-            while offset < size_bytes:
-                data = os.pread(fd, min(READ_BYTES, size_bytes - offset), offset)
-                lines = list(
-                    split_output(
-                        data,
-                        offset,
-                        run_id=run.run_id,
-                        nonce=run.nonce,
-                        now_ms=self._clock_ms(),
-                        is_all=run.state.is_terminal and offset + len(data) >= size_bytes,
-                        # Read after the data: an attempt writes its record before it prints.
-                        starts=_attempt_starts(folder.attempts, offset),
-                    )
+        offset = min(offset, size_bytes)  # a power cut may have cut the file
+        while offset < size_bytes:
+            data = file.read(offset, min(READ_BYTES, size_bytes - offset))
+            lines = list(
+                split_output(
+                    data,
+                    offset,
+                    run_id=run.run_id,
+                    nonce=run.nonce,
+                    now_ms=self._clock_ms(),
+                    is_all=run.state.is_terminal and offset + len(data) >= size_bytes,
+                    # Read after the data: an attempt writes its record before it prints.
+                    starts=_attempt_starts(folder.attempts, offset),
                 )
-                if not lines:
-                    return
-                offset = lines[-1].offset + lines[-1].size_bytes
-                yield encode_lines(lines), offset
-        finally:
-            os.close(fd)
+            )
+            if not lines:
+                return
+            offset = lines[-1].offset + lines[-1].size_bytes
+            yield encode_lines(lines), offset
 
 
 class _AttemptRecord(msgspec.Struct):

@@ -41,7 +41,7 @@ from trn.executors.base import (
     Worker,
     WorkerExit,
 )
-from trn.executors.local.files import LocalFile
+from trn.executors.local.files import LocalFiles
 from trn.executors.local.launcher_keeper import NUM_TRIES, LauncherKeeper
 from trn.executors.local.launcher_link import HungError, find_launchers
 from trn.executors.local.worker_process import (
@@ -65,7 +65,7 @@ BLIND_POLL_S = 0.5  # where the system has no alarm
 REAP_POLL_S = 0.02  # from its end to its exit file, at first
 
 
-class LocalExecutor:
+class LocalExecutor(LocalFiles):
     """Implements `base.Executor`. Belongs to one event loop; `aclose` leaves everything running.
 
     A launcher that is `bare` has nothing imported ahead: slower starts, less memory.
@@ -89,7 +89,7 @@ class LocalExecutor:
             worker_open_files=worker_open_files,
             start_timeout_s=start_timeout_s,
         )
-        self._home = home
+        super().__init__(home)
         self._exits: dict[AttemptKey, ExitRecord] = {}
         self._news: dict[AttemptKey, set[asyncio.Event]] = {}
         self._ended_by_us: set[ProcessIdentity] = set()
@@ -270,12 +270,6 @@ class LocalExecutor:
             raise UnavailableError(
                 f"these processes do not end, even by SIGKILL: {pids}; they may hang in the system (see `ps -o stat,wchan`)"
             )
-
-    def events(self, run_id: str) -> LocalFile:
-        return LocalFile(self._home.run(run_id).events)
-
-    def log(self, run_id: str) -> LocalFile:
-        return LocalFile(self._home.run(run_id).log)
 
     def _attempt_dir(self, key: AttemptKey) -> str:
         return str(self._home.run(key.run_id).attempts)

@@ -5,12 +5,13 @@ import stat
 from pathlib import Path
 
 from gen_worker.contract.files.regular import open_regular
+from trn.core.home import Home
 
 MAX_OFFSET = (1 << 63) - 1  # what the system's own offsets can hold
 
 
 class LocalFile:
-    """A `RunFile`. What stands there and is no regular file is an OSError, and has no size."""
+    """A `RunFile`. NotRegularFileError where something else has its place."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -18,9 +19,11 @@ class LocalFile:
     def size(self) -> int:
         try:
             found = self._path.lstat()
-        except OSError:
+            if not stat.S_ISREG(found.st_mode):
+                os.close(open_regular(self._path))
+        except FileNotFoundError:
             return 0
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        return found.st_size
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         try:
@@ -31,3 +34,16 @@ class LocalFile:
             return os.pread(descriptor, max_bytes, min(offset, MAX_OFFSET - max_bytes))
         finally:
             os.close(descriptor)
+
+
+class LocalFiles:
+    """The `RunFiles` of a home on this machine."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def events(self, run_id: str) -> LocalFile:
+        return LocalFile(self._home.run(run_id).events)
+
+    def log(self, run_id: str) -> LocalFile:
+        return LocalFile(self._home.run(run_id).log)

@@ -259,6 +259,39 @@ def test_an_interpreter_that_hangs_behind_a_wrapper_keeps_neither_the_daemon_nor
     wait_until(lambda: not is_process_alive(pid, None), "its end")
 
 
+def test_a_doctor_that_is_cancelled_while_it_is_started_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper, born = tmp_path / "python", tmp_path / "born"
+    wrapper.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {born}.part\nmv {born}.part {born}\nwait\n")
+    wrapper.chmod(0o755)
+    start = asyncio.create_subprocess_exec
+
+    async def story() -> None:
+        is_born, is_let_go = asyncio.Event(), asyncio.Event()
+
+        async def start_slowly(*words: Any, **more: Any) -> Any:
+            process = await start(*words, **more)
+            await asyncio.to_thread(wait_until, born.exists, "the child of the wrapper")
+            is_born.set()
+            await is_let_go.wait()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start_slowly)
+        reports = DoctorReports(home=Home(tmp_path), expected={}, environ=os.environ, delay_s=0)
+        asking = asyncio.create_task(reports.run())
+        reports.newest(str(wrapper), is_urgent=True)
+        async with asyncio.timeout(DEADLINE_S):
+            await is_born.wait()
+            asking.cancel()
+            is_let_go.set()
+            await asyncio.wait([asking])
+
+    asyncio.run(story())
+    pid = int(born.read_text())
+    wait_until(lambda: not is_process_alive(pid, None), "its end")
+
+
 def test_the_words_of_the_readiness_are_those_that_why_knows() -> None:
     assert NOT_YET.startswith(NOT_READY)
 

@@ -195,20 +195,25 @@ class DoctorReports:
 
 async def _call(python: str, arguments: list[str], *, cwd: Path, environ: Mapping[str, str]) -> bytes:
     """The output of `python -m gen_worker.tools.doctor`. Cancelled: it and its children are killed."""
-    process = await asyncio.create_subprocess_exec(
-        python,
-        *("-P", "-m", "gen_worker.tools.doctor"),
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd=cwd,
-        env=without_workers_variables(environ),
-        start_new_session=True,
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            python,
+            *("-P", "-m", "gen_worker.tools.doctor"),
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=cwd,
+            env=without_workers_variables(environ),
+            start_new_session=True,
+        )
     )
     try:
+        # Shielded: a start that is cancelled half way would leave the children of the process.
+        process = await asyncio.shield(starting)
         text, _ = await process.communicate()
     except BaseException:
+        process = await starting
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):

@@ -202,7 +202,7 @@ def test_data_that_is_gone_or_cut_is_refused_by_the_daemon_and_wrong_fields_befo
         paths = [fault["path"] for fault in line["fault_details"]]
         assert paths == (["seed", *trained] if "seed=-1" in more else trained)
         assert line["faults"] == [fault["text"] for fault in line["fault_details"]]
-        for part in ("it is cut short", "no such file or folder"):
+        for part in ("truncated", "no such file or folder"):
             assert part in done.stderr
     assert read_lines(trn(home, "list")) == []
 

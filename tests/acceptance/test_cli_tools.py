@@ -107,7 +107,7 @@ def test_verify_says_which_file_differs_and_how(digits: Path, tmp_path: Path) ->
     assert faults["part-1.parquet"]["expected"] != faults["part-1.parquet"]["found"]
     assert "13 rows, expected 12" in faults["part-2.parquet"]["message"]
     assert damaged["unlisted"] == ["part-9.parquet"]
-    assert "part-1.parquet: its content changed" in done.stderr
+    assert "part-1.parquet: content changed" in done.stderr
 
 
 def test_verify_reads_every_byte_also_of_what_was_verified_before(digits: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_verify_reads_every_byte_also_of_what_was_verified_before(digits: Path, 
     ("words", "reason"),
     [
         (("index", "nowhere"), "nowhere: no such folder"),
-        (("index", "empty"), "the folder holds no *.parquet file"),
+        (("index", "empty"), "the folder has no *.parquet file"),
         (("verify", "digits"), "there is no index.json: make one with `trn dataset index digits`"),
         (("index", "broken"), "part-0.parquet"),
     ],

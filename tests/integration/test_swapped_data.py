@@ -62,7 +62,7 @@ def test_a_resume_on_inverted_labels_is_refused_by_file(
         DatasetIndex.build(tmp_path / "data")
     done = run.work(HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    told = [event for event in run.events("log") if "row groups are as they were" in event["message"]]
+    told = [event for event in run.events("log") if "row groups are unchanged" in event["message"]]
     assert [event["level"] for event in told] == ["info"]
 
 

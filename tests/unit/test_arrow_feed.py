@@ -495,11 +495,11 @@ def test_a_tensor_keeps_its_memory_after_the_batch_is_gone(tmp_path):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array(["a"]), "leave it out"),
+        (pa.array(["a"]), "exclude it"),
         (pa.array([1, None]), "has nulls and"),
         (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "nulls among its elements"),
         (pa.array([None, [1.0, 2.0]], pa.list_(pa.float32(), 2)), "has nulls and"),
-        (pa.array([[1]]), "differ in length"),
+        (pa.array([[1]]), "different lengths"),
         (pa.array(["a"]).dictionary_encode(), "indices"),
         (pa.array([{"a": 1}]), "columns of their own"),
     ],
@@ -510,7 +510,7 @@ def test_a_column_that_cannot_be_a_tensor_is_named_with_a_remedy(column, message
 
 
 def test_an_unknown_column_names_those_there_are():
-    with pytest.raises(InputError, match=r"no column 'labels' in the batch; it has label, half"):
+    with pytest.raises(InputError, match=r"no column 'labels' in the batch: it has label, half"):
         batch_to_torch(torch_batch(), ["labels"])
 
 

@@ -101,8 +101,8 @@ def test_what_is_too_much_to_compare_at_once_is_compared_when_it_is_read(
         (note,) = feed.notes
         assert note == (
             "info",
-            "1 of 2 data files were written, copied or moved since the checkpoint: 1 of their 12 row groups are as they"
-            " were; 11 more are compared when they are read",
+            "1 of 2 data files were written, copied or moved since the checkpoint: 1 of their 12 row groups are"
+            " unchanged, 11 are compared when they are read",
         )
         with pytest.raises(InputError, match=r"0\.parquet: row group 11 has changed"):
             read_some(feed, 48, epoch=1)
@@ -116,8 +116,7 @@ def test_rows_that_were_never_read_are_said_to_be_unknown(folder: Path) -> None:
         ((level, note),) = feed.notes
         assert level == "warning"
         assert (
-            "0 of their 12 row groups are as they were; 12 had not been read before and cannot be compared"
-            in note
+            "0 of their 12 row groups are unchanged, 12 were not read before and cannot be compared" in note
         )
 
 
@@ -127,7 +126,7 @@ def test_a_copy_of_the_data_is_compared_and_taken(folder: Path, tmp_path: Path) 
     with open_feed(tmp_path / "copy") as feed:
         feed.position(saved, manifest=manifest)
         assert [level for level, _ in feed.notes] == ["info"]
-        assert "24 of their 24 row groups are as they were" in feed.notes[0][1]
+        assert "24 of their 24 row groups are unchanged" in feed.notes[0][1]
 
 
 def test_files_with_the_same_stamps_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +227,7 @@ def test_an_arrow_file_has_the_checksums_of_its_parquet_files(folder: Path, tmp_
     with ArrowFeed.open_ipc(tmp_path / "0.arrow", batch_size=10, columns=["label"]) as feed:
         label_only, label_manifest = read_and_save(folder, 48, columns=["label"])
         assert feed.position(label_only, manifest=label_manifest) == (1, 0)
-        assert "its rows are not compared" in feed.notes[0][1]
+        assert "the rows are not compared" in feed.notes[0][1]
 
 
 def test_an_arrow_file_of_another_program_is_compared_too(tmp_path: Path) -> None:

@@ -153,6 +153,6 @@ def test_a_window_of_small_row_groups_holds_many_and_of_huge_ones_a_single_one()
 
 def test_lanes_that_do_not_divide_the_batch_are_refused_with_the_choices():
     with pytest.raises(
-        InputError, match=r"lanes=5 does not divide batch_size=12; choose one of 1, 2, 3, 4, 6, 12"
+        InputError, match=r"batch_size=12 is not a multiple of lanes=5: choose one of 1, 2, 3, 4, 6, 12"
     ):
         DataOrder([10], batch_size=12, shuffle=True, lanes=5)

@@ -53,9 +53,9 @@ def test_missing_and_empty_paths_are_named_and_remote_ones_are_left_to_the_worke
     assert [(fault.path, fault.kind) for fault in found] == [
         (f"dataset.parquet_paths[{number}]", "data") for number in (1, 2, 3)
     ]
-    assert found[0].endswith(f"no such file or folder; did you mean {tmp_path}/train.parquet?")
+    assert found[0].endswith(f"no such file or folder: did you mean {tmp_path}/train.parquet?")
     assert "the pattern matches no file" in found[1]
-    assert "the folder holds no *.parquet file" in found[2]
+    assert "the folder has no *.parquet file" in found[2]
     assert list(find_data_faults({"dataset": {"parquet_paths": ["x"]}}, "")) == [], (
         "relative to nothing known"
     )
@@ -75,10 +75,10 @@ def test_footers_are_read_by_the_workers_own_reader(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no parquet at all")
     cut, text = footer_faults(tmp_path, "train.parquet", "cut.parquet", "text.parquet", "gone", "s3://b/x")
     assert (cut.path, text.path) == ("dataset.parquet_paths[1]", "dataset.parquet_paths[2]")
-    assert "it is cut short" in cut
-    assert "it does not begin as one" in text
+    assert "truncated" in cut
+    assert "no parquet header" in text
     (near,) = footer_faults(tmp_path, "train.parquet", columns=["x", "labels"])
-    assert "no column 'labels'; did you mean 'label'?" in near
+    assert "no column 'labels': did you mean 'label'?" in near
     (far,) = footer_faults(tmp_path, "train.parquet", columns=["other"])
     assert far.endswith("no column 'other'; it has x, label")
 

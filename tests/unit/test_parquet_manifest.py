@@ -56,12 +56,12 @@ def test_all_faults_of_all_files_come_in_one_error(tmp_path):
     assert text.startswith("dataset: 9 faults")
     for message in (
         "missing.parquet: no such file or folder",
-        f"god.parquet: no such file or folder; did you mean {good}?",
-        "hollow: the folder holds no *.parquet file",
+        f"god.parquet: no such file or folder: did you mean {good}?",
+        "hollow: the folder has no *.parquet file",
         "none-*.parquet: the pattern matches no file",
         "cut.parquet: not a complete parquet file",
-        "it is cut short",
-        "text.parquet: not a complete parquet file (18 bytes): it does not begin as one",
+        "truncated",
+        "text.parquet: not a complete parquet file (18 bytes): no parquet header",
         "empty.parquet: not a complete parquet file (0 bytes)",
         "fewer.parquet: no column 'label'; it has id",
         "other.parquet: column 'id' is string, but int64 in",
@@ -71,7 +71,7 @@ def test_all_faults_of_all_files_come_in_one_error(tmp_path):
 
 def test_a_misspelt_column_names_the_nearest(tmp_path):
     write(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="no column 'lable'; did you mean 'label'"):
+    with pytest.raises(InputError, match="no column 'lable': did you mean 'label'"):
         read_manifest([str(tmp_path)], ["lable"])
 
 
@@ -113,7 +113,7 @@ def test_no_paths_and_no_columns_are_refused(tmp_path):
     write(tmp_path / "a.parquet")
     with pytest.raises(InputError, match="list of columns is empty"):
         read_manifest([str(tmp_path)], [])
-    with pytest.raises(InputError, match="'id' is asked for more than once"):
+    with pytest.raises(InputError, match="'id' is listed more than once"):
         read_manifest([str(tmp_path)], ["id", "id"])
 
 

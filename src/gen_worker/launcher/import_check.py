@@ -79,7 +79,8 @@ def find_footer_faults(field: str, dataset: DatasetSpec, base_dir: Path) -> Iter
         if is_remote(text) or (folder / INDEX_NAME).is_file():
             continue
         try:
-            from gen_worker.trainer.feed.manifest import column_faults, read_footer
+            from gen_worker.trainer.datasets.schema import column_faults
+            from gen_worker.trainer.feed.manifest import read_footer
         except ImportError:  # the worker names what is not installed
             return
         for file in expand_parquet_paths([str(path)], [])[:MAX_FOOTERS]:
@@ -87,7 +88,8 @@ def find_footer_faults(field: str, dataset: DatasetSpec, base_dir: Path) -> Iter
             if isinstance(footer, str):
                 found = [footer]
             else:
-                found = [] if dataset.columns is None else column_faults(footer.schema, dataset.columns, file)
+                names = footer.schema.names
+                found = [] if dataset.columns is None else column_faults(dataset.columns, names, file)
             for words in found:
                 yield Fault(words, path=f"{field}.parquet_paths[{number}]", kind="data", found=file)
 

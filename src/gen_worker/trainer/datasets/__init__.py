@@ -1,1 +1,1 @@
-"""Dataset folders: what is in them, and that it is still what it was."""
+"""Dataset folders: index, schema and integrity checks."""

@@ -1,7 +1,7 @@
-"""`index.json` of a dataset folder: which shards there are, in which order, and what their bytes hash to.
+"""`index.json` of a dataset folder: its shards in order, with their hashes.
 
-A folder with an index is a closed set: a file that is not listed is not read, one that changed is noticed.
-`index.json` is the commit marker: it is written last, and a crash leaves the old one or the new one.
+Only listed files of an indexed folder are read, and changes are detected. `index.json` is the commit marker: it is
+written last, atomically.
 """
 
 import os
@@ -35,7 +35,7 @@ from gen_worker.trainer.datasets.shard_hash import FileIdentity, hash_shard, in_
 INDEX_NAME = "index.json"
 INDEX_VERSION: Final = "dataset_index.v1"
 
-# (shard that is done, bytes done, bytes in all), called in the thread that asked; it may raise to give up.
+# (completed shard, bytes done, bytes in total), called in the caller's thread; it may raise to stop.
 OnProgress = Callable[[str, int, int], None]
 
 Hash = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z", description="sha256: and 64 digits")]
@@ -49,7 +49,7 @@ ShardPath = Annotated[
 
 
 class ShardRecord(Record, frozen=True, kw_only=True):
-    """One file as it was when it was indexed."""
+    """One file at the time of indexing."""
 
     path: ShardPath
     rows: Size
@@ -58,7 +58,7 @@ class ShardRecord(Record, frozen=True, kw_only=True):
 
 
 class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
-    """The shards in the order in which they are read. Serialises to index.json."""
+    """The shards in reading order. Serialises to index.json."""
 
     schema_version: Literal["dataset_index.v1"]
     created_ms: Size
@@ -73,8 +73,8 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
     ) -> "DatasetIndex":
         """Read the footers of all *.parquet below `folder`, hash the files, write schema.json, then index.json.
 
-        Blocks. Durable when it returns. The files and their order are those that a feed finds in a plain folder.
-        Raises one InputError with every fault of every shard, and then writes nothing.
+        Blocks; durable when it returns. Files and order are those of a feed over a plain folder. One InputError with
+        all faults of all shards; then nothing is written.
         """
         from gen_worker.trainer.feed.manifest import read_manifest
 
@@ -88,9 +88,7 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
         except InputError as error:
             faults += error.faults
         if faults:
-            raise_input_faults(
-                str(folder), faults, "nothing was indexed: put these files right, or move them away"
-            )
+            raise_input_faults(str(folder), faults, "nothing was indexed: fix these files, or move them away")
         assert manifest is not None
         hashes = _hash_all(folder, before, workers, on_progress)
         schema = DatasetSchema.from_arrow(manifest.schema, hints=known)
@@ -115,9 +113,9 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def read(cls, path: str | Path) -> "DatasetIndex":
-        """From a folder or an index.json; looks at no shard.
+        """From a folder or an index.json, without reading shards.
 
-        SpecError with all faults of the document; InputError if it, or the schema it was made with, is not there.
+        SpecError with all faults of the document; InputError if it or its schema is missing.
         """
         path = Path(path)
         path = path / INDEX_NAME if path.is_dir() else path
@@ -125,25 +123,25 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
             content = path.read_bytes()
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be read: {error.strerror}; `DatasetIndex.build({str(path.parent)!r})` makes an index"
+                f"{path}: cannot be read: {error.strerror}. `DatasetIndex.build({str(path.parent)!r})` creates an index"
             ) from error
         index = _decode_own(content) or _decode_strictly(path)
         index.read_schema(path.parent)
         return index
 
     def read_schema(self, folder: str | Path) -> DatasetSchema:
-        """The schema.json of `folder`, if it is the one that this index was made with."""
+        """The schema.json of `folder`; InputError if it is not that of this index."""
         schema = DatasetSchema.read(folder)
         if schema.digest != self.schema_digest:
             raise InputError(
-                f"{Path(folder) / SCHEMA_NAME}: its columns are not those of {INDEX_NAME} (digest {schema.digest}, "
-                f"expected {self.schema_digest}): put the file back, or index again: `DatasetIndex.build({str(folder)!r})`"
+                f"{Path(folder) / SCHEMA_NAME}: its columns are not those of {INDEX_NAME} (digest {schema.digest},"
+                f" expected {self.schema_digest}): restore the file, or index again: `DatasetIndex.build({str(folder)!r})`"
             )
         return schema
 
     @cached_property
     def digest(self) -> str:
-        """Of everything but the time: equal digests, equal data."""
+        """Of everything except the time: equal digests mean equal data."""
         shards = [(shard.path, shard.rows, shard.size_bytes, shard.hash) for shard in self.shards]
         facts = msgspec.json.encode([self.schema_version, self.schema_digest, shards])
         return hash_bytes(facts)
@@ -152,10 +150,10 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     def shard_paths(self, folder: str | Path) -> list[Path]:
-        """Absolute paths of the shards, in order. InputError names each that a link leads out of the folder."""
+        """Absolute paths of the shards, in order. InputError with each that is a link out of the folder."""
         folder = Path(folder).absolute()
         paths = [folder / shard.path for shard in self.shards]
-        stray = [f"{path}: a link leads out of the folder" for path in _leading_out(folder, paths)]
+        stray = [f"{path}: a link out of the folder" for path in _leading_out(folder, paths)]
         if stray:
             raise_input_faults(str(folder), stray, "move the files into the folder and index it again")
         return paths
@@ -163,7 +161,7 @@ class DatasetIndex(Record, frozen=True, kw_only=True, dict=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedDataset:
-    """Paths of a job with the indexed folders among them opened up."""
+    """Paths of a job, with indexed folders replaced by their shards."""
 
     parquet_paths: list[str]
     indexes: list[tuple[Path, DatasetIndex]]  # with their folders
@@ -171,12 +169,12 @@ class ResolvedDataset:
 
     @property
     def schema(self) -> DatasetSchema | None:
-        """The one schema of all that is indexed; None where there is none, or more than one."""
+        """The schema of all indexed folders; None if there is none, or they differ."""
         return self.schemas[0] if len({schema.digest for schema in self.schemas}) == 1 else None
 
 
 def resolve_dataset_paths(paths: Sequence[str]) -> ResolvedDataset:
-    """A folder with an index.json, or that file itself, becomes its shards; everything else stays as it is."""
+    """Replace a folder with an index.json, or that file, by its shards; other paths are kept."""
     resolved: list[str] = []
     indexes: list[tuple[Path, DatasetIndex]] = []
     for text in paths:
@@ -205,7 +203,7 @@ def _hash_all(
         except OSError as error:
             return "", f"{path}: cannot be read: {error.strerror}"
         if identity.content != before[name].content:
-            return "", f"{path}: changed while the folder was being indexed"
+            return "", f"{path}: changed while the folder was indexed"
         return found, ""
 
     hashes: dict[str, str] = {}
@@ -226,7 +224,7 @@ def _hash_all(
 
 
 def _scan(folder: Path) -> tuple[dict[str, FileIdentity], list[str]]:
-    """The shards by name, sorted, and the faults of what cannot be one. The rules are those of the feed."""
+    """The shards by name, sorted, and faults. The rules are those of the feed."""
     found: dict[str, FileIdentity] = {}
     faults: list[str] = []
     links: list[Path] = []
@@ -236,7 +234,7 @@ def _scan(folder: Path) -> tuple[dict[str, FileIdentity], list[str]]:
 
     for here, folders, files in os.walk(folder, onerror=note_unreadable):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        # Not followed. One that stays inside leads to files which are found under their own names.
+        # Links are not followed: inside the folder, their files are found under their own names.
         links += [path for name in folders if (path := Path(here, name)).is_symlink()]
         for name in files:
             if not name.endswith(".parquet") or name.startswith((".", "_")):
@@ -250,13 +248,13 @@ def _scan(folder: Path) -> tuple[dict[str, FileIdentity], list[str]]:
             if not stat.S_ISREG(status.st_mode):
                 faults.append(f"{path}: not a file")
             elif not _is_text(relative := path.relative_to(folder).as_posix()):
-                faults.append(f"{path!a}: its name is not UTF-8: rename it")
+                faults.append(f"{path!a}: the name is not UTF-8: rename it")
             else:
                 found[relative] = FileIdentity.of(status)
     stray = _leading_out(folder, [*links, *(folder / name for name in found)])
-    faults += [f"{path}: a link leads out of the folder" for path in stray]
+    faults += [f"{path}: a link out of the folder" for path in stray]
     if not found and not faults:
-        faults.append("the folder holds no *.parquet file")
+        faults.append("the folder has no *.parquet file")
     return dict(sorted(found.items())), faults
 
 
@@ -269,7 +267,7 @@ def _is_text(name: str) -> bool:
 
 
 def _leading_out(folder: Path, paths: Sequence[Path]) -> list[Path]:
-    """Which of the paths below `folder` end up outside of it. One stat each, for parents are looked up once."""
+    """The paths below `folder` that link out of it. One stat each: parents are resolved once."""
     root = os.path.realpath(folder)
     parents = {parent: os.path.realpath(parent) for parent in {path.parent for path in paths}}
 
@@ -281,7 +279,7 @@ def _leading_out(folder: Path, paths: Sequence[Path]) -> list[Path]:
 
 
 def _known_schema(folder: Path) -> DatasetSchema | None:
-    """The schema.json that is there, for its hints. One that cannot be read is not overwritten: SpecError."""
+    """The existing schema.json, for its hints. SpecError if it cannot be read: it is not overwritten."""
     return DatasetSchema.read(folder) if (folder / SCHEMA_NAME).exists() else None
 
 
@@ -295,11 +293,11 @@ def _refuse_foreign_index(folder: Path) -> None:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, str) or not version.startswith("dataset_index."):
-        raise InputError(f"{path}: belongs to another program and would be overwritten: move it away")
+        raise InputError(f"{path}: the file of another program would be overwritten: move it away")
 
 
 def _decode_own(content: bytes) -> DatasetIndex | None:
-    """An index that is byte for byte as we write it needs no slow look for faults; None for any other."""
+    """Fast path: an index exactly as we write it has no faults. None for any other."""
     try:
         index = msgspec.json.decode(content, type=DatasetIndex)
     except (ValueError, RecursionError):  # MsgspecError is a ValueError
@@ -319,7 +317,7 @@ def _decode_strictly(path: Path) -> DatasetIndex:
 
 
 def _sense_faults(data: Any) -> list[str]:
-    """What the types of the fields cannot say, of as much of the document as has the right types."""
+    """Faults that the field types cannot express, in the valid parts of the document."""
     faults: list[str] = []
     listed = data.get("shards") if isinstance(data, dict) else None
     shards = (
@@ -342,7 +340,7 @@ def _sense_faults(data: Any) -> list[str]:
 
 
 def _commit(folder: Path, documents: dict[str, bytes]) -> None:
-    """Put all of them in place, in their order; durable when this returns. A full disk is met before the first."""
+    """Write all documents durably, in order. A full disk fails before the first rename."""
     staged = {name: temporary_path(folder / name) for name in documents}
     try:
         for name, content in documents.items():

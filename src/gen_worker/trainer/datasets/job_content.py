@@ -1,12 +1,11 @@
-"""What the files that a job names hold, as one digest: equal digests, equal bytes to train on. Needs no pyarrow.
+"""One digest of all files that a job names: equal digests mean equal training data. Needs no pyarrow.
 
-- A shard has the hash of its folder's index, while the index is newer than the shard and the sizes agree.
-- All other files are hashed whole where they are at most `WHOLE_BYTES` together.
-- Beyond that a file is its size, its modification time and the hash of its footer. A file that was written again then
-  counts as changed.
+- A shard has the hash of its folder's index, if the index is newer than the shard and the sizes are equal.
+- All other files are hashed, if they have at most `WHOLE_BYTES` together.
+- Otherwise a file is represented by size, modification time and the hash of its footer. Rewriting it changes these.
 
-What lies on another machine (s3:, https:…) is not read: it is in the digest by its name alone. Nor is what hyperparams
-name: it may be where the class writes to.
+Remote files (s3:, https:…) are not read; only their names are in the digest. Paths in hyperparams are not read either:
+the class may write to them.
 """
 
 import hashlib
@@ -29,25 +28,25 @@ MAX_FOOTER_BYTES = 64 << 20
 MAX_FILES = 100_000  # of one folder; those after them are compared by name
 MAX_KNOWN = 20_000
 MAX_PATH = 4096
-SETTLE_NS = 2_000_000_000  # a file that changed later than this ago may change again within one clock tick
+SETTLE_NS = 2_000_000_000  # a file that changed more recently may change again within one clock tick
 DATASETS = (("dataset",), ("validation", "dataset"), ("test", "dataset"))
 INDEX_NAME, PARQUET_MAGIC = "index.json", b"PAR1"
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")  # two characters at least: `C:` is a drive
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")  # at least two characters: `C:` is a drive
 
-# path, device, inode, size, modification and change time: what a change of a file cannot leave as it was
+# path, device, inode, size, modification and change time
 FileKey = tuple[str, int, int, int, int, int]
 
 
 class JobContent(msgspec.Struct, frozen=True, kw_only=True):
-    """`digest` is empty where the job names no data. `by_name`: what was compared by its name, for people."""
+    """`digest` is empty if the job names no data. `by_name`: what is compared by name only, for messages."""
 
     digest: str = ""
     by_name: tuple[str, ...] = ()
 
 
 class _NamedFile(NamedTuple):
-    """A file of a job. `hash` is the one that an index has of it; `status` is None where there is no such file."""
+    """A file of a job. `hash` is that of an index; `status` is None if the file is missing."""
 
     field: str
     path: str
@@ -56,7 +55,7 @@ class _NamedFile(NamedTuple):
 
 
 def names_files(config: Mapping[str, Any]) -> bool:
-    """Whether a job may name files at all. Looks at no disk."""
+    """May the job name files? Reads no disk."""
     return any(config.get(field) for field in ("weights", "resume_checkpoint_path", "inputs")) or any(
         section_of(config, names) is not None for names in DATASETS
     )
@@ -65,7 +64,7 @@ def names_files(config: Mapping[str, Any]) -> bool:
 def find_changed_hyperparams(
     config: Mapping[str, Any], base_dir: str, since_ms: int, *, is_file_meant: bool = False
 ) -> list[str]:
-    """Paths in the hyperparams of a job that changed since then: files and folders, or files alone. Blocks."""
+    """Paths in the hyperparams of a job that changed since then: files and folders, or files only. Blocks."""
     changed = []
     for text in texts_in(config.get("hyperparams")):
         status = _stat(path) if (path := _absolute(text, base_dir)) else None
@@ -77,14 +76,14 @@ def find_changed_hyperparams(
 
 
 class ContentReader:
-    """Reads what jobs name, and remembers the hashes of files that have not changed. Blocks; any thread."""
+    """Reads the files of jobs, and caches the hashes of unchanged ones. Blocks; thread-safe."""
 
     def __init__(self, *, whole_bytes: int = WHOLE_BYTES) -> None:
         self._whole_bytes = whole_bytes
         self._known: dict[FileKey, str] = {}
 
     def read(self, config: Mapping[str, Any], base_dir: str) -> JobContent:
-        """Never raises for what is missing or cannot be read: that is part of what there is."""
+        """Never raises: a missing or unreadable file is part of the digest."""
         by_name: list[str] = []
         files = list(_named_files(config, base_dir, by_name))
         if not files and not by_name:
@@ -100,7 +99,7 @@ class ContentReader:
         return JobContent(digest=f"sha256:{digest}", by_name=tuple(dict.fromkeys(by_name)))
 
     def hash_whole(self, path: str) -> str:
-        """SHA-256 of a file, or in words why there is none."""
+        """SHA-256 of a file, or a code why there is none."""
         try:
             status = os.stat(path)  # noqa: PTH116  (hot)
             key = (path, status.st_dev, status.st_ino, *_times(status))
@@ -134,7 +133,7 @@ def _times(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _hash_tail(path: str) -> str:
-    """Of a parquet file its footer, which has the offsets, sizes and statistics of all rows; of others the last bytes."""
+    """Hash of a parquet file's footer (offsets, sizes, statistics), or of the last bytes of another file."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             size_bytes = file.seek(0, os.SEEK_END)
@@ -149,7 +148,7 @@ def _hash_tail(path: str) -> str:
 
 
 def _named_files(config: Mapping[str, Any], base_dir: str, by_name: list[str]) -> Iterator[_NamedFile]:
-    """Every file that a job names, in a fixed order; what cannot be read from here goes to `by_name`."""
+    """All files that a job names, in a fixed order; others are added to `by_name`."""
     for names in DATASETS:
         dataset, field = section_of(config, names), ".".join(names)
         if dataset is None:
@@ -191,8 +190,7 @@ def _parquet_files(field: str, text: str) -> Iterator[_NamedFile]:
 
 
 def _indexed_files(field: str, folder: Path) -> Iterator[_NamedFile]:
-    """An index is a closed set: a file that it does not list is not read. Who copies a shard over another leaves the
-    index older than the shard: then the shard is read."""
+    """The listed shards. One that is newer than the index is read: it was replaced."""
     from gen_worker.trainer.datasets.index import DatasetIndex
 
     place = str(folder / INDEX_NAME)
@@ -200,7 +198,7 @@ def _indexed_files(field: str, folder: Path) -> Iterator[_NamedFile]:
     try:
         index = DatasetIndex.read(folder)
     except (InputError, SpecError, OSError):
-        yield _NamedFile(field, place, index_status)  # the worker refuses it
+        yield _NamedFile(field, place, index_status)  # the worker will reject it
         return
     for shard in index.shards:
         path = f"{folder}/{shard.path}"
@@ -220,9 +218,9 @@ def _ref_files(field: str, text: str, base_dir: str, by_name: list[str]) -> Iter
     try:
         ref = resolve(text, base_dir=Path(base_dir or "/"))
     except InputError:
-        return  # the worker refuses it
+        return  # the worker will reject it
     if not ref.is_local:
-        if ref.digest is None:  # else its name says what it holds
+        if ref.digest is None:  # else its name identifies its content
             by_name.append(ref.display)
     elif field.endswith("parquet_refs") and ref.kind is not RefKind.FILE:
         yield from _parquet_files(field, ref.location)
@@ -233,9 +231,9 @@ def _ref_files(field: str, text: str, base_dir: str, by_name: list[str]) -> Iter
 def _files_at(
     field: str, path: str, by_name: list[str], *, is_file_meant: bool = False
 ) -> Iterator[_NamedFile]:
-    """The file of that path, or all below that folder. A text that names neither is no path, unless one is meant.
+    """The file, or all files of the folder. Other text is not a path, unless `is_file_meant`.
 
-    A checkpoint's marker stands for its files: it has their hashes, which are verified when they are loaded.
+    The marker of a checkpoint represents its files: it has their hashes, which are verified on loading.
     """
     status = _stat(path)
     if status is None or stat.S_ISREG(status.st_mode):
@@ -272,7 +270,7 @@ def _list(value: Any) -> Iterator[str]:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text in plain data that could be a path."""
+    """Every text in plain data that could be a path or a name."""
     if isinstance(value, str):
         if 0 < len(value) <= MAX_PATH and value.isprintable():
             yield value
@@ -297,7 +295,7 @@ def _shown(text: str) -> str:
 
 
 def _absolute(text: str, base_dir: str) -> str:
-    """Empty where nobody can say which file it is."""
+    """Empty if it is relative and there is no base folder."""
     if text.startswith("/"):
         return text
     return f"{base_dir}/{text}" if base_dir else ""

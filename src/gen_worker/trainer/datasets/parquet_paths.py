@@ -1,4 +1,4 @@
-"""The parquet files that a job's paths stand for, in the order in which they are read. Needs no pyarrow."""
+"""Expands the paths of a job to parquet files, in reading order. Needs no pyarrow."""
 
 import difflib
 import glob
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def expand_parquet_paths(paths: Sequence[str], faults: list[str]) -> list[str]:
-    """Files as they are, of a folder all `*.parquet` below it, of a pattern all files that match; both sorted.
+    """Files, all `*.parquet` below a folder, and all matches of a glob, sorted.
 
-    What stands for no file is added to `faults`, with the nearest name that there is.
+    A path without files is added to `faults`, with the nearest existing name.
     """
     files: list[str] = []
     for text in paths:
@@ -23,7 +23,7 @@ def expand_parquet_paths(paths: Sequence[str], faults: list[str]) -> list[str]:
                 if file.is_file() and not any(p.startswith((".", "_")) for p in file.relative_to(path).parts)
             )
             if not found:
-                faults.append(f"{text}: the folder holds no *.parquet file")
+                faults.append(f"{text}: the folder has no *.parquet file")
             files.extend(str(path / name) for name in found)
         elif glob.has_magic(text):
             found = sorted(match for match in glob.glob(text, recursive=True) if Path(match).is_file())  # noqa: PTH207  (absolute patterns)
@@ -33,6 +33,6 @@ def expand_parquet_paths(paths: Sequence[str], faults: list[str]) -> list[str]:
         else:
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             close = difflib.get_close_matches(path.name, siblings, n=1)
-            hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+            hint = f": did you mean {path.parent / close[0]}?" if close else ""
             faults.append(f"{text}: no such file or folder{hint}")
     return files

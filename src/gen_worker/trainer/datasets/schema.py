@@ -1,8 +1,7 @@
-"""`schema.json` of a dataset folder: its columns in words that a person can read and a trainer can rely on.
+"""`schema.json` of a dataset folder: its columns, readable for people and programs.
 
-The words name what the data is, not how Arrow lays it out: `string` and `large_string` are both `string`, and a
-list is `[null]` whatever its offsets. Hints (`kind: image`, `encoding`) say how to read bytes; people add them, and
-indexing the folder again keeps them.
+Types name the data, not the Arrow layout: `string` and `large_string` are both `string`, and any list is `[null]`. Hints
+(`kind: image`, `encoding`) say how to decode bytes; people add them, and a new index keeps them.
 """
 
 from collections.abc import Sequence
@@ -51,7 +50,7 @@ _TIMES = ("timestamp", "date", "time", "duration")
 
 
 class Column(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """`shape` is that of one row: null for a single value, `[3, 224]` for fixed sizes, `[null]` for a list."""
+    """`shape` is that of one row: null for one value, `[3, 224]` for fixed sizes, `[null]` for a list."""
 
     name: str
     dtype: Name
@@ -69,7 +68,7 @@ class Column(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def facts(self) -> tuple[str, str, list[int | None] | None, bool]:
-        """What the data must be; the hints are left out."""
+        """What the data must match, without hints."""
         return self.name, self.dtype, self.shape, self.nullable
 
 
@@ -83,14 +82,14 @@ class DatasetSchema(Record, frozen=True, kw_only=True, dict=True):
     def from_arrow(
         cls, arrow_schema: "pa.Schema", *, hints: "DatasetSchema | None" = None
     ) -> "DatasetSchema":
-        """The schema in words, with the hints that still fit taken from an earlier one."""
+        """The schema, with the valid hints of an earlier one."""
         known = {column.name: column for column in hints.columns} if hints else {}
         columns = [_with_hints(_column(field), known.get(field.name)) for field in arrow_schema]
         return cls(schema_version=SCHEMA_VERSION, columns=columns)
 
     @classmethod
     def read(cls, path: str | Path) -> "DatasetSchema":
-        """From a folder or a schema.json. InputError if there is none, SpecError with all faults of the document."""
+        """From a folder or a schema.json. InputError if it is missing, SpecError with all faults of the document."""
         path = Path(path)
         path = path / SCHEMA_NAME if path.is_dir() else path
         if not path.exists():
@@ -103,7 +102,7 @@ class DatasetSchema(Record, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """Of names, types, shapes and nullability, in order. A hint may be added without a new index."""
+        """Of names, types, shapes and nullability, in order, without hints."""
         facts = [self.schema_version, [column.facts for column in self.columns]]
         return hash_bytes(msgspec.json.encode(facts))
 
@@ -112,15 +111,15 @@ class DatasetSchema(Record, frozen=True, kw_only=True, dict=True):
         return [column.name for column in self.columns]
 
     def to_json(self) -> bytes:
-        """The document; SpecError if it could not be read back (a column name may hold a NUL)."""
+        """The document; SpecError if it cannot be read back (a column name with NUL)."""
         require_plain(msgspec.to_builtins(self), source=SCHEMA_NAME)
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 def check_schema(schema: DatasetSchema, arrow_schema: "pa.Schema", source: str) -> list[str]:
-    """InputError that names each column which is missing in the data or of another type; returns what it has besides.
+    """InputError with each column that is missing or has another type; returns additional columns.
 
-    Data that holds no nulls fits a nullable column, not the other way round.
+    Data without nulls matches a nullable column, not the other way round.
     """
     faults = []
     found = {field.name: _column(field) for field in arrow_schema}
@@ -131,7 +130,7 @@ def check_schema(schema: DatasetSchema, arrow_schema: "pa.Schema", source: str) 
                 f"no column {column.name!r}, expected {column.words}{_hint(column.name, list(found))}"
             )
         elif count > 1:
-            faults.append(f"{count} columns are named {column.name!r}; a name must be unique")
+            faults.append(f"{count} columns are named {column.name!r}, names must be unique")
         elif not _fits(found[column.name], column):
             faults.append(f"column {column.name!r} is {found[column.name].words}, expected {column.words}")
     extra = [name for name in found if name not in schema.names]
@@ -140,21 +139,18 @@ def check_schema(schema: DatasetSchema, arrow_schema: "pa.Schema", source: str) 
     return extra
 
 
-def check_columns(schema: DatasetSchema, columns: Sequence[str], source: str) -> None:
-    """InputError for names that the schema does not have, or that are asked for twice."""
-    names = schema.names
-    faults = [
-        f"no column {name!r}{_hint(name, names)}" for name in dict.fromkeys(columns) if name not in names
-    ]
-    faults += [
-        f"column {name!r} is asked for more than once"
-        for name in dict.fromkeys(columns)
-        if list(columns).count(name) > 1
-    ]
-    if not columns:
-        faults.append("the list of columns is empty; leave it out to read all")
-    if faults:
-        raise_input_faults(source, faults)
+def column_faults(columns: Sequence[str], names: list[str], source: str) -> list[str]:
+    """Faults of a selection of columns from data with these `names`."""
+    faults = [] if columns else [f"{source}: the list of columns is empty: remove it to read all"]
+    for name in dict.fromkeys(columns):
+        count = names.count(name)
+        if count > 1:
+            faults.append(f"{source}: {count} columns are named {name!r}, names must be unique")
+        elif count == 0:
+            faults.append(f"{source}: no column {name!r}{_hint(name, names)}")
+        if list(columns).count(name) > 1:
+            faults.append(f"{source}: column {name!r} is listed more than once")
+    return faults
 
 
 def raise_input_faults(source: str, faults: list[str], remedy: str = "") -> NoReturn:
@@ -165,22 +161,21 @@ def raise_input_faults(source: str, faults: list[str], remedy: str = "") -> NoRe
 
 
 def refuse_other_version(data: object, version: str, *, source: str) -> None:
-    """SpecError with one fault: everything else in a document of another version would look wrong too."""
+    """SpecError with this one fault: a document of another version has many."""
     found = data.get("schema_version") if isinstance(data, dict) else None
     if found != version and isinstance(data, dict):
         shown = f"found {render_value(found)}" if "schema_version" in data else "missing"
         raise SpecError(
             source,
             [
-                f"schema_version: {shown}, expected {render_value(version)}, the one this release reads; "
-                "a file of another program must have another name"
+                f"schema_version: {shown}, expected {render_value(version)}. A file of another program needs another name"
             ],
         )
 
 
 def _hint(name: str, names: list[str]) -> str:
     nearest = nearest_name(name, names)
-    return f"; did you mean {nearest!r}?" if nearest else f"; there is {', '.join(names) or 'none'}"
+    return f": did you mean {nearest!r}?" if nearest else f": it has {', '.join(names) or 'none'}"
 
 
 def _fits(found: Column, expected: Column) -> bool:
@@ -221,7 +216,7 @@ def _is_variable_list(data_type: "pa.DataType") -> bool:
 
 
 def _word(data_type: "pa.DataType") -> str:
-    """Arrow's own name of the type, except where a dtype has a better known one."""
+    """Arrow's name of the type, or the common name of a dtype."""
     from pyarrow import types
 
     if types.is_struct(data_type):
@@ -250,7 +245,7 @@ def _with_hints(column: Column, known: Column | None) -> Column:
 
 
 def _sense_faults(data: Any) -> list[str]:
-    """What the types of the fields cannot say, of as much of the document as has the right types."""
+    """Faults that the field types cannot express, in the valid parts of the document."""
     faults = []
     seen: set[str] = set()
     columns = data.get("columns") if isinstance(data, dict) else None
@@ -274,6 +269,6 @@ def _sense_faults(data: Any) -> list[str]:
             )
         if column.get("encoding") is not None and dtype != "binary":
             faults.append(
-                f"{render_path(('columns', at, 'encoding'))}: only a binary column is encoded, this is {dtype}"
+                f"{render_path(('columns', at, 'encoding'))}: only a binary column has an encoding, this is {dtype}"
             )
     return faults

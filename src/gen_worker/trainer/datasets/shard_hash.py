@@ -1,4 +1,4 @@
-"""What the bytes of a shard hash to, at the speed of memory, and which files were found sound before."""
+"""Hashes of shards, and stamps of the files that were verified before."""
 
 import hashlib
 import logging
@@ -18,24 +18,24 @@ from gen_worker.trainer.transfer.input_cache import key_of
 
 logger = logging.getLogger(__name__)
 
-HASH_CHUNK_BYTES = 1 << 20  # fits the cache of a core: reading a chunk costs little beside hashing it
-SETTLE_NS = 2_000_000_000  # the coarsest clock of a file system in use
+HASH_CHUNK_BYTES = 1 << 20  # fits the cache of a core
+SETTLE_NS = 2_000_000_000  # resolution of the coarsest file system clock
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class FileIdentity(NamedTuple):
-    """What a change of a file cannot leave as it was."""
+    """Changes whenever the file changes."""
 
     size_bytes: int
     mtime_ns: int
-    ctime_ns: int  # moves also when a tool sets mtime back
+    ctime_ns: int  # changes even if a tool resets mtime
     inode: int
 
     @property
     def content(self) -> tuple[int, int, int]:
-        """Without ctime, which a change of mode or a new hard link moves too."""
+        """Without ctime, which also changes with the mode or a hard link."""
         return self.size_bytes, self.mtime_ns, self.inode
 
     @classmethod
@@ -44,14 +44,11 @@ class FileIdentity(NamedTuple):
 
 
 class HashStoppedError(Exception):
-    """Hashing was given up because nobody wants the result any more."""
+    """Hashing was stopped on request."""
 
 
 def hash_shard(path: Path, is_stopped: Callable[[], bool]) -> tuple[str, FileIdentity]:
-    """Hash of a file that kept still, and which file that was; InputError if it did not, without its path.
-
-    The GIL is free meanwhile, so threads add up.
-    """
+    """Hash and identity of a file; InputError (without its path) if it changed meanwhile. Releases the GIL."""
     with path.open("rb", buffering=0) as file:
         before = FileIdentity.of(os.fstat(file.fileno()))
         buffer = bytearray(min(HASH_CHUNK_BYTES, max(before.size_bytes, 1)))
@@ -62,14 +59,14 @@ def hash_shard(path: Path, is_stopped: Callable[[], bool]) -> tuple[str, FileIde
             if is_stopped():
                 raise HashStoppedError
         if FileIdentity.of(os.fstat(file.fileno())).content != before.content:
-            raise InputError("changed while it was being hashed: wait until it is complete")
+            raise InputError("changed while it was hashed: wait until it is complete")
     return "sha256:" + hasher.hexdigest(), before
 
 
 def in_threads(
     work: Callable[[T, Callable[[], bool]], R], items: Sequence[T], *, workers: int
 ) -> Generator[tuple[T, R], None, None]:
-    """`work(item, is_stopped)` in threads; results as they come. Closing it stops the threads and waits for them."""
+    """Run `work(item, is_stopped)` in threads; yields results as they complete. Closing it stops the threads."""
     halt = threading.Event()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="shards")
     try:
@@ -82,7 +79,7 @@ def in_threads(
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    """This very file was hashed, and its rows were counted."""
+    """A file that was hashed and whose rows were counted."""
 
     path: str
     identity: FileIdentity
@@ -91,10 +88,10 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stamps:
-    """The files of one folder that were found sound: a line each in a file of `cache_dir`, the last one counts.
+    """Verified files of one folder: one line each in a file of `cache_dir`; the last line of a path counts.
 
-    Only ever appended to, so any number of workers may share it. A line that is torn counts as none: the shard is
-    hashed once more. Safe for threads. Without `cache_dir` it remembers while it lives.
+    The file is only appended to, so that workers may share it. Incomplete lines are ignored: the shard is hashed again.
+    Thread-safe. Without `cache_dir` stamps are kept in memory.
     """
 
     def __init__(self, cache_dir: Path | None, folder: Path) -> None:
@@ -117,7 +114,7 @@ class Stamps:
         return self._stamps.get(stamp.path) == stamp
 
     def add(self, stamp: Stamp, file: Path) -> None:
-        """Remember that `file` was sound. Not one that may still change without its times telling."""
+        """Store that `file` is valid, unless it was written so recently that its times may not show a change."""
         if time.time_ns() - stamp.identity.mtime_ns < SETTLE_NS or not _sync(file):
             return
         with self._lock:
@@ -135,9 +132,7 @@ class Stamps:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            os.write(
-                descriptor, b"\n" + line
-            )  # in one piece; the line feed ends a line that a crash cut short
+            os.write(descriptor, b"\n" + line)  # one write; the line feed ends an incomplete line of a crash
         finally:
             os.close(descriptor)
 

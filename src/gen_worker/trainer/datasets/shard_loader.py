@@ -1,4 +1,4 @@
-"""The shards of an indexed dataset, each verified before anyone sees it, a few of them ahead of their use."""
+"""The shards of an indexed dataset, verified and read ahead."""
 
 import contextlib
 import stat
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.datasets.index import DatasetIndex, OnProgress
-from gen_worker.trainer.datasets.schema import check_columns, check_schema, raise_input_faults
+from gen_worker.trainer.datasets.schema import check_schema, column_faults, raise_input_faults
 from gen_worker.trainer.datasets.shard_hash import (
     FileIdentity,
     HashStoppedError,
@@ -34,27 +34,27 @@ VERIFY_THREADS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedShard:
-    """A shard that is as it was indexed."""
+    """A verified shard."""
 
-    index: int  # its place in the index
+    index: int  # in the dataset's index
     path: Path
     rows: int
     size_bytes: int
     _read: "Callable[[], pa.Table]"
 
     def table(self) -> "pa.Table":
-        """Decode it, in this thread, at every call. InputError if the file changed meanwhile."""
+        """Decode it in this thread, at every call. InputError if the file changed."""
         return self._read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What `verify_all` looked at. Sound, if `is_complete`: a fault would have been raised."""
+    """What `verify_all` checked. If it `is_complete`, there is no fault: it would have been raised."""
 
     num_shards: int
     rows: int
     size_bytes: int
-    hashed_bytes: int  # the others had been hashed before and are the same files
+    hashed_bytes: int  # the others were hashed before and are unchanged
     is_complete: bool
     faults: tuple[str, ...] = ()  # found before a stop
 
@@ -68,10 +68,10 @@ class _Verdict:
 
 
 class ShardLoader:
-    """Verified shards in order. Iterate as often as you like, also at once; `close` ends all its threads.
+    """Verified shards in order. Several iterators may be used at once; `close` ends all threads.
 
-    A shard's size is compared always; its rows and hash unless `verify` is off, or a stamp in `cache_dir` says that
-    this very file was hashed before. A background thread is up to `prefetch` shards and `prefetch_bytes` ahead.
+    The size of a shard is always checked; rows and hash unless `verify` is off, or a stamp in `cache_dir` shows that
+    this file was hashed before. A background thread reads up to `prefetch` shards and `prefetch_bytes` ahead.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class ShardLoader:
         self.folder = Path(folder).absolute()
         self.schema = index.read_schema(self.folder)
         if columns is not None:
-            check_columns(self.schema, columns, str(self.folder))
+            faults = column_faults(columns, self.schema.names, str(self.folder))
+            if faults:
+                raise_input_faults("dataset", faults)
         self._columns = self.schema.names if columns is None else list(columns)
         self._paths = index.shard_paths(self.folder)
         self._prefetch = prefetch
@@ -107,7 +109,7 @@ class ShardLoader:
         return self.shards()
 
     def shards(self, order: Sequence[int] | None = None) -> Iterator[LoadedShard]:
-        """Each shard once it is verified; `order` lists places in the index. InputError at the first bad one."""
+        """Each shard after verification; `order` lists indices of shards. InputError at the first fault."""
 
         def load(at: int, is_stopped: Callable[[], bool]) -> LoadedShard:
             identity = self._require(at, is_stopped)
@@ -123,7 +125,7 @@ class ShardLoader:
         return self._iterate(load, lambda shard: shard.size_bytes, order)
 
     def tables(self, order: Sequence[int] | None = None) -> "Iterator[pa.Table]":
-        """Each shard as one table, verified and decoded ahead, with the columns in the order that was asked for."""
+        """Each shard as one table, verified and decoded ahead, with the requested columns in order."""
 
         def load(at: int, is_stopped: Callable[[], bool]) -> "pa.Table":
             return self._read(at, self._require(at, is_stopped))
@@ -133,9 +135,9 @@ class ShardLoader:
     def verify_all(
         self, on_progress: OnProgress | None = None, stop: Callable[[], bool] | None = None
     ) -> VerifyReport:
-        """Compare every shard with the index, whatever `verify` says. One InputError names each bad one.
+        """Compare every shard with the index, also if `verify` is off. One InputError with all faults.
 
-        Blocks; two threads hash. `stop` is asked from both, often: once it is true, the report is not complete.
+        Blocks; two threads hash. Both call `stop` often; once it is true, they end and the report is incomplete.
         """
         self._refuse_closed()
 
@@ -173,14 +175,14 @@ class ShardLoader:
         )
 
     def close(self) -> None:
-        """End every iterator and all threads; a hash or decode under way is waited for. Safe to repeat."""
+        """End all iterators and threads. Waits for a running hash or decode. Safe to repeat."""
         with self._lock:
             self._halt.set()
             readaheads = list(self._readaheads)
         for readahead in readaheads:
             readahead.close()
         for iterator in list(self._iterators):
-            with contextlib.suppress(ValueError):  # at work in another thread; its readahead has been closed
+            with contextlib.suppress(ValueError):  # running in another thread; its readahead is closed
                 iterator.close()
 
     def __enter__(self) -> Self:
@@ -194,8 +196,8 @@ class ShardLoader:
     @property
     def _remedy(self) -> str:
         return (
-            "restore these files; if the change was meant, index the folder again: "
-            f"`DatasetIndex.build({str(self.folder)!r})`"
+            "restore these files. If the change is intended, index the folder again:"
+            f" `DatasetIndex.build({str(self.folder)!r})`"
         )
 
     def _refuse_closed(self) -> None:
@@ -212,7 +214,9 @@ class ShardLoader:
         places = list(range(len(self._paths)) if order is None else order)
         unknown = [at for at in places if not 0 <= at < len(self._paths)]
         if unknown:
-            raise InputError(f"order: {unknown[0]} is no shard: the index has 0 to {len(self._paths) - 1}")
+            raise InputError(
+                f"order: found {unknown[0]}, expected 0 to {len(self._paths) - 1}, the shards of the index"
+            )
         iterator = self._generate(load, size_of, places)
         self._iterators.add(iterator)
         return iterator
@@ -223,7 +227,7 @@ class ShardLoader:
         if not places:
             return
         halt = threading.Event()
-        with self._lock:  # so that a close in another thread sees these threads, or they do not start
+        with self._lock:  # a close in another thread sees these threads, or they do not start
             self._refuse_closed()
             readahead = Readahead(
                 iter(places),
@@ -241,7 +245,7 @@ class ShardLoader:
                 try:
                     value = readahead.pop()
                 except (ReadaheadClosedError, HashStoppedError):
-                    raise RuntimeError("the shard loader was closed while a shard was waited for") from None
+                    raise RuntimeError("the shard loader was closed while a shard was awaited") from None
                 yield value
                 del value
         finally:
@@ -284,7 +288,7 @@ class ShardLoader:
         except InputError as error:
             return _Verdict(fault=str(error))
         if found != shard.hash:
-            fault = f"its content changed: hash {found}, expected {shard.hash}"
+            fault = f"content changed: hash {found}, expected {shard.hash}"
             return _Verdict(fault=fault, hashed_bytes=hashed.size_bytes)
         self._stamps.add(Stamp(path=shard.path, identity=hashed, rows=rows, hash=found), path)
         return _Verdict(identity=hashed, hashed_bytes=hashed.size_bytes)
@@ -295,7 +299,7 @@ class ShardLoader:
 
         path = self._paths[at]
         try:
-            # Not `read_table`: it takes folder names such as `split=train` for columns.
+            # Not `read_table`: it turns folder names such as `split=train` into columns.
             with pq.ParquetFile(path, pre_buffer=False) as file:
                 check_schema(self.schema, file.schema_arrow, str(path))
                 table = file.read(columns=self._columns, use_threads=False)
@@ -303,7 +307,7 @@ class ShardLoader:
         except (OSError, ValueError, pa.ArrowException) as error:
             raise InputError(f"{path}: cannot be decoded: {error}\n{self._remedy}") from error
         if not is_same:
-            raise InputError(f"{path}: changed while it was being read\n{self._remedy}")
+            raise InputError(f"{path}: changed while it was read\n{self._remedy}")
         return table
 
 

@@ -1,1 +1,1 @@
-"""Parquet files as batches: the order of the rows, the footers, reading ahead, the decode-once cache."""
+"""Parquet files as batches: row order, footers, readahead, the decode-once cache."""

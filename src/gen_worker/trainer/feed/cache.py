@@ -1,6 +1,5 @@
-"""Decode once: the dataset as an uncompressed Arrow IPC file that later passes and processes memory-map."""
+"""Decode-once cache: the dataset as an uncompressed, memory-mapped Arrow IPC file."""
 
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -8,7 +7,6 @@ import logging
 import os
 import shutil
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,11 +17,11 @@ from gen_worker.contract.files.durable import replacing
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.groups import CHECKSUM_KEY, MANIFEST_KEY, GroupSource, IpcGroups
 from gen_worker.trainer.feed.manifest import Manifest
+from gen_worker.trainer.feed.readahead import JOIN_TIMEOUT_S, open_at_exit
 
 logger = logging.getLogger(__name__)
 
 FREE_SPACE_MARGIN = 1.1
-JOIN_TIMEOUT_S = 10.0
 
 
 class _StoppedError(Exception):
@@ -33,9 +31,9 @@ class _StoppedError(Exception):
 def write_groups(
     path: Path, manifest: Manifest, source: GroupSource, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Every row group as one record batch, in order, with the manifest in the schema's metadata.
+    """Write every row group as one record batch, in order, with the manifest in the schema's metadata.
 
-    Atomic and durable: a reader sees the whole file or none. Raises OSError if the disk refuses.
+    Atomic and durable. Raises OSError of the disk.
     """
     schema = manifest.schema.with_metadata({MANIFEST_KEY: manifest.to_json()})
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
@@ -63,7 +61,7 @@ def _read_all(
 
 
 def _unify_dictionaries(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """An IPC file holds one dictionary per column, which may only grow; parquet has one per row group."""
+    """An IPC file has one dictionary per column, which may only grow; parquet has one per row group."""
     carried: pa.Table | None = None
     for batch in batches:
         if not any(_has_dictionary(field.type) for field in batch.schema):
@@ -71,12 +69,12 @@ def _unify_dictionaries(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
             continue
         table = pa.Table.from_batches([batch])
         if carried is not None:
-            # The dictionary so far comes first, so its codes stay and new values are appended.
+            # The known dictionary comes first, so that its codes stay and new values are appended.
             table = pa.concat_tables([carried, table]).unify_dictionaries()
         unified = table.to_batches()[-1] if batch.num_rows else batch
         if batch.num_rows:
             carried = pa.Table.from_batches([unified.slice(0, 1)])
-        elif carried is not None:  # an empty group has no dictionary of its own to put in place of it
+        elif carried is not None:  # an empty group has no dictionary of its own
             unified = carried.to_batches()[0].slice(0, 0)
         yield unified
 
@@ -88,28 +86,27 @@ def _has_dictionary(data_type: pa.DataType) -> bool:
 
 
 class CachedGroups:
-    """Row groups from the cache file as soon as there is one; from `source` until then.
+    """Row groups from the cache file once it exists; until then from `source`.
 
-    The file is made by one background thread of one process; a lock keeps others from doing the same work,
-    and a rename makes it safe even where the lock does not hold. A cache that cannot be written is only
-    slower: it is said in the log and the source goes on.
+    One background thread of one process writes the file, under a lock. The rename keeps it safe without the lock.
+    If it cannot be written, a warning is logged and `source` is used.
     """
 
     def __init__(self, source: GroupSource, manifest: Manifest, folder: Path) -> None:
         self._source = source
         self._manifest = manifest
         self.checksums = source.checksums
-        # By the very files: another content may have the same manifest, and must not be served from here.
+        # Named by the stamps of the files, because other content may have the same manifest.
         self.path = folder / f"{manifest.stamp_digest}.arrow"
         self._cached: IpcGroups | None = None
         self._stop = threading.Event()
-        self._is_settled = threading.Event()  # in use, or given up
+        self._is_settled = threading.Event()  # in use, or failed
         self._builder: threading.Thread | None = None
         self._pid = os.getpid()
         if self._open():
             return
         self._builder = threading.Thread(target=self._build, name="feed-cache", daemon=True)
-        _open_caches.add(self)
+        open_at_exit.add(self)
         self._builder.start()
 
     def read(self, group: int) -> pa.RecordBatch:
@@ -129,14 +126,14 @@ class CachedGroups:
         return self._cached is not None
 
     def close(self) -> None:
-        """Stops a build under way and removes what it wrote so far."""
+        """Stop a running build and delete its file."""
         self._stop.set()
         if self._builder is not None and self._pid == os.getpid():
             self._builder.join(JOIN_TIMEOUT_S)
         if self._cached is not None:
             self._cached.close()
         self._source.close()
-        _open_caches.discard(self)
+        open_at_exit.discard(self)
 
     def _open(self, *, is_told: bool = False) -> bool:
         if not self.path.exists():
@@ -145,7 +142,7 @@ class CachedGroups:
             self._cached = IpcGroups(self.path, self._manifest, checksums=self.checksums)
         except InputError as error:
             if is_told:
-                logger.warning("the feed cache is ignored and made anew: %s", error)
+                logger.warning("the feed cache is not valid and is written again: %s", error)
             return False
         self._is_settled.set()
         return True
@@ -154,7 +151,7 @@ class CachedGroups:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _lock(self.path.with_suffix(".lock"), self._stop):
-                if self._open(is_told=True):  # made by another process meanwhile
+                if self._open(is_told=True):  # written by another process
                     return
                 self._remove_leftovers()
                 self._check_space()
@@ -163,12 +160,14 @@ class CachedGroups:
         except _StoppedError:
             pass
         except (OSError, InputError) as error:
-            logger.warning("the feed goes on without its cache %s: %s", self.path, error)
+            logger.warning(
+                "the feed cache %s cannot be written, the feed continues without it: %s", self.path, error
+            )
         finally:
             self._is_settled.set()
 
     def _remove_leftovers(self) -> None:
-        """Parts left by a builder that was killed; the lock says that no other is at work."""
+        """Delete files of a builder that was killed. We hold the lock, so no other is running."""
         for leftover in self.path.parent.glob(f".{self.path.name}.*.tmp"):
             leftover.unlink(missing_ok=True)
 
@@ -176,22 +175,12 @@ class CachedGroups:
         needed = int(self._manifest.num_rows * self._manifest.bytes_per_row * FREE_SPACE_MARGIN)
         free = shutil.disk_usage(self.path.parent).free
         if free < needed:
-            raise OSError(errno.ENOSPC, f"about {needed >> 20} MiB are needed, {free >> 20} MiB are free")
-
-
-_open_caches: "weakref.WeakSet[CachedGroups]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    # A daemon thread that is inside Arrow while the interpreter is torn down can crash the process.
-    for cache in list(_open_caches):
-        cache.close()
+            raise OSError(errno.ENOSPC, f"it needs about {needed >> 20} MiB, but {free >> 20} MiB are free")
 
 
 @contextlib.contextmanager
 def _lock(path: Path, stop: threading.Event) -> Iterator[None]:
-    """Held while building. Waits for another builder, so that its file is picked up when it is there."""
+    """Held while building. Waits for another builder, to use its file."""
     with path.open("ab") as file:
         while True:
             try:

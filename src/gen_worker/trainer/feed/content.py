@@ -1,8 +1,8 @@
-"""What the row groups held when a run read them: a checksum of each, saved with the cursor, compared on a resume.
+"""Checksums of the row groups that a run read, saved with the cursor and compared on a resume.
 
-Size, row counts and footer of a file can stay the same while its rows change. So each row group is checksummed the
-first time that a process reads it. A checksum that differs from the one a checkpoint has is an error that names the
-file. CRC-32 is meant for files that were replaced or rewritten, not for somebody who wants to hide it.
+Size, row counts and footer of a file can stay the same while its rows change. So each row group is checksummed when a
+process first reads it. If it differs from the checkpoint, an error names the file. CRC-32 detects replaced files, not
+attacks.
 
 Imports no pyarrow: the state of several processes is merged where a checkpoint is saved.
 """
@@ -32,10 +32,7 @@ class ContentChangedError(InputError):
 
 
 class GroupChecksums:
-    """Of one dataset: by the number of the row group. Safe for threads.
-
-    `kind` says what was checksummed, and how: checksums of another kind are not compared.
-    """
+    """Checksums of one dataset by row group. Thread-safe. Only checksums of one `kind` are compared."""
 
     def __init__(self, num_groups: int, kind: str) -> None:
         self.kind = kind
@@ -46,7 +43,7 @@ class GroupChecksums:
         return self._values[group] or None
 
     def note(self, group: int, checksum: int, place: str) -> None:
-        """Remember it, or compare it with what is known. ContentChangedError names `place`."""
+        """Store a checksum, or compare it with the known one. ContentChangedError names `place`."""
         checksum = checksum or 1
         with self._lock:
             before = self._values[group]
@@ -55,9 +52,9 @@ class GroupChecksums:
             raise ContentChangedError(place, before, checksum)
 
     def expect(self, state: Mapping[str, Any]) -> list[int] | None:
-        """Take what a checkpoint knows: row groups that were read before this call, and differ from it.
+        """Use the checksums of a checkpoint. Returns row groups that were already read and differ.
 
-        None where its checksums are of another kind, and nothing can be compared.
+        None if its checksums are of another kind and cannot be compared.
         """
         saved = _read(state)
         if state.get("kind") != self.kind or len(saved) != len(self._values):
@@ -67,13 +64,13 @@ class GroupChecksums:
             for group, checksum in enumerate(saved):
                 if checksum == _UNREAD:
                     continue
-                if self._values[group] not in (_UNREAD, checksum):  # a cache is made of it already
+                if self._values[group] not in (_UNREAD, checksum):  # read for the cache
                     differing.append(group)
                 self._values[group] = checksum
         return differing
 
     def forget(self) -> None:
-        """Other data is wanted: what is read from now on counts."""
+        """Drop all checksums, to accept other data."""
         with self._lock:
             self._values = array("I", bytes(len(self._values) * _BYTES))
 
@@ -90,7 +87,7 @@ def cursor_error(changes: Sequence[str]) -> InputError:
 
 
 def merge_content(states: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
-    """What several processes read, as one. InputError where two of them read different data."""
+    """The checksums of several processes as one. InputError if two of them read different data."""
     if not states:
         return None
     kind, merged = states[0]["kind"], _read(states[0])
@@ -98,8 +95,8 @@ def merge_content(states: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
         for group, checksum in enumerate(_read(state)):
             if merged[group] not in (_UNREAD, checksum) and checksum != _UNREAD:
                 raise InputError(
-                    f"two processes read different data in row group {group} of the dataset: a file changed while the"
-                    " run was reading it. Put it back and resume"
+                    f"two processes read different data in row group {group} of the dataset: a file changed during the"
+                    " run. Restore it and resume"
                 )
             merged[group] = merged[group] or checksum
     return _write(kind, merged)

@@ -1,4 +1,4 @@
-"""On a resume: are these the rows that the run has read? Stamps first, then checksums of what was rewritten."""
+"""Checks on a resume that the data is unchanged: stamps first, then checksums of rewritten files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from gen_worker.trainer.feed.content import ContentChangedError, Note
 from gen_worker.trainer.feed.groups import GroupSource
 from gen_worker.trainer.feed.manifest import Manifest
 
-# Read before the first step, over all files that may be others. What is left is compared when it is read.
+# Read before the first step, over all rewritten files. The rest is compared when it is read.
 CHECK_BYTES = 256 << 20
 MAX_NAMED = 10
 
 
 @dataclass(slots=True, kw_only=True)
 class ComparedContent:
-    """`changes` refuse the resume; `notes` are for people."""
+    """`changes` prevent the resume; `notes` are logged."""
 
     changes: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -30,13 +30,13 @@ def compare_content(
     rank: int = 0,
     world_size: int = 1,
 ) -> ComparedContent:
-    """Take the checksums of a checkpoint, and compare them where a file was written, copied or replaced since.
+    """Use the checksums of a checkpoint, and compare them for files that were written, copied or replaced.
 
-    Each of several processes compares its part.
+    Each process compares its part.
     """
     differing = source.checksums.expect(content)
     if differing is None:
-        words = "the checkpoint has checksums of another form of this data: its rows are not compared"
+        words = "the checkpoint has checksums of another form of this data: the rows are not compared"
         return ComparedContent(notes=[("info", words)])
     rewritten = manifest.rewritten_since(saved)
     if not rewritten and not differing:
@@ -54,19 +54,19 @@ def compare_content(
     more = [f"and {len(changes) - MAX_NAMED} more"] if len(changes) > MAX_NAMED else []
     return ComparedContent(
         changes=changes[:MAX_NAMED] + more,
-        notes=[_say(len(rewritten), len(manifest.files), len(all_groups), len(known), len(chosen))],
+        notes=[_note(len(rewritten), len(manifest.files), len(all_groups), len(known), len(chosen))],
     )
 
 
-def _say(num_rewritten: int, num_files: int, num_groups: int, num_known: int, num_compared: int) -> Note:
+def _note(num_rewritten: int, num_files: int, num_groups: int, num_known: int, num_compared: int) -> Note:
     text = (
         f"{num_rewritten} of {num_files} data files were written, copied or moved since the checkpoint:"
-        f" {num_compared} of their {num_groups} row groups are as they were"
+        f" {num_compared} of their {num_groups} row groups are unchanged"
     )
     if num_known > num_compared:
-        text += f"; {num_known - num_compared} more are compared when they are read"
+        text += f", {num_known - num_compared} are compared when they are read"
     if num_groups > num_known:
-        text += f"; {num_groups - num_known} had not been read before and cannot be compared"
+        text += f", {num_groups - num_known} were not read before and cannot be compared"
     return "warning" if num_groups > num_known else "info", text
 
 
@@ -80,14 +80,14 @@ def _groups_of(manifest: Manifest) -> list[range]:
 
 
 def _bytes_of_groups(manifest: Manifest) -> list[int]:
-    """About as many bytes as are read to compare each row group."""
+    """About the bytes that are read to compare each row group."""
     return [
         file.size_bytes * rows // max(file.num_rows, 1) for file in manifest.files for rows in file.group_rows
     ]
 
 
 def _choose(groups: Sequence[int], size_bytes: Sequence[int], limit: int) -> list[int]:
-    """All of them, or as many as the limit allows, spread evenly; at least one."""
+    """All of them, or a subset within the limit, evenly spread; at least one."""
     total = sum(size_bytes[group] for group in groups)
     if total <= limit:
         return list(groups)

@@ -1,4 +1,4 @@
-"""Decoded windows, and the gather of whole blocks of shuffled batches out of them."""
+"""Decoded windows, and gathering blocks of shuffled batches from them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,22 +11,22 @@ import pyarrow.compute as pc
 
 from gen_worker.trainer.feed.order import EpochOrder, Rows, Share, Window
 
-# Shuffled batches are gathered many at once, so that a batch of 32 rows costs one slice and not one gather.
+# Many shuffled batches are gathered at once, so that a batch of 32 rows costs a slice, not a gather.
 BLOCK_ROWS = 16384
 
-Fetch = Callable[[int], pa.RecordBatch]  # a decoded row group, asked for in the order of the schedule
+Fetch = Callable[[int], pa.RecordBatch]  # decodes a row group, in the order of the schedule
 Held = dict[int, "deque[HeldWindow]"]  # by lane
 Mask = npt.NDArray[np.bool_]
 
 
 class HeldWindow:
-    """A window whose pieces are decoded, and its permutation."""
+    """A decoded window and its permutation."""
 
     def __init__(self, plan: EpochOrder, window: Window, fetch: Fetch) -> None:
         self.start = window.start
         self.stop = window.start + window.rows
         self._permutation = plan.permutation(window)
-        # Large pieces stay as they are; small ones are joined, for a gather from each of many would be slow.
+        # Small pieces are joined: a gather from each of many would be slow.
         self._pieces: list[pa.RecordBatch] = []
         small: list[pa.RecordBatch] = []
         small_rows = 0
@@ -43,7 +43,7 @@ class HeldWindow:
         self._piece_of = np.searchsorted(ends, self._permutation, side="right").astype(np.uint16)
 
     def take(self, chosen: slice, is_mine: Mask | None, places: Rows) -> list[tuple[pa.RecordBatch, Rows]]:
-        """The `chosen` rows of the window's order, piece by piece, each with its part of `places`."""
+        """The `chosen` rows of the window's order by piece, each with its part of `places`."""
         rows, piece_of = self._permutation[chosen], self._piece_of[chosen]
         if is_mine is not None:
             rows, piece_of, places = rows[is_mine], piece_of[is_mine], places[is_mine]
@@ -62,10 +62,7 @@ class HeldWindow:
 def gather(
     held: Held, shares: Sequence[Share], per_lane: int, batch: int, stop: int
 ) -> pa.RecordBatch | None:
-    """Batches [batch, stop) one after the other, each with the rows of the shares in their order.
-
-    None where the shares are empty.
-    """
+    """Batches [batch, stop), concatenated, each with the rows of the shares in order. None if the shares are empty."""
     width = sum(share.stop - share.start for share in shares)
     parts: list[tuple[pa.RecordBatch, Rows]] = []  # rows, and their places in the block
     base, origin = 0, batch * per_lane
@@ -82,8 +79,8 @@ def gather(
         return None
     block = join_batches([rows for rows, _ in parts])
     if len(parts) == 1:
-        return block  # one window, one piece: its rows came in their places
-    # The rows are in the processor's cache; bringing them in order costs little beside the gather.
+        return block  # one window, one piece: its rows are in order
+    # The rows are in the CPU cache; ordering them is cheap compared with the gather.
     index = np.empty(block.num_rows, dtype=np.int64)
     index[np.concatenate([places for _, places in parts])] = np.arange(block.num_rows)
     return take_rows(block, index)
@@ -93,7 +90,7 @@ def gather(
 def _places(
     num_batches: int, per_lane: int, width: int, base: int, start: int, stop: int
 ) -> tuple[Rows, Mask | None]:
-    """For each row that a lane gives to a block: its place there, and whether it is in [start, stop)."""
+    """For each row of a lane in a block: its place there, and whether it is in [start, stop)."""
     number, slot = np.divmod(np.arange(num_batches * per_lane), per_lane)
     is_mine = (slot >= start) & (slot < stop) if stop - start < per_lane else None
     return number * width + slot + base, is_mine
@@ -101,15 +98,14 @@ def _places(
 
 def take_rows(batch: pa.RecordBatch, index: Rows) -> pa.RecordBatch:
     """`batch.take` without its checks: our permutations are within bounds."""
-    rows = pa.Array.from_buffers(
-        pa.int64(), len(index), [None, pa.py_buffer(index)]
-    )  # pa.array() imports pandas
+    # Not pa.array(): it imports pandas.
+    rows = pa.Array.from_buffers(pa.int64(), len(index), [None, pa.py_buffer(index)])
     columns = [pc.take(column, rows, boundscheck=False) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def join_batches(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all, without a copy if it is one already."""
+    """One batch of all; a single one is not copied."""
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 

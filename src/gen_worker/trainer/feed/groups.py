@@ -1,4 +1,4 @@
-"""Where row groups come from: parquet files, decoded; or an Arrow IPC file, memory-mapped."""
+"""Sources of row groups: parquet files, or a memory-mapped Arrow IPC file."""
 
 import contextlib
 import hashlib
@@ -15,21 +15,19 @@ import pyarrow.parquet as pq
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.content import GroupChecksums
-from gen_worker.trainer.feed.manifest import FileRecord, FileStamp, Manifest, read_footer
+from gen_worker.trainer.feed.manifest import FileRecord, FileStamp, Manifest, Span, chunk_span, read_footer
 
 MANIFEST_KEY = b"gen_worker.manifest"
 MAX_IDLE_FILES = 8  # open parquet files kept between reads
 FINGERPRINT_PAGES = 64
-CHECKSUM_KEY = b"gen_worker.checksum"  # of a record batch that was made of a row group: that of the row group
-CHECKSUM_BYTES = 1 << 20  # read at once: it fits the cache of a core
-
-Span = tuple[int, int]  # bytes [start, stop) of a file
+CHECKSUM_KEY = b"gen_worker.checksum"  # of a record batch: the checksum of its row group
+CHECKSUM_BYTES = 1 << 20  # read at once: fits the cache of a core
 
 
 class GroupSource(Protocol):
-    """Row groups by their number in the manifest. `read` and `check` may be called from several threads.
+    """Row groups by their number in the manifest. `read` and `check` are thread-safe.
 
-    Whatever is read is checksummed once, and an InputError where `checksums` knows it to be something else.
+    Each row group is checksummed once; InputError if `checksums` has another value.
     """
 
     checksums: GroupChecksums
@@ -40,7 +38,7 @@ class GroupSource(Protocol):
         """Compare a row group with its checksum, without decoding it."""
 
     def forget(self) -> None:
-        """Compare nothing with what was read so far."""
+        """Drop all checksums."""
 
     def close(self) -> None: ...
 
@@ -58,7 +56,7 @@ class _OpenFile:
 
 
 class ParquetGroups:
-    """Decodes in the calling thread; the number of threads is the caller's choice."""
+    """Decodes in the calling thread."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._schema = manifest.schema
@@ -71,14 +69,14 @@ class ParquetGroups:
     def read(self, group: int) -> pa.RecordBatch:
         record, index = self._places[group]
         with self._opened(group) as file:
-            # Not the dataset scanner: it keeps what it has read ahead (arrow#39808). No pre-buffering, as it
-            # doubles the bytes held and gains nothing on files that the page cache serves.
+            # Not the dataset scanner: it leaks its readahead (arrow#39808). No pre-buffering: it doubles the memory
+            # and is not faster for files in the page cache.
             table = file.reader.read_row_group(index, columns=self._schema.names, use_threads=False)
             batch = _single_batch(table, self._schema)
         if batch.num_rows != record.group_rows[index]:
             raise InputError(
-                f"{record.path}: row group {index} has {batch.num_rows} rows, its footer promised "
-                f"{record.group_rows[index]}: the file changed while it was being read"
+                f"{record.path}: row group {index} has {batch.num_rows} rows, expected {record.group_rows[index]}: the"
+                " file changed while it was read"
             )
         return batch
 
@@ -99,7 +97,7 @@ class ParquetGroups:
 
     @contextlib.contextmanager
     def _opened(self, group: int) -> Iterator[_OpenFile]:
-        """The file of a row group, once that was compared with its checksum."""
+        """The file of a row group, after its checksum was compared."""
         record, index = self._places[group]
         try:
             file = self._acquire(record)
@@ -110,7 +108,7 @@ class ParquetGroups:
             raise InputError(f"{record.path}: row group {index} cannot be decoded: {error}") from error
 
     def _compare(self, group: int, file: _OpenFile) -> None:
-        """Once, and again where the file was written since. One call of the system where there is nothing to do."""
+        """Compare the checksum once, and again if the file was written since. Otherwise it costs one system call."""
         record, index = self._places[group]
         stamp = FileStamp.of(os.fstat(file.source.fileno()))
         if stamp != file.stamp:
@@ -133,8 +131,8 @@ class ParquetGroups:
         size_bytes = Path(record.path).stat().st_size
         if size_bytes != record.size_bytes:
             raise InputError(
-                f"{record.path}: changed since the feed was opened (was {record.size_bytes} bytes, "
-                f"is {size_bytes}): put the file back and resume"
+                f"{record.path}: changed since the feed was opened (was {record.size_bytes} bytes, is {size_bytes}):"
+                " restore the file and resume"
             )
         source = pa.OSFile(record.path)
         return _OpenFile(record.path, source, pq.ParquetFile(source, pre_buffer=False))
@@ -150,7 +148,7 @@ class ParquetGroups:
 
 
 class IpcGroups:
-    """The record batches of an Arrow IPC file as row groups: views of the mapped file, nothing is copied."""
+    """The record batches of an Arrow IPC file as row groups: views of the mapped file."""
 
     def __init__(
         self,
@@ -159,9 +157,9 @@ class IpcGroups:
         columns: Sequence[str] | None = None,
         checksums: GroupChecksums | None = None,
     ) -> None:
-        """With `manifest`, the file must have been written for it. Raises InputError for an unsound file.
+        """With `manifest`, the file must have been written for it. InputError if the file is not valid.
 
-        A file of `write_groups` has the checksums of the row groups that it was made of: they are taken for its own.
+        A file of `write_groups` has the checksums of its row groups.
         """
         self.path = path
         self._checked: set[int] = set()
@@ -178,32 +176,27 @@ class IpcGroups:
                     f"{path}: was written for manifest {self.manifest.digest}, not {manifest.digest}"
                 )
             found = [self._reader.get_batch(i).num_rows for i in range(self._reader.num_record_batches)]
+            if tuple(found) != self.manifest.group_rows:
+                raise InputError(f"{path}: its record batches do not match its manifest")
+            self._is_of_parquet = MANIFEST_KEY in (self._reader.schema.metadata or {})
+            names = self.manifest.schema.names if columns is None or self._is_of_parquet else columns
+            kind = parquet_kind(names) if self._is_of_parquet else _kind("arrow", names)
+            self.checksums = checksums or GroupChecksums(len(found), kind)
+            if columns is not None:
+                self.manifest = self.manifest.select(columns, str(path))
         except (OSError, ValueError, pa.ArrowException) as error:
             self._file.close()
             raise InputError(
-                f"{path}: not a sound Arrow IPC file ({error}); write it with pyarrow.ipc.new_file"
+                f"{path}: not a valid Arrow IPC file ({error}): write it with pyarrow.ipc.new_file"
             ) from error
         except InputError:
             self._file.close()
             raise
-        if tuple(found) != self.manifest.group_rows:
-            self._file.close()
-            raise InputError(f"{path}: its record batches do not match the manifest written in it")
-        self._is_of_parquet = MANIFEST_KEY in (self._reader.schema.metadata or {})
-        names = self.manifest.schema.names if columns is None or self._is_of_parquet else columns
-        kind = parquet_kind(names) if self._is_of_parquet else _kind("arrow", names)
-        self.checksums = checksums or GroupChecksums(len(found), kind)
-        if columns is not None:
-            try:
-                self.manifest = self.manifest.select(columns, str(path))
-            except InputError:
-                self._file.close()
-                raise
         self._schema = self.manifest.schema
 
     def read(self, group: int) -> pa.RecordBatch:
         try:
-            with self._lock:  # the reader is not promised to be thread-safe
+            with self._lock:  # the reader may not be thread-safe
                 batch, metadata = self._reader.get_batch_with_custom_metadata(group)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise InputError(f"{self.path}: record batch {group} cannot be read: {error}") from error
@@ -233,10 +226,10 @@ class IpcGroups:
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()  # batches handed out keep the mapping alive
+            self._file.close()  # batches keep the mapping alive
 
     def _manifest_of_file(self) -> Manifest:
-        """The one that `write_groups` put there; else one made from the file itself."""
+        """The manifest of `write_groups`, else one made from the file itself."""
         schema = self._reader.schema
         document = (schema.metadata or {}).get(MANIFEST_KEY)
         if document is not None:
@@ -273,7 +266,7 @@ def _single_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _fingerprint(file: pa.MemoryMappedFile) -> str:
-    """A hash of the footer's end and of evenly spread pages: a cheap way to notice another content."""
+    """A hash of evenly spread pages, to detect other content cheaply."""
     size = file.size()
     digest = hashlib.blake2b(digest_size=16)
     for page in range(FINGERPRINT_PAGES + 1):
@@ -282,7 +275,7 @@ def _fingerprint(file: pa.MemoryMappedFile) -> str:
 
 
 def parquet_kind(names: Sequence[str]) -> str:
-    """Of checksums over these columns of parquet files, as they are encoded."""
+    """The kind of checksums over these encoded columns of parquet files."""
     return _kind("parquet", names)
 
 
@@ -292,24 +285,23 @@ def _kind(what: str, names: Sequence[str]) -> str:
 
 
 def _require_same_footer(record: FileRecord) -> None:
-    """Of a file that was written since the manifest was made."""
+    """For a file that was written after the manifest was made."""
     found = read_footer(record.path)
     if isinstance(found, str):
         raise InputError(found)
     if found.record.identity != record.identity:
-        raise InputError(f"{record.path}: changed since the feed was opened: put the file back and resume")
+        raise InputError(f"{record.path}: changed since the feed was opened: restore the file and resume")
 
 
 def _spans(group: pq.RowGroupMetaData, names: Iterable[str]) -> list[Span]:
-    """Where the column chunks of these columns are, in order; those that touch are one."""
+    """The byte ranges of these columns, in order; adjacent ones are joined."""
     wanted = frozenset(names)
     spans: list[Span] = []
     for number in range(group.num_columns):
         chunk = group.column(number)
         path = chunk.path_in_schema
         if path in wanted or any(path.startswith(f"{name}.") for name in wanted if "." in path):
-            start = (chunk.has_dictionary_page and chunk.dictionary_page_offset) or chunk.data_page_offset
-            spans.append((start, start + chunk.total_compressed_size))
+            spans.append(chunk_span(chunk))
     merged: list[Span] = []
     for start, stop in sorted(spans):
         if merged and start <= merged[-1][1]:

@@ -1,7 +1,6 @@
-"""What a dataset consists of, learnt from parquet footers alone, with every fault found before step 1."""
+"""The files, rows and columns of a dataset, from parquet footers alone. Finds all faults before step 1."""
 
 import base64
-import difflib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -17,18 +16,20 @@ import pyarrow.parquet as pq
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
-from gen_worker.trainer.datasets.schema import raise_input_faults
+from gen_worker.trainer.datasets.schema import column_faults, raise_input_faults
 
 MANIFEST_VERSION = 1
 PARQUET_MAGIC = b"PAR1"
-FOOTER_THREADS = 8  # footers are small reads; on network disks they are all latency
+FOOTER_THREADS = 8  # small reads, dominated by latency on network disks
+
+Span = tuple[int, int]  # bytes [start, stop) of a file
 
 
 class FileStamp(NamedTuple):
-    """What a write to a file, or another file in its place, cannot leave as it was. A copy has another one, too."""
+    """Changes when a file is written, replaced or copied."""
 
     mtime_ns: int
-    ctime_ns: int  # moves also when a tool sets mtime back
+    ctime_ns: int  # changes even if a tool resets mtime
     inode: int
 
     @classmethod
@@ -41,7 +42,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     size_bytes: int
-    footer_digest: str  # the footer holds offsets, sizes and statistics, so most rewrites show here
+    footer_digest: str  # the footer has offsets, sizes and statistics: it differs after most rewrites
     group_rows: tuple[int, ...]
     stamp: FileStamp | None = None  # None: of an older release
 
@@ -55,12 +56,12 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[str, int, str, tuple[int, ...]]:
-        """What must not change. Folder and stamp are left out: a dataset may be moved and copied."""
+        """Must not change. Without folder and stamp: a dataset may be moved and copied."""
         return self.name, self.size_bytes, self.footer_digest, self.group_rows
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The files in their order and the schema of the columns that are read. Serialises to JSON."""
+    """The files in order and the schema of the columns that are read. Serialises to JSON."""
 
     version: int
     files: tuple[FileRecord, ...]
@@ -74,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def from_json(cls, document: bytes | str | Mapping[str, Any]) -> "Manifest":
-        """From JSON text, or from the object that a JSON document held."""
+        """From JSON text or a parsed JSON object."""
         try:
             if isinstance(document, bytes | str):
                 manifest = msgspec.json.decode(document, type=cls)
@@ -84,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise InputError(f"the saved manifest of the dataset is not valid: {error}") from error
         if manifest.version != MANIFEST_VERSION:
             raise InputError(
-                f"manifest version {manifest.version} is unknown; this release reads {MANIFEST_VERSION}"
+                f"manifest version {manifest.version} is unknown, this release reads {MANIFEST_VERSION}"
             )
         return manifest
 
@@ -92,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return msgspec.json.encode(self)
 
     def to_builtins(self) -> dict[str, Any]:
-        """The same as an object to embed in a larger JSON document."""
+        """As an object, to embed in a JSON document."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document
 
@@ -119,8 +120,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(sum(self.row_bytes.values()), 1)
 
     def select(self, columns: Sequence[str], source: str) -> "Manifest":
-        """The manifest of the same files read with fewer columns, or with another order of them."""
-        faults = column_faults(self.schema, columns, source)
+        """The manifest of the same files with these columns."""
+        faults = column_faults(columns, self.schema.names, source)
         if faults:
             raise_input_faults("dataset", faults)
         schema = pa.schema([self.schema.field(name) for name in columns])
@@ -128,19 +129,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def stamp_digest(self) -> str:
-        """Of these very files as they are now: another one once a file was written, copied or replaced."""
+        """Changes when a file is written, copied or replaced."""
         facts = msgspec.json.encode([self.digest, [file.stamp for file in self.files]])
         return hashlib.blake2b(facts, digest_size=32).hexdigest()
 
     def rewritten_since(self, saved: "Manifest | None") -> list[int]:
-        """Which files may not be those of `saved`, by their stamps; all of them where it says nothing. As numbers."""
+        """Numbers of the files with other stamps than in `saved`; all of them if it has none."""
         if saved is None or len(saved.files) != len(self.files):
             return list(range(len(self.files)))
         pairs = enumerate(zip(self.files, saved.files, strict=True))
         return [number for number, (is_, was) in pairs if was.stamp is None or is_.stamp != was.stamp]
 
     def changes_since(self, saved: "Manifest") -> list[str]:
-        """What differs from `saved`, one line each, the files by name."""
+        """Differences from `saved`, one line each, by file name."""
         lines = []
         then = {file.name: file for file in saved.files}
         now = {file.name: file for file in self.files}
@@ -156,14 +157,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                     f"is {is_.size_bytes} bytes, {is_.num_rows} rows)"
                 )
         if not lines and [f.identity for f in saved.files] != [f.identity for f in self.files]:
-            lines.append("the same files are listed in another order, or another number of times")
+            lines.append("the same files are in another order, or repeated")
         if not saved.schema.equals(self.schema):
             lines.append(f"the columns were {_describe(saved.schema)}, are now {_describe(self.schema)}")
         return lines
 
 
 def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) -> Manifest:
-    """Read the footers of every file below `paths`. Raises one InputError that lists every fault."""
+    """Read the footers of all files below `paths`; one InputError with all faults."""
     faults: list[str] = []
     files = expand_parquet_paths(paths, faults)
     with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
@@ -173,17 +174,17 @@ def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) ->
     if not footers:
         raise_input_faults("dataset", faults or ["no files were given: set dataset.parquet_paths"])
 
-    # The first file that has all columns sets the types; the others are compared with it.
+    # The first file with all columns defines the types; the others are compared with it.
     names = list(columns) if columns is not None else list(footers[0].schema.names)
     reference: _Footer | None = None
     for footer in footers:
         source = footer.record.path
-        found = column_faults(footer.schema, names, source)
+        found = column_faults(names, footer.schema.names, source)
         if columns is None:
             extra = [name for name in footer.schema.names if name not in names]
             found += [
-                f"{source}: column {name!r} is not in {footers[0].record.path}; give all files the"
-                " same columns, or name those to read in `dataset.columns` of the job"
+                f"{source}: column {name!r} is not in {footers[0].record.path}: give all files the same columns, or"
+                " list the columns to read in `dataset.columns`"
                 for name in extra
             ]
         if not found and reference is None:
@@ -202,23 +203,6 @@ def read_manifest(paths: Sequence[str], columns: Sequence[str] | None = None) ->
     return Manifest.build([footer.record for footer in footers], schema, row_bytes)
 
 
-def column_faults(schema: pa.Schema, columns: Sequence[str], source: str) -> list[str]:
-    faults = []
-    if not columns:
-        faults.append(f"{source}: the list of columns is empty; leave it out to read all")
-    for name in dict.fromkeys(columns):
-        count = len(schema.get_all_field_indices(name))
-        if count > 1:
-            faults.append(f"{source}: {count} columns are named {name!r}; a name must be unique")
-        elif count == 0:
-            close = difflib.get_close_matches(name, schema.names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(schema.names) or 'none'}"
-            faults.append(f"{source}: no column {name!r}; {hint}")
-        if list(columns).count(name) > 1:
-            faults.append(f"{source}: column {name!r} is asked for more than once")
-    return faults
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Footer:
     record: FileRecord
@@ -226,7 +210,7 @@ class _Footer:
     metadata: pq.FileMetaData
 
     def row_bytes(self, name: str) -> int:
-        """Decoded bytes of one row of a column: by type where the type tells, else from the encoded size."""
+        """Decoded bytes of one row of a column, by its type or its encoded size."""
         group = self.metadata.row_group(next(i for i, rows in enumerate(self.record.group_rows) if rows))
         encoded = 0
         for index in range(group.num_columns):
@@ -246,7 +230,7 @@ def _fixed_bytes(data_type: pa.DataType) -> int:
 
 
 def read_footer(path: str) -> _Footer | str:
-    """The footer, or the fault that keeps it from being read."""
+    """The footer, or a fault."""
     try:
         with Path(path).open("rb") as file:
             stamp = FileStamp.of(os.fstat(file.fileno()))
@@ -255,19 +239,21 @@ def read_footer(path: str) -> _Footer | str:
             tail = file.read(8)
             if size_bytes < 12 or tail[4:] != PARQUET_MAGIC:
                 file.seek(0)
-                cause = "it is cut short" if file.read(4) == PARQUET_MAGIC else "it does not begin as one"
+                cause = "truncated" if file.read(4) == PARQUET_MAGIC else "no parquet header"
                 return f"{path}: not a complete parquet file ({size_bytes} bytes): {cause}"
             footer_bytes = int.from_bytes(tail[:4], "little")
             if footer_bytes > size_bytes - 12:
-                return f"{path}: corrupt footer: it claims {footer_bytes} of {size_bytes} bytes"
+                return (
+                    f"{path}: corrupt footer: its length is {footer_bytes}, the file has {size_bytes} bytes"
+                )
             file.seek(size_bytes - 8 - footer_bytes)
             footer = file.read(footer_bytes)
-        # The footer alone is a readable file: its schema can be had without a second read.
+        # The footer alone is a valid file, so its schema needs no second read.
         with pq.ParquetFile(pa.BufferReader(PARQUET_MAGIC + footer + tail)) as reader:
             metadata, schema = reader.metadata, reader.schema_arrow
         data_end = _data_end(metadata)
         if data_end > size_bytes - 8 - footer_bytes:
-            return f"{path}: its row groups end at byte {data_end}, the file has {size_bytes}: damaged"
+            return f"{path}: corrupt: its row groups end at byte {data_end}, the file has {size_bytes} bytes"
         record = FileRecord(
             path=path,
             size_bytes=size_bytes,
@@ -281,14 +267,15 @@ def read_footer(path: str) -> _Footer | str:
 
 
 def _data_end(metadata: pq.FileMetaData) -> int:
-    end = 0
-    for index in range(max(metadata.num_row_groups - 1, 0), metadata.num_row_groups):
-        group = metadata.row_group(index)
-        for column in range(group.num_columns):
-            chunk = group.column(column)
-            start = (chunk.has_dictionary_page and chunk.dictionary_page_offset) or chunk.data_page_offset
-            end = max(end, start + chunk.total_compressed_size)
-    return end
+    if not metadata.num_row_groups:
+        return 0
+    last = metadata.row_group(metadata.num_row_groups - 1)
+    return max((chunk_span(last.column(number))[1] for number in range(last.num_columns)), default=0)
+
+
+def chunk_span(chunk: pq.ColumnChunkMetaData) -> Span:
+    start = (chunk.has_dictionary_page and chunk.dictionary_page_offset) or chunk.data_page_offset
+    return start, start + chunk.total_compressed_size
 
 
 def _type_faults(footer: _Footer, reference: _Footer, names: Sequence[str]) -> list[str]:
@@ -297,8 +284,8 @@ def _type_faults(footer: _Footer, reference: _Footer, names: Sequence[str]) -> l
         is_, was = footer.schema.field(name), reference.schema.field(name)
         if not is_.equals(was):
             faults.append(
-                f"{footer.record.path}: column {name!r} is {_describe_field(is_)}, "
-                f"but {_describe_field(was)} in {reference.record.path}"
+                f"{footer.record.path}: column {name!r} is {_describe_field(is_)},"
+                f" but {_describe_field(was)} in {reference.record.path}"
             )
     return faults
 

@@ -1,11 +1,11 @@
 """The order of the data is a function; the cursor is an integer.
 
-Which rows make up batch `b` of epoch `e` follows from the row-group sizes and (seed, epoch, batch_size, lanes,
-window) alone. Nothing is drawn from a running generator, so a seek costs the same at any batch, and a resume
-needs no saved iterator. `docs/data-order.md` tells the same in words.
+The rows of batch `b` of epoch `e` depend only on the row-group sizes and (seed, epoch, batch_size, lanes, window). There
+is no running generator, so a seek costs the same at any batch, and a resume needs no saved iterator. See
+`docs/data-order.md`.
 
-All randomness is raw Philox output keyed by a hash, turned into a permutation by a sort of unique keys. Raw
-bit streams are stable over numpy releases, `Generator.permutation` is not promised to be.
+All randomness is raw Philox output keyed by a hash; sorting unique keys makes it a permutation. Raw bit streams are
+stable over numpy releases; `Generator.permutation` may change.
 """
 
 import hashlib
@@ -24,25 +24,25 @@ from gen_worker.errors import InputError
 ORDER_VERSION = 1
 
 MAX_DEFAULT_LANES = 8
-# A row group that a lane border cuts is decoded by both lanes; this many groups a lane keeps that below 1/4.
+# A row group at a lane border is decoded by both lanes; this number of groups per lane keeps that below 1/4.
 GROUPS_PER_DEFAULT_LANE = 4
-# What the shuffle keeps decoded at once, over all lanes, unless a single row group is larger.
+# The shuffle keeps at most this decoded, over all lanes, unless one row group is larger.
 MIXED_ROWS = 1 << 18
 MIXED_BYTES = 96 << 20
 
-# Schema metadata of a rank's part of a short last batch: the rows of the whole.
+# Schema metadata of a rank's part of a short last batch: the rows of all ranks.
 GLOBAL_ROWS = b"gen_worker.global_rows"
 
 Rows = npt.NDArray[np.int64]
 
 
 def permutation(num: int, *path: int) -> Rows:
-    """A permutation of range(num) that depends on `path` (seed, epoch, …) and on nothing else."""
+    """A permutation of range(num) that depends only on `path` (seed, epoch, …)."""
     digest = hashlib.blake2b(
         "/".join(map(str, path)).encode(), digest_size=16, person=b"gen_worker.order"
     ).digest()
     bits: npt.NDArray[np.uint64] = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(num)
-    # The low bits become the index: keys are unique, so every sort algorithm gives the same answer.
+    # The low bits are the index: keys are unique, so every sort algorithm gives the same result.
     index_mask = np.uint64((1 << max(num - 1, 1).bit_length()) - 1)
     bits &= ~index_mask
     bits |= np.arange(num, dtype=np.uint64)
@@ -52,7 +52,7 @@ def permutation(num: int, *path: int) -> Rows:
 
 
 def default_lanes(batch_size: int, num_groups: int, group_bytes: int = 0) -> int:
-    """Never looks at the world size, so a run keeps its order on more or fewer ranks."""
+    """Independent of the world size, so that a run keeps its order on more or fewer ranks."""
     limit = min(MAX_DEFAULT_LANES, max(num_groups // GROUPS_PER_DEFAULT_LANE, 1))
     if group_bytes:
         limit = min(limit, max(MIXED_BYTES // group_bytes, 1))
@@ -60,7 +60,7 @@ def default_lanes(batch_size: int, num_groups: int, group_bytes: int = 0) -> int
 
 
 def default_window(lanes: int, num_groups: int, num_rows: int, group_bytes: int = 0) -> int:
-    """Row-group pieces per window: as many as the shuffle may keep decoded over all its lanes."""
+    """Row-group pieces per window, within the limits of the shuffle over all lanes."""
     mixed = MIXED_ROWS * num_groups // max(num_rows, 1)
     if group_bytes:
         mixed = min(mixed, MIXED_BYTES // group_bytes)
@@ -84,13 +84,13 @@ class Window:
     index: int
     start: int  # in rows of the lane
     rows: int
-    first_batch: int  # the first batch that needs a row of it
+    first_batch: int  # that needs a row of it
     pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one rank takes of a lane: rows [start, stop) of those the lane gives to each batch."""
+    """The part of a rank in a lane: rows [start, stop) of the lane's rows in each batch."""
 
     lane: int
     start: int
@@ -98,7 +98,7 @@ class Share:
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the loop is: the next batch to train on, and all that the order depends on."""
+    """The next batch to train on, and everything that the order depends on."""
 
     version: int
     seed: int
@@ -129,11 +129,11 @@ class DataOrder:
         group_bytes: int = 0,
     ) -> None:
         sizes = np.asarray(group_rows, dtype=np.int64)
-        groups = np.flatnonzero(sizes)  # empty row groups have no place in an order
+        groups = np.flatnonzero(sizes)  # without empty row groups
         if lanes is not None and (lanes < 1 or batch_size % lanes):
             choices = ", ".join(str(n) for n in range(1, min(batch_size, 64) + 1) if batch_size % n == 0)
             raise InputError(
-                f"lanes={lanes} does not divide batch_size={batch_size}; choose one of {choices}"
+                f"batch_size={batch_size} is not a multiple of lanes={lanes}: choose one of {choices}"
             )
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -157,10 +157,9 @@ class DataOrder:
         return EpochOrder(self, epoch)
 
     def shares(self, rank: int, world_size: int) -> tuple[Share, ...]:
-        """What `rank` takes of every full batch, in the order of its rows.
+        """The rows of `rank` in every full batch, in order. The ranks together take each row once.
 
-        Whole lanes where the world size divides them; else a slice of the global batch, which touches
-        neighbouring lanes only. Either way the ranks together take each row once.
+        Whole lanes if their number is a multiple of the world size; else a slice of the global batch, in adjacent lanes.
         """
         per_lane = self.rows_per_lane
         if self.shuffle and self.lanes % world_size == 0:
@@ -184,7 +183,7 @@ class DataOrder:
         )
 
     def tail_span(self, rank: int, world_size: int) -> tuple[int, int]:
-        """The rank's part of the last, shorter batch; may be empty."""
+        """The rank's part of the short last batch; may be empty."""
         return self.tail_rows * rank // world_size, self.tail_rows * (rank + 1) // world_size
 
 
@@ -200,11 +199,11 @@ class EpochOrder:
 
     @cached_property
     def tail_lane(self) -> int:
-        """The remainder rows behave as one more lane that gives all its rows to the last batch."""
+        """The remaining rows are one more lane, with all its rows in the last batch."""
         return self.order.lanes
 
     def windows(self, lanes: Sequence[int], from_batch: int = 0) -> Iterator[Window]:
-        """The windows of `lanes` that batches from `from_batch` on need, in the order they are needed."""
+        """The windows of `lanes` for the batches from `from_batch` on, in the order of use."""
         streams = [self._lane_windows(lane, from_batch) for lane in lanes]
         if len(streams) == 1:
             return streams[0]
@@ -254,7 +253,7 @@ class EpochOrder:
         return permutation(window.rows, order.seed, self.epoch, window.lane, window.index)
 
     def batch_rows(self, batch: int, *, rank: int = 0, world_size: int = 1) -> Rows:
-        """The dataset's row numbers of one batch, in order: what the feed will deliver, without reading it."""
+        """The row numbers of one batch, in order, without reading data."""
         order = self.order
         if batch >= order.full_batches:
             start, stop = order.tail_span(rank, world_size)
@@ -280,7 +279,7 @@ class EpochOrder:
 
 
 def cursor_differences(saved: Cursor, now: Cursor) -> list[str]:
-    """What makes a saved position meaningless here, one line each; the manifest is judged elsewhere."""
+    """Settings that make a saved position invalid, one line each; without the manifest."""
     fields = ["batch_size", "shuffle", "drop_last"]
     if saved.shuffle and now.shuffle:
         fields += ["seed", "lanes", "window"]

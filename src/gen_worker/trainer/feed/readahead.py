@@ -1,4 +1,4 @@
-"""Load things ahead of their use, in order, in a few daemon threads, bounded in number and bytes."""
+"""Loads values ahead of their use, in order, in daemon threads, limited in number and bytes."""
 
 import atexit
 import os
@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-# One decode of one row group: what a close has to wait for at most.
+# A close waits for at most one decode of one row group.
 JOIN_TIMEOUT_S = 10.0
 
 
 class ReadaheadClosedError(RuntimeError):
-    """The readahead was closed while someone waited for its next value."""
+    """The readahead was closed while its next value was awaited."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class _Slot(Generic[V]):
 class Readahead(Generic[K, V]):
     """Values of `load(key)` for each key, in the order of the keys.
 
-    At most `max_items` values are loading or waiting, and together at most `max_bytes` (by `estimate` until
-    `size_of` is known), except that one value is always allowed. An error reaches the caller of `pop` in the
-    place of its value, and nothing is loaded after it. One consumer; `close` may come from any thread.
+    At most `max_items` values and `max_bytes` (by `estimate` until `size_of` is known) are loading or waiting; one value
+    is always allowed. `pop` raises the error of a load in place of its value, and nothing is loaded after it. One
+    consumer; `close` may be called from any thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Readahead(Generic[K, V]):
             threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True)
             for n in range(min(num_threads, max_items))
         ]
-        _open_readaheads.add(self)
+        open_at_exit.add(self)
         for thread in self._threads:
             thread.start()
 
@@ -77,15 +77,14 @@ class Readahead(Generic[K, V]):
         """The next value; waits for it."""
         if self._pid != os.getpid():
             raise RuntimeError(
-                "this iterator was made before a fork and its threads stayed in the parent; "
-                "call batches() in the child"
+                "this iterator was created before a fork and has no threads here: call batches() in the child"
             )
         with self._changed:
             while not (self._slots and self._slots[0].is_done):
                 if self._is_closed:
-                    raise ReadaheadClosedError("the feed was closed while a batch was being waited for")
+                    raise ReadaheadClosedError("the feed was closed while a batch was awaited")
                 if self._is_finished and not self._slots:
-                    raise ReadaheadClosedError("every value was taken already")
+                    raise ReadaheadClosedError("all values were taken")
                 self._changed.wait()
             slot = self._slots.popleft()
             self._held_bytes -= slot.size_bytes
@@ -95,9 +94,9 @@ class Readahead(Generic[K, V]):
         return slot.value  # type: ignore[return-value]  # a done slot without an error has its value
 
     def close(self) -> None:
-        """Stop the threads and let go of what they loaded. Waits for loads under way. Safe to repeat."""
+        """Stop the threads and drop their values. Waits for running loads. Safe to repeat."""
         if self._pid != os.getpid():
-            return  # the threads, and perhaps the lock, belong to the parent
+            return  # the threads and the lock belong to the parent
         with self._changed:
             self._is_closed = True
             self._slots.clear()
@@ -106,7 +105,7 @@ class Readahead(Generic[K, V]):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(JOIN_TIMEOUT_S)
-        _open_readaheads.discard(self)
+        open_at_exit.discard(self)
 
     def _work(self) -> None:
         while (started := self._start()) is not None:
@@ -117,7 +116,7 @@ class Readahead(Generic[K, V]):
             try:
                 value = self._load(key)
                 size_bytes = self._size_of(value)
-            except BaseException as caught:  # handed to the consumer
+            except BaseException as caught:  # raised by `pop`
                 error = caught
             with self._changed:
                 if self._is_closed:
@@ -126,7 +125,7 @@ class Readahead(Generic[K, V]):
                 slot.size_bytes, slot.value, slot.error, slot.is_done = size_bytes, value, error, True
                 self._is_finished = self._is_finished or error is not None
                 self._changed.notify_all()
-            # Names of a waiting thread must not keep a consumed value alive.
+            # A waiting thread must not keep a consumed value alive.
             del value, slot, started, error
 
     def _start(self) -> tuple[K, _Slot[V]] | None:
@@ -136,7 +135,7 @@ class Readahead(Generic[K, V]):
                     try:
                         key = next(self._keys)
                         self._next = key, self._estimate(key)
-                    except BaseException as caught:  # handed to the consumer
+                    except BaseException as caught:  # raised by `pop`
                         self._is_finished = True
                         if not isinstance(caught, StopIteration):
                             self._slots.append(_Slot(size_bytes=0, error=caught, is_done=True))
@@ -155,11 +154,11 @@ class Readahead(Generic[K, V]):
             return None
 
 
-_open_readaheads: "weakref.WeakSet[Readahead[Any, Any]]" = weakref.WeakSet()
+open_at_exit: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    # A daemon thread that is inside Arrow while the interpreter is torn down can crash the process.
-    for readahead in list(_open_readaheads):
-        readahead.close()
+    # A daemon thread inside Arrow can crash the process when the interpreter exits.
+    for owner in list(open_at_exit):
+        owner.close()

@@ -1,4 +1,4 @@
-"""Row groups in, batches out, for one iterator: which groups to read ahead, and how to cut or gather them."""
+"""From row groups to batches for one iterator: which groups to read ahead, and how to slice or gather them."""
 
 import contextlib
 from collections import deque
@@ -24,15 +24,15 @@ from gen_worker.trainer.feed.readahead import Readahead
 DECODE_THREADS = 2
 BLOCK_BYTES = 8 << 20
 MAX_BLOCKS_AHEAD = 2
-# Row groups smaller than a batch are decoded in runs of about this many batches.
-RUN_BATCHES = 16
-RUN_BYTES = 8 << 20
+# Row groups smaller than a batch are decoded in spans of about this many batches.
+RANGE_BATCHES = 16
+RANGE_BYTES = 8 << 20
 
-Run = tuple[int, int]  # row groups [first, last)
+GroupRange = tuple[int, int]  # row groups [first, last)
 
 
 class BatchStream:
-    """The machinery behind one `ArrowFeed.batches` iterator; owns its threads, which start on first use."""
+    """One `ArrowFeed.batches` iterator. Owns its threads, which start on first use."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BatchStream:
         self._readahead = readahead
         self._readahead_bytes = readahead_bytes
         self._is_closed = False
-        self._stages: list[Readahead[Run, pa.RecordBatch] | Readahead[None, pa.RecordBatch]] = []
+        self._stages: list[Readahead[GroupRange, pa.RecordBatch] | Readahead[None, pa.RecordBatch]] = []
         self._blocks_under_way: Generator[pa.RecordBatch, None, None] | None = None
 
     @property
@@ -72,8 +72,8 @@ class BatchStream:
         for stage in self._stages:  # decoders first: the gatherer may be waiting for one
             stage.close()
         if self._blocks_under_way is not None:
-            with contextlib.suppress(ValueError):  # a gather that outlived the wait for its thread
-                self._blocks_under_way.close()  # its frame holds the decoded windows
+            with contextlib.suppress(ValueError):  # a gather that is still running
+                self._blocks_under_way.close()  # frees the decoded windows
 
     # Unshuffled: slices of decoded row groups, without a copy unless a batch crosses a border.
 
@@ -82,15 +82,15 @@ class BatchStream:
         size, full = order.batch_size, order.full_batches
         (share,) = self._shares
         width = share.stop - share.start
-        runs = self._runs()
-        run_rows = [int(order.group_starts[first]) for first, _ in runs]
-        skip = int(np.searchsorted(run_rows, batch * size, side="right")) - 1
+        ranges = self._ranges()
+        range_rows = [int(order.group_starts[first]) for first, _ in ranges]
+        skip = int(np.searchsorted(range_rows, batch * size, side="right")) - 1
         reader = _RowReader(
-            self._reader(self._run_keys(runs, skip)),
-            starts=run_rows,
-            runs=runs,
+            self._reader(self._range_keys(ranges, skip)),
+            starts=range_rows,
+            ranges=ranges,
             num_rows=order.num_rows,
-            at=epoch * len(runs) + skip,
+            at=epoch * len(ranges) + skip,
             empty=self._empty(),
         )
         for current in count(epoch):
@@ -104,7 +104,7 @@ class BatchStream:
                     for offset in range(first, first + inside * size, size):
                         yield cut(offset, width)
                     batch += inside
-                    del cut, chunk  # so that it is free while the next one is waited for
+                    del cut, chunk  # freed before the wait for the next one
                 else:
                     yield reader.rows(row, row + width)
                     batch += 1
@@ -113,33 +113,35 @@ class BatchStream:
                 yield self._marked(reader.rows(tail + self._tail_span[0], tail + self._tail_span[1]))
             batch = 0
 
-    def _runs(self) -> list[Run]:
-        """One row group each; several where no batch fits in one anyway."""
+    def _ranges(self) -> list[GroupRange]:
+        """One row group each; several if a batch is larger than any row group."""
         order = self._order
         sizes = order.sizes.tolist()
         groups = order.groups.tolist()
         if max(sizes) >= order.batch_size:
             return [(group, group + 1) for group in groups]
-        limit = min(RUN_BATCHES * order.batch_size, max(RUN_BYTES // self._bytes_per_row, order.batch_size))
-        runs: list[Run] = []
+        limit = min(
+            RANGE_BATCHES * order.batch_size, max(RANGE_BYTES // self._bytes_per_row, order.batch_size)
+        )
+        ranges: list[GroupRange] = []
         rows = limit
         for group in groups:
             if rows + sizes[group] > limit:
-                runs.append((group, group + 1))
+                ranges.append((group, group + 1))
                 rows = sizes[group]
             else:
-                runs[-1] = (runs[-1][0], group + 1)
+                ranges[-1] = (ranges[-1][0], group + 1)
                 rows += sizes[group]
-        return runs
+        return ranges
 
     @staticmethod
-    def _run_keys(runs: list[Run], skip: int) -> Iterator[Run]:
-        if len(runs) == 1:
-            yield runs[0]  # decoded once, kept for all epochs
+    def _range_keys(ranges: list[GroupRange], skip: int) -> Iterator[GroupRange]:
+        if len(ranges) == 1:
+            yield ranges[0]  # decoded once, kept for all epochs
             return
-        yield from runs[skip:]
+        yield from ranges[skip:]
         while True:
-            yield from runs
+            yield from ranges
 
     # Shuffled: windows are kept decoded, blocks of whole batches are gathered from them.
 
@@ -172,7 +174,7 @@ class BatchStream:
                 batch = 0
 
     def _schedule(self, epoch: int, batch: int) -> Iterator[Window]:
-        """Every window this rank needs, in the order it needs them."""
+        """All windows of this rank, in the order of use."""
         lanes = [share.lane for share in self._shares]
         for current in count(epoch):
             plan = self._order.epoch(current)
@@ -183,9 +185,9 @@ class BatchStream:
             batch = 0
 
     def _fetcher(self, epoch: int, batch: int) -> Fetch:
-        """Decoded row groups in the order of the schedule; one that is asked for twice in a row comes once."""
+        """Decoded row groups in the order of the schedule; a repeated one is decoded once."""
 
-        def keys() -> Iterator[Run]:
+        def keys() -> Iterator[GroupRange]:
             last = -1
             for window in self._schedule(epoch, batch):
                 for piece in window.pieces:
@@ -221,8 +223,7 @@ class BatchStream:
                 while upcoming is not None and upcoming.first_batch <= batch:
                     held[upcoming.lane].append(HeldWindow(plan, upcoming, fetch))
                     upcoming = next(coming, None)
-                # A block ends where another window is needed, so a window that cannot be read spoils no
-                # batch before its own.
+                # A block ends before the next window, so that a window that cannot be read affects no earlier batch.
                 stop = min(batch + block_batches, upcoming.first_batch if upcoming else order.full_batches)
                 yield gather(held, self._shares, order.rows_per_lane, batch, stop)
                 batch = stop
@@ -244,19 +245,19 @@ class BatchStream:
     # Both.
 
     def _marked(self, tail: pa.RecordBatch) -> pa.RecordBatch:
-        """Of a batch that ranks share unevenly, each part says how many rows there are in all."""
+        """Store the rows over all ranks in the part of a short batch."""
         rows = self._order.tail_rows
         if not self._is_shared:
             return tail
         metadata = {**(tail.schema.metadata or {}), GLOBAL_ROWS: str(rows).encode()}
         return tail.replace_schema_metadata(metadata)
 
-    def _reader(self, keys: Iterator[Run]) -> Callable[[], pa.RecordBatch]:
+    def _reader(self, keys: Iterator[GroupRange]) -> Callable[[], pa.RecordBatch]:
         starts = self._order.group_starts
-        decoder: Readahead[Run, pa.RecordBatch] = Readahead(
+        decoder: Readahead[GroupRange, pa.RecordBatch] = Readahead(
             keys,
             self._load,
-            estimate=lambda run: int(starts[run[1]] - starts[run[0]]) * self._bytes_per_row,
+            estimate=lambda span: int(starts[span[1]] - starts[span[0]]) * self._bytes_per_row,
             size_of=lambda batch: int(batch.nbytes),
             num_threads=DECODE_THREADS,
             max_items=self._readahead,
@@ -266,34 +267,34 @@ class BatchStream:
         self._own(decoder)
         return decoder.pop
 
-    def _own(self, stage: Readahead[Run, pa.RecordBatch] | Readahead[None, pa.RecordBatch]) -> None:
+    def _own(self, stage: Readahead[GroupRange, pa.RecordBatch] | Readahead[None, pa.RecordBatch]) -> None:
         self._stages.append(stage)
-        if self._is_closed:  # closed from another thread while this stage was being made
+        if self._is_closed:  # by another thread meanwhile
             stage.close()
 
-    def _load(self, run: Run) -> pa.RecordBatch:
-        return join_batches([self._source.read(group) for group in range(*run) if self._order.sizes[group]])
+    def _load(self, span: GroupRange) -> pa.RecordBatch:
+        return join_batches([self._source.read(group) for group in range(*span) if self._order.sizes[group]])
 
     def _empty(self) -> pa.RecordBatch:
         return empty_batch(self._schema)
 
 
 class _RowReader:
-    """Rows by number, forward only, over the endless concatenation of all epochs."""
+    """Rows by number, forward only, over all epochs in sequence."""
 
     def __init__(
         self,
         decoded: Callable[[], pa.RecordBatch],
         *,
         starts: list[int],
-        runs: list[Run],
+        ranges: list[GroupRange],
         num_rows: int,
         at: int,
         empty: pa.RecordBatch,
     ) -> None:
         self._decoded = decoded
         self._starts = starts
-        self._runs = runs
+        self._ranges = ranges
         self._num_rows = num_rows
         self._next = at
         self._chunk = empty
@@ -303,17 +304,17 @@ class _RowReader:
     def seek(self, row: int) -> pa.RecordBatch:
         """The chunk that holds `row`; its rows are [self.start, self.stop)."""
         while row >= self.stop:
-            epoch, run = divmod(self._next, len(self._runs))
-            if len(self._runs) > 1 or self._chunk is self._empty:
-                self._chunk = self._empty  # freed before the wait for the next
+            epoch, span = divmod(self._next, len(self._ranges))
+            if len(self._ranges) > 1 or self._chunk is self._empty:
+                self._chunk = self._empty  # frees it before the wait for the next
                 self._chunk = self._decoded()
-            self.start = epoch * self._num_rows + self._starts[run]
+            self.start = epoch * self._num_rows + self._starts[span]
             self.stop = self.start + self._chunk.num_rows
             self._next += 1
         return self._chunk
 
     def rows(self, start: int, stop: int) -> pa.RecordBatch:
-        """Rows [start, stop), copied only if they come from more than one chunk."""
+        """Rows [start, stop), copied only if they are in more than one chunk."""
         parts = []
         while start < stop:
             chunk = self.seek(start)

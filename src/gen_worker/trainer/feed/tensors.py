@@ -1,4 +1,4 @@
-"""Record batches as torch tensors: views of the Arrow memory wherever the types allow it."""
+"""Record batches as torch tensors: views of the Arrow memory if the types allow it."""
 
 import math
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ _NUMBERS = frozenset(
 def batch_to_torch(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> "dict[str, torch.Tensor]":
     """Tensors that share the batch's memory: numbers as (rows,), fixed-size lists as (rows, size, …).
 
-    Treat them as read-only: the memory belongs to the batch, and perhaps to a mapped file. Booleans are
-    copied (Arrow packs them in bits). Raises InputError for a column that has nulls or is not numeric.
+    Treat them as read-only: the memory belongs to the batch, and perhaps to a mapped file. Booleans are copied (Arrow
+    stores them as bits). InputError if a column has nulls or is not numeric.
     """
     tensors = {}
     for name in batch.schema.names if columns is None else columns:
@@ -35,7 +35,7 @@ def batch_to_torch(batch: pa.RecordBatch, columns: Sequence[str] | None = None) 
             column = batch.column(name)
         except KeyError:
             raise InputError(
-                f"no column {name!r} in the batch; it has {', '.join(batch.schema.names)}"
+                f"no column {name!r} in the batch: it has {', '.join(batch.schema.names)}"
             ) from None
         tensors[name] = _view(column, name)
     return tensors
@@ -71,7 +71,7 @@ def _list_view(column: pa.Array, name: str, whole: pa.Array) -> "torch.Tensor":
         size, offset = data_type.list_size, column.offset
         start, stop = (start + offset) * size, (stop + offset) * size
         shape.append(size)
-        column = column.values  # ignores the slice, so it costs nothing; start and stop remember it
+        column = column.values  # ignores the slice, which start and stop hold
     if data_type.id in _NUMBERS:
         return _rows(column, column.offset + start, num_rows, tuple(shape), name, whole)
     if data_type.id == _BOOL:
@@ -82,16 +82,16 @@ def _list_view(column: pa.Array, name: str, whole: pa.Array) -> "torch.Tensor":
     raise InputError(f"column {name!r} ({whole.type}) cannot be a tensor: {_remedy(data_type)}")
 
 
-# The batches of a row group share its buffers. The tensor of a whole buffer is kept for the next batch, so that a
-# batch costs a slice, not a conversion. One entry a column name, replaced with the next row group; the entry keeps
-# its buffers alive, so an address in it cannot come to mean another buffer. None: that buffer has nulls somewhere.
+# The batches of a row group share its buffers. The tensor of the whole buffer is kept, so that the next batch costs a
+# slice, not a conversion. One entry per column name, replaced with the next row group. It keeps its buffers alive, so
+# that their addresses are not reused. None: the buffer has nulls.
 _whole_buffers: "dict[str, tuple[tuple[object, ...], tuple[object, ...], torch.Tensor | None]]" = {}
 
 
 def _rows(
     values: pa.Array, start: int, num_rows: int, shape: tuple[int, ...], name: str, whole: pa.Array
 ) -> "torch.Tensor":
-    """`num_rows` rows of `shape` from element `start` on of the buffer behind `values`, which are numbers."""
+    """`num_rows` rows of `shape`, from element `start` of the buffer of `values`, which are numbers."""
     per_row = math.prod(shape)
     buffers = validity, data = values.buffers()
     if data is not None and num_rows and per_row and not start % per_row:
@@ -112,7 +112,7 @@ def _rows(
 def _whole_tensor(
     data_type: pa.DataType, validity: pa.Buffer | None, data: pa.Buffer, shape: tuple[int, ...]
 ) -> "torch.Tensor | None":
-    """All rows of a buffer as one tensor; None where any of them is null."""
+    """All rows of a buffer as one tensor; None if any of them is null."""
     count = data.size * 8 // data_type.bit_width
     if validity is not None:
         if validity.size * 8 < count:
@@ -139,8 +139,8 @@ def _copy_bools(column: pa.Array) -> "torch.Tensor":
 
 def _null_fault(column: pa.Array, name: str, what: str) -> InputError:
     return InputError(
-        f"column {name!r} ({column.type}) has {what} and cannot be a tensor: fill or drop them when the "
-        "dataset is written, or in prepare_batch with pyarrow.compute.fill_null"
+        f"column {name!r} ({column.type}) has {what} and cannot be a tensor: fill or drop them when the dataset is written,"
+        " or use pyarrow.compute.fill_null in prepare_batch"
     )
 
 
@@ -150,11 +150,7 @@ def _remedy(data_type: pa.DataType) -> str:
     if pa.types.is_temporal(data_type) or pa.types.is_decimal(data_type):
         return "cast it to an integer or float column when the dataset is written"
     if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
-        return (
-            "its rows differ in length; pad them to a fixed-size list, or build the tensor in prepare_batch"
-        )
+        return "its rows have different lengths: pad them to a fixed-size list, or build the tensor in prepare_batch"
     if pa.types.is_struct(data_type):
         return "write its fields as columns of their own"
-    return (
-        "leave it out with columns=[…] and use it from the record batch, or write it as numbers (token ids)"
-    )
+    return "exclude it with columns=[…] and read it from the record batch, or write it as numbers (token ids)"

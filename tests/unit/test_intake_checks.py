@@ -80,7 +80,7 @@ def test_footers_are_read_by_the_workers_own_reader(tmp_path: Path) -> None:
     (near,) = footer_faults(tmp_path, "train.parquet", columns=["x", "labels"])
     assert "no column 'labels': did you mean 'label'?" in near
     (far,) = footer_faults(tmp_path, "train.parquet", columns=["other"])
-    assert far.endswith("no column 'other'; it has x, label")
+    assert far.endswith("no column 'other': it has x, label")
 
 
 def test_what_the_worker_passes_over_in_a_folder_is_no_fault(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_index_is_compared_by_name_and_size_and_the_remedy_is_named(tmp_path:
     assert f"part-1.parquet: found nothing, expected a file of {size_bytes:,} bytes" in missing
     assert f"part-2.parquet: found 10 bytes, expected {size_bytes:,}" in changed
     assert f"`trn dataset verify {data}`" in missing
-    assert "no column 'y'; it has x, label" in column
+    assert "no column 'y': it has x, label" in column
     (data / "schema.json").write_text("{")
     (fault,) = faults_of(tmp_path, "data")
     assert "schema.json" in fault

@@ -63,7 +63,7 @@ def test_all_faults_of_all_files_come_in_one_error(tmp_path):
         "truncated",
         "text.parquet: not a complete parquet file (18 bytes): no parquet header",
         "empty.parquet: not a complete parquet file (0 bytes)",
-        "fewer.parquet: no column 'label'; it has id",
+        "fewer.parquet: no column 'label': it has id",
         "other.parquet: column 'id' is string, but int64 in",
     ):
         assert message in text, message

@@ -78,7 +78,7 @@ def _index_faults(folder: Path, wanted: Sequence[str]) -> Iterator[str]:
     for name in (name for name in wanted if name not in names):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
-        yield f"{folder}: no column {name!r}; {hint}"
+        yield f"{folder}: no column {name!r}: {hint}"
 
 
 def _shard_fault(folder: Path, shard: ShardRecord) -> str:

@@ -383,7 +383,7 @@ def test_mended_code_is_trained_by_the_next_submit_and_by_a_resume_that_asks_for
 
     (folder / "witnessed.py").write_text(sound)
     done = trn(home, "resume", run_id)
-    assert (done.returncode, f"--code {folder} takes them as they are now" in done.stderr) == (1, True), done
+    assert (done.returncode, f"--code {folder} uses the new ones" in done.stderr) == (1, True), done
     resumed = read_lines(trn(home, "resume", run_id, "--code", folder))
     assert (resumed[-1]["event"], resumed[-1]["step"]) == ("job_completed", 5)
     assert losses(broken) | losses(resumed) == {1: 1.0, 2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
@@ -427,7 +427,7 @@ def test_a_folder_that_holds_far_more_than_code_is_not_frozen_unless_it_is_named
         (folder / f"{number}.txt").touch()
     job = write_job(folder, 1, seed=5)
     done = trn(home, "run", "-c", job)
-    assert (done.returncode, "code: not frozen: " in done.stderr) == (0, True), done
+    assert (done.returncode, "code: no snapshot: " in done.stderr) == (0, True), done
     assert not (home / "runs" / read_lines(done)[0]["run_id"] / "code").exists()
     done = trn(home, "run", "-c", job, "--code", folder)
     assert (done.returncode, "code: 2,004 files" in done.stderr) == (0, True), done
@@ -608,14 +608,14 @@ def test_ctrl_c_at_a_terminal_asks_and_each_answer_is_obeyed(home: Path, folder:
     terminal = Terminal(home, "run", "-c", job)
     terminal.wait_for("/3,000  loss ")
     terminal.press(b"\x03")
-    terminal.wait_for("detach (d), cancel it (c) or go on following (Enter)?")
+    terminal.wait_for("detach (d), cancel it (c) or keep following (Enter)?")
     terminal.press(b"x\n")  # the first is no answer, the second goes on
     terminal.wait_for("/3,000  loss ")
     terminal.press(b"\x03")
     terminal.wait_for("(Enter)?")
     terminal.press(b"d")
     code, seen = terminal.end()
-    found = re.search(r"(\S+) goes on; to follow it again: trn watch", seen)
+    found = re.search(r"(\S+) continues; to follow it again: trn watch", seen)
     assert code == 0
     assert found, seen
 

@@ -55,7 +55,7 @@ def test_at_a_terminal_a_stopped_daemon_is_said_at_once_and_a_cancel_starts_anot
     terminal = Terminal(home, "run", "-c", write_job(folder, 3000, step_ms=20))
     terminal.wait_for("/3,000  loss ")
     assert trn(home, "daemon", "stop").returncode == 0
-    terminal.wait_for(f"{STOPPED}the run goes on meanwhile; `trn daemon start`")
+    terminal.wait_for(f"{STOPPED}the run continues meanwhile; `trn daemon start`")
     terminal.press(b"\x03")
     terminal.wait_for("(Enter)?")
     terminal.press(b"c")
@@ -89,7 +89,7 @@ def test_a_cancel_that_no_daemon_can_record_is_said_to_be_none(home: Path, folde
     (home / "settings.toml").write_text("of no = daemon\n")  # the next one refuses to start
     process.send_signal(signal.SIGINT)
     said = read_words(process, f"to cancel it: trn cancel {run_id}")
-    assert f"{run_id} goes on and is not cancelled" in said
+    assert f"{run_id} continues and is not cancelled" in said
     assert "settings.toml" in said
     read_rest(process)
     assert process.returncode == 5
@@ -111,9 +111,9 @@ def test_a_daemon_that_hangs_is_named_and_not_said_to_be_absent(home: Path, fold
         stopped = trn(home, "daemon", "stop")  # wakes it to hear that
     assert refused.returncode == code == 5
     assert what in refused.stderr
-    assert f"`kill -CONT {pid}` wakes it; runs go on meanwhile" in refused.stderr
+    assert f"`kill -CONT {pid}` wakes it; runs continue meanwhile" in refused.stderr
     assert "starts one" not in refused.stderr
     assert not any(word in refused.stderr for word in INNARDS), refused.stderr
-    assert f"silent: {what}; runs go on meanwhile" in seen
+    assert f"silent: {what}; runs continue meanwhile" in seen
     assert "no daemon" not in seen
     assert stopped.returncode == 0, stopped

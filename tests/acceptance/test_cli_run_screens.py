@@ -32,7 +32,7 @@ def compare(terminal: Terminal, name: str) -> None:
     for index, line in enumerate(terminal.screen.lines):
         is_rest = index > 0 and len(terminal.screen.lines[index - 1]) == COLUMNS
         lines[-1:] = [lines[-1] + line] if is_rest else [*lines[-1:], line]
-    lines = [line for line in lines if not line.startswith("trn: the code is being imported")]
+    lines = [line for line in lines if not line.startswith("trn: importing the code")]
     patterns = SCREENS[name].text.splitlines()
     assert len(lines) == len(patterns), lines
     for line, pattern in zip(lines, patterns, strict=True):

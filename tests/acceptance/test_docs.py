@@ -160,7 +160,7 @@ def run_console(block: Block, folder: Path) -> None:
 
 
 def is_log_line(line: str) -> bool:
-    if line.startswith("trn: the code is being imported"):
+    if line.startswith("trn: importing the code"):
         return True  # said where it takes long, as it may or may not
     return re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING|DEBUG) ", line) is not None and (
         "finished" not in line

@@ -8,7 +8,7 @@ import pytest
 
 from gen_worker.contract.redaction import Secret, SecretRedactor, looks_secret
 from trn.cli.output import Output
-from trn.cli.submitting.environment_options import describe_differences, say_differences
+from trn.cli.submitting.submit_options import describe_differences, say_differences
 from trn.client.caller_environment import find_passed, read_given, tell_environment
 from trn.client.wire_requests import make_submit_request
 from trn.core.errors import InvalidRequestError

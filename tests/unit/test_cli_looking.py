@@ -480,4 +480,4 @@ def test_compare_shows_what_differs_and_where_runs_diverge(made: HandMade) -> No
     assert "hyperparams.lr 0.1 0.2 0.1" in screen
     assert "a and b: train/loss differs from step 3 on: 1.0 and 0.5 (equal at the 2 steps before)" in screen
     assert "a and c: none; all metrics are equal at the 3 steps that both have" in screen
-    assert "not known of a, b, c" in screen  # their code: none was frozen
+    assert "unknown for a, b, c" in screen  # their code: none was frozen

@@ -55,7 +55,7 @@ def test_a_full_disk_is_no_bug_and_a_bug_is_one(ends: Callable[..., tuple[int, A
     for fault in (RuntimeError("oh"), OSError(errno.EBADF, "oh")):
         code, told, said = ends(raises(fault))
         assert (code, told["code"], "Traceback" in said) == (70, "internal", True)
-        assert "a fault of trn itself" in said
+        assert "this is a bug in trn" in said
 
 
 def test_ctrl_c_and_wrong_words_have_codes_of_their_own(ends: Callable[..., tuple[int, Any, str]]) -> None:
@@ -73,4 +73,4 @@ def test_a_verb_without_a_module_is_not_offered(
         assert verbs.run(words) == code
     out, err = capsys.readouterr()
     assert "Boo." not in out
-    assert err == "trn: no such command 'ghost'\n  `trn -h` shows how it is used\n"
+    assert err == "trn: no such command 'ghost'\n  `trn -h` shows the usage\n"

@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from gen_worker.tools import dataset as dataset_tool
 from trn.cli import command_table as verbs
-from trn.cli.submitting.log_options import read_log_paths
+from trn.cli.submitting.submit_options import read_submit_options
 from trn.cli.verbs.daemon import _find_launchers
 from trn.cli.verbs.logs import LineSink
 from trn.client import daemon_start
@@ -106,18 +106,21 @@ def test_seconds_are_finite(
     tmp_path: Path, words: list[str], value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verbs.run(["--home", str(tmp_path / "home"), *words, value]) == 2
-    assert f"{value} is no number of seconds" in capsys.readouterr().err
+    assert f"{value} is not a number of seconds" in capsys.readouterr().err
     assert not (tmp_path / "home").exists()
 
 
 def test_an_empty_place_for_lines_is_refused_and_is_not_the_current_folder() -> None:
+    given = {"env_pairs": (), "env_files": (), "secret_pairs": (), "priority": 0, "force_new": False}
     with pytest.raises(InvalidRequestError) as refusal:
-        read_log_paths({"log_dir": "", "event_log": ""})
+        read_submit_options({**given, "log_dir": "", "event_log": "", "env_pairs": ["NOT_SET_HERE"]})
     assert refusal.value.faults == [
-        "--log-dir is empty: name a folder",
-        "--event-log is empty: name a file",
+        "--log-dir: empty path, expected a folder",
+        "--event-log: empty path, expected a file",
+        "--env NOT_SET_HERE: it is not set here: set it, or give NOT_SET_HERE=VALUE",
     ]
-    assert read_log_paths({"log_dir": None, "event_log": None}) == ("", "")
+    asked = read_submit_options({**given, "log_dir": None, "event_log": None})
+    assert (asked["log_dir"], asked["event_log"]) == ("", "")
 
 
 @pytest.mark.parametrize("url", ["redis://localhost:99999/0", "redis://me:secret@[::1]:70000"])
@@ -155,22 +158,22 @@ def test_a_broken_index_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.Ca
         (
             "run -d",
             "no job is given: `trn run job.yaml`, or `trn run module:Symbol --set max_steps=100`",
-            "`trn run -h` shows how it is used",
+            "`trn run -h` shows the usage",
         ),
         (
             "run job.yaml -c other.yaml",
             "the job is given twice: job.yaml and --config other.yaml",
-            "`trn run -h` shows how it is used",
+            "`trn run -h` shows the usage",
         ),
         (
             "list --json --format table",
             "--json and --format table exclude each other",
-            "`trn list -h` shows how it is used",
+            "`trn list -h` shows the usage",
         ),
         ("list --home /x", "no such option '--home'", "before the command: `trn --home /x list`"),
-        ("list --limit x", "invalid value for '--limit'", "`trn list -h` shows how it is used"),
-        ("", "no command was given after `trn`", "`trn -h` shows them"),
-        ("daemon", "no command was given after `trn daemon`", "`trn daemon -h` shows them"),
+        ("list --limit x", "invalid value for '--limit'", "`trn list -h` shows the usage"),
+        ("", "no command was given after `trn`", "`trn -h` lists them"),
+        ("daemon", "no command was given after `trn daemon`", "`trn daemon -h` lists them"),
     ],
 )
 def test_a_command_line_that_is_wrong_is_one_line_and_a_hint(

@@ -30,7 +30,7 @@ def changed(home: Home, project: Path, snapshot: str) -> list[str]:
 
 
 def test_what_a_run_or_a_person_leaves_in_the_folder_is_no_changed_code(home: Home, project: Path) -> None:
-    snapshot = freeze(home, project, code_dir=None).digest
+    snapshot = freeze(home, project, code_dir=None).options["snapshot"]
     assert changed(home, project, snapshot) == []
     (project / "results.txt").write_text("0.2\n")
     for name in ("notes.md", "curve.png", "out.json", "events.out.tfevents.1", "analysis.ipynb"):
@@ -40,7 +40,7 @@ def test_what_a_run_or_a_person_leaves_in_the_folder_is_no_changed_code(home: Ho
 
 
 def test_code_and_what_it_reads_is_named_when_it_changes(home: Home, project: Path) -> None:
-    snapshot = freeze(home, project, code_dir=None).digest
+    snapshot = freeze(home, project, code_dir=None).options["snapshot"]
     (project / "src" / "model.py").write_text("RATE = 2\n")
     (project / "src" / "new.py").write_text("")
     (project / "config.yaml").unlink()
@@ -51,12 +51,12 @@ def test_a_folder_that_was_named_is_compared_with_itself_and_not_with_the_jobs(
     home: Home, project: Path, tmp_path: Path
 ) -> None:
     code = freeze(home, tmp_path, code_dir=project)
-    assert code.folder == str(project)
-    assert changed(home, Path(code.folder), code.digest) == []
+    assert code.options["frozen_from"] == str(project)
+    assert changed(home, Path(code.options["frozen_from"]), code.options["snapshot"]) == []
 
 
 def test_nothing_is_said_where_it_cannot_be_told(home: Home, project: Path, tmp_path: Path) -> None:
-    snapshot = freeze(home, project, code_dir=None).digest
+    snapshot = freeze(home, project, code_dir=None).options["snapshot"]
     assert changed(home, tmp_path / "gone", snapshot) == []
     (project / "src" / "model.py").write_text("RATE = 2\n")
     assert changed(home, project, "0" * 64) == []

@@ -302,7 +302,7 @@ def test_an_attempt_whose_wait_nobody_saw_is_told_from_its_events() -> None:
 def test_an_absent_daemon_is_said_below_the_bar_and_nothing_old_is_shown_as_new() -> None:
     view = RunView(make_run(end_step=100))
     view.take_events(lines_of(metric(10, 0), metric(20, 5)))
-    view.absence = "the daemon was stopped; the run goes on meanwhile"
+    view.absence = "the daemon was stopped; the run continues meanwhile"
     file = io.StringIO()
     Console(file=file, width=80).print(view.draw(80))
     assert file.getvalue().splitlines()[-1].strip() == view.absence

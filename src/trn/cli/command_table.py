@@ -1,9 +1,10 @@
-"""The verbs of `trn`: finds the one that is asked for, loads it alone, turns every error into a line and an exit code."""
+"""The commands of `trn`: loads only the one that runs, and turns every error into a message and an exit code."""
 
 import contextlib
 import errno
 import gc
 import os
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
 # verb -> (module of `trn.cli.verbs`, its line in the help); the order of the help
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train a job: check it, submit it, follow it to its end."),
-    "resume": ("resume", "Go on from a checkpoint, or from a run that stopped."),
+    "resume": ("resume", "Continue a run or a checkpoint."),
     "list": ("list_runs", "Show the runs."),
     "status": ("status", "Show everything about one run."),
     "why": ("why", "Say in one sentence why a run is where it is."),
     "compare": ("compare", "Show what differs between runs."),
     "watch": ("watch", "Follow a run, or all of them."),
-    "logs": ("logs", "Print what a run's worker wrote."),
+    "logs": ("logs", "Print the output of a run's worker."),
     "cancel": ("cancel", "Stop a run."),
     "wait": ("wait", "Wait for the end of a run."),
     "rm": ("rm", "Remove ended runs."),
-    "prune": ("prune", "Remove old runs and what nobody needs."),
-    "check": ("check", "Find out whether a trainer class is sound and resumes exactly."),
-    "doctor": ("doctor", "Say what this machine can do."),
+    "prune": ("prune", "Remove old runs, checkpoints, code and caches."),
+    "check": ("check", "Test a trainer class: is it correct, and does it resume exactly?"),
+    "doctor": ("doctor", "Show what this machine can do."),
     "dataset": ("dataset", "Index and verify folders of data."),
-    "daemon": ("daemon", "Start, stop and look at the daemon."),
+    "daemon": ("daemon", "Start, stop and inspect the daemon."),
 }
 
 
 class LazyGroup(click.Group):
-    """Knows its verbs by name; a verb's module loads when that verb is asked for."""
+    """Knows its commands by name; imports a command's module when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         folder = os.path.dirname(__file__)  # noqa: PTH120
@@ -51,7 +52,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         command = import_module(f"trn.cli.verbs.{VERBS[cmd_name][0]}").command
-        gc.freeze()  # what is loaded by now stays; `main` has kept the collector from looking through it
+        gc.freeze()  # the collector never has to scan what is imported by now; `main` switched it off
         gc.enable()
         assert isinstance(command, click.Command)
         return command
@@ -64,7 +65,7 @@ class LazyGroup(click.Group):
         from click.shell_completion import CompletionItem
 
         verbs = [verb for verb in self.list_commands(ctx) if verb.startswith(incomplete)]
-        # Past Group's own answer, which would load every verb for its help.
+        # Not Group's own answer, which would import every command for its help.
         return [
             *(CompletionItem(verb, help=VERBS[verb][1]) for verb in verbs),
             *click.Command.shell_complete(self, ctx, incomplete),
@@ -104,11 +105,11 @@ shows more examples. Completion, for bash (or zsh, fish):
     is_eager=True,
     expose_value=False,
     callback=_print_version,
-    help="Show the version and end.",
+    help="Show the version and exit.",
 )
 @click.pass_context
 def group(ctx: click.Context, home: str | None) -> None:
-    """Train, watch, resume: trn runs trainer classes and never loses a run."""
+    """Train, watch and resume runs of trainer classes."""
     ctx.obj = chosen_home(home)
 
 
@@ -118,7 +119,7 @@ def chosen_home(option: str | None) -> Home:
 
 
 def run(words: list[str]) -> int:
-    """The exit code, as `exit_codes` names it."""
+    """Run a command line; returns a code of `exit_codes`."""
     is_json = asks_for_json(words)
     try:
         result = group.main(words, prog_name="trn", standalone_mode=False)
@@ -132,13 +133,13 @@ def run(words: list[str]) -> int:
         return exit_code_of(fault)
     except OSError as fault:
         if fault.errno not in DISK_FAULTS:
-            return _confess(is_json, fault)
+            return _report_bug(is_json, fault)
         message = _explain_disk(fault)
         _say_fault(UnavailableError(message))
         _tell(is_json, "unavailable", message)
         return ExitCode.UNAVAILABLE
     except Exception as fault:
-        return _confess(is_json, fault)
+        return _report_bug(is_json, fault)
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
@@ -147,8 +148,6 @@ def _refuse_usage(is_json: bool | None, fault: click.ClickException, words: list
         _say_fault(fault)
         _tell(is_json, "usage", fault.format_message())
         return fault.exit_code
-    from trn.cli.usage import explain_usage
-
     message, hint = explain_usage(fault, words, group.list_commands(click.Context(group)))
     if isinstance(fault, click.exceptions.NoArgsIsHelpError):
         fault.show()
@@ -159,27 +158,27 @@ def _refuse_usage(is_json: bool | None, fault: click.ClickException, words: list
 
 
 def _explain_disk(fault: OSError) -> str:
-    """What the system said, with what to do about it."""
+    """The system's error, and what to do about it."""
     where = f"{fault.filename}: " if fault.filename else ""
     remedies = {
-        errno.EACCES: "see whose it is and which rights you have (`ls -ld`), or name another place",
-        errno.EPERM: "see whose it is and which rights you have (`ls -ld`), or name another place",
-        errno.EROFS: "name another place, or set TRN_HOME to a folder that can be written",
-        errno.EIO: "the disk fails: look at the system's log, and save what you have",
+        errno.EACCES: "check owner and permissions (`ls -ld`), or use another path",
+        errno.EPERM: "check owner and permissions (`ls -ld`), or use another path",
+        errno.EROFS: "use another path, or set TRN_HOME to a writable folder",
+        errno.EIO: "the disk fails: read the system's log and back up your data",
     }
-    return f"{where}{fault.strerror or fault}; {remedies.get(fault.errno or 0, 'make room there')}"
+    return f"{where}{fault.strerror or fault}; {remedies.get(fault.errno or 0, 'free disk space there')}"
 
 
 def _say_fault(fault: Exception) -> None:
-    # Line by line: what a job or a worker said may be part of it, and must not steer the terminal.
+    # Line by line: text of a job or a worker in it must not control the terminal.
     say("\n".join(map(plain, f"trn: {fault}".splitlines())))
 
 
-def _confess(is_json: bool | None, fault: Exception) -> ExitCode:
+def _report_bug(is_json: bool | None, fault: Exception) -> ExitCode:
     import traceback
 
     say(traceback.format_exc().rstrip())
-    say("trn: a fault of trn itself, please report it with the lines above")
+    say("trn: this is a bug in trn; please report it with the lines above")
     _tell(is_json, "internal", f"{type(fault).__name__}: {fault}")
     return ExitCode.INTERNAL
 
@@ -187,8 +186,34 @@ def _confess(is_json: bool | None, fault: Exception) -> ExitCode:
 def _tell(
     is_json: bool | None, code: str, message: str, faults: list[str] | None = None, *, hint: str = ""
 ) -> None:
-    """The same for programs."""
+    """The error for programs."""
     fields: dict[str, Any] = {"code": code, "message": message}
     more = {"faults": faults, "hint": hint}
-    with contextlib.suppress(click.exceptions.Exit):  # nobody reads any more
+    with contextlib.suppress(click.exceptions.Exit):  # the reader is gone
         Output(is_json=is_json).event("error", **fields, **{name: it for name, it in more.items() if it})
+
+
+def explain_usage(fault: click.UsageError, words: Sequence[str], verbs: Sequence[str]) -> tuple[str, str]:
+    """(what is wrong, what to type instead) for a command line that cannot be parsed."""
+    path = fault.ctx.command_path if fault.ctx is not None else "trn"
+    if isinstance(fault, click.exceptions.NoArgsIsHelpError):
+        return f"no command was given after `{path}`", f"`{path} -h` lists them"
+    message = fault.format_message().strip().rstrip(".").replace("\n", " ")
+    return message[:1].lower() + message[1:], _hint(fault, words, verbs) or f"`{path} -h` shows the usage"
+
+
+def _hint(fault: click.UsageError, words: Sequence[str], verbs: Sequence[str]) -> str:
+    if isinstance(fault, click.exceptions.NoSuchOption) and fault.option_name == "--home":
+        import shlex
+
+        at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--home")
+        given = list(words[at : at + (1 if "=" in words[at] else 2)])
+        others = [*words[:at], *words[at + len(given) :]]
+        return f"`--home` goes before the command: `{shlex.join(['trn', *given, *others])}`"
+    if isinstance(fault, click.exceptions.NoSuchCommand):
+        import difflib
+
+        is_verb = fault.ctx is not None and fault.ctx.parent is None
+        near = difflib.get_close_matches(fault.command_name, verbs, n=1) if is_verb else []
+        return f"did you mean `trn {near[0]}`?" if near else ""
+    return ""

@@ -1,4 +1,4 @@
-"""What the shell completes beside verbs and options: folders, live runs, the profiles of a job, names in a list."""
+"""Shell completion of arguments: folders, live runs, the profiles of a job, names in a list."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionIte
 def complete_folder(
     _ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """The shell itself knows them."""
+    """Left to the shell."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="dir")]
@@ -40,7 +40,7 @@ def complete_live_run(
     try:
         rows = view.heads(RunFilter(states=LIVE))
     except RegistryError:
-        return []  # a completion that fails says nothing
+        return []  # completion never reports errors
     finally:
         view.close()
     found = [row for row in rows if row.run_id.startswith(incomplete)][:MAX_COMPLETIONS]
@@ -50,7 +50,7 @@ def complete_live_run(
 def complete_profile(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Of the job that the same line names, if it can be read."""
+    """The profiles of the job on the same line, if it can be read."""
     from click.shell_completion import CompletionItem
 
     from gen_worker.contract.documents import read_document
@@ -61,14 +61,14 @@ def complete_profile(
             return []
         document: Any = read_document(config)
         profiles = document["profiles"]
-    except Exception:  # whatever is wrong with it, `trn run` says it better
+    except Exception:  # `trn run` reports what is wrong with it
         return []
     names = sorted(profiles) if isinstance(profiles, dict) else []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_names(names: Iterable[str], *, is_list: bool = False) -> Completion:
-    """One of those names; with `is_list` the last of several, which commas part."""
+    """One of those names; with `is_list` the last of a comma-separated list."""
 
     def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem

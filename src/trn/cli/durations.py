@@ -1,6 +1,10 @@
-"""Times as people say them, both ways."""
+"""Durations and times: shown to people, and read from the command line."""
 
+import math
 import time
+from typing import Any
+
+import click
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -36,3 +40,13 @@ def parse_since(text: str, at_ms: int) -> int:
     from datetime import datetime
 
     return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds on the command line: as `FloatRange`, without nan and inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds

@@ -1,4 +1,4 @@
-"""How `trn` ends, by name. Scripts may rely on these numbers."""
+"""The exit codes of `trn`. Scripts may rely on these numbers."""
 
 from enum import IntEnum
 
@@ -6,22 +6,20 @@ from trn.core import errors
 
 
 class ExitCode(IntEnum):
-    OK = 0  # also: detached, the run goes on
-    FAILED_RUN = 1  # the run that was followed or waited for has failed; what was examined is not sound
-    USAGE = 2  # the command line cannot be understood, or a prefix means several runs
-    REFUSED = (
-        3  # a job that is not valid, or that names files that are not there; no machine that could run it
-    )
+    OK = 0  # also: detached, the run continues
+    FAILED_RUN = 1  # the run that was followed or waited for failed; a check found faults
+    USAGE = 2  # the command line cannot be parsed, or a prefix matches several runs
+    REFUSED = 3  # the job is not valid, names files that do not exist, or can never run on this machine
     NOT_FOUND = 4  # no such run or checkpoint
-    UNAVAILABLE = 5  # no daemon, no room on the disk, no right to write, a registry that cannot be read
-    CONFLICT = 6  # not in a state in which that can be done
-    FORBIDDEN = 7  # not yours
+    UNAVAILABLE = 5  # no daemon, a full disk, no permission to write, or a registry that cannot be read
+    CONFLICT = 6  # the run's state does not allow it
+    FORBIDDEN = 7  # no permission
     CANCELLED_RUN = 8  # the run that was followed or waited for was cancelled
-    INTERNAL = 70  # a fault of trn itself
+    INTERNAL = 70  # a bug in trn
     INTERRUPTED = 130  # Ctrl-C
 
 
-# The first that fits: the more special before the more general.
+# The first match counts: special errors before general ones.
 _BY_ERROR: tuple[tuple[type[errors.TrnError], ExitCode], ...] = (
     (errors.InvalidRequestError, ExitCode.REFUSED),
     (errors.NotFoundError, ExitCode.NOT_FOUND),
@@ -40,10 +38,10 @@ def exit_code_of(fault: errors.TrnError) -> ExitCode:
 
 
 def code_of(fault: errors.TrnError) -> str:
-    """Its name for programs, which agrees with the exit code: whose registry is damaged is not a fault of trn's."""
+    """Its code for programs, consistent with the exit code: a damaged registry is no bug in trn."""
     return "unavailable" if isinstance(fault, errors.RegistryError) else fault.code
 
 
 def exit_code_of_state(state: str) -> ExitCode:
-    """For commands that end with the run they followed."""
+    """For commands that follow a run to its end."""
     return {"COMPLETED": ExitCode.OK, "CANCELLED": ExitCode.CANCELLED_RUN}.get(state, ExitCode.FAILED_RUN)

@@ -1,4 +1,4 @@
-"""The entry point of `trn`: quick in, quick out, for a list should not cost what it takes to train."""
+"""The entry point of `trn`; kept small so that quick commands stay quick."""
 
 import contextlib
 import gc
@@ -7,14 +7,14 @@ import sys
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Ends the process, with the code that `exit_codes` names."""
-    # Collections over what is only being loaded find nothing. Whatever verb is found turns them on again.
+    """Ends the process with one of `exit_codes`."""
+    # The garbage collector finds nothing during imports. The command switches it on again.
     gc.disable()
     from trn.cli.command_table import run
 
     code = run(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
-        # A verb closes what it opens, and nothing waits for the end: there is no need to take everything apart.
+        # Commands close what they open, so the interpreter's slow shutdown is not needed.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

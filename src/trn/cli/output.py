@@ -1,7 +1,7 @@
-"""Where a command's words go: the one place that tells a terminal from a pipe.
+"""Where a command's output goes; the only module that distinguishes a terminal from a pipe.
 
 At a terminal, or with `--format table`: tables on stdout. In a pipe, or with `--format json`: JSON lines on stdout, one
-object a line, and nothing else there. Words for people about what happens go to stderr in both.
+object a line, and nothing else. Messages for people go to stderr in both cases.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ TABLE, JSON = "table", "json"
 
 
 class Output:
-    """How this command speaks: `is_json` says which of `record` and `show` is heard on stdout. None: a pipe gets JSON."""
+    """Of one command. `is_json` decides whether `record` or `show` prints to stdout; None: JSON in a pipe."""
 
     def __init__(self, *, is_json: bool | None = None) -> None:
         self.is_json = not sys.stdout.isatty() if is_json is None else is_json
@@ -37,7 +37,7 @@ class Output:
         self._held: list[str] | None = None
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """One object on a line of stdout, where programs read; nothing at a terminal."""
+        """One JSON object on a line of stdout; nothing at a terminal."""
         if self.is_json:
             _print(_as_json(record))
 
@@ -46,12 +46,12 @@ class Output:
         self.record({"event": name, **fields})
 
     def show(self, text: str = "") -> None:
-        """A line for people on stdout; nothing where programs read."""
+        """A line for people on stdout; nothing with JSON output."""
         if not self.is_json:
             _print(shield(text))
 
     def show_wrapped(self, text: str, *, indent: int = 0) -> None:
-        """`show`, cut between words where the terminal ends; `indent`: where the lines after the first begin."""
+        """`show`, wrapped at the terminal's width; lines after the first are indented."""
         from trn.client.screen.cells import wrap
 
         for line in wrap(text, self.size[0], indent=indent):
@@ -70,7 +70,7 @@ class Output:
 
     @contextlib.contextmanager
     def holding_lines(self) -> Iterator[None]:
-        """What is said within is shown at its end: a line that must come first can still be said."""
+        """Lines of `say` within are printed at its end, so that `say_first` can come before them."""
         self._held = []
         try:
             yield
@@ -107,7 +107,7 @@ def _as_json(record: Mapping[str, Any]) -> str:
 
     try:
         text = json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:  # a loss is NaN, say
+    except ValueError:  # a value is NaN or infinite
         from trn.core.number_words import with_words
 
         text = json.dumps(with_words(dict(record)), ensure_ascii=False, default=str)
@@ -117,19 +117,19 @@ def _as_json(record: Mapping[str, Any]) -> str:
 def _print(text: str) -> None:
     try:
         print(text, flush=True)  # noqa: T201
-    except BrokenPipeError:  # `trn list | head`: whoever reads us has enough
+    except BrokenPipeError:  # `trn list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(0) from None
 
 
 def say(text: str) -> None:
-    """A line for people on stderr. Never fails: there may be nobody left to hear it."""
+    """A line for people on stderr. Never fails, not even if stderr is closed."""
     with contextlib.suppress(OSError):
         print(shield(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def json_option(command: F) -> F:
-    """`--format table|json`, and `--json` for short: the command gets `is_json`, None where neither is given."""
+    """Adds `--format table|json` and `--json`; the command gets `is_json`, None if neither is given."""
     import functools
 
     @functools.wraps(command)
@@ -150,7 +150,7 @@ def json_option(command: F) -> F:
 
 
 def asks_for_json(words: Sequence[str]) -> bool | None:
-    """What a command line asks for that could not be understood whole."""
+    """Whether a command line that cannot be parsed asks for JSON; None: it does not say."""
     text = " ".join(words).replace("--format=", "--format ")
     if "--json" in words or f"--format {JSON}" in text:
         return True

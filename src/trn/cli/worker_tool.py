@@ -1,4 +1,4 @@
-"""A program of the worker's side, run beside the command line: it knows torch and parquet, which `trn` never loads."""
+"""Runs a tool of `gen_worker` as a process: it needs torch and parquet, which `trn` never imports."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ LOOK_EVERY_S = 0.02
 def reading_records(module: str, arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]]:
     """The JSON lines of `python -m gen_worker.tools.<module>`, as they come; its stderr is ours.
 
-    How it judged is in the records; its exit code counts only where it printed none. Ctrl-C, SIGTERM and SIGHUP are
-    ours alone: whoever leaves early ends the tool, and whatever it started.
+    The result is in the records; the exit code counts only if there are none. Ctrl-C, SIGTERM and SIGHUP, and leaving
+    this block early, end the tool and all processes that it started.
     """
-    # -P: a folder here that is named like a module of ours must not stand in for it.
+    # -P: do not import modules from the current folder.
     command = [sys.executable, "-P", "-m", f"gen_worker.tools.{module}", *arguments]
     with _leaving_on_signals() as door:
-        # A group of its own, so that a terminal's Ctrl-C does not strike it in the middle of an import.
+        # A process group of its own, so that Ctrl-C does not interrupt it during an import.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0)
         try:
             door.open()
@@ -44,11 +44,11 @@ def _read(process: "subprocess.Popen[bytes]", command: list[str]) -> Iterator[di
         yield json.loads(line)
     code = process.wait()
     if code < 0 or not is_told:
-        raise TrnError(f"{' '.join(command)} ended with {code} before it was done")
+        raise TrnError(f"{' '.join(command)} exited with {code} before it was done")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Nothing of its group is left. It is asked first, and has a moment to remove what it made."""
+    """SIGTERM, then SIGKILL to its process group, so that it can remove its temporary files."""
     assert process.stdout is not None
     process.stdout.close()
     if process.returncode is not None:
@@ -57,20 +57,20 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGTERM)
     try:
         deadline = time.monotonic() + END_PATIENCE_S
-        # Not reaped before the group is gone: its number is ours until then.
+        # Reaped last: until then its pid is not reused.
         while (
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
             and time.monotonic() < deadline
         ):
             time.sleep(LOOK_EVERY_S)
-    finally:  # also where Ctrl-C is pressed again
+    finally:  # also after a second Ctrl-C
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-class _Door:
-    """Whoever wants to leave before there is something to end waits until there is."""
+class _Interrupt:
+    """Delays an interrupt until the process that it should end has started."""
 
     def __init__(self) -> None:
         self._is_open = self._is_wanted = False
@@ -87,9 +87,9 @@ class _Door:
 
 
 @contextlib.contextmanager
-def _leaving_on_signals() -> Iterator[_Door]:
-    """To be asked to go is the same as Ctrl-C: what was started is ended."""
-    door = _Door()
+def _leaving_on_signals() -> Iterator[_Interrupt]:
+    """SIGTERM and SIGHUP act as Ctrl-C."""
+    door = _Interrupt()
     before = {
         number: signal.signal(number, door.leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }

@@ -299,7 +299,7 @@ class AsyncClient:
             try:
                 pinned.append(await self._pin(run_id))
             except NotFoundError:
-                pinned.append(run_id)  # perhaps it was removed before: the daemon knows
+                pinned.append(run_id)  # perhaps it was already removed: the daemon knows
         request = pb.RemoveRunsRequest(run_ids=pinned, is_dry_run=is_dry_run, is_exact=True)
         answer, _ = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
         return from_message(answer, Pruned).freed

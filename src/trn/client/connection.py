@@ -153,7 +153,7 @@ class Connection:
         if daemon is None:
             return None
         what, remedy = silence_of(daemon)
-        return f"{what}: {remedy}; runs go on meanwhile"
+        return f"{what}: {remedy}; runs continue meanwhile"
 
     def _error(self, fault: "grpc.aio.AioRpcError", name: str) -> TrnError:
         text = fault.details() or fault.code().name

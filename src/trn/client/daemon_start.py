@@ -50,7 +50,7 @@ class RunningDaemon(NamedTuple):
             return CHANGED if self._has_changed() else ""
         return (
             f"the daemon is trn {self.version} and this is trn {VERSION}: `trn daemon stop` and"
-            " `trn daemon start` bring it up to date; runs go on meanwhile"
+            " `trn daemon start` bring it up to date; runs continue meanwhile"
         )
 
     def _has_changed(self) -> bool:

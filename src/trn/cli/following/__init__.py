@@ -1,1 +1,1 @@
-"""A run that is followed to its end: the stream, Ctrl-C, whether a daemon is there."""
+"""Following a run to its end: its streams, Ctrl-C, and the daemon that may go away."""

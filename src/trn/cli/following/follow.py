@@ -1,4 +1,4 @@
-"""Follow one run to its end: a bar at a terminal, JSON lines elsewhere. A daemon that dies meanwhile is only time."""
+"""Follow one run to its end: a progress bar at a terminal, JSON lines elsewhere. Survives restarts of the daemon."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trn.cli.exit_codes import ExitCode, exit_code_of_state
-from trn.cli.following.interruption import Interruption, Wish
-from trn.cli.following.presence import Absence, Presence, say_absence, start_daemon
+from trn.cli.following.daemon_watch import Absence, DaemonWatch, say_absence, start_daemon
+from trn.cli.following.interruption import Interruption, StopReason
 from trn.cli.output import say
 from trn.core.errors import UnavailableError
 from trn.core.terminal_text import shield_json
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from trn.proto.records import Run
 
 PATIENCE_S = 3.0
-CANCEL_PATIENCE_S = 30.0  # for a daemon that takes the wish
-TAIL_BYTES = 4096  # of the log of a run that ran before we came
+CANCEL_PATIENCE_S = 30.0  # for a daemon to record it
+TAIL_BYTES = 4096  # of the log of a run that was already running
 
 
 def resolve(home: "Home", run_id: str, *, is_exact: bool = False) -> "RunRecord":
-    """The run that is meant, as the registry has it: no daemon is started for one that is not there."""
+    """The run of that id, from the registry: no daemon is started for an unknown run."""
     from trn.cli.reading.run_lookup import find_run
 
     return find_run(home, run_id, is_exact=is_exact).run
@@ -39,20 +39,20 @@ def resolve(home: "Home", run_id: str, *, is_exact: bool = False) -> "RunRecord"
 
 @contextlib.asynccontextmanager
 async def connected(home: "Home") -> AsyncIterator["AsyncClient"]:
-    """A client of the home's daemon, which is started where none runs. The long waiting is left to `following`."""
+    """A client of the home's daemon, which is started if none runs. `DaemonWatch` does the long waiting."""
     from trn.client.client import AsyncClient
 
     daemon = await start_daemon(home)
     if warning := daemon.version_warning:
         say(f"trn: {warning}")
-    # The first call would load it; what goes on beside us, a snapshot for one, need not wait.
+    # The first call would import it and block the loop, which a snapshot runs beside.
     await asyncio.to_thread(import_module, "grpc.aio")
-    # Not closed: the process ends with it, and to close it takes a while.
+    # Not closed: that takes time, and the process ends anyway.
     yield AsyncClient(home.root, patience_s=PATIENCE_S)
 
 
 class Follower:
-    """One followed run. `is_ours`: Ctrl-C is about the run, not only about looking at it."""
+    """One followed run. `is_ours`: Ctrl-C may cancel the run, not only stop following."""
 
     def __init__(
         self, client: "AsyncClient", home: "Home", output: "Output", run: "Run", *, is_ours: bool
@@ -64,12 +64,12 @@ class Follower:
         self._change = 0
         self._log_at: int | None = None
         self._screen: Screen | None = None
-        self._presence = Presence(client, home, self._take_absence)
+        self._daemon = DaemonWatch(client, home, self._take_absence)
         self._cancelled = asyncio.Event()
         self._is_cancel_recorded = False
 
     async def follow(self) -> ExitCode:
-        """Until the run's end, or a wish to leave; says how it ended, and that is the exit code."""
+        """Until the run's end, or a reason to stop; the exit code says how it ended."""
         is_drawn = not self._output.is_json
         interruption = Interruption(
             is_ours=self._is_ours,
@@ -82,40 +82,40 @@ class Follower:
             with interruption.heard():
                 if is_drawn:
                     self._draw()
-                wish = await self._follow_until(interruption.wish)
+                reason = await self._follow_until(interruption.stop)
         except BrokenPipeError:
-            # Nobody reads any more; the run goes on. The interpreter must not fail on its last flush.
+            # The reader is gone; the run continues. The interpreter must not fail on its last flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return ExitCode.OK
         except UnavailableError as fault:
             if self._run.is_terminal:
                 raise
-            raise UnavailableError(f"{fault}\n{self._say_how_it_goes_on()}") from None
+            raise UnavailableError(f"{fault}\n{self._say_what_it_does()}") from None
         finally:
             self._pause()
-        return self._conclude(wish)
+        return self._conclude(reason)
 
     def _draw(self) -> None:
         from trn.client.screen.render import HELD_S, Screen
         from trn.client.screen.run_view import RunView
 
-        # What the client logs of a broken connection would be written across the bar.
+        # Log lines of the client would be written across the bar.
         logging.getLogger("trn.client").setLevel(logging.ERROR)
         self._screen = Screen(RunView(self._run))
         if self._run.is_terminal:
-            self._screen.hold(float("inf"))  # all of it comes at once
+            self._screen.hold(float("inf"))  # everything comes at once
         elif self._run.last_seq:
             self._screen.hold(HELD_S)
         self._screen.start()
 
-    async def _follow_until(self, wish: asyncio.Future[Wish]) -> Wish | None:
+    async def _follow_until(self, stop: asyncio.Future[StopReason]) -> StopReason | None:
         """None: the run has ended."""
         try:
-            return await self._follow_in_tasks(wish)
+            return await self._follow_in_tasks(stop)
         except BaseExceptionGroup as faults:
-            raise faults.exceptions[0] from None  # one task failed, the others were cancelled for it
+            raise faults.exceptions[0] from None  # the others were cancelled because of it
 
-    async def _follow_in_tasks(self, wish: asyncio.Future[Wish]) -> Wish | None:
+    async def _follow_in_tasks(self, stop: asyncio.Future[StopReason]) -> StopReason | None:
         async with asyncio.TaskGroup() as group:
             end = group.create_task(self._take_events())
             tasks = [group.create_task(self._cancel_when_wanted())]
@@ -124,34 +124,34 @@ class Follower:
                     group.create_task(work)
                     for work in (self._take_changes(), self._take_log(), self._redraw())
                 ]
-            tasks.append(group.create_task(self._presence.watch_over()))
-            either: list[asyncio.Future[Any]] = [end, wish]
+            tasks.append(group.create_task(self._daemon.watch_over()))
+            either: list[asyncio.Future[Any]] = [end, stop]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if end.done() and not end.cancelled() and end.exception() is None and self._screen is not None:
-                # The last lines of the log may be a moment behind the last event.
+                # The last lines of the log may come a moment after the last event.
                 await asyncio.wait([tasks[2]], timeout=2.0)
-            if self._cancelled.is_set():  # whoever leaves now has been told that the run will end
+            if self._cancelled.is_set():  # the user was promised that the run is cancelled
                 await asyncio.wait([tasks[0]], timeout=PATIENCE_S)
             for task in (end, *tasks):
                 task.cancel()
-        return wish.result() if wish.done() else None
+        return stop.result() if stop.done() else None
 
     async def _take_events(self) -> None:
         async with aclosing(
-            self._presence.following(
+            self._daemon.following(
                 lambda: self._client.event_lines(self._run.run_id, after_seq=self._seq, is_exact=True)
             )
         ) as batches:
             async for lines in batches:
                 if self._screen is None:
-                    # A pipe gets the very bytes.
+                    # A pipe gets the unchanged bytes.
                     shown = shield_json(lines.decode()).encode() if sys.stdout.isatty() else lines
                     sys.stdout.buffer.write(shown if shown.endswith(b"\n") else shown + b"\n")
                     sys.stdout.buffer.flush()
                 else:
                     self._screen.add(self._screen.view.take_events(lines))
                 self._seq = _last_seq(lines, self._seq)
-        async with aclosing(self._presence.following(self._final)) as runs:
+        async with aclosing(self._daemon.following(self._final)) as runs:
             async for run in runs:
                 self._take_run(run)
 
@@ -162,7 +162,7 @@ class Follower:
         def again() -> AsyncGenerator["Run", None]:
             return self._client.watch(after_change=self._change, run_ids=[self._run.run_id], is_exact=True)
 
-        async with aclosing(self._presence.following(again)) as runs:
+        async with aclosing(self._daemon.following(again)) as runs:
             async for run in runs:
                 self._take_run(run)
 
@@ -176,7 +176,7 @@ class Follower:
             say_absence(absence)
             return
         view = self._screen.view
-        meanwhile = f"the run {self._goes_on} meanwhile"
+        meanwhile = f"the run {self._does} meanwhile"
         view.absence = (
             "" if absence is None else "; ".join(filter(None, (absence.what, meanwhile, absence.remedy)))
         )
@@ -199,7 +199,7 @@ class Follower:
                 is_exact=True,
             )
 
-        async with aclosing(self._presence.following(again)) as chunks:
+        async with aclosing(self._daemon.following(again)) as chunks:
             async for chunk in chunks:
                 if self._log_at is None and chunk.offset > 0:
                     log = WorkerLog(is_begun_in_the_middle=True)
@@ -216,11 +216,11 @@ class Follower:
             await asyncio.sleep(REDRAW_S)
 
     def _want_cancel(self) -> None:
-        when = " as soon as a daemon answers" if self._presence.absence else ""
+        when = " as soon as a daemon answers" if self._daemon.absence else ""
         self._output.say(
             f"cancelling {self._run.run_id}{when}; Ctrl-C again leaves without waiting for its end"
         )
-        self._presence.need()
+        self._daemon.need()
         self._cancelled.set()
 
     async def _cancel_when_wanted(self) -> None:
@@ -232,13 +232,13 @@ class Follower:
         try:
             async with (
                 asyncio.timeout(CANCEL_PATIENCE_S),
-                aclosing(self._presence.following(cancel)) as runs,
+                aclosing(self._daemon.following(cancel)) as runs,
             ):
                 async for run in runs:
                     self._is_cancel_recorded = True
                     self._take_run(run)
         except TimeoutError:
-            why = await self._presence.explain()
+            why = await self._daemon.explain()
             raise UnavailableError(": ".join(filter(None, why))) from None
 
     def _pause(self) -> None:
@@ -249,34 +249,33 @@ class Follower:
         if self._screen is not None:
             self._screen.start()
 
-    def _conclude(self, wish: Wish | None) -> ExitCode:
+    def _conclude(self, reason: StopReason | None) -> ExitCode:
         run = self._run
-        if wish is not None and not run.is_terminal:
+        if reason is not None and not run.is_terminal:
             if self._is_ours or self._screen is not None:
-                self._output.say(self._say_how_it_goes_on())
-            return ExitCode.INTERRUPTED if wish is Wish.LEAVE else ExitCode.OK
+                self._output.say(self._say_what_it_does())
+            return ExitCode.INTERRUPTED if reason is StopReason.LEAVE else ExitCode.OK
         if self._screen is not None:
             self._screen.finish(((run.ended_ms or run.updated_ms) - run.submitted_ms) / 1000)
         self._output.record({"event": f"job_{run.state.lower()}", **describe(run)})
         return exit_code_of_state(run.state)
 
     @property
-    def _goes_on(self) -> str:
-        """What it does meanwhile. In a pipe the run is known as it was at first, and by its events."""
-        return "waits" if self._run.state == "PENDING" and not self._seq else "goes on"
+    def _does(self) -> str:
+        """In a pipe only the run's first state and its events are known."""
+        return "waits" if self._run.state == "PENDING" and not self._seq else "continues"
 
-    def _say_how_it_goes_on(self) -> str:
-        """Without us."""
-        run_id, goes_on = self._run.run_id, self._goes_on
+    def _say_what_it_does(self) -> str:
+        run_id, does = self._run.run_id, self._does
         if self._is_cancel_recorded:
             return f"{run_id} is being cancelled; to see its end: trn watch {run_id}"
         if self._cancelled.is_set():
-            return f"{run_id} {goes_on} and is not cancelled, for no daemon has recorded it; to cancel it: trn cancel {run_id}"
-        return f"{run_id} {goes_on}; to follow it again: trn watch {run_id}"
+            return f"{run_id} {does} and is not cancelled, because no daemon recorded it; to cancel it: trn cancel {run_id}"
+        return f"{run_id} {does}; to follow it again: trn watch {run_id}"
 
 
 def describe(run: "Run | RunRecord") -> dict[str, Any]:
-    """A run in the events of this command: the same fields in each."""
+    """The fields of a run in all events of the command line."""
     return {
         "run_id": run.run_id,
         "state": run.state,

@@ -1,7 +1,7 @@
-"""What Ctrl-C and SIGTERM mean to a command that follows a run of its own.
+"""Ctrl-C and SIGTERM for a command that follows its own run.
 
-At a terminal the first Ctrl-C asks: detach, cancel, or go on; a second one cancels. Where nobody can be asked, the
-first one cancels. Once the run is being cancelled, another Ctrl-C leaves at once. SIGTERM detaches.
+At a terminal the first Ctrl-C asks: detach, cancel, or continue; a second one cancels. Without a terminal the first one
+cancels. While the run is being cancelled, another Ctrl-C leaves at once. SIGTERM detaches.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Any
 
-QUESTION = "The run goes on meanwhile: detach (d), cancel it (c) or go on following (Enter)? "
+QUESTION = "The run continues meanwhile: detach (d), cancel it (c) or keep following (Enter)? "
 
 
-class Wish(Enum):
-    """How following ends before the run does."""
+class StopReason(Enum):
+    """Why following stops before the run has ended."""
 
     DETACH = auto()
     LEAVE = auto()  # by Ctrl-C
 
 
 class Interruption:
-    """Signals of one followed run. `wish` is set once the caller shall stop following."""
+    """Signals of one followed run. `stop` is set once the caller shall stop following."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Interruption:
         pause: Callable[[], None],
         go_on: Callable[[], None],
     ) -> None:
-        """`cancel` asks for the run's end; `pause` and `go_on` are around a question at the terminal."""
-        self.wish: asyncio.Future[Wish] = asyncio.get_running_loop().create_future()
+        """`cancel` cancels the run; `pause` and `go_on` are called around a question at the terminal."""
+        self.stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._is_ours = is_ours
         self._can_ask = can_ask and sys.stdin is not None and sys.stdin.isatty()
         self._cancel, self._pause, self._go_on = cancel, pause, go_on
@@ -47,10 +47,10 @@ class Interruption:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """SIGINT and SIGTERM come here, within this block."""
+        """Handles SIGINT and SIGTERM within this block."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        loop.add_signal_handler(signal.SIGTERM, self._wish_for, Wish.DETACH)
+        loop.add_signal_handler(signal.SIGTERM, self._stop_for, StopReason.DETACH)
         try:
             yield
         finally:
@@ -61,16 +61,16 @@ class Interruption:
     def interrupt(self) -> None:
         """One Ctrl-C."""
         if not self._is_ours or self._is_cancelling:
-            self._wish_for(Wish.LEAVE)
+            self._stop_for(StopReason.LEAVE)
         elif self._can_ask and self._terminal is None:
             self._ask()
         else:
             self._choose_cancel()
 
-    def _wish_for(self, wish: Wish) -> None:
+    def _stop_for(self, reason: StopReason) -> None:
         self._end_question()
-        if not self.wish.done():
-            self.wish.set_result(wish)
+        if not self.stop.done():
+            self.stop.set_result(reason)
 
     def _choose_cancel(self) -> None:
         self._is_cancelling = True
@@ -84,8 +84,8 @@ class Interruption:
         self._pause()
         try:
             self._terminal = termios.tcgetattr(fd)
-            tty.setcbreak(fd)  # one key is an answer
-            termios.tcflush(fd, termios.TCIFLUSH)  # what was typed before the question is none
+            tty.setcbreak(fd)  # a single key answers
+            termios.tcflush(fd, termios.TCIFLUSH)  # drop what was typed before the question
         except termios.error:
             self._terminal = None
             self._choose_cancel()
@@ -100,7 +100,7 @@ class Interruption:
         except OSError:
             key = b""
         if key in (b"d", b""):
-            self._wish_for(Wish.DETACH)
+            self._stop_for(StopReason.DETACH)
         elif key == b"c":
             self._choose_cancel()
         elif key in (b"\n", b"\r"):
@@ -108,7 +108,7 @@ class Interruption:
             self._go_on()
 
     def _end_question(self) -> bool:
-        """Give the terminal back as it was; whether a question was open."""
+        """Restore the terminal. Returns whether a question was open."""
         if self._terminal is None:
             return False
         fd, before, self._terminal = sys.stdin.fileno(), self._terminal, None

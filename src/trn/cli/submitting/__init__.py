@@ -1,1 +1,1 @@
-"""A job before its submit: the file, its data, the disk, its code, variables and logs; and the report of it."""
+"""A job on its way to the daemon: its file, options, code snapshot, and the report of the answer."""

@@ -1,46 +1,28 @@
-"""Which code a run trains: what is frozen now, or what is there when it starts."""
+"""Which code a run trains: a snapshot taken now, or the files on disk when it starts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import click
+from typing import TYPE_CHECKING, NamedTuple
 
 from trn.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from trn.cli.output import Output
     from trn.client.code.snapshot import Snapshot
+    from trn.client.wire_requests import SubmitOptions
     from trn.core.home import Home
 
-C = TypeVar("C", bound=Callable[..., Any])
-
-# Of a folder that nobody asked to freeze and of which git says nothing: more than this is hardly code.
+# Of a folder outside git, without --code: more than this is probably not only code.
 MAX_UNASKED_FILES, MAX_UNASKED_BYTES = 2_000, 32 << 20
 NUM_SKIPPED_SHOWN = 5
 NUM_CHANGED_SHOWN = 5
 
-# What a program is made of. A new file of another kind is something that somebody or a run left in the folder.
+# A new file of another kind is probably the output of a run.
 CODE_SUFFIXES = frozenset(
     (".py", ".pyi", ".pyx", ".pxd", ".so", ".sh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh")
 )
-# What a program may read: it counts where it was frozen, and is no longer as it was.
+# These count only if they were in the snapshot.
 CONFIG_SUFFIXES = frozenset((".yaml", ".yml", ".toml", ".json", ".ini", ".cfg"))
-
-
-def code_option(default: str) -> Callable[[C], C]:
-    """Adds `--code` to a command; `default` says what is trained without it."""
-
-    def add(command: C) -> C:
-        return click.option(
-            "--code",
-            "code_dir",
-            metavar="DIR",
-            type=click.Path(path_type=Path),
-            help=f"Freeze the code of this folder (default: {default}).",
-        )(command)
-
-    return add
 
 
 class FrozenCode(NamedTuple):
@@ -50,17 +32,16 @@ class FrozenCode(NamedTuple):
     reason: str = ""
 
     @property
-    def digest(self) -> str:
-        return self.snapshot.digest if self.snapshot else ""
-
-    @property
-    def folder(self) -> str:
-        return self.snapshot.folder if self.snapshot else ""
+    def options(self) -> "SubmitOptions":
+        """Of a submit; none where the code is read when the run starts."""
+        if self.snapshot is None:
+            return {}
+        return {"snapshot": self.snapshot.digest, "frozen_from": self.snapshot.folder}
 
     def say(self, output: "Output") -> None:
-        """What of the code is frozen, and what was left out of it."""
+        """What the snapshot has, and what it leaves out."""
         if self.reason:
-            output.say(f"code: not frozen: {self.reason}; --code DIR freezes a folder")
+            output.say(f"code: no snapshot: {self.reason}; --code DIR takes one of a folder")
         if self.snapshot is None:
             return
         snapshot = self.snapshot
@@ -77,16 +58,17 @@ class FrozenCode(NamedTuple):
 def freeze(
     home: "Home", base_dir: Path, *, code_dir: Path | None, env_files: Sequence[Path] = ()
 ) -> FrozenCode:
-    """Freeze `code_dir`, else the job's own folder. InvalidRequestError where that was asked for and cannot be. Blocks.
+    """A snapshot of `code_dir`, else of the job's own folder. Blocks.
 
-    What is given as `--env-file` may hold secrets, and is no code. The job's folder is not asked for: where it is in no git work tree and holds much, or what cannot be read, it is left.
+    `env_files` may hold secrets and are left out. Without `code_dir`, a folder outside git that is large or cannot be
+    read gives no snapshot; with it, an InvalidRequestError.
     """
     from trn.client.code.snapshot import take_snapshot
     from trn.core.settings import read_settings
 
     if code_dir is not None and not code_dir.is_dir():
         raise InvalidRequestError(
-            f"--code {code_dir}: there is no such folder: name the one that holds the code"
+            f"--code {code_dir}: there is no such folder: give the one that holds the code"
         )
     folder = code_dir or base_dir
     max_bytes = read_settings(home.settings).max_snapshot_bytes
@@ -112,13 +94,13 @@ def freeze(
 
 
 def find_changed_files(home: "Home", folder: Path, snapshot: str) -> list[str]:
-    """Which files of code in that folder are not as in the snapshot of it; none where that cannot be told. Blocks."""
+    """Files of code that differ from the snapshot; none if that cannot be found out. Blocks."""
     from trn.core.errors import TrnError
     from trn.core.snapshots import SnapshotStore
 
     store = SnapshotStore(home.snapshots)
     try:
-        digest = freeze(home, folder, code_dir=folder).digest
+        digest = freeze(home, folder, code_dir=folder).options["snapshot"]
         if digest == snapshot:
             return []
         was, is_ = (
@@ -134,7 +116,7 @@ def find_changed_files(home: "Home", folder: Path, snapshot: str) -> list[str]:
 
 
 def listed(paths: list[str]) -> str:
-    """As many as fit a line."""
+    """The first few."""
     more = f" and {len(paths) - NUM_CHANGED_SHOWN} more" if len(paths) > NUM_CHANGED_SHOWN else ""
     return ", ".join(paths[:NUM_CHANGED_SHOWN]) + more
 

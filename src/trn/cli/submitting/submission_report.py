@@ -1,13 +1,13 @@
-"""What the command says of a submit, to people and to programs; then it follows the run."""
+"""Submits a run, reports the answer to people and programs, and follows the run."""
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trn.cli.exit_codes import ExitCode
 from trn.cli.following.follow import Follower, describe
-from trn.cli.submitting.environment_options import describe_differences, say_differences
+from trn.cli.submitting.submit_options import describe_differences, say_differences, say_kept
 from trn.core.runs import NOT_TRAINED
 from trn.core.terminal_text import plain
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from trn.cli.output import Output
+    from trn.cli.submitting.frozen_code import FrozenCode
     from trn.client.client import AsyncClient
+    from trn.client.wire_requests import SubmitOptions
     from trn.core.errors import ConflictError, InvalidRequestError
     from trn.core.home import Home
     from trn.proto.records import SubmitResult
@@ -25,41 +27,39 @@ T = TypeVar("T")
 
 
 async def answered(output: "Output", submission: "Awaitable[T]") -> T:
-    """That submit, or check. A word is said where it takes a while: a daemon that has just started has to load torch for it."""
+    """The answer; says so if it takes a while, because a new daemon has to import torch first."""
     waiting = asyncio.ensure_future(submission)
     try:
         if not (await asyncio.wait([waiting], timeout=SILENCE_S))[0]:
-            output.say_first(
-                "trn: the code is being imported; the first time after a start that takes some seconds"
-            )
+            output.say_first("trn: importing the code; this takes some seconds after the start of a daemon")
         return await waiting
     finally:
         waiting.cancel()
 
 
-def say_answer(output: "Output", submission: "SubmitResult") -> None:
-    """Before all else: that nothing is trained again, where an equal run answers."""
-    for note in map(plain, submission.notes):
-        if note.startswith(NOT_TRAINED):
-            output.say_first(note)
-
-
-async def report_and_follow(
+async def submit_and_follow(
     client: "AsyncClient",
     home: "Home",
     output: "Output",
-    submission: "SubmitResult",
-    *,
-    is_detached: bool,
-    is_json: bool | None,
+    request: "Awaitable[SubmitResult]",
+    asked: "SubmitOptions",
+    options: dict[str, Any],
+    code: "FrozenCode",
 ) -> ExitCode:
-    """Say which run it is, and follow it to its end. Detached: its id alone, unless JSON was asked for by name."""
-    run = submission.run
+    """Submit, say which run it is, and follow it to its end. Detached: print its id, unless JSON was asked for."""
+    with output.holding_lines():
+        code.say(output)
+        submission = await answered(output, request)
+        for note in map(plain, submission.notes):
+            if note.startswith(NOT_TRAINED):  # before all other lines
+                output.say_first(note)
+    say_kept(output, asked, submission)
     for note in map(plain, submission.notes):
-        if not note.startswith(NOT_TRAINED):  # that was said first
+        if not note.startswith(NOT_TRAINED):
             output.say(f"trn: {note}")
     say_differences(output, submission.env_differences)
-    if is_detached and not is_json:
+    run, is_detached = submission.run, options["is_detached"]
+    if is_detached and not options["is_json"]:
         click.echo(run.run_id)  # for `RUN=$(trn run --detach …)`
         return ExitCode.OK
     output.record(

@@ -20,15 +20,15 @@ Examples:
 """
 
 
-@click.command("cancel", epilog=EPILOG, short_help="Stop a run.")
+@click.command("cancel", epilog=EPILOG)
 @click.argument("run_id", metavar="RUN", shell_complete=complete_live_run)
 @click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run.")
 @json_option
 @click.pass_obj
 def command(home: Home, /, *, run_id: str, reason: str, is_json: bool | None) -> ExitCode:
-    """Ask a run to end. It saves a checkpoint if it can; `trn resume` goes on from there.
+    """Stop a run. It saves a checkpoint if it can; `trn resume` continues from there.
 
-    Returns when the wish is recorded, not when the run has ended. A run that has ended is left as it is (exit code 6).
+    Returns when the request is recorded, not when the run has ended. Exit code 6: the run had ended before.
     """
     import asyncio
 
@@ -41,12 +41,12 @@ async def _cancel(home: Home, output: Output, run_id: str, reason: str) -> ExitC
     found = resolve(home, run_id)
     run: Run | RunRecord = found
     was_live = not found.state.is_terminal
-    if was_live:  # no daemon is started to say what the registry knows
+    if was_live:  # else no daemon is started
         async with connected(home) as client:
             run, was_live = await client.cancel(found.run_id, reason, is_exact=True)
     output.record({"event": "cancel_wanted", "was_live": was_live, **describe(run)})
     if was_live:
-        output.show(f"{run.run_id} is asked to end; `trn wait {run.run_id}` waits for it")
+        output.show(f"{run.run_id} is being cancelled; `trn wait {run.run_id}` waits for its end")
         return ExitCode.OK
-    output.say(f"{run.run_id} has ended already: {run.state.lower()}")
+    output.say(f"{run.run_id} has already ended: {run.state.lower()}")
     return ExitCode.CONFLICT

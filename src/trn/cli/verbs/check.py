@@ -1,4 +1,4 @@
-"""`trn check MODULE:SYMBOL`: is a trainer class sound, and does it resume exactly?"""
+"""`trn check MODULE:SYMBOL`: is a trainer class correct, and does it resume exactly?"""
 
 import contextlib
 from pathlib import Path
@@ -20,9 +20,9 @@ Examples:
   trn check my_trainer:MyTrainer --output certificate
 
 \b
-Ends with 0 for a sound class, with 1 for one that is not, with 3 where it could
-not be tried. The certificate and the logs are kept in the home's `checks`; with
---output everything is, in that folder.
+Exits with 0 if the class passes, 1 if it fails, 3 if it cannot be tested. The
+certificate and the logs are kept in `checks` of the home; with --output
+everything is kept in that folder.
 """
 
 
@@ -32,21 +32,21 @@ not be tried. The certificate and the logs are kept in the home's `checks`; with
     "--config",
     metavar="JOB",
     type=click.Path(readable=False),
-    help="A job with data that the class takes (default: mock batches 0, 1, 2, …).",
+    help="A job with data for the class (default: mock batches 0, 1, 2, …).",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=6),
     metavar="N",
-    help="How many steps to train (default: 12 or an epoch).",
+    help="Number of steps (default: 12 or an epoch).",
 )
-@click.option("--seed", type=int, default=0, metavar="S", help="Of the random kill (default: 0).")
+@click.option("--seed", type=int, default=0, metavar="S", help="Seed of the random kill (default: 0).")
 @click.option(
     "--output",
     "folder",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="A new folder for all that is found, with the runs themselves.",
+    help="A new folder for all results and the runs themselves.",
 )
 @json_option
 @click.pass_obj
@@ -59,16 +59,16 @@ def command(
     folder: str | None,
     is_json: bool | None,
 ) -> int:
-    """Train a few steps straight, and again with three kills and resumes; compare every step.
+    """Train a few steps without interruption, and again with three kills and resumes; compare every step.
 
-    Batches, losses and state must be equal to the bit. Where they part, experiments look for the cause.
+    Batches, losses and state must be bit-exact. If they differ, experiments look for the cause.
     """
     from tempfile import TemporaryDirectory
 
     from trn.cli.worker_tool import reading_records
 
     output = Output(is_json=is_json)
-    code = ExitCode.INTERRUPTED  # until it has said how it ended
+    code = ExitCode.INTERRUPTED  # until there is a result
     with contextlib.ExitStack() as stack:
         if folder is None:
             made = TemporaryDirectory(prefix="trn-check-", ignore_cleanup_errors=True)
@@ -85,7 +85,7 @@ def command(
 
 
 def _place(home: "Home", trainer: str) -> Path:
-    """A folder of the home that is not there yet: by trainer class and time."""
+    """A new folder in the home, named by trainer class and time."""
     import re
     import time
 
@@ -96,7 +96,7 @@ def _place(home: "Home", trainer: str) -> Path:
 
 
 def _tell(record: dict[str, Any], output: Output) -> ExitCode | None:
-    """How it ended, where it did."""
+    """The exit code, once there is a result."""
     if record["event"] == "certificate_progress":
         output.say(f"trn: {record['message']}")
         return None

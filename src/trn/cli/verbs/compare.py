@@ -1,4 +1,4 @@
-"""`trn compare RUN RUN…`: what differs between runs, from their home; no daemon is needed."""
+"""`trn compare RUN RUN…`: what differs between runs. Needs no daemon."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ Examples:
 """
 
 
-@click.command("compare", epilog=EPILOG, short_help="Show what differs between runs.")
+@click.command("compare", epilog=EPILOG)
 @click.argument("run_ids", metavar="RUN RUN…", nargs=-1, required=True, shell_complete=complete_run_id)
 @json_option
 @click.pass_obj
@@ -45,7 +45,7 @@ def command(home: Home, *, run_ids: tuple[str, ...], is_json: bool | None) -> No
     from trn.client.comparison import compare, read_facts
 
     if len(run_ids) < MIN_RUNS:
-        raise click.UsageError(f"one run is given, {run_ids[0]!r}: name at least two to compare")
+        raise click.UsageError(f"only one run is given, {run_ids[0]!r}: give at least two")
     found = [find_run(home, run_id).run for run_id in run_ids]
     repeated = {run.run_id for run in found if [other.run_id for other in found].count(run.run_id) > 1}
     if repeated:
@@ -80,7 +80,7 @@ def _part(output: Output, comparison: "Comparison", part: str) -> list[str]:
     found: dict[str, list[Any]] = getattr(comparison, part)
     lines = ["", output.paint(part, is_bold=True)]
     if missing := comparison.unknown.get(part):
-        lines += wrap(f"  not known of {', '.join(missing)}", output.size[0], indent=4)
+        lines += wrap(f"  unknown for {', '.join(missing)}", output.size[0], indent=4)
     if not found:
         is_known = len(missing or ()) <= len(comparison.runs) - MIN_RUNS
         return [*lines, f"  {_EMPTY[part]}"] if is_known else lines

@@ -1,4 +1,4 @@
-"""`trn daemon start|stop|status`: the home's daemon. Its workers do not depend on it."""
+"""`trn daemon start|stop|status`: the daemon of a home. Workers run without it."""
 
 import os
 import signal
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trn.cli.durations import now_ms, say_duration
+from trn.cli.durations import Seconds, now_ms, say_duration
 from trn.cli.exit_codes import ExitCode
 from trn.cli.output import Output, json_option
 from trn.cli.reading.registry_view import STATES, RegistryView, RunFilter
-from trn.cli.seconds import Seconds
 from trn.core.errors import ConflictError, RegistryError, TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.version import CHANGED
@@ -29,8 +28,8 @@ event_bus_option = click.option(
     "--event-bus",
     metavar="URL",
     default="",
-    help="Publish every event there: redis://host:port/db, rediss://…, unix://path, or a plug-in's scheme. A password"
-    " is better kept in the home's settings.toml.",
+    help="Publish every event there: redis://host:port/db, rediss://…, unix://path, or a plug-in's scheme. Put a"
+    " password into the home's settings.toml instead.",
 )
 
 
@@ -42,18 +41,16 @@ Examples:
 """
 
 
-@click.group(
-    "daemon", epilog=EPILOG, short_help="Start, stop and look at the daemon.", invoke_without_command=True
-)
+@click.group("daemon", epilog=EPILOG, invoke_without_command=True)
 @event_bus_option
 @click.pass_context
 def command(ctx: click.Context, event_bus: str) -> None:
-    """Start, stop and look at the daemon of this home.
+    """Start, stop and inspect the daemon of this home.
 
-    `trn run` starts one by itself where none runs. `trn daemon --event-bus URL` is `trn daemon start --event-bus URL`.
+    `trn run` starts one if none runs. `trn daemon --event-bus URL` is `trn daemon start --event-bus URL`.
     """
     if event_bus and ctx.invoked_subcommand is not None:
-        raise click.UsageError(f"--event-bus stands after the verb: trn daemon {ctx.invoked_subcommand} …")
+        raise click.UsageError(f"--event-bus goes after the command: trn daemon {ctx.invoked_subcommand} …")
     if event_bus:
         ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, is_json=False, format_=None)
     elif ctx.invoked_subcommand is None:
@@ -68,13 +65,13 @@ def command(ctx: click.Context, event_bus: str) -> None:
     "--idle-exit-s",
     type=Seconds(min=0, min_open=True),
     metavar="N",
-    help="It leaves by itself when nothing ran and nobody asked for N seconds. Without it, it stays.",
+    help="Exit after N seconds without runs and calls (default: never).",
 )
 @event_bus_option
 @json_option
 @click.pass_obj
 def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: bool | None) -> None:
-    """Start the daemon in the background, and return when it answers. Where one runs, that is fine."""
+    """Start the daemon in the background and wait until it answers. Does nothing if one runs."""
     from trn.client.daemon_start import ensure_daemon
 
     output = Output(is_json=is_json)
@@ -82,12 +79,12 @@ def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: boo
     daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s, event_bus=event_bus)
     if wanted not in ("", daemon.event_bus):
         raise ConflictError(
-            f"the daemon, pid {daemon.pid}, runs with {daemon.event_bus or 'no event bus'} and not with {wanted}:"
-            " `trn daemon stop`, then start it again; runs go on meanwhile"
+            f"the daemon, pid {daemon.pid}, runs with {daemon.event_bus or 'no event bus'}, not with {wanted}:"
+            " `trn daemon stop`, then start it again; runs continue meanwhile"
         )
     output.event("daemon_started" if is_new else "daemon_already_running", **_describe(home, daemon))
     output.show(
-        f"the daemon {'runs now' if is_new else 'runs already'}: pid {daemon.pid}, {', '.join(daemon.addresses)}"
+        f"the daemon {'started' if is_new else 'already runs'}: pid {daemon.pid}, {', '.join(daemon.addresses)}"
     )
     _warn_of_version(output, daemon)
 
@@ -96,7 +93,7 @@ def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: boo
 @json_option
 @click.pass_obj
 def stop(home: Home, *, is_json: bool | None) -> None:
-    """Stop the daemon. Its workers go on, and the next daemon takes them over."""
+    """Stop the daemon. Workers continue, and the next daemon takes them over."""
     from gen_worker.contract.process_identity import is_process_alive
     from trn.client.daemon_start import find_daemon, is_daemon
 
@@ -108,26 +105,28 @@ def stop(home: Home, *, is_json: bool | None) -> None:
         return
     if not is_daemon(daemon.pid):
         raise UnavailableError(
-            f"pid {daemon.pid} is no daemon here: the one of {home.root} may be in another container; stop it there"
+            f"pid {daemon.pid} is not a daemon here: that of {home.root} may run in another container; stop it there"
         )
     try:
         os.kill(daemon.pid, signal.SIGTERM)
-        os.kill(daemon.pid, signal.SIGCONT)  # one that is suspended would not hear the first
+        os.kill(daemon.pid, signal.SIGCONT)  # a suspended process gets SIGTERM only after this
     except ProcessLookupError:
         pass
     except PermissionError as fault:
-        raise UnavailableError(f"the daemon, pid {daemon.pid}, is not yours to stop") from fault
+        raise UnavailableError(
+            f"no permission to stop the daemon, pid {daemon.pid}: it belongs to another user"
+        ) from fault
     deadline = time.monotonic() + STOP_PATIENCE_S
     while is_process_alive(daemon.pid):
         if time.monotonic() >= deadline:
             raise UnavailableError(
-                f"the daemon, pid {daemon.pid}, was asked to stop {STOP_PATIENCE_S:g} s ago and still runs: see"
-                f" {home.daemon_log}; after `kill -9 {daemon.pid}` nothing is lost either"
+                f"the daemon, pid {daemon.pid}, has not stopped after {STOP_PATIENCE_S:g} s: see {home.daemon_log};"
+                f" `kill -9 {daemon.pid}` is safe"
             )
         time.sleep(LOOK_EVERY_S)
     try:
         num_live = _count(home, "DISPATCHING", "RUNNING")
-    except RegistryError as fault:  # it is stopped all the same, perhaps for the sake of that
+    except RegistryError as fault:  # the daemon has stopped anyway
         num_live = 0
         output.say(f"trn: {fault}")
     launchers = _find_launchers(home)
@@ -135,12 +134,12 @@ def stop(home: Home, *, is_json: bool | None) -> None:
     output.show(f"the daemon, pid {daemon.pid}, has stopped")
     if num_live:
         output.show(
-            f"{num_live} run{'s go' if num_live > 1 else ' goes'} on; `trn daemon start` takes over again"
+            f"{num_live} run{'s continue' if num_live > 1 else ' continues'}; the next daemon takes over"
         )
     for pid in launchers:
         output.show(
-            f"its launcher, pid {pid}, stays {LAUNCHER_STAYS} for the next daemon, then leaves by itself;"
-            f" `kill {pid}` ends it when no run needs it"
+            f"its launcher, pid {pid}, waits {LAUNCHER_STAYS} for the next daemon, then exits;"
+            f" `kill {pid}` ends it after its last run"
         )
 
 
@@ -150,7 +149,7 @@ def stop(home: Home, *, is_json: bool | None) -> None:
 @json_option
 @click.pass_obj
 def status(home: Home, *, is_json: bool | None) -> ExitCode:
-    """Say whether the daemon is up, and how it does. Ends with 5 where none answers."""
+    """Show whether the daemon is up, and its state. Exits with 5 if none answers."""
     from trn.client.daemon_start import find_daemon, silence_of
 
     output = Output(is_json=is_json)
@@ -167,8 +166,8 @@ def status(home: Home, *, is_json: bool | None) -> ExitCode:
     except TrnError:
         what, remedy = silence_of(daemon)
         output.record({"is_up": False, **_describe(home, daemon), "warnings": [f"{what}: {remedy}"]})
-        output.show(f"{output.paint('silent', 'red')}: {what}; runs go on meanwhile")
-        output.show(f"mend it   {remedy}; after `kill -9 {daemon.pid}` nothing is lost either")
+        output.show(f"{output.paint('silent', 'red')}: {what}; runs continue meanwhile")
+        output.show(f"fix it    {remedy}; `kill -9 {daemon.pid}` is safe too")
         output.show(f"see       {home.daemon_log}")
         return ExitCode.UNAVAILABLE
     output.record(
@@ -212,7 +211,7 @@ def _describe(home: Home, daemon: "RunningDaemon") -> dict[str, Any]:
 
 
 def _shown_bus(url: str) -> str:
-    """As a daemon shows its own; what is no URL is refused before a daemon starts with it."""
+    """The URL without its password. InvalidRequestError if it is not valid."""
     from trn.core.bus_url import read_bus_url
 
     return read_bus_url(url).shown if url else ""
@@ -224,7 +223,7 @@ def _warn_of_version(output: Output, daemon: "RunningDaemon") -> None:
 
 
 def _find_launchers(home: Home) -> list[int]:
-    """Of the home, those that live: they outlive the daemon as workers do."""
+    """Pids of the home's live launchers, which outlive the daemon."""
     import json
 
     from gen_worker.contract.process_identity import is_process_alive
@@ -234,7 +233,7 @@ def _find_launchers(home: Home) -> list[int]:
         try:
             pids.append(int(json.loads(path.read_bytes())["pid"]))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it has just left
+            continue  # it has just exited
     return [pid for pid in pids if is_process_alive(pid)]
 
 

@@ -1,4 +1,4 @@
-"""`trn dataset index|verify DIR`: which files a dataset has, and that they are still what they were."""
+"""`trn dataset index|verify DIR`: index a dataset folder, and verify it against its index."""
 
 import sys
 from typing import Any
@@ -26,7 +26,7 @@ Examples:
   trn dataset verify data/digits --json | jq .faults
 
 \b
-Ends with 0 where all is as it was indexed, with 1 where a file differs.
+Exits with 0 if all files match the index, 1 if one differs.
 """
 
 
@@ -40,7 +40,7 @@ def workers_option(function: Any) -> Any:
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Threads that hash (default: by processors).",
+        help="Number of threads (default: by processors).",
     )(function)
 
 
@@ -58,7 +58,7 @@ def index(folder: str, workers: int | None, is_json: bool | None) -> int:
 @workers_option
 @json_option
 def verify(folder: str, workers: int | None, is_json: bool | None) -> int:
-    """Hash every shard again and say which differ from the index, and how."""
+    """Hash every shard again and report which differ from the index, and how."""
     return _run("verify", folder, workers, Output(is_json=is_json))
 
 
@@ -67,7 +67,7 @@ def _run(action: str, folder: str, workers: int | None, output: Output) -> int:
 
     is_watched = sys.stderr.isatty()
     options = [] if workers is None else ["--workers", str(workers)]
-    code = ExitCode.INTERRUPTED  # until the tool has said how it ended
+    code = ExitCode.INTERRUPTED  # until there is a result
     with reading_records("dataset", [action, *options, "--", folder]) as records:
         for record in records:
             event = record["event"]
@@ -93,9 +93,7 @@ def _tell(event: str, record: dict[str, Any], output: Output) -> ExitCode:
         output.say("\n".join(map(plain, f"trn: {record['error']}".splitlines())))
         return ExitCode.REFUSED
     for path in record.get("unlisted", ()):
-        output.say(
-            f"{plain(path)}: is not in the index and will not be read; index the folder again if it should be"
-        )
+        output.say(f"{plain(path)}: is not in the index and is not read; to add it, index the folder again")
     from gen_worker.contract.sizes import show_bytes
 
     sums = f"{record['num_shards']} shards, {record['rows']} rows, {show_bytes(record['bytes'])}"
@@ -104,7 +102,7 @@ def _tell(event: str, record: dict[str, Any], output: Output) -> ExitCode:
             output.say(f"{plain(fault['path'])}: {fault['message']}")
         output.say(
             f"trn: {len(record['faults'])} of {record['num_shards']} shards of {record['folder']} differ: restore them, or"
-            f" index again if the change was meant: trn dataset index {record['folder']}"
+            f" accept the change with `trn dataset index {record['folder']}`"
         )
         return ExitCode.FAILED_RUN
     columns = ", ".join(f"{column['name']} ({column['dtype']})" for column in record["columns"])

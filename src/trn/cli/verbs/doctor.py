@@ -1,4 +1,4 @@
-"""`trn doctor`: what this machine can do, what is wrong with it, and what to do about it."""
+"""`trn doctor`: what this machine can do, its problems, and how to fix them."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ Examples:
   trn doctor --json | jq '.findings[] | select(.level == "error")'
 
 \b
-Ends with 0 where nothing is an error, else with 1.
+Exits with 0 if there is no error, else with 1.
 """
 
 
@@ -28,7 +28,7 @@ Ends with 0 where nothing is an error, else with 1.
 @json_option
 @click.pass_obj
 def command(home: "Home", is_json: bool | None) -> int:
-    """Say what this machine can do: interpreter, torch, GPUs, memory, disk, limits, clock."""
+    """Show what this machine can do: interpreter, torch, GPUs, memory, disk, limits, clock."""
     from trn.cli.worker_tool import reading_records
 
     output = Output(is_json=is_json)

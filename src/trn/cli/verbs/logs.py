@@ -1,4 +1,4 @@
-"""`trn logs`: what a run's worker wrote, byte by byte; as JSON lines only where that is asked for."""
+"""`trn logs`: the output of a run's worker, byte for byte; with `--json` as JSON lines."""
 
 import os
 import sys
@@ -29,20 +29,19 @@ PIECE_BYTES = 1 << 16
 Sink = Callable[[bytes], None]
 
 
-@click.command("logs", epilog=EPILOG, short_help="Print what a run's worker wrote.")
+@click.command("logs", epilog=EPILOG)
 @run_id_argument
-@click.option("--follow", "-f", "is_followed", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", "-f", "is_followed", is_flag=True, help="Continue until the run has ended.")
 @click.option("--tail", "num_lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @json_option
 @click.pass_obj
 def command(
     home: Home, /, *, run_id: str, is_followed: bool, num_lines: int | None, is_json: bool | None
 ) -> ExitCode:
-    """Print the log of a run's worker as it is: its stdout and stderr, of all attempts.
+    """Print the stdout and stderr of a run's worker, of all attempts.
 
-    A terminal gets it without control sequences. A pipe gets the same bytes, unless JSON is asked for: then an object
-    for each line, with its offset.
-    Needs no daemon, except to follow a run that has not ended.
+    At a terminal without control sequences, in a pipe byte for byte. With --json: an object for each line, with its
+    offset. Needs no daemon, except to follow a run that has not ended.
     """
     from trn.cli.following.follow import resolve
 
@@ -58,7 +57,7 @@ def command(
             asyncio.run(_follow(home, run.run_id, at, sink))
         if isinstance(sink, LineSink | LogShield):
             sink.end()
-    except BrokenPipeError:  # `trn logs RUN | head`: whoever read us has enough
+    except BrokenPipeError:  # `trn logs RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except NotRegularFileError as fault:
         raise UnavailableError(f"the log {path} cannot be read: {fault.strerror}") from fault
@@ -66,7 +65,7 @@ def command(
 
 
 def find_tail(path: Path, num_lines: int) -> int:
-    """Where the last lines of a file begin. A last line without its end is one, too."""
+    """The offset of the last lines of a file. A last line without a line end counts."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             at = file.seek(0, os.SEEK_END)
@@ -86,16 +85,16 @@ def find_tail(path: Path, num_lines: int) -> int:
                     end = found
                 at = begin
     except FileNotFoundError:
-        pass  # it has not begun yet
+        pass  # the worker has not started
     return 0
 
 
 class LineSink:
-    """Bytes in, `{"event": "log", "offset": …, "line": …}` out: one for each line that has come whole."""
+    """Bytes in, `{"event": "log", "offset": …, "line": …}` out, for each complete line."""
 
     def __init__(self, at: int) -> None:
         self._at = at
-        self._pieces: list[bytes] = []  # of a line that has not ended; joined once, however many they are
+        self._pieces: list[bytes] = []  # of an incomplete line
 
     def __call__(self, data: bytes) -> None:
         first, *others = data.split(b"\n")
@@ -106,7 +105,7 @@ class LineSink:
             _print(b"".join(map(self._take, lines)))
 
     def end(self) -> None:
-        """A last line without its end is one, too."""
+        """Also print a last line without a line end."""
         rest = b"".join(self._pieces)
         if rest:
             _print(self._take(rest))
@@ -125,7 +124,7 @@ def _print(data: bytes) -> None:
 
 
 def _print_from(path: Path, begin: int, sink: Sink) -> int:
-    """What there is, to the sink; where it ends."""
+    """Send the rest of the file to the sink; returns the offset of its end."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             file.seek(begin)
@@ -137,14 +136,14 @@ def _print_from(path: Path, begin: int, sink: Sink) -> int:
 
 
 async def _follow(home: Home, run_id: str, at: int, sink: Sink) -> None:
+    from trn.cli.following.daemon_watch import DaemonWatch
     from trn.cli.following.follow import connected
-    from trn.cli.following.presence import Presence
 
     async with connected(home) as client:
 
         def again() -> "AsyncGenerator[LogChunk, None]":
             return client.logs(run_id, offset=at, is_followed=True, is_exact=True)
 
-        async for chunk in Presence(client, home).following(again):
+        async for chunk in DaemonWatch(client, home).following(again):
             sink(chunk.data)
             at = chunk.offset + len(chunk.data)

@@ -1,23 +1,20 @@
-"""`trn resume`: go on exactly where a run or a checkpoint stopped, as a new run."""
+"""`trn resume`: continue a run or a checkpoint exactly, as a new run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
 from trn.cli.exit_codes import ExitCode
-from trn.cli.output import Output, json_option
+from trn.cli.output import Output
 from trn.cli.reading.registry_view import complete_run_id
-from trn.cli.submitting.environment_options import environment_options, read_variables
-from trn.cli.submitting.frozen_code import FrozenCode, code_option, find_changed_files, freeze, listed
-from trn.cli.submitting.log_options import LogPaths, log_options, read_log_paths
+from trn.cli.submitting.frozen_code import FrozenCode, find_changed_files, freeze, listed
+from trn.cli.submitting.submit_options import read_submit_options, submit_options
 from trn.core.home import Home
 
 if TYPE_CHECKING:
-    from trn.client.caller_environment import GivenVariables
-    from trn.client.client import AsyncClient
+    from trn.client.wire_requests import ResumeOptions
     from trn.core.runs import RunRecord
-    from trn.proto.records import SubmitResult
 
 EPILOG = """\b
 Examples:
@@ -28,40 +25,25 @@ Examples:
 """
 
 
-@click.command("resume", epilog=EPILOG, short_help="Go on from a checkpoint, or from a run that stopped.")
+@click.command("resume", epilog=EPILOG)
 @click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_run_id)
 @click.option(
     "--checkpoint",
     metavar="META",
     type=click.Path(path_type=Path),
-    help="Begin at this checkpoint (default: the run's newest that is whole and finite).",
+    help="Start from this checkpoint (default: the run's newest that is complete and finite).",
 )
 @click.option(
     "--config",
     "-c",
     metavar="C",
     type=click.Path(path_type=Path, readable=False),
-    help="The job to go on with (default: that of the run which saved the checkpoint).",
+    help="The job to continue with (default: that of the run that saved the checkpoint).",
 )
+@submit_options(code_default="the run's own; with --config as `trn run`")
 @click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a field, for example max_steps=2000.",
+    "--force", "is_forced", is_flag=True, help="Also take a checkpoint with NaN or infinite weights."
 )
-@code_option("the run's own; with --config as `trn run`")
-@click.option("--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0).")
-@environment_options
-@log_options
-@click.option(
-    "--force", "is_forced", is_flag=True, help="Take a checkpoint whose weights are NaN or infinite, too."
-)
-@click.option(
-    "--another", "is_another", is_flag=True, help="Train anew, also where an equal run is alive or complete."
-)
-@click.option("--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it.")
-@json_option
 @click.pass_obj
 def command(
     home: Home,
@@ -72,7 +54,7 @@ def command(
     config: Path | None,
     **options: Any,
 ) -> ExitCode:
-    """Go on where a run or a checkpoint stopped: a new run, to the bit as if nothing had happened."""
+    """Continue a run or a checkpoint as a new run, bit-exactly."""
     import asyncio
 
     from trn.cli.submitting.submission_report import report_rejection
@@ -82,7 +64,7 @@ def command(
         raise click.UsageError("name a RUN, or a checkpoint with --checkpoint META")
     if config is not None and (run_id is not None or checkpoint is None):
         raise click.UsageError(
-            "--config goes with --checkpoint alone: a run goes on with its own; change it with --set"
+            "--config needs --checkpoint and no RUN: a run continues with its own job; change it with --set"
         )
     output = Output(is_json=options["is_json"])
     try:
@@ -99,33 +81,28 @@ async def _resume(
     config: Path | None,
     options: dict[str, Any],
 ) -> ExitCode:
-    from trn.cli.following.follow import connected
-    from trn.cli.submitting.submission_report import answered, report_and_follow, say_answer
+    import asyncio
 
-    paths, variables = read_log_paths(options), read_variables(options)
+    from trn.cli.following.follow import connected
+    from trn.cli.submitting.submission_report import submit_and_follow
+
+    asked = cast("ResumeOptions", read_submit_options(options))
+    asked["is_forced"] = options["is_forced"]
     checkpoint = None if given is None else find_checkpoint(given)
-    parent = None
-    if config is None:
-        parent = _find_run(home, run_id, checkpoint)
+    parent = None if config is not None else _find_run(home, run_id, checkpoint)
+    asked["checkpoint_path"] = "" if checkpoint is None else checkpoint.path
     async with connected(home) as client:
         if parent is None:
             assert config is not None
-            assert checkpoint is not None
-            request = _resume_config(home, output, client, checkpoint.path, config, paths, variables, options)
+            code = await asyncio.to_thread(_read_config, home, config, asked, options)
         else:
-            path = None if checkpoint is None else checkpoint.path
-            request = _resume_run(home, output, client, run_id, parent, path, paths, variables, options)
-        with output.holding_lines():
-            submission = await answered(output, request)
-            say_answer(output, submission)
-        paths.say_kept(output, submission)
-        return await report_and_follow(
-            client,
-            home,
-            output,
-            submission,
-            is_detached=options["is_detached"],
-            is_json=options["is_json"],
+            code = await asyncio.to_thread(_read_run, home, output, parent, asked, options)
+            asked["is_exact"] = not run_id
+            # As it was typed: if the newest run of a family is this very resume, it answers.
+            run_id = run_id or parent.run_id
+        asked.update(cast("ResumeOptions", code.options))
+        return await submit_and_follow(
+            client, home, output, client.resume(run_id, **asked), asked, options, code
         )
 
 
@@ -137,102 +114,46 @@ def _find_run(home: Home, run_id: str, checkpoint: "FoundCheckpoint | None") -> 
         return resolve(home, run_id)
     assert checkpoint is not None
     if not checkpoint.saved_by:
-        raise NotFoundError(f"{checkpoint.path} does not say which run saved it: name its job with --config")
+        raise NotFoundError(f"{checkpoint.path} names no run: give its job with --config")
     try:
         return resolve(home, checkpoint.saved_by, is_exact=True)
     except NotFoundError:
         raise NotFoundError(
-            f"{checkpoint.path} was saved by run {checkpoint.saved_by}, which {home.root} does not know: name its job"
-            " with --config"
+            f"{checkpoint.path} was saved by run {checkpoint.saved_by}, which is not in {home.root}: give its job with"
+            " --config"
         ) from None
 
 
-async def _resume_run(
-    home: Home,
-    output: Output,
-    client: "AsyncClient",
-    run_id: str,
-    parent: "RunRecord",
-    checkpoint: Path | None,
-    paths: LogPaths,
-    variables: "GivenVariables",
-    options: dict[str, Any],
-) -> "SubmitResult":
-    import asyncio
-
+def _read_run(
+    home: Home, output: Output, parent: "RunRecord", asked: "ResumeOptions", options: dict[str, Any]
+) -> FrozenCode:
+    """The changes to a run's own job, and its code. Blocks."""
     from trn.cli.submitting.job_file import read_assignments
 
-    overrides = read_assignments(options["assignments"])
-    base_dir, code = Path(parent.base_dir or "/"), FrozenCode()
+    asked["overrides"] = read_assignments(options["assignments"])
+    base_dir = Path(parent.base_dir or "/")
     if options["code_dir"] is not None:
-        code = await asyncio.to_thread(
-            freeze, home, base_dir, code_dir=options["code_dir"], env_files=options["env_files"]
-        )
-        code.say(output)
-    elif parent.snapshot:
+        return freeze(home, base_dir, code_dir=options["code_dir"], env_files=options["env_files"])
+    if parent.snapshot:
         folder = Path(parent.frozen_from or base_dir)
-        changed = await asyncio.to_thread(find_changed_files, home, folder, parent.snapshot)
-        if changed:
+        if changed := find_changed_files(home, folder, parent.snapshot):
             output.say(
                 f"trn: files in {folder} have changed since {parent.run_id} was submitted: {listed(changed)}\n"
-                f"  this run uses them as they were then; --code {folder} takes them as they are now"
+                f"  this run uses the old ones; --code {folder} uses the new ones"
             )
-    return await client.resume(
-        run_id
-        or parent.run_id,  # as it was typed: a family whose newest run is this very resume is answered by it
-        checkpoint_path=checkpoint or "",
-        overrides=overrides,
-        snapshot=code.digest,
-        frozen_from=code.folder,
-        priority=options["priority"],
-        force_new=options["is_another"],
-        is_import_tried=True,
-        is_forced=options["is_forced"],
-        env=variables.env,
-        secret_env=variables.secret_env,
-        log_dir=paths.log_dir,
-        event_log=paths.event_log,
-        is_exact=not run_id,
-    )
+    return FrozenCode()
 
 
-async def _resume_config(
-    home: Home,
-    output: Output,
-    client: "AsyncClient",
-    checkpoint: Path,
-    config: Path,
-    paths: LogPaths,
-    variables: "GivenVariables",
-    options: dict[str, Any],
-) -> "SubmitResult":
-    import asyncio
+def _read_config(home: Home, config: Path, asked: "ResumeOptions", options: dict[str, Any]) -> FrozenCode:
+    """The job of a checkpoint without a run, and its code. Blocks."""
     import sys
 
     from trn.cli.submitting.job_file import Changes, read_job
 
     job = read_job(config, Changes(assignments=options["assignments"]))
     job.require_sound()
-    code = await asyncio.to_thread(
-        freeze, home, job.base_dir, code_dir=options["code_dir"], env_files=options["env_files"]
-    )
-    code.say(output)
-    return await client.resume(
-        checkpoint_path=checkpoint,
-        config=job.config,
-        base_dir=job.base_dir,
-        snapshot=code.digest,
-        frozen_from=code.folder,
-        priority=options["priority"],
-        force_new=options["is_another"],
-        interpreter=sys.executable,
-        is_import_tried=True,
-        is_forced=options["is_forced"],
-        env=variables.env,
-        secret_env=variables.secret_env,
-        log_dir=paths.log_dir,
-        event_log=paths.event_log,
-    )
+    asked.update({"config": job.config, "base_dir": job.base_dir, "interpreter": sys.executable})
+    return freeze(home, job.base_dir, code_dir=options["code_dir"], env_files=options["env_files"])
 
 
 class FoundCheckpoint(NamedTuple):
@@ -243,7 +164,7 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(given: Path) -> FoundCheckpoint:
-    """By its meta, its data file, or a plain `{"state": …}` document. The worker verifies the bytes of its data."""
+    """By its meta, its data file, or a plain `{"state": …}` document. The worker verifies the data."""
     from gen_worker.contract.checkpoints.choice import META_SUFFIX, read_named
     from gen_worker.errors import CheckpointError
     from trn.core.errors import InvalidRequestError, NotFoundError
@@ -258,7 +179,7 @@ def find_checkpoint(given: Path) -> FoundCheckpoint:
         found = read_named(path)
     except CheckpointError as fault:
         raise InvalidRequestError(
-            f"{path} is no checkpoint: expected the {META_SUFFIX} of one, or a document with a `state`",
+            f"{path} is not a checkpoint: expected its {META_SUFFIX}, or a document with a `state`",
             [str(fault)],
         ) from fault
     return FoundCheckpoint(path, "") if isinstance(found, dict) else FoundCheckpoint(path, found.meta.run_id)

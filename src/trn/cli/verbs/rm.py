@@ -1,4 +1,4 @@
-"""`trn rm RUN…`: forget ended runs, with their folders and metrics."""
+"""`trn rm RUN…`: remove ended runs with their folders and metrics."""
 
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,16 @@ Examples:
 """
 
 
-@click.command("rm", epilog=EPILOG, short_help="Remove ended runs.")
+@click.command("rm", epilog=EPILOG)
 @click.argument("run_ids", metavar="RUN…", nargs=-1, required=True, shell_complete=complete_run_id)
-@click.option("--dry-run", "is_dry_run", is_flag=True, help="Show what would be freed, remove nothing.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Show what would be removed; remove nothing.")
 @json_option
 @click.pass_obj
 def command(home: "Home", /, *, run_ids: tuple[str, ...], is_dry_run: bool, is_json: bool | None) -> ExitCode:
-    """Remove ended runs: their records, folders with checkpoints, and metrics. There is no way back.
+    """Remove ended runs: records, folders with checkpoints, and metrics. This cannot be undone.
 
-    All of them are removed or, where one has to stay, none: a run that has not ended, and one that another run began
-    from, unless that one is named as well. What was copied to logs/ stays.
+    If one of them cannot be removed, none is: a run that has not ended, or that another run was resumed from, unless
+    that run is given too. Their lines in logs/ stay.
     """
     import asyncio
 
@@ -37,9 +37,9 @@ def command(home: "Home", /, *, run_ids: tuple[str, ...], is_dry_run: bool, is_j
 async def _remove(home: "Home", output: Output, run_ids: tuple[str, ...], is_dry_run: bool) -> ExitCode:
     from trn.cli.following.follow import connected
     from trn.cli.reading.run_lookup import require_known
-    from trn.cli.removed import report_freed
+    from trn.cli.verbs.prune import report_freed
 
-    require_known(home, run_ids)  # no daemon is started for a run that is not there
+    require_known(home, run_ids)  # no daemon is started for an unknown run
     async with connected(home) as client:
         freed = await client.remove(run_ids, is_dry_run=is_dry_run)
     report_freed(output, freed, is_dry_run=is_dry_run)

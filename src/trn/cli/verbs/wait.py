@@ -1,14 +1,14 @@
-"""`trn wait`: block until a run has ended; the exit code says how."""
+"""`trn wait`: wait until a run has ended; the exit code is its result."""
 
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import click
 
+from trn.cli.durations import Seconds
 from trn.cli.exit_codes import ExitCode, exit_code_of_state
 from trn.cli.output import Output, json_option
 from trn.cli.reading.registry_view import run_id_argument
-from trn.cli.seconds import Seconds
 from trn.core.home import Home
 from trn.core.terminal_text import plain
 
@@ -22,18 +22,18 @@ Examples:
   trn wait mnist-2b53 --timeout 600
 
 \b
-Ends with 0 where the run completed, 1 where it failed, 8 where it was
-cancelled, 5 where it still goes on after --timeout.
+Exits with 0 if the run completed, 1 if it failed, 8 if it was cancelled, 5 if
+it has not ended after --timeout.
 """
 
 
-@click.command("wait", epilog=EPILOG, short_help="Wait for the end of a run.")
+@click.command("wait", epilog=EPILOG)
 @run_id_argument
 @click.option("--timeout", "timeout_s", type=Seconds(min=0), metavar="S", help="Give up after S seconds.")
 @json_option
 @click.pass_obj
 def command(home: Home, /, *, run_id: str, timeout_s: float | None, is_json: bool | None) -> ExitCode:
-    """Wait until a run has ended, and end as it did."""
+    """Wait until a run has ended; the exit code is its result."""
     import asyncio
 
     from trn.cli.following.follow import describe, resolve
@@ -50,8 +50,8 @@ def command(home: Home, /, *, run_id: str, timeout_s: float | None, is_json: boo
 async def _wait(home: Home, run: "RunRecord", timeout_s: float | None) -> "Run":
     import asyncio
 
+    from trn.cli.following.daemon_watch import DaemonWatch
     from trn.cli.following.follow import connected
-    from trn.cli.following.presence import Presence
     from trn.core.errors import UnavailableError
 
     async with connected(home) as client:
@@ -61,7 +61,7 @@ async def _wait(home: Home, run: "RunRecord", timeout_s: float | None) -> "Run":
 
         try:
             async with asyncio.timeout(timeout_s):
-                async for ended in Presence(client, home).following(end):
+                async for ended in DaemonWatch(client, home).following(end):
                     return ended
         except TimeoutError:
             raise UnavailableError(f"{run.run_id} has not ended after {timeout_s:g} s") from None

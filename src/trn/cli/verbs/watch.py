@@ -23,16 +23,16 @@ Examples:
   trn watch --json | jq -c 'select(.state == "FAILED")'
 
 \b
-Ctrl-C ends the watching; runs go on.
+Ctrl-C stops watching; runs continue.
 """
 
 
-@click.command("watch", epilog=EPILOG, short_help="Follow a run, or all of them.")
+@click.command("watch", epilog=EPILOG)
 @click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_run_id)
 @json_option
 @click.pass_obj
 def command(home: Home, /, *, run_id: str | None, is_json: bool | None) -> ExitCode:
-    """Follow a run to its end, and end as it did; without RUN, tell what becomes of all runs, for as long as you like."""
+    """Follow a run to its end; the exit code is its result. Without RUN, show the changes of all runs."""
     import asyncio
 
     output = Output(is_json=is_json)
@@ -54,20 +54,20 @@ async def _watch_one(home: Home, output: Output, run_id: str) -> ExitCode:
 
 
 async def _watch_all(home: Home, output: Output) -> ExitCode:
-    """One object for each change; at a terminal a line where the state or its reason changed."""
+    """One object for each change; at a terminal, a line when the state or its reason changes."""
+    from trn.cli.following.daemon_watch import DaemonWatch
     from trn.cli.following.follow import connected, describe
-    from trn.cli.following.presence import Presence
 
     async with connected(home) as client:
         change = (await client.health()).last_change
         output.record({"event": "watch_started", "change": change})
-        output.say(f"watching all runs of {home.root}; Ctrl-C ends it")
+        output.say(f"watching all runs of {home.root}; Ctrl-C stops")
         shown: dict[str, tuple[str, str]] = {}
 
         def again() -> "AsyncGenerator[Run, None]":
             return client.watch(after_change=change)
 
-        async for run in Presence(client, home).following(again):
+        async for run in DaemonWatch(client, home).following(again):
             change = max(change, run.change)
             output.record({"event": "run_changed", **describe(run)})
             if shown.get(run.run_id) != (run.state, run.reason):

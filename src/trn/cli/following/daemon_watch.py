@@ -1,7 +1,6 @@
-"""Whether a daemon answers a command that follows runs: noticed at once, told in words, borne for two minutes.
+"""Notices that no daemon answers, reports it, and waits up to two minutes for one.
 
-A daemon that died is replaced. One that was stopped was stopped by somebody, who will start it again: it is waited
-for, unless it is needed.
+A daemon that died is replaced. After `trn daemon stop` it waits for the user to start one, unless it needs one itself.
 """
 
 import asyncio
@@ -26,14 +25,14 @@ T = TypeVar("T")
 
 
 class Absence(NamedTuple):
-    """Why no daemon answers, and what to do about it; nothing where it is being done."""
+    """Why no daemon answers, and what to do about it; no remedy if none is needed."""
 
     what: str
     remedy: str = ""
 
 
 async def start_daemon(home: "Home") -> "RunningDaemon":
-    """Until a daemon listens for that home; one that we started leaves by itself when it is idle."""
+    """Wait until the home has a daemon; one that is started here exits when it is idle."""
     from trn.client.daemon_start import ensure_daemon
 
     daemon, _ = await asyncio.to_thread(ensure_daemon, home, idle_exit_s=IDLE_EXIT_S)
@@ -41,15 +40,15 @@ async def start_daemon(home: "Home") -> "RunningDaemon":
 
 
 def say_absence(absence: Absence | None) -> None:
-    """On stderr; not what mends itself."""
+    """On stderr, if the user has to do something."""
     if absence is not None and absence.remedy:
-        say(f"trn: {absence.what}; runs go on meanwhile: {absence.remedy}")
+        say(f"trn: {absence.what}; runs continue meanwhile: {absence.remedy}")
 
 
-class Presence:
-    """Of the home's daemon, to one command and all of its streams. Belongs to one event loop.
+class DaemonWatch:
+    """Watches the home's daemon for one command and all of its streams. Belongs to one event loop.
 
-    `tell` hears of each absence once, and None when it is over.
+    `tell` is called once for each absence, and with None when it is over.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Presence:
         *,
         lost_patience_s: float = LOST_PATIENCE_S,
     ) -> None:
-        client.patience_s = 0.0  # the patience is ours, and is told
+        client.patience_s = 0.0  # we retry, and report it
         self.absence: Absence | None = None
         self._client, self._home, self._tell = client, home, tell
         self._lost_patience_s = lost_patience_s
@@ -68,11 +67,11 @@ class Presence:
         self._asking = asyncio.Lock()
 
     def need(self) -> None:
-        """Something is to be recorded: also a daemon that was stopped is started again."""
+        """Something must be recorded: start a daemon even if it was stopped on purpose."""
         self._is_needed = True
 
     async def following(self, again: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        """What a stream yields, over as many daemons as it takes; `again` opens it where the last one broke off."""
+        """The items of a stream, across restarts of the daemon; `again` reopens it where it broke off."""
         lost_s: float | None = None
         while True:
             try:
@@ -84,19 +83,19 @@ class Presence:
                 lost_s = lost_s or time.monotonic()
                 await self._regain()
                 if time.monotonic() - lost_s > self._lost_patience_s:
-                    raise  # it answers, and refuses this
-                await asyncio.sleep(PAUSE_S)  # one that is about to stop still answers
+                    raise  # it answers, but refuses this call
+                await asyncio.sleep(PAUSE_S)  # a stopping daemon still answers
             else:
                 return
 
     async def watch_over(self) -> None:
-        """Endless: notice also a daemon that hangs, whose streams are only quiet."""
+        """Endless: also notice a daemon that hangs, whose streams are silent."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             await self._regain()
 
     async def explain(self) -> Absence:
-        """Why no daemon did what it was asked, as far as that can be seen from here."""
+        """Why no daemon carried out a request, as far as it is known."""
         from trn.client.daemon_start import find_daemon, silence_of
 
         if self.absence is not None and self.absence.remedy:
@@ -105,8 +104,8 @@ class Presence:
         return Absence("no daemon answers") if daemon is None else Absence(*silence_of(daemon))
 
     async def _regain(self) -> None:
-        """Until a daemon answers. UnavailableError where none can be started, or none answers for too long."""
-        async with self._asking:  # one asks for all streams
+        """Wait until a daemon answers. UnavailableError if none can be started, or none answers for too long."""
+        async with self._asking:  # once for all streams
             begun_s = time.monotonic()
             listened_s: float | None = None
             while not await self._answers():
@@ -125,7 +124,7 @@ class Presence:
         return True
 
     async def _look(self, listened_s: float | None) -> float | None:
-        """Find out why, and start another where that is ours to do; since when one listens that does not answer."""
+        """Find out why none answers, and start one if needed. Returns since when one listens without answering."""
         from trn.client.daemon_start import find_daemon, is_ending, name_start, silence_of
 
         daemon = await asyncio.to_thread(find_daemon, self._home)
@@ -136,7 +135,7 @@ class Presence:
             return listened_s
         if is_ending(self._home):
             self._note(self.absence or Absence("the daemon is stopping"))
-        elif self._is_needed or self._home.daemon_info.exists():  # else it has said goodbye
+        elif self._is_needed or self._home.daemon_info.exists():  # else it stopped on purpose
             self._note(Absence("no daemon runs, one is being started"))
             await start_daemon(self._home)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trn.cli.following.presence import Absence, Presence
+from trn.cli.following.daemon_watch import Absence, DaemonWatch
 from trn.client.daemon_start import RunningDaemon, is_ending, silence_of
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
@@ -38,7 +38,7 @@ def follow(home: Home, daemon: Any, *, lost_patience_s: float) -> tuple[list[int
                 raise UnavailableError("the daemon stops")
 
     async def main() -> None:
-        presence = Presence(daemon, home, told.append, lost_patience_s=lost_patience_s)
+        presence = DaemonWatch(daemon, home, told.append, lost_patience_s=lost_patience_s)
         async for number in presence.following(numbers):
             seen.append(number)
 

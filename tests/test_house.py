@@ -293,7 +293,7 @@ def test_only_entry_points_import_the_assemblers() -> None:
 def test_the_environment_is_read_in_few_known_places() -> None:
     readers = {name for name, path in MODULES.items() if "os.environ" in path.read_text(encoding="utf-8")}
     assert readers == {
-        "gen_worker.tools.certificate.legs",  # hands it on to the workers that it compares
+        "gen_worker.tools.certificate.probe_runs",  # hands it on to the workers that it compares
         "gen_worker.entrypoint",  # WORKER_MODE
         "gen_worker.contract.failpoints",  # for tests
         "gen_worker.frozen_imports",  # which folder is a frozen copy of which
@@ -346,7 +346,7 @@ BY_HAND: dict[str, dict[str, str]] = {
     },
     "min(2 * ": {
         "gen_worker.contract.doubling_delay": "",
-        "gen_worker.tools.certificate.legs": "steps",
+        "gen_worker.tools.certificate.probe_runs": "steps",
         "trn.daemon.outlets.log_copier": "a record per file",
     },
     "/proc": {

@@ -129,7 +129,7 @@ def test_verify_reads_every_byte_also_of_what_was_verified_before(digits: Path, 
     [
         (("index", "nowhere"), "nowhere: no such folder"),
         (("index", "empty"), "the folder has no *.parquet file"),
-        (("verify", "digits"), "there is no index.json: make one with `trn dataset index digits`"),
+        (("verify", "digits"), "has no index.json: create it with `trn dataset index digits`"),
         (("index", "broken"), "part-0.parquet"),
     ],
 )

@@ -284,7 +284,7 @@ def test_a_module_that_brings_the_process_down_is_a_fault_and_the_launcher_lives
     assert try_(shared, tmp_path, TRAINER) == ImportCheck()
     # Nobody can tell whose doing this is: the system's, for want of memory, or somebody's here.
     tried = try_(shared, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert tried == ImportCheck(problem="the process that imported it was killed")
+    assert tried == ImportCheck(problem="the importing process was killed")
 
 
 def test_a_fault_of_ours_is_no_fault_of_the_author(shared: Home, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_of_its_own(home: Home, tm
     async def claims(executor: LocalExecutor) -> None:
         plan = run.plan(code=tmp_path, is_writer_wanted=False)
         tried = await executor.check_imports(plan, run.job)
-        assert tried == ImportCheck(problem="importing it takes too long")
+        assert tried == ImportCheck(problem="the import timed out")
 
     work(home, claims)
     pid = int((tmp_path / "pid").read_text())

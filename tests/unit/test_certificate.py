@@ -15,12 +15,12 @@ from gen_worker.tools.certificate.causes import (
     differing_metrics,
     explain_resume,
     explain_unrepeatable,
-    find_parting,
+    find_divergence,
     not_restored,
 )
 from gen_worker.tools.certificate.digest import describe_hidden, describe_tree, digest_batch
-from gen_worker.tools.certificate.legs import Leg, plan_kills
 from gen_worker.tools.certificate.notes import note_losses, note_memory
+from gen_worker.tools.certificate.probe_runs import ProbeRun, plan_kills
 from gen_worker.tools.certificate.trace import Moment
 
 
@@ -101,7 +101,7 @@ def test_three_kills_are_planned_and_one_is_in_mid_save(num_steps: int, steps_pe
     assert len(kills) == 3
     assert all(kill.step <= num_steps for kill in kills)
     has_boundary = steps_per_epoch is not None and steps_per_epoch <= num_steps
-    assert any("boundary" in kill.words for kill in kills) == has_boundary
+    assert any(kill.is_at_epoch_end for kill in kills) == has_boundary
     assert save_step in (0, steps_per_epoch)
     assert plan_kills(num_steps, steps_per_epoch, every, seed=3) == (kills, save_step)
 
@@ -134,37 +134,37 @@ def trace(*values: float, counts: bool = False) -> list[Moment]:
 
 def test_repeated_steps_that_are_equal_do_not_part() -> None:
     straight = trace(1.0, 2.0, 3.0)
-    assert find_parting(straight, [*straight[:3], moment("begin", 1, w=1.0), *straight[2:]]) is None
+    assert find_divergence(straight, [*straight[:3], moment("begin", 1, w=1.0), *straight[2:]]) is None
 
 
 def test_the_first_step_that_parts_is_told_with_its_attempt_and_values() -> None:
     straight = trace(1.0, 2.0, 3.0)
     killed = [*straight[:3], moment("begin", 1, w=1.0), *trace(1.0, 2.5, 9.0)[2:]]
-    parting = find_parting(straight, killed)
-    assert parting is not None
-    assert (parting.kind, parting.name, parting.step, parting.attempt) == ("metric", "loss", 2, 2)
-    assert (parting.expected, parting.found) == ("2.0", "2.5")
+    divergence = find_divergence(straight, killed)
+    assert divergence is not None
+    assert (divergence.kind, divergence.name, divergence.step, divergence.attempt) == ("metric", "loss", 2, 2)
+    assert (divergence.expected, divergence.found) == ("2.0", "2.5")
 
 
 def test_a_batch_that_differs_is_told_before_what_follows_from_it() -> None:
     straight = trace(1.0)
-    parting = find_parting(straight, [straight[0], moment("step", 1, w=5.0, batch="other")])
-    assert parting is not None
-    assert parting.kind == "batch"
+    divergence = find_divergence(straight, [straight[0], moment("step", 1, w=5.0, batch="other")])
+    assert divergence is not None
+    assert divergence.kind == "batch"
 
 
 def test_a_time_among_the_metrics_does_not_make_a_class_unsound() -> None:
     one = [moment("step", 1, metrics={"loss": (1.0).hex(), "step_time": (0.1).hex()})]
     other = [moment("step", 1, metrics={"loss": (1.0).hex(), "step_time": (0.2).hex()})]
-    assert find_parting(one, other) is None
+    assert find_divergence(one, other) is None
     assert differing_metrics(one, other) == ["step_time"]
 
 
 def resumed(straight: list[Moment], begin: Moment) -> Any:
     killed = [*straight[:3], begin, moment("step", begin.step + 1, w=99.0)]
-    parting = find_parting(straight, killed)
-    assert parting is not None
-    return explain_resume(straight, killed, parting)
+    divergence = find_divergence(straight, killed)
+    assert divergence is not None
+    return explain_resume(straight, killed, divergence)
 
 
 def test_a_state_that_does_not_load_back_is_the_cause() -> None:
@@ -207,7 +207,7 @@ def test_losses_that_are_no_numbers_and_memory_that_grows_are_noted() -> None:
 
     assert note_losses(steps(1.0, 0)) == []
     assert note_losses(steps(math.nan, 0)) == [
-        "loss is no finite number at every step: it resumes exactly, and does not learn"
+        "loss is not finite at every step: training resumes exactly but does not learn"
     ]
     late = [*steps(1.0, 0)[:7], *steps(math.inf, 0)[7:]]
     assert "at 5 steps, first at step 8" in note_losses(late)[0]
@@ -233,9 +233,9 @@ def test_whose_fault_a_first_step_is(
     (tmp_path / "metrics").mkdir()
     event = {"event": "failed", "category": category, "error": error}
     (tmp_path / "metrics" / "events.jsonl").write_bytes(msgspec.json.encode(event) + b"\n")
-    leg = Leg(folder=tmp_path, job=TrainingJobSpec(run_id="any"), base_dir=tmp_path)
-    assert leg.is_own_fault(is_data_theirs=False) == with_mock_batches
-    assert leg.is_own_fault(is_data_theirs=True) == with_their_data
+    run = ProbeRun(folder=tmp_path, job=TrainingJobSpec(run_id="any"), base_dir=tmp_path)
+    assert run.is_own_fault(is_data_theirs=False) == with_mock_batches
+    assert run.is_own_fault(is_data_theirs=True) == with_their_data
 
 
 def test_where_nothing_is_to_be_seen_no_cause_is_made_up() -> None:

@@ -89,7 +89,7 @@ def test_a_named_checkpoint_is_loaded_and_not_the_newest(run: Path) -> None:
 def test_what_cannot_be_loaded_says_why(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist: give a run's folder"):
         load_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         load_checkpoint(tmp_path)
     (tmp_path / "final.meta.json").write_bytes((run / "checkpoints" / "final.meta.json").read_bytes())
     damaged = bytearray((run / "checkpoints" / "final.pt").read_bytes())
@@ -122,7 +122,7 @@ def test_an_exported_safetensors_file_holds_the_weights_by_their_names(run: Path
     found = load_file(export_checkpoint(run, tmp_path / "model.safetensors"))
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     model.load_state_dict(found)
-    with pytest.raises(CheckpointError, match=r"param_groups.* are no tensors: name a `part`"):
+    with pytest.raises(CheckpointError, match=r"param_groups.* are not tensors: give a `part`"):
         export_checkpoint(run, tmp_path / "x.safetensors", part="optimizer")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 

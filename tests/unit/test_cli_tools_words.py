@@ -148,7 +148,7 @@ def test_a_broken_index_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.Ca
     (tmp_path / "index.json").write_text('{"schema_version": "dataset_index.v1"}')
     assert dataset_tool.main(["verify", str(tmp_path)]) == 10
     told: dict[str, Any] = msgspec.json.decode(capfd.readouterr().out)
-    assert f"make it anew: `trn dataset index {tmp_path}`" in told["error"]
+    assert f"create it again: `trn dataset index {tmp_path}`" in told["error"]
 
 
 @pytest.mark.parametrize(

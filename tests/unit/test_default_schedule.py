@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gen_worker.trainer import StepContext, StepResult, Trainer, TrainerConfig, build_default_adamw_bundle
-from gen_worker.trainer.compute.optim import warmup_cosine_factor
+from gen_worker.trainer.compute.schedule import warmup_cosine_factor
 
 BATCHES = [torch.full((1, 2), 0.1 * (n + 1)) for n in range(5)]
 Rates = list[float]

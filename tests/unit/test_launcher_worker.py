@@ -60,7 +60,7 @@ def test_a_number_that_was_used_or_passed_is_refused_and_the_file_stays_as_it_is
     reporter.started()
     reporter.close()
     before = (tmp_path / "events.jsonl").read_bytes()
-    with pytest.raises(StartupError, match="attempt 2, and this is attempt"):
+    with pytest.raises(StartupError, match="attempt 2, but this is attempt"):
         begin_attempt(tmp_path, attempt)
     assert (tmp_path / "events.jsonl").read_bytes() == before
 

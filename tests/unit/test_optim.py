@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import SpecError, StartupError
-from gen_worker.trainer.compute.optim import build_default_adamw_bundle, warmup_cosine_factor
+from gen_worker.trainer.compute.optim import build_default_adamw_bundle
+from gen_worker.trainer.compute.schedule import warmup_cosine_factor
 
 
 class Lora(torch.nn.Module):

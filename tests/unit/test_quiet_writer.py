@@ -12,13 +12,18 @@ import pytest
 from gen_worker.errors import CheckpointError, TrainStepError
 from gen_worker.trainer import Callback, RunHandle, StepContext, StepResult, Trainer, TrainerConfig
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
-from gen_worker.trainer.checkpoints.writing import client, patience
-from gen_worker.trainer.checkpoints.writing.patience import MAX_COUNTED_S, Limits, Patience, describe_state
+from gen_worker.trainer.checkpoints.writing import client, stall_timer
+from gen_worker.trainer.checkpoints.writing.stall_timer import (
+    MAX_COUNTED_S,
+    StallLimits,
+    StallTimer,
+    describe_state,
+)
 
 DEADLINE_S = 60.0
 
 
-class Impatient(Patience):
+class Impatient(StallTimer):
     """With a process that is stopped; with one that is only slow it is as patient as ever."""
 
     give_up_s = 0.2
@@ -31,8 +36,8 @@ class Impatient(Patience):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "Patience", Impatient)
-    monkeypatch.setattr(patience, "MAX_SLICE_S", 0.05)
+    monkeypatch.setattr(client, "StallTimer", Impatient)
+    monkeypatch.setattr(stall_timer, "MAX_SLICE_S", 0.05)
 
 
 def content(step: int, **state: Any) -> CheckpointContent:
@@ -61,7 +66,7 @@ def test_a_stopped_writer_is_told_and_given_up_and_the_next_save_has_another(tmp
         pid = stop_writer(writer)
         writer.save_checkpoint(content(2))
         with pytest.raises(
-            CheckpointError, match=r"said nothing for .* it was killed, and that save is lost"
+            CheckpointError, match=r"has not answered for .* killed; that save is lost"
         ) as fault:
             writer.wait()
         assert fault.value.cause == "SIGKILL", (
@@ -80,7 +85,7 @@ def test_a_loop_that_only_polls_gives_it_up_too(tmp_path: Path) -> None:
     with open_writer(tmp_path, told) as writer:
         stop_writer(writer)
         writer.save_checkpoint(content(2))
-        with pytest.raises(CheckpointError, match="said nothing"):
+        with pytest.raises(CheckpointError, match="has not answered"):
             poll_for_ever(writer)
     assert len(told) == 1
 
@@ -108,7 +113,7 @@ def test_a_save_whose_meta_does_not_fit_into_the_socket_is_given_up_too(tmp_path
     told: list[str] = []
     with open_writer(tmp_path, told) as writer:
         stop_writer(writer)
-        with pytest.raises(CheckpointError, match="said nothing"):
+        with pytest.raises(CheckpointError, match="has not answered"):
             writer.save_checkpoint(content(2, many=list(range(1_000_000))))
     assert told
 
@@ -124,7 +129,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_stopped_writer(
 
 def test_only_time_in_which_the_trainer_itself_ran_is_counted() -> None:
     now, told = 0.0, []
-    watch = Patience(Limits(warn_s=60, give_up_s=600), told.append, clock=lambda: now)
+    watch = StallTimer(StallLimits(warn_s=60, give_up_s=600), told.append, clock=lambda: now)
     watch.begin("step-00000001", 0)
     now += 86_400  # both were stopped, or the lid was closed
     assert not watch.is_over(1)
@@ -139,7 +144,7 @@ def test_only_time_in_which_the_trainer_itself_ran_is_counted() -> None:
 
 def test_a_large_save_has_more_time() -> None:
     now, told = 0.0, []
-    watch = Patience(Limits(), told.append, clock=lambda: now)
+    watch = StallTimer(StallLimits(), told.append, clock=lambda: now)
     watch.begin("final", 100_000_000_000)
     for _ in range(66):
         now += MAX_COUNTED_S
@@ -182,7 +187,7 @@ class StopsTheWriter(Callback):
 def test_a_run_with_a_stopped_writer_fails_with_words_and_resumes_with_nothing_lost(tmp_path: Path) -> None:
     config = TrainerConfig(max_steps=8, metric_every=1, checkpoint_every=2)
     batches = [1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(TrainStepError, match="said nothing"):
+    with pytest.raises(TrainStepError, match="has not answered"):
         Trainer(Count, config, train_data=batches, callbacks=[StopsTheWriter()], folder=tmp_path).train()
     lines = (tmp_path / "metrics" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]

@@ -1,8 +1,8 @@
-"""Named places where a test can make the process die or an operation fail.
+"""Named places where a test can kill the process or make an operation fail.
 
 `GEN_WORKER_FAILPOINTS="checkpoint.data_synced=kill@2,events.write=enospc"` kills the process the second time it
 passes the first place and raises ENOSPC at the second. Unset, as always outside tests, a failpoint is one
-falsy check. The crash harness walks `ALL` so that a new durable step cannot be forgotten.
+falsy check. The crash harness tests every name in `ALL`.
 """
 
 import errno
@@ -12,7 +12,7 @@ from collections import Counter
 
 ENV = "GEN_WORKER_FAILPOINTS"
 
-# Every durable step of the worker, in the order a save passes them.
+# Every durable step of the worker, in order.
 ALL: tuple[str, ...] = (
     "events.write",
     "events.written",
@@ -30,7 +30,7 @@ ALL: tuple[str, ...] = (
     "checkpoint.retention",
 )
 
-# Around every commit of the orchestrator, and at every step of an attempt's way: a daemon may die at each of them.
+# Every commit of the daemon, and every step of an attempt.
 ORCHESTRATOR: tuple[str, ...] = (
     "registry.before_commit",
     "registry.committed",
@@ -50,7 +50,7 @@ ORCHESTRATOR: tuple[str, ...] = (
     "logs.committed",
 )
 
-# The same, of a daemon with an event bus.
+# With an event bus.
 BUS: tuple[str, ...] = ("bus.published", "bus.meant", "bus.obeyed")
 
 _armed: dict[str, tuple[str, int]] = {}
@@ -58,7 +58,7 @@ _passed: Counter[str] = Counter()
 
 
 def arm(text: str) -> None:
-    """Replace what is armed with `text` (`name=action[@nth]`, comma separated)."""
+    """Arm only these: `name=action[@nth]`, comma separated."""
     _armed.clear()
     _passed.clear()
     for item in filter(None, text.split(",")):

@@ -1,8 +1,7 @@
-"""The lease on a run's folder: two workers can never train one run at once.
+"""The lease on a run's folder: two workers never train one run at once.
 
-It is a kernel lock on `.lease` in the checkpoints folder, so it goes with its holder, however that ends. The
-checkpoint writer inherits the lock: after `kill -9` of the worker the folder stays leased until the save in
-flight is finished, and the next worker waits for it instead of racing it. No other child keeps it.
+It is a kernel lock on `.lease` in the checkpoints folder, released when its holder exits. The checkpoint writer inherits
+it: after `kill -9` of the worker the folder stays leased until the current save is finished. No other child keeps it.
 """
 
 import fcntl
@@ -25,23 +24,23 @@ POLL_S = 0.05
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds, or held last, the folder."""
+    """Who holds the folder, or held it last."""
 
     run_id: str
     pid: int
     host: str
     started_ticks: int | None = None
-    nonce: str = ""  # of the submission, where a daemon gave one
+    nonce: str = ""  # of the submission, from a daemon
 
     def is_alive(self) -> bool:
-        """False only when the process is known to be gone: same host, and that pid is free or was reused."""
+        """False only when the process is known to have exited: same host, and its pid is free or was reused."""
         if self.host != socket.gethostname():
             return True
         return is_process_alive(self.pid, self.started_ticks)
 
 
 class RunLease:
-    """Held from `acquire` to `release` or to the end of the last process that has `fd` open."""
+    """Held from `acquire` to `release`, or until the last process that has `fd` open exits."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
@@ -57,9 +56,9 @@ class RunLease:
         wait_s: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> "RunLease":
-        """Take the folder for `run_id`. A living worker is refused at once; a finishing writer is waited for.
+        """Take the folder for `run_id`. LeaseHeldError at once if a worker lives; waits for a writer that finishes.
 
-        With a `nonce`, checkpoints of another submission under the same id are refused as another run's are.
+        With a `nonce`, checkpoints of another submission of the same id are refused, like those of another run.
         """
         path = folder / FILE_NAME
         try:
@@ -106,13 +105,13 @@ def _lock(fd: int, path: Path, *, wait_s: float, sleep: Callable[[float], None])
             holder = _read_holder(fd)
             if holder is not None and holder.is_alive():
                 raise LeaseHeldError(
-                    f"run {holder.run_id!r} is being trained by pid {holder.pid} on {holder.host} ({path});"
-                    " wait for it to end, or stop it first"
+                    f"run {holder.run_id!r} is being trained by pid {holder.pid} on {holder.host} ({path}):"
+                    " wait for it to end, or stop it"
                 ) from None
             if time.monotonic() > deadline:
                 raise LeaseHeldError(
-                    f"{path} is still locked {wait_s:.0f} s after its worker ended;"
-                    " a checkpoint writer may hang on a slow disk: see `fuser` on that file"
+                    f"{path} is still locked {wait_s:.0f} s after its worker exited."
+                    " A checkpoint writer may hang on a slow disk: run `fuser` on that file"
                 ) from None
             sleep(POLL_S)
         else:
@@ -122,8 +121,8 @@ def _lock(fd: int, path: Path, *, wait_s: float, sleep: Callable[[float], None])
 def _require_same_run(previous: Holder, run_id: str, nonce: str, folder: Path) -> None:
     if previous.run_id != run_id:
         raise StartupError(
-            f"{folder} holds the checkpoints of run {previous.run_id!r}, not of {run_id!r};"
-            " set TRAINER_ARTIFACTS_DIR (or TRAINER_CHECKPOINTS_DIR) to a folder of its own"
+            f"{folder} holds the checkpoints of run {previous.run_id!r}, not of {run_id!r}:"
+            " set TRAINER_ARTIFACTS_DIR (or TRAINER_CHECKPOINTS_DIR) to another folder"
         )
     if nonce and previous.nonce != nonce:
         raise StartupError(

@@ -1,6 +1,6 @@
-"""Sizes that both packages keep to, and how sizes are said: in powers of ten, with three digits."""
+"""Shared limits, and sizes as text: powers of ten, three digits."""
 
-MAX_EVENT_BYTES = 1 << 20  # of a line of an event file, with its newline: who writes and who reads keep to it
+MAX_EVENT_BYTES = 1 << 20  # of a line of an event file, with its newline
 
 
 def show_bytes(size_bytes: float) -> str:

@@ -1,4 +1,4 @@
-"""All that crosses the line between a launcher and a worker: one file, versioned, written atomically, read strictly."""
+"""The contract file: everything that a worker is given. Versioned, written atomically, read strictly."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +11,12 @@ from gen_worker.contract.files.regular import read_regular
 from gen_worker.errors import StartupError
 
 CONTRACT_VERSION = "v1"
-ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (of the contract: where a worker writes that nobody told where)
+ARTIFACTS_DIR = "/tmp/training"  # noqa: S108  (the contract's default)
 _NEEDED = ("trainer_plugin", "job_spec_path", "checkpoints_dir", "samples_dir", "events_path")
 
 
 def find_cache_dir(environ: Mapping[str, str]) -> Path:
-    """Where workers with these variables keep what they may lose: inputs, decoded data."""
+    """The cache folder of workers with these variables: inputs, decoded data."""
     if environ.get("TRN_CACHE_DIR"):
         return Path(environ["TRN_CACHE_DIR"]).expanduser()
     home = environ.get("XDG_CACHE_HOME")
@@ -24,11 +24,11 @@ def find_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 class ContractError(StartupError, ValueError):
-    """The contract, or its file, is missing something, damaged, or of a version this reader does not know."""
+    """The contract is incomplete, damaged, or of an unknown version."""
 
 
 class TrainerSubprocessContractV1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker is handed. Any incompatible change of shape needs a new `contract_version`."""
+    """Any incompatible change needs a new `contract_version`."""
 
     contract_version: Literal["v1"] = "v1"
     trainer_plugin: str
@@ -42,11 +42,11 @@ class TrainerSubprocessContractV1(msgspec.Struct, frozen=True, kw_only=True, for
     def __post_init__(self) -> None:
         if self.contract_version != CONTRACT_VERSION:
             raise ContractError(
-                f"contract_version is {self.contract_version!r}, expected {CONTRACT_VERSION!r}: there is no other yet"
+                f"contract_version is {self.contract_version!r}, expected {CONTRACT_VERSION!r}"
             )
         for name in _NEEDED:
             if not (getattr(self, name) or "").strip():
-                raise ContractError(f"{name} is {getattr(self, name)!r}, expected a text that is not empty")
+                raise ContractError(f"{name} is {getattr(self, name)!r}, expected text that is not empty")
 
 
 class _Version(msgspec.Struct):
@@ -58,7 +58,7 @@ def write_subprocess_contract(path: Path | str, contract: TrainerSubprocessContr
 @overload
 def write_subprocess_contract(path: TrainerSubprocessContractV1, contract: Path | str) -> Path: ...
 def write_subprocess_contract(path: Any, contract: Any) -> Path:
-    """Write the file whole or not at all; durable when this returns. The two may come in either order."""
+    """Write the file durably. The two arguments may be in either order."""
     if isinstance(path, TrainerSubprocessContractV1):
         path, contract = contract, path
     target = Path(path)
@@ -77,8 +77,8 @@ def read_subprocess_contract(path: Path | str) -> TrainerSubprocessContractV1:
         version = msgspec.json.decode(text, type=_Version).contract_version
         if version != CONTRACT_VERSION:
             raise ContractError(
-                f"{path}: contract_version is {version!r}; this worker reads {CONTRACT_VERSION!r} only:"
-                " start it with the launcher of its own release"
+                f"{path}: contract_version is {version!r}, but this worker reads only {CONTRACT_VERSION!r}:"
+                " start it from the same release"
             )
         return msgspec.json.decode(text, type=TrainerSubprocessContractV1)
     except msgspec.MsgspecError as fault:

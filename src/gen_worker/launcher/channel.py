@@ -1,4 +1,4 @@
-"""One connection of a launcher: lines in, lines out, and no way to hold the launcher up."""
+"""One connection of a launcher: lines in and out, without blocking."""
 
 import socket
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ MAX_UNSENT_BYTES = 4 << 20
 
 
 class Channel:
-    """Never blocks. `is_lost` once the other end is gone or has stopped to read; the owner then closes it."""
+    """`is_lost`: the other end has closed, or does not read; the owner then closes it."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -26,7 +26,7 @@ class Channel:
         return bool(self._unsent)
 
     def receive(self) -> Iterator[bytes]:
-        """The whole lines that have come."""
+        """The complete lines that were received."""
         try:
             data = self.socket.recv(RECEIVE_BYTES)
         except BlockingIOError:

@@ -1,6 +1,6 @@
-"""The forks of a launcher: how each came to be, whom to tell, and how it ended.
+"""The forks of a launcher: their start, the clients that wait for them, and their end.
 
-What is gone has its exit file: a child is reaped only after that was written.
+A child is reaped only after its exit file was written.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ from gen_worker.launcher.process_family import end_family
 from gen_worker.launcher.worker import StartReport
 
 REPORT_BYTES = 4096
-MAX_REPORT_READS = 16  # before the others have their turn
-MAX_REPORT_BYTES = 1 << 20  # further ones are passed over
-IMPORTED_PATIENCE_S = 1.0  # everyone waits meanwhile
+MAX_REPORT_READS = 16  # before others are served
+MAX_REPORT_BYTES = 1 << 20  # more are ignored
+IMPORTED_PATIENCE_S = 1.0  # blocks the launcher
 
 
 def say(text: str) -> None:
@@ -62,7 +62,7 @@ _Key = tuple[str, int, str]  # run, attempt, nonce
 
 @dataclass(slots=True)
 class Child:
-    """A fork of ours and what it was made for. `waiting` are those who asked for it."""
+    """A fork and its request. `waiting`: the clients to answer."""
 
     request: Launch | Close | TryImports
     report_fd: int
@@ -87,7 +87,7 @@ class Child:
         return _key(self.plan)
 
     def read_reports(self) -> bool:
-        """Take what it wrote; True once it has closed the pipe. An author's module may write there, too, and for ever."""
+        """Read the pipe; True once it is closed. An author's module may write there too, without end."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(MAX_REPORT_READS):
                 data = os.read(self.report_fd, REPORT_BYTES)
@@ -98,7 +98,7 @@ class Child:
         return False
 
     def reports(self) -> list[StartReport]:
-        """Those that it made; what else came through the pipe is passed over."""
+        """Its valid reports; other bytes are ignored."""
         found = []
         for line in self.reported.splitlines():
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -107,7 +107,7 @@ class Child:
 
 
 class Children:
-    """`reply` answers one who asked, `announce` tells everyone. Used from the launcher's one thread."""
+    """`reply` answers one client, `announce` sends to all. Used from the launcher's one thread."""
 
     def __init__(
         self, selector: selectors.BaseSelector, reply: Reply, announce: Callable[[Ended], None]
@@ -116,7 +116,7 @@ class Children:
         self._reply = reply
         self._announce = announce
         self._by_pid: dict[int, Child] = {}
-        self._never: set[_Key] = set()  # attempts that failed to start and could not be recorded so
+        self._never: set[_Key] = set()  # attempts that failed to start, without a record of it
         self._unwritten: list[tuple[Path, ExitRecord]] = []
         self._oom_kills = _count_oom_kills()
 
@@ -125,7 +125,7 @@ class Children:
 
     @property
     def is_busy(self) -> bool:
-        """Something is to be looked after soon."""
+        """Whether `look_after` is due soon."""
         return bool(self._unwritten) or any(not child.is_worker for child in self._by_pid.values())
 
     def workers(self) -> dict[int, Child]:
@@ -142,9 +142,9 @@ class Children:
     def fork(self, request: Launch | Close | TryImports, become: Callable[[int], NoReturn]) -> Child:
         read_fd, write_fd = os.pipe()  # both close on exec
         os.set_blocking(read_fd, False)
-        with contextlib.suppress(OSError):  # the disk of the log may be full
+        with contextlib.suppress(OSError):  # the disk may be full
             sys.stderr.flush()
-        # A signal that is meant for the child must not meet the launcher's handlers in it.
+        # A signal to the child must not run the launcher's handlers in it.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -165,11 +165,11 @@ class Children:
         return child
 
     def _hear(self, pid: int, child: Child) -> None:
-        """What a child says of its start; it has said all when it closes the pipe (or its exec does)."""
+        """Read reports until the child, or its exec, closes the pipe."""
         if not child.read_reports():
             return
         if isinstance(child.request, TryImports):
-            self._selector.unregister(child.report_fd)  # how it ends is part of the answer
+            self._selector.unregister(child.report_fd)  # its exit is part of the answer
         else:
             self._settle(pid, child)
 
@@ -183,7 +183,7 @@ class Children:
         is_done = any(report.is_done for report in reports)
         waiting, child.waiting = child.waiting, []
         if isinstance(child.request, Close):
-            detail = child.error or ("" if is_done else "the process that was to write it died")
+            detail = child.error or ("" if is_done else "the process that writes it died")
             for channel, id_ in waiting:
                 self._reply(channel, Closed(id=id_, is_closed=is_done, detail=detail))
             return
@@ -191,9 +191,9 @@ class Children:
             faults = tuple(fault for report in reports for fault in report.faults)
             problem = child.error
             if child.is_late:
-                problem = "importing it takes too long"
+                problem = "the import timed out"
             elif exit_code == -signal.SIGKILL and not is_done:
-                problem = "the process that imported it was killed"
+                problem = "the importing process was killed"
             elif not is_done and not problem:
                 how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
                 faults = (
@@ -207,7 +207,7 @@ class Children:
             child.is_claimed = record is not None and not record.abandoned and record.pid == pid
         except ForeignRecordError as fault:
             record, child.error = AttemptRecord(abandoned=True), child.error or str(fault)
-        if record is None:  # it died, or the disk refuses: nobody may start it later
+        if record is None:  # it died, or the disk refuses: it must not start later
             record = self.give_up(child.plan)
         for channel, id_ in waiting:
             self._reply(channel, as_reply(id_, record, child.error))
@@ -235,7 +235,7 @@ class Children:
             child = self._by_pid.pop(ended.si_pid, None)
             if child is not None:
                 self._note_end(ended.si_pid, child, -ended.si_status if is_signal else ended.si_status)
-            os.waitpid(ended.si_pid, 0)  # only now: what is gone has its exit file
+            os.waitpid(ended.si_pid, 0)  # only now: the exit file is written
 
     def _note_end(self, pid: int, child: Child, exit_code: int) -> None:
         if not child.is_settled:
@@ -289,18 +289,18 @@ def _key(plan: WorkerPlan) -> _Key:
 
 def as_reply(id_: int, record: AttemptRecord, error: str = "") -> Launched | Refused:
     if error or record.abandoned:
-        return Refused(id=id_, message=error or "the attempt was given up before its worker came to be")
+        return Refused(id=id_, message=error or "the attempt was given up before its worker started")
     return Launched(id=id_, boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)
 
 
 def _end_what_was_imported(pid: int) -> None:
-    """What an author's module started when it was tried goes with the trial. Before the process is reaped."""
+    """Kill what the author's modules started. Before the process is reaped."""
     try:
         state = read_process(pid)
         if state is not None:
             end_family(pid, state.start_ticks, boot_id(), patience_s=IMPORTED_PATIENCE_S)
     except OSError as fault:
-        say(f"what the trial with pid {pid} started may be left: {fault}")
+        say(f"processes of the import check with pid {pid} may be left: {fault}")
 
 
 def _describe(exit_code: int, *, is_out_of_memory: bool) -> str:
@@ -314,7 +314,7 @@ def _describe(exit_code: int, *, is_out_of_memory: bool) -> str:
 
 
 def _count_oom_kills() -> int:
-    """How often the system killed for memory since it started, as far as it tells."""
+    """How many processes the kernel has killed for memory since boot."""
     total = 0
     for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
         with contextlib.suppress(OSError, ValueError):

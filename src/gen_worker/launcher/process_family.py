@@ -1,15 +1,13 @@
-"""Whose a process is, and the end of everything that one process started.
+"""Which worker a process belongs to, and killing a worker with everything it started. Linux only.
 
-Every process of a worker carries its mark, `pid:start` of the worker. It is in three places, since a process can leave
-each of the others behind:
+Every process of a worker carries its mark, `pid:start` of the worker, in three places, because a process can lose each:
 
-- a number in the soft limit RLIMIT_LOCKS, which Linux keeps and has not obeyed since 2.4.25. Forks and executed programs
-  inherit it. A new session, an empty environment and closed descriptors do not change it. Everyone may read it.
-- the environment, for what the worker executes.
-- the name of a descriptor, for the forks of a warm worker, which is never executed itself.
+- the soft limit RLIMIT_LOCKS, which Linux keeps but ignores since 2.4.25. Forks and executed programs inherit it, also
+  with a new session, an empty environment and closed descriptors. Everyone may read it.
+- the environment, for programs that the worker executes.
+- the name of a descriptor, for the forks of a warm worker, which is never executed.
 
-What can still leave: a program that sets that limit itself, and one that another service starts on request (cron,
-systemd, a container engine). Needs no launcher and no daemon that was there when the process started. Linux only.
+Not found: a program that sets this limit itself, and one that another service starts (cron, systemd, containers).
 """
 
 import contextlib
@@ -29,7 +27,7 @@ from gen_worker.contract.process_identity import (
 )
 
 PROCESS_MARK = "GEN_WORKER_PROCESS"
-MARK_FD = 199  # one number, so that to look at it is one call; beyond those that programs use by number
+MARK_FD = 199  # a fixed number, to find it with one call; above those that programs choose
 RLIMIT_LOCKS = 10  # the module `resource` has no name for it
 LIMIT_NAME = b"Max file locks"
 END_PATIENCE_S = 20.0
@@ -41,10 +39,8 @@ def process_mark(pid: int, start_ticks: int | None) -> str:
 
 
 def hold_mark(mark: str) -> None:
-    """Give this process, and all that it will start, the mark. What it executes gets it by the limit alone."""
-    with contextlib.suppress(
-        OSError, ValueError, ImportError
-    ):  # a system without such a limit, or a lower one
+    """Mark this process and all that it will start. Programs that it executes inherit the limit only."""
+    with contextlib.suppress(OSError, ValueError, ImportError):  # no such limit, or a lower hard limit
         import resource
 
         _, most = resource.getrlimit(RLIMIT_LOCKS)
@@ -58,12 +54,12 @@ def hold_mark(mark: str) -> None:
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """OSError where it cannot be found out now: for lack of descriptors, say."""
+    """OSError where it cannot be found out: out of descriptors, say."""
     try:
         held = read_fd_target(pid, MARK_FD)
         if held == f"/memfd:{PROCESS_MARK}={mark} (deleted)":
             return True
-    except (*GONE, PermissionError):  # it has no such descriptor, is not ours to look at, or gone
+    except (*GONE, PermissionError):  # no such descriptor or process, or not readable
         pass
     if _limit_of(pid) == _number(mark):
         return True
@@ -73,7 +69,7 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def read_mark(pid: int) -> tuple[int, int | None] | None:
-    """(pid, start ticks) of the worker that this process belongs to; None where it does not say."""
+    """(pid, start ticks) of the worker that this process belongs to; None where it has no mark."""
     text = ""
     with contextlib.suppress(*GONE, PermissionError):
         name = read_fd_target(pid, MARK_FD).removesuffix(" (deleted)")
@@ -92,7 +88,7 @@ def read_mark(pid: int) -> tuple[int, int | None] | None:
 
 
 def _number(mark: str) -> int:
-    """The mark as a limit: of 61 bits, above any that somebody would set."""
+    """The mark as a limit of 61 bits, above any real one."""
     digest = hashlib.sha256(f"{boot_id()} {mark}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 3 | 1 << 60
 
@@ -106,10 +102,10 @@ def _limit_of(pid: int) -> int | None:
 
 
 def send_process_signal(pid: int, start_ticks: int | None, boot: str, number: int) -> bool:
-    """To that very process; False where it is gone."""
+    """Send a signal to that very process; False where it has exited."""
     fd = open_pidfd(pid)
     try:
-        if not is_same_process(pid, start_ticks, boot):  # after the descriptor is open: it stays this process
+        if not is_same_process(pid, start_ticks, boot):  # the open descriptor keeps it this process
             return False
         if fd is not None:
             signal.pidfd_send_signal(fd, number)
@@ -124,7 +120,7 @@ def send_process_signal(pid: int, start_ticks: int | None, boot: str, number: in
 
 
 def open_pidfd(pid: int) -> int | None:
-    """None where there is no such process, or nothing to open."""
+    """None where there is no such process, or no pidfd on this system."""
     try:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -134,10 +130,9 @@ def open_pidfd(pid: int) -> int | None:
 def end_family(
     pid: int, start_ticks: int | None, boot: str, *, patience_s: float = END_PATIENCE_S
 ) -> list[int]:
-    """SIGKILL that process and everything it started, until none is left; blocks. Returns the pids that would not go.
+    """SIGKILL that process and everything it started; blocks. Returns the pids that are left after `patience_s`.
 
-    All are stopped before the first is killed: so none of them can start another, or slip away from its parent.
-    OSError where the system does not let us look: then nobody knows whether some are left.
+    All are stopped before the first is killed, so that none can start another. OSError where /proc cannot be read.
     """
     if boot != boot_id():
         return []
@@ -167,12 +162,10 @@ def _kill(pid: int, ticks: int, number: int) -> None:
 
 
 def find_family(root_pid: int, start_ticks: int | None) -> dict[int, int]:
-    """pid -> start ticks of every living process that is the worker, descends from it, is of its session or group,
-    or inherited its mark.
-    """
+    """pid -> start ticks of the worker, its descendants, its session and group, and all with its mark."""
     earliest = start_ticks or 0
     mark = process_mark(root_pid, start_ticks)
-    # Nothing that a worker started is older than it; so most of a busy machine is passed over at once.
+    # Nothing that a worker started is older than it.
     younger = {}
     for pid in list_pids():
         with contextlib.suppress(PermissionError):
@@ -188,7 +181,7 @@ def find_family(root_pid: int, start_ticks: int | None) -> dict[int, int]:
         if pid == root_pid:
             is_ours = not is_reused
         elif one.is_ended:
-            is_ours = False  # it holds nothing any more, and its children have another parent
+            is_ours = False  # its children have another parent
         else:
             is_related = not is_reused and root_pid in (one.group, one.session)
             is_ours = is_related or has_mark(pid, mark)

@@ -1,12 +1,12 @@
-"""`python -m gen_worker.launcher --folder F`: a warm parent that forks workers, reaps them and remembers how they ended.
+"""`python -m gen_worker.launcher --folder F`: a warm parent that forks workers, reaps them and records how they ended.
 
-One thread of ours, no gRPC, the heavy modules imported: a worker is a fork away. It belongs to nobody: daemons come and
-go, and it stays while it has workers; if it goes itself, they stay. What it knows that others need is in files: the
-attempt's record (made by the worker) and its exit (made here, before the process is reaped).
+It has the heavy modules imported, one thread and no gRPC, so a worker costs one fork. It is independent of daemons and
+stays while it has workers; if it dies, they stay. What others need is in files: the attempt's record (written by the
+worker) and its exit (written here, before the process is reaped).
 
-Libraries have idle threads in it, and a fork is safe from these alone: OpenBLAS (numpy) ends its own before each fork and
-makes them anew when they are needed, jemalloc (pyarrow) holds its locks over the fork. torch starts its threads with the
-first operator, and none is run here. A module that starts a thread and does neither must not be warm.
+A fork is safe only with these library threads: OpenBLAS (numpy) ends its own before each fork, jemalloc (pyarrow) holds
+its locks over the fork, and torch starts its threads with the first operator, which never runs here. A module that
+starts other threads must not be warm.
 """
 
 import argparse
@@ -55,17 +55,17 @@ from gen_worker.launcher.worker import Ground, become_closer, become_importer, b
 
 TICK_S = 5.0
 BUSY_TICK_S = 0.2
-CLOSE_PATIENCE_S = 90.0  # the writer of a dead worker may take up to 60 s to finish
+CLOSE_PATIENCE_S = 90.0  # the checkpoint writer of a dead worker may take up to 60 s
 IMPORT_PATIENCE_S = 60.0
 PR_SET_CHILD_SUBREAPER = 36
-MADV_COLLAPSE = 25  # Linux 6.1; others refuse it, and nothing is lost
+MADV_COLLAPSE = 25  # Linux 6.1; others refuse it
 PAGE_BYTES = 2 << 20
 
-# Everything that a worker would import before the author's code.
+# What a worker imports before the author's code.
 WARM_MODULES = (
     "numpy",
     "torch",
-    "torch._dynamo",  # a second of imports that the first optimizer would cause
+    "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pyarrow.parquet",
     "gen_worker.trainer.runtime",
     "gen_worker.trainer.arrow_feed",
@@ -78,7 +78,7 @@ WARM_MODULES = (
 
 
 class Launcher:
-    """`listen`, `warm_up`, `run`: in this order, in the thread that also forks. The current folder is its folder."""
+    """`listen`, `warm_up`, `run`: in this order, in one thread. The current folder is its folder."""
 
     def __init__(self, folder: Path, *, idle_exit_s: float, worker_open_files: int | None = None) -> None:
         self.folder = folder
@@ -96,11 +96,11 @@ class Launcher:
         self._last_asked_at = time.monotonic()
 
     def listen(self) -> None:
-        """Before the long imports: whoever connects meanwhile waits for them."""
+        """Before the long imports: clients may connect meanwhile, and wait."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         old = os.umask(0o177)
         try:
-            listener.bind(f"{self._instance}.sock")  # relative, so that no folder is too deep for it
+            listener.bind(f"{self._instance}.sock")  # relative: no folder is too deep
         finally:
             os.umask(old)
         listener.listen(64)
@@ -121,7 +121,7 @@ class Launcher:
         replace_file(Path(f"{self._instance}.json"), encode(info), sync="file", mode=0o600)
 
     def warm_up(self, modules: Sequence[str]) -> None:
-        """Import what every worker would. What is not installed is passed over."""
+        """Import what every worker imports, where it is installed."""
         for name in modules:
             try:
                 importlib.import_module(name)
@@ -129,16 +129,16 @@ class Launcher:
                 say(f"{name} is not warm: {fault}")
         runtime = sys.modules.get("gen_worker.trainer.runtime")
         if runtime is not None:
-            runtime.set_log_levels()  # once here, instead of in each worker
+            runtime.set_log_levels()
         note_warm_modules()
         gc.collect()
-        gc.freeze()  # a collection in a child would copy every page it looks at
+        gc.freeze()  # else a collection in a child would copy all pages
         _collapse_pages()
-        with contextlib.suppress(OSError):  # then it is only given more time to answer
+        with contextlib.suppress(OSError):  # then clients only wait longer
             self._publish(is_warm=True)
 
     def run(self) -> None:
-        """Until there is nobody to serve."""
+        """Until no worker and no client is left."""
         waker = _take_signals(self._retire)
         self._selector.register(waker, selectors.EVENT_READ, lambda: _drain(waker))
         while not self._is_over():
@@ -191,7 +191,7 @@ class Launcher:
         self._keep(channel)
 
     def _keep(self, channel: Channel) -> None:
-        """Watch what there is to watch, or let go of it."""
+        """Update what the selector watches, or close a lost channel."""
         fd = channel.socket.fileno()
         if fd not in self._channels:
             return
@@ -218,12 +218,12 @@ class Launcher:
         try:
             request: AnyRequest = request_decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
-            self._reply(channel, Refused(id=read_id(line), message=f"this is no request: {fault}"))
+            self._reply(channel, Refused(id=read_id(line), message=f"invalid request: {fault}"))
             return
         try:
             self._do(channel, request)
         except OSError as fault:
-            self._reply(channel, Refused(id=request.id, message=f"it cannot be done: {fault}"))
+            self._reply(channel, Refused(id=request.id, message=f"failed: {fault}"))
 
     def _do(self, channel: Channel, request: AnyRequest) -> None:
         match request:
@@ -260,7 +260,6 @@ class Launcher:
                 self._reply(channel, Retired(id=request.id, num_workers=len(self._children.workers())))
 
     def _ground(self, request: Launch | TryImports) -> Ground:
-        """What a fresh interpreter would start from."""
         environ = dict(os.environ) if request.plan.is_warm else self._environ
         return Ground(
             import_path=self._import_path,
@@ -282,9 +281,9 @@ class Launcher:
         if record is not None:
             self._reply(channel, as_reply(request.id, record))
         elif self._children.is_hopeless(plan):
-            self._reply(channel, Refused(id=request.id, message="this attempt failed to start already"))
+            self._reply(channel, Refused(id=request.id, message="this attempt already failed to start"))
         elif self._is_retired:
-            text = "this launcher starts no workers any more"
+            text = "this launcher is retired: it starts no more workers"
             self._reply(channel, Refused(id=request.id, message=text, is_retired=True))
         else:
             try:
@@ -301,14 +300,14 @@ class Launcher:
 
 
 def _import_path_without(given: str) -> list[str]:
-    """What a fresh interpreter would have, beside its PYTHONPATH and the folder of its script."""
+    """The import path of a new interpreter, without PYTHONPATH and the folder of its script."""
     named = {os.path.abspath(path) for path in given.split(os.pathsep) if path}  # noqa: PTH100
     start = 0 if sys.flags.safe_path else 1
     return [path for path in sys.path[start:] if os.path.abspath(path) not in named]  # noqa: PTH100
 
 
 def _take_signals(retire: Callable[[], None]) -> socket.socket:
-    """SIGCHLD and SIGTERM end the loop's wait; what a terminal sends is not for us."""
+    """SIGCHLD and SIGTERM wake the loop."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
@@ -319,7 +318,7 @@ def _take_signals(retire: Callable[[], None]) -> socket.socket:
     return ours
 
 
-_kept: list[socket.socket] = []  # open for as long as the process lives
+_kept: list[socket.socket] = []  # open until the process exits
 
 
 def _drain(waker: socket.socket) -> None:
@@ -329,7 +328,7 @@ def _drain(waker: socket.socket) -> None:
 
 
 def _collapse_pages() -> None:
-    """Ask for large pages under the heap: a fork copies the table of pages, and so takes a third of the time."""
+    """Use large pages for the heap: a fork copies the page table, and takes a third of the time."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         libc = ctypes.CDLL(None)
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -342,23 +341,25 @@ def _collapse_pages() -> None:
 
 
 def _adopt_orphans() -> None:
-    """What a worker leaves behind comes to us instead of to init, and is reaped here."""
+    """Orphans of workers become our children, and are reaped here."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns (in the process that was started) when the launcher listens; the launcher itself is detached from it."""
-    parser = argparse.ArgumentParser(prog="gen_worker.launcher", description="Keeps workers a fork away.")
+    """Starts a detached launcher; returns when it listens."""
+    parser = argparse.ArgumentParser(
+        prog="gen_worker.launcher", description="Starts workers by forking a warm process."
+    )
     parser.add_argument("--folder", type=Path, required=True, help="where it listens")
     parser.add_argument(
-        "--idle-exit-s", type=float, default=600.0, help="leave after that long without anyone"
+        "--idle-exit-s", type=float, default=600.0, help="exit after this time without workers and clients"
     )
     parser.add_argument(
-        "--bare", action="store_true", help="import nothing ahead: slower starts, less memory"
+        "--bare", action="store_true", help="import nothing in advance: slower starts, less memory"
     )
     parser.add_argument(
-        "--worker-open-files", type=int, help="how many files a worker may have open (default: as many as we)"
+        "--worker-open-files", type=int, help="limit of open files of a worker (default: as here)"
     )
     options = parser.parse_args(arguments)
     ready_fd, tell_fd = os.pipe()

@@ -1,8 +1,7 @@
-"""What a launcher's child does between its fork and the work it was made for.
+"""What a launcher's child does between its fork and its work.
 
-A child first sheds what is the launcher's: its session, signals, descriptors, random state. A worker then makes sure of
-its log and its folder, makes the attempt's record (from there on it is the attempt, whatever becomes of the launcher)
-and goes on as a freshly started interpreter would. It tells the launcher how far it got over a pipe.
+A child first drops the launcher's session, signals, descriptors and random state. A worker then opens its log, enters its
+folder, creates the attempt's record and continues like a new interpreter. It reports its start through a pipe.
 """
 
 import atexit
@@ -32,28 +31,28 @@ from gen_worker.launcher.attempt_records import AttemptRecord, claim, record_pat
 from gen_worker.launcher.messages import Close, TryImports, WorkerPlan, encode
 from gen_worker.launcher.process_family import PROCESS_MARK, hold_mark, process_mark
 
-NO_EXEC = 127  # as shells say it
+NO_EXEC = 127  # as in shells
 PR_SET_PDEATHSIG = 1
 
-_not_ours: list[Any] = []  # let go of, but never freed
+_not_ours: list[Any] = []  # never freed
 
 
 class StartReport(msgspec.Struct, frozen=True, kw_only=True):
     """From the child to the launcher, one a line."""
 
     is_claimed: bool = False
-    is_taken: bool = False  # somebody made the record first
-    is_done: bool = False  # of a child that is no worker
+    is_taken: bool = False  # the record existed already
+    is_done: bool = False  # of a child that is not a worker
     error: str = ""
     faults: tuple[dict[str, str], ...] = ()  # of the author's code and the data, as `Fault.to_data`
 
 
 class Ground(NamedTuple):
-    """What a fresh interpreter started by the launcher would have."""
+    """What a new interpreter would start with."""
 
     import_path: Sequence[str]
     environ: dict[str, str]
-    open_files: int | None = None  # the limit it would have; None: as the launcher
+    open_files: int | None = None  # its limit; None: that of the launcher
 
 
 def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
@@ -101,9 +100,9 @@ def become_worker(plan: WorkerPlan, report_fd: int, ground: Ground) -> NoReturn:
 
 
 def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoReturn:
-    """Never returns. Loads the author's code where the plan's worker would, and says how that went.
+    """Never returns. Imports the author's code as the plan's worker would, and reports the faults.
 
-    Neither it nor anything that the author's modules start outlives its answer; it does not outlive the launcher.
+    It and everything that the author's modules start is killed after the answer, or when the launcher exits.
     """
     plan = request.plan
 
@@ -128,7 +127,7 @@ def become_importer(request: TryImports, report_fd: int, ground: Ground) -> NoRe
                 faults = [found.to_data() for found in find_import_faults(request.config)]
             else:
                 faults = _ask_interpreter(request, environ)
-        except Exception as fault:  # ours: what the author's modules raise is among the faults
+        except Exception as fault:  # ours: errors of the author's modules are among the faults
             return _tell(report_fd, StartReport(error=f"{type(fault).__name__}: {_words(fault)}"))
         _tell(report_fd, StartReport(is_done=True, faults=tuple(faults)))
         os.killpg(0, signal.SIGKILL)
@@ -142,9 +141,9 @@ def _trainer_fault(words: str) -> dict[str, str]:
 
 
 def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[dict[str, str]]:
-    """The same in a Python that is not ours; an end without an answer is a fault, too."""
+    """The same in another Python; an exit without an answer is a fault too."""
     python = request.plan.argv[0]
-    # Files, for what the author's modules start may keep a pipe open.
+    # Files: processes that the author's modules start may keep a pipe open.
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as words:
         done = subprocess.run(
             [python, "-P", "-m", "gen_worker.launcher.import_check"],
@@ -163,12 +162,12 @@ def _ask_interpreter(request: TryImports, environ: dict[str, str]) -> list[dict[
             return [{"text": fault} if isinstance(fault, str) else fault for fault in found]
         words.seek(0)
         said = words.read().decode(errors="replace").strip().splitlines()
-    last = (said or ["it said nothing"])[-1]
+    last = (said or ["no output"])[-1]
     return [_trainer_fault(f"{python} ended with {done.returncode} when it was to import it: {last}")]
 
 
 def become_closer(request: Close, report_fd: int) -> NoReturn:
-    """Never returns. Writes the terminal event of an attempt that is over, and says whether it could."""
+    """Never returns. Writes the terminal event of an attempt that has ended, and reports whether it could."""
 
     def work() -> int:
         os.setsid()
@@ -191,22 +190,22 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
                 cause=request.cause,
                 doorbell=plan.env.get("TRAINER_DOORBELL") or None,
             )
-        except Exception as fault:  # whatever it is, the one who asked must hear of it
+        except Exception as fault:  # the client must get an answer
             return _tell(report_fd, StartReport(error=_words(fault)))
         _tell(report_fd, StartReport(is_done=True))
-        # What the launcher's libraries would do at exit takes longer than the work, and somebody waits.
+        # The exit functions of the launcher's libraries take longer than the work, and the client waits.
         os._exit(0)
 
     _run_to_exit(work)
 
 
 def _shed_launcher(*, keep_fd: int, open_files: int | None = None) -> None:
-    """No signal handler, descriptor or random stream of the launcher's is left. Signals were blocked before the fork."""
+    """Drop the launcher's signal handlers and descriptors. Signals were blocked before the fork."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         with contextlib.suppress(OSError, ValueError, TypeError):
             signal.signal(number, signal.SIG_DFL)
-    # As the interpreter has it at its start.
+    # As in a new interpreter.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGPIPE", "SIGXFSZ"):
         if hasattr(signal, name):
@@ -222,7 +221,7 @@ def _shed_launcher(*, keep_fd: int, open_files: int | None = None) -> None:
 
 
 def _die_with_parent() -> None:
-    """Whoever would end this process at its deadline must not die before it."""
+    """The launcher ends this process at its deadline; if it dies first, the system does."""
     with contextlib.suppress(OSError, AttributeError):  # Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -237,7 +236,7 @@ def _max_fd() -> int:
 def _lay_over(environ: dict[str, str], plan: WorkerPlan) -> dict[str, str]:
     laid = {**environ, **plan.env}
     if plan.code_dir:
-        # For this process and for all that it starts: the run's code is first, and the current folder is not there.
+        # Also for what this process starts: the run's code comes first, the current folder is left out.
         paths = [path for path in laid.get("PYTHONPATH", "").split(os.pathsep) if path]
         laid["PYTHONPATH"] = os.pathsep.join([plan.code_dir, *(p for p in paths if p != plan.code_dir)])
         laid["PYTHONSAFEPATH"] = "1"
@@ -259,14 +258,14 @@ def _open_log(log_path: str) -> None:
 
 
 def _enter(plan: WorkerPlan, environ: dict[str, str]) -> None:
-    """OSError where the worker's folder is not there, or its program."""
+    """OSError where the worker's folder or program does not exist."""
     os.chdir(plan.cwd)
     if not plan.is_warm and shutil.which(plan.argv[0], path=environ.get("PATH")) is None:
         raise FileNotFoundError(2, "No such program", plan.argv[0])
 
 
 def _exec(plan: WorkerPlan, environ: dict[str, str], report_fd: int) -> NoReturn:
-    for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):  # what is ignored stays so in another program
+    for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):  # ignored signals stay ignored after exec
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
@@ -277,7 +276,7 @@ def _exec(plan: WorkerPlan, environ: dict[str, str], report_fd: int) -> NoReturn
 
 
 def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str], environ: dict[str, str]) -> None:
-    """What a start from scratch would have found: environment, import path, arguments, threads, random numbers."""
+    """Set what a new interpreter has: environment, import path, arguments, threads, random numbers."""
     os.environ.clear()
     os.environ.update(environ)
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -289,19 +288,19 @@ def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str], environ: 
     weakref.finalize._registry = {}  # type: ignore[attr-defined]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
-        numpy.random.seed()  # the fork must not repeat what its siblings draw; `random` sees to itself
+        numpy.random.seed()  # else forks would draw the same numbers; `random` reseeds itself
     threads = plan.env.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdecimal() and int(threads) > 0:
-        torch.set_num_threads(int(threads))  # it read the variable when it was imported
+        torch.set_num_threads(int(threads))  # it read the variable at its import
     if plan.is_writer_wanted and numpy is not None and torch is not None:
         from gen_worker.trainer.checkpoints.writing import warm_writer
 
-        with contextlib.suppress(OSError):  # then it starts one itself
+        with contextlib.suppress(OSError):  # then the worker starts one itself
             warm_writer.prepare()
 
 
 def _run_to_exit(work: Callable[[], int]) -> NoReturn:
-    """Run it and end as an interpreter ends, without unwinding into the launcher's frames."""
+    """Run it and exit like an interpreter, without unwinding into the launcher's frames."""
     code = 1
     try:
         try:
@@ -331,8 +330,8 @@ def _exit_code(code: str | int | None) -> int:
 
 
 def _tell(report_fd: int, report: StartReport) -> int:
-    """Also returns the exit code of a child that ends with this."""
-    with contextlib.suppress(OSError):  # the launcher may be gone; the record is what counts
+    """Returns the exit code of a child that exits with this report."""
+    with contextlib.suppress(OSError):  # the launcher may have exited; the record counts
         os.write(report_fd, encode(report) + b"\n")
     return 1 if report.error else 0
 

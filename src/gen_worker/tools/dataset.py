@@ -7,7 +7,6 @@ Stdout is JSON lines and nothing else: `dataset_progress` for each shard that is
 import argparse
 import os
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.errors import ExitCode, InputError, SpecError, WorkerError
-from gen_worker.tools.signals import run_tool
+from gen_worker.tools.program import print_record, run_tool
 from gen_worker.trainer.datasets.index import INDEX_NAME, DatasetIndex, OnProgress, ShardRecord
 from gen_worker.trainer.datasets.shard_hash import hash_shard, in_threads
 
@@ -24,7 +23,7 @@ MAX_WORKERS = 8  # beyond this a disk is slower for it
 
 
 class ShardFault(msgspec.Struct, frozen=True, kw_only=True):
-    """How a file differs from what was indexed."""
+    """How a file differs from the index."""
 
     path: str
     problem: str  # missing, not-a-file, unreadable, size, rows, content
@@ -36,7 +35,7 @@ class ShardFault(msgspec.Struct, frozen=True, kw_only=True):
 def verify_index(
     index: DatasetIndex, folder: Path, *, workers: int, on_progress: OnProgress
 ) -> list[ShardFault]:
-    """Read and hash every shard, whatever was verified before: what differs, in the order of the index. Blocks."""
+    """Read and hash every shard; the faults in the order of the index. Blocks."""
 
     def verify(at: int, is_stopped: Callable[[], bool]) -> ShardFault | None:
         return _find_fault(index.shards[at], paths[at], is_stopped)
@@ -54,7 +53,7 @@ def verify_index(
 
 
 def find_unlisted(index: DatasetIndex, folder: Path) -> list[str]:
-    """Parquet files that a plain folder would have and the index has not: nobody reads them."""
+    """Parquet files of the folder that the index does not list: they are not read."""
     listed = {shard.path for shard in index.shards}
     found: list[str] = []
     for here, folders, files in os.walk(folder):
@@ -76,7 +75,7 @@ def _find_fault(shard: ShardRecord, path: Path, is_stopped: Callable[[], bool]) 
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            return fault("not-a-file", "is no file any more")
+            return fault("not-a-file", "is not a file")
         if status.st_size != shard.size_bytes:
             how = f"has {status.st_size} bytes, expected {shard.size_bytes}{_rows_in_words(path, shard)}"
             return fault("size", how, status.st_size, shard.size_bytes)
@@ -100,7 +99,7 @@ def _rows_in_words(path: Path, shard: ShardRecord) -> str:
     try:
         rows = _count_rows(path)
     except (OSError, InputError):
-        return "; it is no readable parquet any more"
+        return "; it cannot be read as parquet"
     return f"; it has {rows} rows, expected {shard.rows}" if rows != shard.rows else ""
 
 
@@ -127,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code of a worker: 0, 10 for a document with faults, 11 for data that is missing or damaged."""
+    """Exit code 0, 10 for an invalid document, 11 for missing or damaged data."""
     asked = build_parser().parse_args(arguments)
     folder: Path = asked.folder
     try:
@@ -139,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
             _index(folder, asked.workers) if asked.action == "index" else _verify(folder, asked.workers)
         )
     except WorkerError as error:
-        remedy = f"\nput it back as it was, or make it anew: `trn dataset index {folder}`"
+        remedy = f"\nrestore it, or create it again: `trn dataset index {folder}`"
         is_broken_index = isinstance(error, SpecError) and asked.action == "verify"
         _tell("dataset_rejected", folder=str(folder), error=f"{error}{remedy if is_broken_index else ''}")
         return int(error.exit_code)
@@ -153,7 +152,7 @@ def _index(folder: Path, workers: int) -> ExitCode:
 
 def _verify(folder: Path, workers: int) -> ExitCode:
     if not (folder / INDEX_NAME).exists():
-        raise InputError(f"{folder}: there is no {INDEX_NAME}: make one with `trn dataset index {folder}`")
+        raise InputError(f"{folder} has no {INDEX_NAME}: create it with `trn dataset index {folder}`")
     index = DatasetIndex.read(folder)
     faults = verify_index(index, folder, workers=workers, on_progress=_tell_progress)
     facts = {**_facts(index, folder), "unlisted": find_unlisted(index, folder)}
@@ -181,9 +180,7 @@ def _tell_progress(path: str, done_bytes: int, total_bytes: int) -> None:
 
 
 def _tell(event: str, **fields: Any) -> None:
-    line = msgspec.json.encode({"event": event, **fields})
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
+    print_record({"event": event, **fields})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from gen_worker.trainer.checkpoints.samples import SampleFolder, SavedSample
 from gen_worker.trainer.checkpoints.writing.client import CheckpointWriterClient
 from gen_worker.trainer.checkpoints.writing.commit import no_space_error
 from gen_worker.trainer.checkpoints.writing.messages import Done, Durable, SaveRequest
-from gen_worker.trainer.checkpoints.writing.patience import Limits
+from gen_worker.trainer.checkpoints.writing.stall_timer import StallLimits
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.model_runtime import capture_rng
 from gen_worker.trainer.restore.infinite_parts import is_infinite_part
@@ -102,7 +102,7 @@ class ArtifactWriter:
         inherit_fds: Sequence[int] = (),
         is_writer_in_process: bool = False,
         trainer: TrainerPlugin | None = None,
-        writer_limits: Limits | None = None,
+        writer_limits: StallLimits | None = None,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
         """`keep_last` 0 keeps all. `inherit_fds` stay open in the writer, so that it holds the lease of a killed worker.

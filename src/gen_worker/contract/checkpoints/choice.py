@@ -1,7 +1,6 @@
-"""Which checkpoint a resume takes. The worker, the daemon and the command line all choose here: one order, one set of
-reasons.
+"""Which checkpoint a resume takes: the same order and reasons for the worker, the daemon and the command line.
 
-Needs neither torch nor numpy: whoever asks brings the way to verify the bytes, which for a worker is to load them.
+Needs neither torch nor numpy: the caller brings the function that verifies the bytes.
 """
 
 import re
@@ -32,7 +31,7 @@ def checkpoint_stem(step: int, *, final: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """A checkpoint by its meta alone; whether its bytes still match is only known after reading them."""
+    """A checkpoint by its meta; its data was not read."""
 
     stem: str
     meta_path: Path
@@ -48,7 +47,7 @@ class CheckpointInfo:
 
     @property
     def order(self) -> tuple[int, bool, bool, int]:
-        """Older to newer: step, then a primary before what it set aside, then final."""
+        """Older to newer."""
         return (self.step, not self.stem.endswith(".previous"), self.final, self.created_ms)
 
 
@@ -65,7 +64,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Generic[T]):
-    """What was taken (None: nothing), and newer ones that were not."""
+    """What was taken (None: nothing), and the newer ones that were not."""
 
     taken: T | None
     passed_over: tuple[PassedOver, ...]
@@ -80,10 +79,9 @@ def choose_newest(
     of_run: str | None = None,
     nonce: str = "",
 ) -> Choice[T]:
-    """The newest checkpoint that a resume may begin at. `take` reads its bytes, or raises CheckpointError.
+    """The newest checkpoint that a resume may take. `take` reads its bytes, or raises CheckpointError.
 
-    With `of_run`, one that another run saved is passed over: somebody put it there. With a `nonce`, so is one that
-    another submission of that id saved.
+    With `of_run`, checkpoints of other runs are passed over; with a `nonce`, also those of other submissions.
     """
     infos, unreadable = scan(folder)
     passed_over: list[PassedOver] = []
@@ -104,12 +102,12 @@ def choose_newest(
 
 
 def find_committed(folder: Path) -> list[str]:
-    """Names of the metas that there are, also of those that cannot be read."""
+    """Names of all metas, readable or not."""
     return sorted(path.name for path in folder.glob(f"*{META_SUFFIX}"))
 
 
 def require_run(meta: CheckpointMeta, run_id: str | None, nonce: str = "") -> None:
-    """CheckpointError where another run saved it, or another submission under the same id."""
+    """CheckpointError where another run or another submission saved it."""
     if run_id is not None and meta.run_id != run_id:
         raise CheckpointError(f"it is of run {meta.run_id!r}, not of {run_id!r}")
     if run_id is not None and nonce and meta.nonce != nonce:
@@ -117,13 +115,13 @@ def require_run(meta: CheckpointMeta, run_id: str | None, nonce: str = "") -> No
 
 
 def require_finite(info: CheckpointInfo, *, is_non_finite_taken: bool = False) -> None:
-    """CheckpointError for a state with NaN or infinity, unless those are taken."""
+    """CheckpointError for a state with NaN or infinity, unless `is_non_finite_taken`."""
     if not info.verified and not is_non_finite_taken:
         raise CheckpointError(f"not verified: {info.reason}")
 
 
 def verify_files(info: CheckpointInfo) -> CheckpointInfo:
-    """The same one, once every byte of it is what was saved; else CheckpointError."""
+    """CheckpointError unless every file matches its hash."""
     check_layout(info.meta, info.meta_path.name)
     for entry in info.meta.files:
         check_file(info.meta_path.parent / entry.name, entry)
@@ -131,7 +129,7 @@ def verify_files(info: CheckpointInfo) -> CheckpointInfo:
 
 
 def check_quickly(info: CheckpointInfo) -> CheckpointInfo:
-    """The same one, once its files have their sizes. For who only tells of it: the worker verifies the bytes."""
+    """CheckpointError unless every file has its size. The worker verifies the bytes."""
     check_layout(info.meta, info.meta_path.name)
     for entry in info.meta.files:
         check_size(info.meta_path.parent / entry.name, entry)
@@ -139,9 +137,11 @@ def check_quickly(info: CheckpointInfo) -> CheckpointInfo:
 
 
 def check_layout(meta: CheckpointMeta, source: str) -> None:
-    """CheckpointError for bytes that this machine would read as something else."""
+    """CheckpointError for another byte order, or overlapping storages."""
     if meta.byteorder != sys.byteorder:
-        raise CheckpointError(f"{source} was written on a {meta.byteorder}-endian machine; this one is not")
+        raise CheckpointError(
+            f"{source} was written on a {meta.byteorder}-endian machine, this one is {sys.byteorder}-endian"
+        )
     position = 0
     for number, storage in sorted(
         enumerate(meta.storages), key=lambda item: (item[1].offset, item[1].size_bytes)
@@ -152,7 +152,7 @@ def check_layout(meta: CheckpointMeta, source: str) -> None:
 
 
 def meta_path_of(path: Path) -> Path:
-    """Of a data file, the meta beside it, which must be there; of anything else, itself."""
+    """The meta beside a data file, which must exist; any other path itself."""
     if path.suffix not in DATA_SUFFIXES:
         return path
     meta_path = path.with_name(path.stem + META_SUFFIX)
@@ -164,7 +164,7 @@ def meta_path_of(path: Path) -> Path:
 def choose_named(
     path: Path, take: Callable[[CheckpointInfo], T], *, is_non_finite_taken: bool, how_to_force: str
 ) -> T | dict[str, object]:
-    """That one, or the `state` of a plain document. CheckpointError where it is damaged, or not finite and so not taken."""
+    """That checkpoint, or the `state` of a plain document. CheckpointError where a resume must not take it."""
     named = read_named(path)
     if isinstance(named, dict):
         return named
@@ -178,7 +178,7 @@ def choose_named(
         return take(named)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{named.meta_path} cannot be resumed: {error}. Name another checkpoint; older ones may be beside it"
+            f"{named.meta_path} cannot be resumed: {error}. Give another checkpoint; older ones may be in the same folder"
         ) from error
 
 
@@ -192,7 +192,7 @@ def read_named(path: Path) -> CheckpointInfo | dict[str, object]:
 
 
 def scan(folder: Path) -> tuple[list[CheckpointInfo], list[PassedOver]]:
-    """(checkpoints, newest first; files named like one that have no meta, or one that cannot be read)."""
+    """(checkpoints, newest first; files named like checkpoints whose meta is missing or unreadable)."""
     infos: list[CheckpointInfo] = []
     passed_over: list[PassedOver] = []
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -221,13 +221,13 @@ def scan(folder: Path) -> tuple[list[CheckpointInfo], list[PassedOver]]:
 
 
 def step_of(path: Path) -> float:
-    """The step in a file's name; a final one, whose name has none, counts as the newest."""
+    """The step in a file's name; infinity for a final one."""
     match = STEM.match(path.name)
     return int(match["step"]) if match and match["step"] else float("inf")
 
 
 def read_info(folder: Path, stem: str) -> CheckpointInfo:
-    """The checkpoint called `stem` as its meta tells it; CheckpointError if that cannot be read."""
+    """The checkpoint of that name; CheckpointError if its meta cannot be read."""
     meta_path = folder / (stem + META_SUFFIX)
     return make_info(meta_path, parse_meta(_read(meta_path), meta_path.name))
 

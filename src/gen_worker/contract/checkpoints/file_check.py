@@ -1,4 +1,4 @@
-"""Are the files of a checkpoint what was saved? Sizes and hashes, by its meta. Needs neither torch nor numpy."""
+"""Compares the files of a checkpoint with the sizes and hashes in its meta. Needs neither torch nor numpy."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def compare_hash(entry: FileEntry, found: str) -> None:
 
 
 def is_intact(folder: Path, meta: CheckpointMeta) -> bool:
-    """Whether every file of the checkpoint is there and matches its hash."""
+    """Whether every file exists and matches its hash."""
     try:
         for entry in meta.files:
             check_file(folder / entry.name, entry)

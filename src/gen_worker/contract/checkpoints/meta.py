@@ -2,9 +2,9 @@
 
 Fields may be added with a default; a field never changes its meaning. Needs neither torch nor numpy.
 
-The document ends with `digest`, the SHA-256 of all bytes before that field. Whoever reads a meta reads it here, and takes
-none whose bytes do not match. Older releases wrote none: such a document is read if it has no field that they did not
-write, for a damaged name of the field must not make a new document an old one. What it says cannot be verified.
+The document ends with `digest`, the SHA-256 of all bytes before that field; a document that does not match is refused.
+Older releases wrote no digest: such a document is read only if it has no newer field, because a damaged field name must
+not turn a new document into an old one.
 """
 
 import re
@@ -32,7 +32,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of bytes in the data file; tensors that shared memory name the same storage."""
+    """A range of bytes in the data file; tensors that share memory name the same storage."""
 
     offset: int
     size_bytes: int
@@ -52,7 +52,7 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """What `keep_best` ranks by."""
+    """What `keep_best` compares."""
 
     name: str
     value: float | None  # None: it was not finite
@@ -60,11 +60,11 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a checkpoint but its bytes. The trees stay JSON text until someone decodes them."""
+    """A checkpoint without its data. The trees are decoded on use."""
 
     schema_version: str = SCHEMA_VERSION
     run_id: str
-    nonce: str = ""  # of the submission, where a daemon drew one
+    nonce: str = ""  # of the submission, from a daemon
     attempt: int
     step: int
     epoch: int
@@ -97,7 +97,7 @@ class _Version(msgspec.Struct):
 
 
 class _OldMeta(CheckpointMeta, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a release whose metas had no digest."""
+    """Of a release without digests."""
 
 
 _version_decoder = msgspec.json.Decoder(_Version)
@@ -109,13 +109,13 @@ _DIGEST_AND_END = re.compile(rb'sha256:[0-9a-f]{64}"}\n')
 
 
 def has_digest(content: bytes) -> bool:
-    """True for a document that ends as a meta with a digest does; whether it matches is another question."""
+    """Whether the document ends with a digest; it may not match."""
     _, mark, end = content[-256:].rpartition(_DIGEST)
     return bool(mark) and _DIGEST_AND_END.fullmatch(end) is not None
 
 
 def parse_meta(content: bytes, source: str) -> CheckpointMeta:
-    """Read strictly; CheckpointError says what is wrong and, for another version, which one it is."""
+    """Strict; CheckpointError says what is wrong."""
     is_digested = has_digest(content)
     if is_digested:
         _compare_digest(content, source)
@@ -123,21 +123,21 @@ def parse_meta(content: bytes, source: str) -> CheckpointMeta:
         version = _version_decoder.decode(content).schema_version
         if not version:
             raise CheckpointError(
-                f"{source} is no checkpoint: expected its meta, or a document with a `state`"
+                f"{source} is not a checkpoint: expected its meta, or a document with a `state`"
             )
         if version != SCHEMA_VERSION:
             raise CheckpointError(
-                f"{source} has schema_version {version!r}; this program reads {SCHEMA_VERSION!r}. "
-                "Resume with the version that wrote it"
+                f"{source} has schema_version {version!r}, but this release reads {SCHEMA_VERSION!r}. "
+                "Resume with the release that wrote it"
             )
         meta = (_meta_decoder if is_digested else _old_meta_decoder).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{source} cannot be read as a checkpoint's meta: {error}") from error
     fault = _find_fault(meta)
     if not fault and meta.digest and not is_digested:
-        fault = "its digest is not the last thing in it"
+        fault = "its digest is not the last field"
     if fault:
-        raise CheckpointError(f"{source} is not sound: {fault}")
+        raise CheckpointError(f"{source} is invalid: {fault}")
     return meta
 
 
@@ -155,7 +155,7 @@ def _digest_of(covered: bytes) -> bytes:
 
 
 def encode_meta(meta: CheckpointMeta, *, with_digest: bool = True) -> bytes:
-    """Without a digest: for the copy of a meta that had none, of which nobody can say that it is as it was saved."""
+    """`with_digest=False`: for the copy of a meta that had none."""
     text = msgspec.json.encode(msgspec.structs.replace(meta, digest=""))
     empty = _DIGEST + _END[:-1]
     assert text.endswith(empty), "the digest is the last field"

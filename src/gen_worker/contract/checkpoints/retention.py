@@ -1,4 +1,4 @@
-"""Which checkpoints may go: a pure function, so that it can be tested to never remove the wrong one."""
+"""Which checkpoints are removed: a pure function."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,6 @@ from gen_worker.contract.checkpoints.choice import CheckpointInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What retention needs to know of a checkpoint in the folder."""
-
     name: str
     step: int
     created_ms: int = 0
@@ -39,8 +37,7 @@ def select_removals(candidates: Sequence[Candidate], *, keep_last: int, keep_bes
     """Names to remove, oldest first.
 
     Kept: the `keep_last` newest (0: all), the `keep_best` best by the newest metric, the newest verified one,
-    every final one, and the `keep_last` newest of those that are not verified: enough to look at, while a run that
-    diverged cannot fill the disk with them.
+    every final one, and the `keep_last` newest of those that are not verified.
     """
     if keep_last <= 0:
         return []
@@ -61,9 +58,9 @@ def _best(verified: Sequence[Candidate], keep_best: int) -> list[Candidate]:
     ]
     if keep_best <= 0 or not measured:
         return []
-    newest = measured[-1]  # a changed configuration changes the measure; values of another one do not compare
+    newest = measured[-1]  # a changed job may have changed the metric
     sign = -1.0 if newest.metric_mode == "max" else 1.0
     comparable = [item for item in measured if item.metric_name == newest.metric_name]
-    # Of equals the newer one is kept: it has been trained longer.
+    # Of equals the newer one is kept.
     comparable.reverse()
     return sorted(comparable, key=lambda item: sign * (item.metric_value or 0.0))[:keep_best]

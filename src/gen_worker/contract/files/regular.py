@@ -1,8 +1,6 @@
-"""Opens files that others can replace: a worker, an author's code, whoever owns the folder.
+"""Opens files that others can replace. Everything that reads or appends to a file of a run uses this.
 
-Only regular files are opened. Nothing waits: a FIFO, a device, a socket, a folder or a link in the place of a file is an
-error at once, and a lease that another process holds on a file does not delay us. Everything that reads or appends to
-a file of a run goes through here.
+Only regular files are opened, without waiting: a FIFO, device, socket, folder or link is an error at once.
 """
 
 import errno
@@ -21,7 +19,7 @@ _KINDS = {
 
 
 class NotRegularFileError(OSError):
-    """Something else is in the place of the file."""
+    """The path is not a regular file."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, expected a regular file", str(path))
@@ -30,12 +28,9 @@ class NotRegularFileError(OSError):
 def open_regular(
     path: Path | str, flags: int = os.O_RDONLY, mode: int = 0o644, *, follow: bool = False
 ) -> int:
-    """A descriptor of that file. NotRegularFileError, other OSErrors as `os.open`.
-
-    `follow`: a link is followed, for files that a person named. What it leads to must be a regular file, too.
-    """
+    """A descriptor. NotRegularFileError; other OSErrors as `os.open`. `follow` follows a link, for files a user named."""
     guarded = flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
-    _refuse_other(path, follow=follow)  # to open a device may do something already
+    _refuse_other(path, follow=follow)  # opening a device may have an effect
     try:
         fd = os.open(path, guarded, mode)
     except OSError as fault:
@@ -45,12 +40,12 @@ def open_regular(
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotRegularFileError(path, _kind_of(path))
-    os.set_blocking(fd, True)  # it may become somebody's stdout
+    os.set_blocking(fd, True)  # it may become a stdout
     return fd
 
 
 def read_regular(path: Path | str, max_bytes: int | None = None, *, follow: bool = False) -> bytes:
-    """What is in that file, or the first bytes of it. As `open_regular`."""
+    """The content, or its first `max_bytes`. As `open_regular`."""
     with os.fdopen(open_regular(path, follow=follow), "rb", buffering=0) as file:
         return file.readall() if max_bytes is None else _read_up_to(file.fileno(), max_bytes)
 

@@ -1,7 +1,7 @@
-"""Open files that no forked child keeps: a lock, or the end of a connection, would live on with it.
+"""Descriptors that no forked child keeps: a child would keep a lock or a connection open.
 
-A DataLoader's workers are forks and may outlive the run. In a child these descriptors lead to /dev/null: their numbers
-stay taken, so that nothing else gets one that somebody here may still close.
+A DataLoader's workers are forks and may outlive the run. In a child these descriptors become /dev/null, so that their
+numbers stay in use.
 """
 
 import os
@@ -10,12 +10,12 @@ _kept: set[int] = set()
 
 
 def keep_from_children(fd: int) -> None:
-    """From now on. What is handed over on purpose (`pass_fds`, a socket) is not touched."""
+    """From now on. Descriptors passed with `pass_fds` or a socket are not affected."""
     _kept.add(fd)
 
 
 def no_longer_open(fd: int) -> None:
-    """Call it before closing: the number may be given to another file at once."""
+    """Call it before closing: the number may be reused at once."""
     _kept.discard(fd)
 
 

@@ -17,7 +17,7 @@ from gen_worker.pytorch.model.names import (
     try_call,
     unknown_name,
 )
-from gen_worker.trainer.compute.optim import warmup_cosine_factor
+from gen_worker.trainer.compute.schedule import warmup_cosine_factor
 
 WARMUP_COSINE = "warmup_cosine"
 COMPOSED = ("SequentialLR", "ChainedScheduler")

@@ -1,4 +1,4 @@
-"""Two traces of one training: where they part, and what the values of that moment say about the cause."""
+"""Two traces of one training: the first difference, and its likely cause."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -22,7 +22,7 @@ CauseName = Literal[
 ]
 
 
-class Parting(msgspec.Struct, frozen=True, kw_only=True):
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """The first difference: `place` counts the lines of the second trace."""
 
     kind: Literal["batch", "metric", "state"]
@@ -35,7 +35,7 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why two runs differ, as far as experiments tell; what it was concluded from; what to do."""
+    """Why two runs differ, the evidence, and what to do."""
 
     cause: CauseName
     message: str
@@ -47,8 +47,8 @@ def is_loss(name: str) -> bool:
     return "loss" in name.lower()
 
 
-def find_parting(straight: Sequence[Moment], other: Sequence[Moment]) -> Parting | None:
-    """The first step of `other` whose batch, losses or state are not those of `straight`. It may repeat steps."""
+def find_divergence(straight: Sequence[Moment], other: Sequence[Moment]) -> Divergence | None:
+    """The first step of `other` whose batch, losses or state differ from `straight`. `other` may repeat steps."""
     by_step = {moment.step: moment for moment in straight if moment.kind == "step"}
     attempt = 0
     for place, moment in enumerate(other):
@@ -66,7 +66,7 @@ def find_parting(straight: Sequence[Moment], other: Sequence[Moment]) -> Parting
             name = first_difference(expected, found)
             if name is not None:
                 shown = (known.state, moment.state) if kind == "state" else (expected, found)
-                return Parting(
+                return Divergence(
                     kind=kind,  # type: ignore[arg-type]
                     name=name,
                     step=moment.step,
@@ -79,7 +79,7 @@ def find_parting(straight: Sequence[Moment], other: Sequence[Moment]) -> Parting
 
 
 def differing_metrics(straight: Sequence[Moment], other: Sequence[Moment]) -> list[str]:
-    """Metrics beside the losses that are not the same in both."""
+    """Metrics, except losses, that differ."""
     by_step = {moment.step: moment for moment in straight if moment.kind == "step"}
     names: set[str] = set()
     for moment in other:
@@ -98,33 +98,33 @@ def first_difference(expected: Mapping[str, object], found: Mapping[str, object]
     return next((name for name in names if expected.get(name) != found.get(name)), None)
 
 
-def explain_resume(straight: Sequence[Moment], killed: Sequence[Moment], parting: Parting) -> Cause:
-    """Straight runs agree with each other, so what differs was lost on the way through a checkpoint."""
+def explain_resume(straight: Sequence[Moment], killed: Sequence[Moment], divergence: Divergence) -> Cause:
+    """Runs without a kill are equal, so the difference comes from a checkpoint."""
     resumed = next(
-        (moment for moment in reversed(killed[: parting.place]) if moment.kind == "begin"), killed[0]
+        (moment for moment in reversed(killed[: divergence.place]) if moment.kind == "begin"), killed[0]
     )
     first = straight[0]
     known = next(
         (moment for moment in straight if moment.step == resumed.step and moment.kind == "step"), first
     )
-    where = f"attempt {parting.attempt} went on from step {resumed.step}"
+    where = f"attempt {divergence.attempt} resumed at step {resumed.step}"
     lost = first_difference(_digests(known.state), _digests(resumed.state))
     if lost is not None:
         return Cause(
             cause="load-state-dict",
-            message=f"{lost} is not what was saved once load_state_dict is done",
+            message=f"{lost} differs from what was saved after load_state_dict",
             evidence=[
                 where,
                 f"{lost} was {_words(known.state.get(lost))}, is {_words(resumed.state.get(lost))}",
             ],
-            remedy="make load_state_dict put back all that state_dict returns",
+            remedy="make load_state_dict restore everything that state_dict returns",
         )
     changed = _not_restored(first, known, resumed)
     streams = [path for path in changed if known.hidden[path].kind == "rng"]
     if streams:
         return Cause(
             cause="unsaved-rng",
-            message=f"the random generator {streams[0]} is not saved: after a resume it begins anew",
+            message=f"the random generator {streams[0]} is not saved: it starts again after a resume",
             evidence=[
                 where,
                 *(f"{path} ({known.hidden[path].words}) has another state" for path in streams[:5]),
@@ -149,21 +149,21 @@ def explain_resume(straight: Sequence[Moment], killed: Sequence[Moment], parting
     if stream is not None:
         return Cause(
             cause="random-stream",
-            message=f"the global random stream {stream} is at another place after the resume",
+            message=f"the global random stream {stream} is at another position after the resume",
             evidence=[where],
-            remedy="draw random numbers in train_step and prepare_batch alone, not in threads or at import",
+            remedy="draw random numbers only in train_step and prepare_batch, not in threads or at import",
         )
-    if parting.kind == "batch":
+    if divergence.kind == "batch":
         return Cause(
             cause="data-order",
-            message="the data comes in another order after the resume",
-            evidence=[where, "the state and the random streams are as they were"],
-            remedy="give data whose order follows from seed and epoch: see docs/data-order.md",
+            message="the order of the data differs after the resume",
+            evidence=[where, "the state and the random streams are equal"],
+            remedy="use data whose order follows from seed and epoch: see docs/data-order.md",
         )
     return Cause(
         cause="unknown",
-        message="nothing that can be seen differs at the resume, and training parts all the same",
-        evidence=[where, "state_dict, attributes, globals and random streams are as they were"],
+        message="no visible state differs at the resume, but training differs",
+        evidence=[where, "state_dict, attributes, globals and random streams are equal"],
         remedy="look for state in C extensions, files, caches or other modules",
     )
 
@@ -171,14 +171,14 @@ def explain_resume(straight: Sequence[Moment], killed: Sequence[Moment], parting
 def explain_unrepeatable(
     one: Sequence[Moment], other: Sequence[Moment], *, agrees_when_stopped: bool
 ) -> Cause:
-    """Two straight runs with the same settings differ: no resume is to blame."""
-    evidence = ["two runs without any kill differ"]
+    """Two runs without a kill differ: the resume is not the cause."""
+    evidence = ["two runs without a kill differ"]
     if agrees_when_stopped:
         return Cause(
             cause="wall-clock",
             message="training depends on the wall clock",
-            evidence=[*evidence, "with a stopped clock in the author's modules two runs are equal"],
-            remedy="take schedules from ctx.step, and seeds from ctx.seed, not from the time",
+            evidence=[*evidence, "two runs are equal with a stopped clock in the author's modules"],
+            remedy="use ctx.step for schedules and ctx.seed for seeds, not the time",
         )
     before, after = one[0].hidden, other[0].hidden
     streams = [
@@ -189,38 +189,38 @@ def explain_unrepeatable(
     if streams:
         return Cause(
             cause="unseeded-rng",
-            message=f"the random generator {streams[0]} is made without a seed",
+            message=f"the random generator {streams[0]} has no seed",
             evidence=[*evidence, *(f"{path} differs before the first step" for path in streams[:5])],
             remedy="seed it with ctx.seed, and put its state into state_dict",
         )
     return Cause(
         cause="not-repeatable",
-        message="training is not repeatable: two equal runs differ, also with a stopped clock",
+        message="training is not repeatable: two equal runs differ, even with a stopped clock",
         evidence=evidence,
         remedy="set `deterministic: true` in the job; look for threads, os.urandom, uuid4, or the pid",
     )
 
 
-def explain_set_order(parting: Parting) -> Cause:
+def explain_set_order(divergence: Divergence) -> Cause:
     return Cause(
         cause="set-order",
         message="training depends on the order of a set, or on hash()",
         evidence=[
             "two runs with the same PYTHONHASHSEED are equal",
-            f"with another one they part at step {parting.step} in {parting.name}",
+            f"with another one they differ at step {divergence.step} in {divergence.name}",
         ],
-        remedy="sort what you take out of a set: `for name in sorted(names)`; do not use hash() of a string",
+        remedy="sort sets before iterating: `for name in sorted(names)`; do not use hash() of a string",
     )
 
 
 def _whole(path: str) -> str:
-    """An optimizer's step is not saved alone: what to save is the `state_dict()` that it lies in."""
+    """The `state_dict()` that contains it: an optimizer's step is not saved alone."""
     head, mark, _ = path.partition(".state_dict()")
     return head + mark
 
 
 def not_restored(straight: Sequence[Moment], killed: Sequence[Moment]) -> list[str]:
-    """Attributes that changed in training and were something else after a resume. They may be harmless."""
+    """Attributes that changed in training and differ after a resume. They may be harmless."""
     by_step = {moment.step: moment for moment in straight if moment.kind == "step"}
     found: dict[str, None] = {}
     for moment in killed:

@@ -1,18 +1,16 @@
 """`python -m gen_worker.tools.certificate MODULE:SYMBOL --output DIR`: is a trainer class sound, and does it resume exactly?
 
-It trains a few steps straight, and again with three kills and resumes, in real workers; batches, losses and state are
-compared step by step. Where they part, experiments look for the cause. Stdout is JSON lines: `certificate_progress`,
-then one `certificate` (also kept in the folder) or `certificate_rejected`.
+It trains a few steps in one attempt, then the same steps with three kills and resumes, in real workers, and compares
+batches, losses and state step by step. Where they differ, further runs look for the cause. Stdout is JSON lines:
+`certificate_progress`, then one `certificate` (also kept in the folder) or `certificate_rejected`.
 """
 
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,23 +20,24 @@ from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import PluginError, SpecError, StartupError, WorkerError
 from gen_worker.tools.certificate.causes import (
     Cause,
-    Parting,
+    Divergence,
     explain_resume,
     explain_set_order,
     explain_unrepeatable,
-    find_parting,
+    find_divergence,
     first_difference,
 )
-from gen_worker.tools.certificate.legs import (
+from gen_worker.tools.certificate.notes import find_notes, measure
+from gen_worker.tools.certificate.probe_runs import (
     STRAIGHT_HASH_SEED,
     Kill,
-    Leg,
-    LegFailedError,
     OwnFaultError,
+    ProbeFailedError,
+    ProbeRun,
     plan_kills,
 )
-from gen_worker.tools.certificate.notes import find_notes, measure
 from gen_worker.tools.certificate.trace import Moment, Plan, StepTrace, StoppedClock
+from gen_worker.tools.program import print_record
 from gen_worker.trainer.api import load_trainer_plugin
 from gen_worker.trainer.author.hooks import source_line
 from gen_worker.trainer.author.plugin_import import find_symbol, import_author_module, split_ref
@@ -51,15 +50,13 @@ MAX_LOG_BYTES = 64 << 10  # that is kept of a run
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One claim about the class."""
-
     check: str
     is_passed: bool
     message: str
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found. `is_sound` where every check passed."""
+    """The result. `is_sound`: every check passed."""
 
     event: str = "certificate"
     schema_version: str = VERSION
@@ -69,7 +66,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int = 0
     checks: list[Check]
     kills: list[Kill] = []
-    parting: Parting | None = None
+    divergence: Divergence | None = msgspec.field(
+        default=None, name="parting"
+    )  # its name since the first release
     cause: Cause | None = None
     notes: list[str] = []
     measures: dict[str, float] = {}
@@ -77,114 +76,116 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """A trainer class, a job that it is tried on, and the folder of the runs."""
+    """A trainer class, the job to train it on, and the folder for the runs."""
 
     trainer: str
     job: TrainingJobSpec
     base_dir: Path
     folder: Path
-    kept: Path  # what is said of where the certificate lies
+    kept: Path  # where the certificate is kept
     has_config: bool
     is_fixed_length: bool  # the caller named the steps
     seed: int = 0
 
     def run(self) -> Certificate:
-        """Try everything. Blocks for minutes. WorkerError where there is nothing to try, or not on this data."""
+        """Blocks for minutes. WorkerError where the class cannot be loaded, or does not train on this data."""
         require_symbol(self.trainer)
         try:
             plugin = load_trainer_plugin(self.trainer)
         except PluginError as fault:
             check = Check(check="hooks", is_passed=False, message=str(fault))
             return self._certificate(None, [], [check])
-        checks = [Check(check="hooks", is_passed=True, message="all hooks are there and can be called")]
+        checks = [Check(check="hooks", is_passed=True, message="all hooks exist and are callable")]
         try:
-            straight_leg = self._train_straight()
+            straight_run = self._train_straight()
         except OwnFaultError as fault:
             message = str(fault) if "(at " in str(fault) else f"{fault} (at {source_line(plugin.train_step)})"
             checks.append(Check(check="straight", is_passed=False, message=message))
             return self._certificate(None, [], checks)
-        straight, job = straight_leg.trace(), straight_leg.job
-        if straight_leg.attempts[-1] != 0:
-            message = straight_leg.explain(straight_leg.attempts[-1])
+        straight, job = straight_run.trace(), straight_run.job
+        if straight_run.attempts[-1] != 0:
+            message = straight_run.explain(straight_run.attempts[-1])
             checks.append(Check(check="straight", is_passed=False, message=message))
-            return self._certificate(straight_leg, straight, checks)
+            return self._certificate(straight_run, straight, checks)
         planned, save_step = plan_kills(
             straight[-1].step, straight[0].steps_per_epoch, job.checkpoint_every, seed=self.seed
         )
-        _tell_progress(f"the same with kills: {'; '.join(kill.words for kill in planned)}")
-        killed_leg = self._leg("killed", job)
+        _tell_progress(f"the same steps with kills: {'; '.join(kill.words for kill in planned)}")
+        killed_run = self._probe("killed", job)
         try:
-            killed = killed_leg.run_killed(planned, save_step=save_step)
-        except LegFailedError as fault:
+            killed = killed_run.run_killed(planned, save_step=save_step)
+        except ProbeFailedError as fault:
             checks.append(Check(check="resume", is_passed=False, message=str(fault)))
-            return self._certificate(straight_leg, straight, checks, planned[: killed_leg.num_kills])
-        kills = planned[: killed_leg.num_kills]
-        parting = find_parting(straight, killed)
-        checks += _judge(straight, killed, len(kills), parting)
-        cause = None if parting is None else self._find_cause(job, straight, killed, parting)
-        notes = find_notes(straight, killed, kills, parting)
+            return self._certificate(straight_run, straight, checks, planned[: killed_run.num_kills])
+        kills = planned[: killed_run.num_kills]
+        divergence = find_divergence(straight, killed)
+        checks += _judge(straight, killed, len(kills), divergence)
+        cause = None if divergence is None else self._find_cause(job, straight, killed, divergence)
+        notes = find_notes(straight, killed, kills, divergence)
         if len(kills) < len(planned):
             notes.append(f"the run ended before it could be killed {planned[len(kills)].words}")
-        return self._certificate(straight_leg, straight, checks, kills, parting, cause, notes)
+        return self._certificate(straight_run, straight, checks, kills, divergence, cause, notes)
 
-    def _train_straight(self) -> Leg:
-        """A leg that trained at least a step, whatever came then; LegFailedError where it did not."""
-        leg = self._try_straight(self.job)
-        per_epoch = leg.trace()[0].steps_per_epoch or 0
+    def _train_straight(self) -> ProbeRun:
+        """A run that trained at least a step, whatever came then; ProbeFailedError where it did not."""
+        run = self._try_straight(self.job)
+        per_epoch = run.trace()[0].steps_per_epoch or 0
         is_short = (self.job.max_steps or 0) <= per_epoch <= MAX_DEFAULT_STEPS
-        if leg.attempts == [0] and self.job.mock_batches is None and is_short and not self.is_fixed_length:
-            shutil.rmtree(leg.folder)
-            # The end of an epoch is to be among them.
+        if run.attempts == [0] and self.job.mock_batches is None and is_short and not self.is_fixed_length:
+            shutil.rmtree(run.folder)
+            # Long enough to include the end of an epoch.
             return self._try_straight(_with_steps(self.job, per_epoch + max(4, per_epoch // 4)))
-        return leg
+        return run
 
-    def _try_straight(self, job: TrainingJobSpec) -> Leg:
-        _tell_progress(f"{job.max_steps} steps straight")
-        leg = self._leg("straight", job)
-        code = leg.run_attempt(Plan(), hash_seed=STRAIGHT_HASH_SEED)
-        if any(moment.kind == "step" for moment in leg.trace()):
-            return leg
-        if leg.is_own_fault(is_data_theirs=self.has_config):
-            raise OwnFaultError(leg.explain(code))
+    def _try_straight(self, job: TrainingJobSpec) -> ProbeRun:
+        _tell_progress(f"{job.max_steps} steps without a kill")
+        run = self._probe("straight", job)
+        code = run.run_attempt(Plan(), hash_seed=STRAIGHT_HASH_SEED)
+        if any(moment.kind == "step" for moment in run.trace()):
+            return run
+        if run.is_own_fault(is_data_theirs=self.has_config):
+            raise OwnFaultError(run.explain(code))
         if self.has_config:
-            raise LegFailedError(leg.explain(code))
-        raise LegFailedError(
-            f"{self.trainer} does not train on the mock batches 0, 1, 2, …: {leg.explain(code)}\n"
-            "name a job with data that it takes: --config JOB"
+            raise ProbeFailedError(run.explain(code))
+        raise ProbeFailedError(
+            f"{self.trainer} does not train on the mock batches 0, 1, 2, …: {run.explain(code)}\n"
+            "give a job with data for it: --config JOB"
         )
 
     def _find_cause(
-        self, job: TrainingJobSpec, straight: list[Moment], killed: list[Moment], parting: Parting
+        self, job: TrainingJobSpec, straight: list[Moment], killed: list[Moment], divergence: Divergence
     ) -> Cause:
-        _tell_progress(f"they part at step {parting.step} in {parting.name}: looking for the cause")
+        _tell_progress(
+            f"the runs differ at step {divergence.step} in {divergence.name}: looking for the cause"
+        )
         try:
-            again = self._leg("again", job).run_straight()
-            if find_parting(straight, again) is not None:
+            again = self._probe("again", job).run_straight()
+            if find_divergence(straight, again) is not None:
                 stopped = msgspec.structs.replace(job, callbacks=[CLOCK, *job.callbacks])
-                pair = [self._leg(name, stopped).run_straight() for name in ("stopped-1", "stopped-2")]
-                is_equal = find_parting(pair[0], pair[1]) is None
+                pair = [self._probe(name, stopped).run_straight() for name in ("stopped-1", "stopped-2")]
+                is_equal = find_divergence(pair[0], pair[1]) is None
                 return explain_unrepeatable(straight, again, agrees_when_stopped=is_equal)
-            hashed_leg = self._leg("hash-seed", job)
-            hashed = find_parting(straight, hashed_leg.run_straight(hash_seed=STRAIGHT_HASH_SEED + 1))
-        except LegFailedError as fault:  # what was found so far is not to be lost with it
+            hashed_run = self._probe("hash-seed", job)
+            hashed = find_divergence(straight, hashed_run.run_straight(hash_seed=STRAIGHT_HASH_SEED + 1))
+        except ProbeFailedError as fault:  # keep what was found so far
             return Cause(
                 cause="unknown",
-                message="a run that was to find the cause failed",
+                message="a run that looks for the cause failed",
                 evidence=[str(fault)],
-                remedy="look at the logs of the runs, and try again",
+                remedy="read the logs of the runs, and try again",
             )
-        return explain_resume(straight, killed, parting) if hashed is None else explain_set_order(hashed)
+        return explain_resume(straight, killed, divergence) if hashed is None else explain_set_order(hashed)
 
-    def _leg(self, name: str, job: TrainingJobSpec) -> Leg:
-        return Leg(folder=self.folder / name, job=job, base_dir=self.base_dir)
+    def _probe(self, name: str, job: TrainingJobSpec) -> ProbeRun:
+        return ProbeRun(folder=self.folder / name, job=job, base_dir=self.base_dir)
 
     def _certificate(
         self,
-        leg: Leg | None,
+        run: ProbeRun | None,
         straight: list[Moment],
         checks: list[Check],
         kills: Sequence[Kill] = (),
-        parting: Parting | None = None,
+        divergence: Divergence | None = None,
         cause: Cause | None = None,
         notes: Sequence[str] = (),
     ) -> Certificate:
@@ -195,24 +196,22 @@ class Examination:
             num_steps=straight[-1].step if straight else 0,
             checks=checks,
             kills=list(kills),
-            parting=parting,
+            divergence=divergence,
             cause=cause,
             notes=list(notes),
-            measures={} if leg is None else measure(straight, leg.checkpoints()),
+            measures={} if run is None else measure(straight, run.checkpoints()),
         )
 
 
 def make_job(trainer: str, config: Path | None, num_steps: int | None) -> TrainingJobSpec:
-    """The job of the trial: that of `config` with few steps and without uploads, or one of mock batches."""
+    """The job of `config` with few steps and without uploads, or a job of mock batches."""
     steps = num_steps or DEFAULT_STEPS
     if config is None:
         job = TrainingJobSpec(run_id="certificate", mock_batches=list(range(steps)))
     else:
         job = read_job_spec(config)
         if job.resources.processes * job.resources.nodes > 1:
-            raise SpecError(
-                str(config), ["resources.processes: the certificate is of one process: set it to 1"]
-            )
+            raise SpecError(str(config), ["resources.processes: this check needs 1 process: set it to 1"])
         if job.mock_batches is not None:
             steps = min(steps, len(job.mock_batches))
     if steps < MIN_STEPS:
@@ -242,34 +241,36 @@ def _with_steps(job: TrainingJobSpec, num_steps: int) -> TrainingJobSpec:
 
 
 def _judge(
-    straight: list[Moment], killed: list[Moment], num_kills: int, parting: Parting | None
+    straight: list[Moment], killed: list[Moment], num_kills: int, divergence: Divergence | None
 ) -> list[Check]:
     num_resumes, lost = _find_lost(killed)
     num_steps = straight[-1].step
     missing = {m.step for m in straight if m.kind == "step"} - {m.step for m in killed if m.kind == "step"}
-    if parting is not None:
+    if divergence is not None:
         message = (
-            f"they part at step {parting.step}, in attempt {parting.attempt}, in {parting.name}:"
-            f" {parting.found}, expected {parting.expected}"
+            f"the runs differ at step {divergence.step} of attempt {divergence.attempt} in {divergence.name}:"
+            f" {divergence.found}, expected {divergence.expected}"
         )
     elif missing:
-        message = f"step {min(missing)} was never trained by the run that was killed"
+        message = f"the killed run never trained step {min(missing)}"
     elif not num_resumes:
-        message = f"{num_kills} kills, and no resume after them: nothing was shown"
+        message = f"{num_kills} kills and no resume: nothing could be compared"
     else:
-        message = f"{num_steps} steps with {num_kills} kills are equal to {num_steps} straight ones: batches, losses, state"
+        message = f"{num_steps} steps with {num_kills} kills equal {num_steps} steps without: batches, losses, state"
     return [
         Check(
             check="state",
             is_passed=not lost,
-            message=lost or f"after {num_resumes} resumes it is what was saved",
+            message=lost or f"equal to what was saved after each of {num_resumes} resumes",
         ),
-        Check(check="resume", is_passed=parting is None and not missing and num_resumes > 0, message=message),
+        Check(
+            check="resume", is_passed=divergence is None and not missing and num_resumes > 0, message=message
+        ),
     ]
 
 
 def _find_lost(killed: list[Moment]) -> tuple[int, str]:
-    """How often the run went on, and what was then another value than when it was saved ("": nothing)."""
+    """(number of resumes, what differed from the saved value after one; empty: nothing)."""
     last: dict[int, Moment] = {}
     num_resumes, lost = 0, ""
     for moment in killed:
@@ -279,7 +280,7 @@ def _find_lost(killed: list[Moment]) -> tuple[int, str]:
             num_resumes += 1
             name = first_difference(_digests(last[moment.step]), _digests(moment))
             if name is not None and not lost:
-                lost = f"{name} of step {moment.step} is another after load_state_dict than when it was saved"
+                lost = f"{name} of step {moment.step} differs after load_state_dict from what was saved"
     return num_resumes, lost
 
 
@@ -288,7 +289,6 @@ def _digests(moment: Moment) -> dict[str, str]:
 
 
 def render_text(certificate: Certificate) -> str:
-    """The certificate for people."""
     verdict = "sound" if certificate.is_sound else "NOT sound"
     lines = [f"{certificate.trainer} is {verdict}"]
     lines += [
@@ -305,8 +305,8 @@ def render_text(certificate: Certificate) -> str:
     if measures:
         growth = measures["rss_growth_bytes_per_step"]
         lines.append(
-            f"  a step takes {measures['author_s_per_step'] * 1e3:.2f} ms of yours and"
-            f" {measures['loop_s_per_step'] * 1e3:.2f} ms around it; memory {show_bytes(measures['rss_bytes'])},"
+            f"  a step takes {measures['author_s_per_step'] * 1e3:.2f} ms in your code and"
+            f" {measures['loop_s_per_step'] * 1e3:.2f} ms in the loop; memory {show_bytes(measures['rss_bytes'])},"
             f" {'-' if growth < 0 else '+'}{show_bytes(abs(growth))} a step"
         )
     if "checkpoint_s" in measures:
@@ -317,7 +317,7 @@ def render_text(certificate: Certificate) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: sound; 1: not; the exit code of a worker where there was nothing to examine."""
+    """0: sound; 1: not sound; the exit code of a worker where the check could not run."""
     parser = argparse.ArgumentParser(prog="python -m gen_worker.tools.certificate", description=__doc__)
     parser.add_argument("trainer", metavar="MODULE:SYMBOL")
     parser.add_argument("--config", type=Path, metavar="JOB")
@@ -325,14 +325,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random kill (0)")
     parser.add_argument("--output", type=Path, metavar="DIR", required=True, help="a new folder for the runs")
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="leave certificate and logs there (default: with the runs)"
+        "--keep", type=Path, metavar="DIR", help="keep certificate and logs there (default: with the runs)"
     )
     asked = parser.parse_args(arguments)
     folder: Path = asked.output.absolute()
     kept: Path = (asked.keep or asked.output).absolute()
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise StartupError(f"{folder} is not empty: name a new folder, so that nothing of yours is lost")
+            raise StartupError(f"{folder} is not empty: give a new folder")
         _require_writable(kept)
         config: Path | None = asked.config and asked.config.absolute()
         examination = Examination(
@@ -349,14 +349,14 @@ def main(arguments: Sequence[str]) -> int:
         text = render_text(certificate)
         _keep(certificate, text, kept, folder)
     except WorkerError as fault:
-        _tell({"event": "certificate_rejected", "trainer": asked.trainer, "error": str(fault)})
+        print_record({"event": "certificate_rejected", "trainer": asked.trainer, "error": str(fault)})
         return int(fault.exit_code)
-    _tell({**msgspec.to_builtins(certificate), "text": text})
+    print_record({**msgspec.to_builtins(certificate), "text": text})
     return 0 if certificate.is_sound else 1
 
 
 def require_symbol(trainer: str) -> None:
-    """PluginError where there is nothing to examine: no such module or symbol, or it cannot be imported."""
+    """PluginError where there is no such module or symbol, or it cannot be imported."""
     module_name, symbol = split_ref(trainer)
     module = import_author_module(module_name)
     if symbol is not None:
@@ -364,8 +364,8 @@ def require_symbol(trainer: str) -> None:
 
 
 def _keep(certificate: Certificate, text: str, kept: Path, runs: Path) -> None:
-    """The certificate as JSON and text; of runs that lie elsewhere, the end of their logs."""
-    mask = os.umask(0o077)  # a home that is made here is its owner's alone
+    """Write the certificate as JSON and text, and the end of the logs of runs in another folder."""
+    mask = os.umask(0o077)  # a new home is readable by its owner alone
     try:
         kept.mkdir(parents=True, exist_ok=True)
         (kept / "certificate.json").write_bytes(msgspec.json.format(msgspec.json.encode(certificate)) + b"\n")
@@ -379,20 +379,14 @@ def _keep(certificate: Certificate, text: str, kept: Path, runs: Path) -> None:
 
 
 def _require_writable(kept: Path) -> None:
-    """Before minutes are spent."""
     nearest = next(place for place in (kept, *kept.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise StartupError(_not_kept(kept, f"{nearest} cannot be written"))
 
 
 def _not_kept(kept: Path, why: str) -> str:
-    return f"the certificate cannot be kept in {kept}: {why}; name another folder with --output"
+    return f"the certificate cannot be written to {kept}: {why}; give another folder with --output"
 
 
 def _tell_progress(message: str) -> None:
-    _tell({"event": "certificate_progress", "message": message})
-
-
-def _tell(record: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
-    sys.stdout.buffer.flush()
+    print_record({"event": "certificate_progress", "message": message})

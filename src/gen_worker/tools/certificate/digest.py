@@ -1,4 +1,4 @@
-"""Values to short digests by path: what a batch, a state or an object held at a moment, comparable across processes."""
+"""Short digests of the values in a batch, a state or an object, by path; equal across processes."""
 
 import hashlib
 import random
@@ -13,7 +13,7 @@ import msgspec
 MAX_DEPTH = 6
 MAX_LEAVES = 20_000
 MAX_WORDS = 60
-# Machinery that an author may hold on to, and whose changes say nothing about training.
+# Modules whose objects say nothing about training.
 OPAQUE = (
     "logging",
     "threading",
@@ -39,7 +39,7 @@ OPAQUE_OURS = "gen_worker.trainer"
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One value: what it hashes to, what it is (`value`, `array`, `rng`), and how a person would see it."""
+    """One value: its digest, its kind (`value`, `array`, `rng`), and a short text."""
 
     digest: str
     kind: str
@@ -47,14 +47,14 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def describe_tree(value: Any, root: str) -> dict[str, Leaf]:
-    """Every value that can be told apart in `value`, by its path. What has no content of its own is left out."""
+    """The leaves of `value` by path."""
     walk = _Walk(is_whole=True)
     walk.visit(value, root)
     return walk.leaves
 
 
 def describe_hidden(trainer: object, state: object) -> dict[str, Leaf]:
-    """What the author's objects hold: the trainer, what `configure` returned, the globals of the class's module."""
+    """The leaves of the trainer, of the state that `configure` returned, and of the globals of the class's module."""
     walk = _Walk(is_whole=False)
     walk.visit(trainer, "self")
     walk.visit(state, "state")
@@ -67,7 +67,6 @@ def describe_hidden(trainer: object, state: object) -> dict[str, Leaf]:
 
 
 def digest_batch(batch: Any) -> str:
-    """Of a batch of any kind, Arrow's among them."""
     if type(batch).__module__.startswith("pyarrow"):
         import pyarrow as pa
 
@@ -80,12 +79,12 @@ def digest_batch(batch: Any) -> str:
 
 
 class _Walk:
-    """Through containers and objects to their values. A state is looked at whole; other objects up to a limit."""
+    """Visits containers and objects. `is_whole`: without a limit of depth and number."""
 
     def __init__(self, *, is_whole: bool) -> None:
         self.leaves: dict[str, Leaf] = {}
         self._is_whole = is_whole
-        self._seen: dict[int, Any] = {}  # the objects too: the id of one that is gone is given to another
+        self._seen: dict[int, Any] = {}  # the objects too: ids are reused
 
     def visit(self, value: Any, path: str, depth: int = 0) -> None:
         if not self._is_whole and (depth > MAX_DEPTH or len(self.leaves) >= MAX_LEAVES):
@@ -105,11 +104,11 @@ class _Walk:
                 self.visit(item, f"{path}[{place}]", depth + 1)
         else:
             self._visit_object(value, path, depth)
-        if self._is_whole:  # only a loop ends it there: what is held twice is saved and loaded as two
+        if self._is_whole:  # what is held twice is saved twice
             del self._seen[id(value)]
 
     def _visit_object(self, value: Any, path: str, depth: int) -> None:
-        """Its own `state_dict` where it has one (modules, optimizers), and its public attributes; else all of them."""
+        """Its `state_dict` and public attributes where it has one (modules, optimizers); else all attributes."""
         attributes = _attributes(value)
         if path != "self" and callable(
             getattr(value, "state_dict", None)
@@ -123,12 +122,11 @@ class _Walk:
         for name, item in attributes.items():
             self.visit(item, f"{path}.{name}", depth + 1)
         words = "" if attributes else _repr(value)
-        if words and not re.search(r" at 0x[0-9a-f]+|^<", words):  # an address says nothing
+        if words and not re.search(r" at 0x[0-9a-f]+|^<", words):
             self.leaves[path] = Leaf(digest=_short(words.encode()), kind="value", words=words[:MAX_WORDS])
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an instance, in slots or not."""
     found = dict(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -196,13 +194,13 @@ def _array_words(array: Any) -> str:
 
 
 def _key(key: object, place: int) -> str:
-    """A tensor may be a key: its text would be long, and another in each process."""
+    """A tensor may be a key: its text would differ between processes."""
     is_plain = isinstance(key, str | int | float | bool | None)
     return repr(key) if is_plain else f"<{type(key).__name__} {place}>"
 
 
 def _is_opaque(value: object) -> bool:
-    """Code and machinery: nothing that a checkpoint would have to keep."""
+    """Code, and objects that no checkpoint would have to keep."""
     code = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
     module = type(value).__module__
     return isinstance(value, code) or module.partition(".")[0] in OPAQUE or module.startswith(OPAQUE_OURS)

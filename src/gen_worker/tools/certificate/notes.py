@@ -1,29 +1,26 @@
-"""What a certificate says beside its verdict: what was not compared, what looks wrong all the same, what it costs."""
+"""The notes of a certificate: what was not compared, what may be wrong, time and memory."""
 
 import itertools
 import math
 import statistics
 
 from gen_worker.contract.sizes import show_bytes
-from gen_worker.tools.certificate.causes import Parting, differing_metrics, is_loss, not_restored
-from gen_worker.tools.certificate.legs import Kill
+from gen_worker.tools.certificate.causes import Divergence, differing_metrics, is_loss, not_restored
+from gen_worker.tools.certificate.probe_runs import Kill
 from gen_worker.tools.certificate.trace import Moment
 
 LEAK_BYTES, LEAK_BYTES_PER_STEP = 64 << 20, 1 << 20
 
 
 def find_notes(
-    straight: list[Moment], killed: list[Moment], kills: list[Kill], parting: Parting | None
+    straight: list[Moment], killed: list[Moment], kills: list[Kill], divergence: Divergence | None
 ) -> list[str]:
-    """What an author should know beside the verdict."""
     notes = []
     if not straight[-1].state and not any(is_loss(name) for name in straight[-1].metrics):
         notes.append("only the batches were compared: state_dict is empty, and no metric is a loss")
-    if not any("boundary" in kill.words for kill in kills):
-        notes.append(
-            "no epoch ended within these steps: name more with --steps to try a kill on its boundary"
-        )
-    if parting is None:
+    if not any(kill.is_at_epoch_end for kill in kills):
+        notes.append("no epoch ended within these steps: give more --steps to test a kill at its end")
+    if divergence is None:
         hidden = not_restored(straight, killed)
         if hidden:
             notes.append(f"not restored by a resume, without effect in these steps: {', '.join(hidden[:8])}")
@@ -35,7 +32,6 @@ def find_notes(
 
 
 def note_losses(steps: list[Moment]) -> list[str]:
-    """Equal to the bit is also what does not learn."""
     notes = []
     for name in sorted({name for moment in steps for name in moment.metrics if is_loss(name)}):
         bad = [
@@ -47,20 +43,20 @@ def note_losses(steps: list[Moment]) -> list[str]:
             when = (
                 "at every step" if len(bad) == len(steps) else f"at {len(bad)} steps, first at step {bad[0]}"
             )
-            notes.append(f"{name} is no finite number {when}: it resumes exactly, and does not learn")
+            notes.append(f"{name} is not finite {when}: training resumes exactly but does not learn")
     return notes
 
 
 def note_memory(steps: list[Moment]) -> list[str]:
-    """What grows with every step; a single jump is an allocator's."""
+    """Memory that grows on every step; a single jump comes from the allocator."""
     half = steps[len(steps) // 2 :]
     grown = half[-1].rss_bytes - half[0].rss_bytes
     each = [after.rss_bytes - before.rss_bytes for before, after in itertools.pairwise(half)]
     if grown <= LEAK_BYTES and (not each or statistics.median(each) < LEAK_BYTES_PER_STEP):
         return []
     return [
-        f"memory grew by {show_bytes(grown)} in the last {len(half)} steps: something may be kept forever;"
-        " look for lists that grow, or for losses that are kept with their graph"
+        f"memory grew by {show_bytes(grown)} in the last {len(half)} steps: a possible leak."
+        " Look for lists that grow, or for losses that are kept with their graph"
     ]
 
 

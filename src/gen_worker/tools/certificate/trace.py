@@ -1,6 +1,6 @@
-"""Callbacks of a run that is being certified: one writes down every step, one stops the author's clock.
+"""Callbacks of a certified run: one records every step, one stops the author's clock.
 
-A worker finds `plan.json` in the run's folder and adds to `trace.jsonl` there. The last act of a plan is SIGKILL.
+A worker reads `plan.json` in the run's folder and appends to `trace.jsonl`. A plan may end with SIGKILL.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ KillKind = Literal["none", "step", "checkpoint", "epoch-end", "mid-save"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt is to do besides training: save once more at a step, and die."""
+    """An additional save, and a kill."""
 
     save_step: int = 0
-    kill: KillKind = "none"  # mid-save is a failpoint's
+    kill: KillKind = "none"  # mid-save is done by a failpoint
     kill_step: int = 0
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the trace: a run that begins or goes on at `step`, or `step` just committed."""
+    """A line of the trace: an attempt that begins at `step`, or a committed step."""
 
     kind: Literal["begin", "step"]
     step: int
@@ -53,7 +53,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTrace(Callback):
-    """Writes a line for each step and keeps the random streams as they are."""
+    """Writes a line for each step. Leaves the random streams unchanged."""
 
     _path: Path
     _plan: Plan
@@ -119,7 +119,7 @@ class StepTrace(Callback):
 
 
 def read_trace(folder: Path) -> list[Moment]:
-    """The lines of a run's trace, in order; those of an attempt that died are whole, for it died after writing."""
+    """The lines in order. All are whole: a kill comes after a write."""
     try:
         lines = (folder / TRACE_NAME).read_bytes().splitlines()
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def read_trace(folder: Path) -> list[Moment]:
 
 
 def _metrics(result: StepResult) -> dict[str, str]:
-    """Those that are numbers; the loop itself says what is wrong with the others."""
+    """Those that are numbers; the loop reports the others."""
     values: dict[str, str] = {}
     for name, value in result.metrics.items():
         with contextlib.suppress(TypeError, ValueError):
@@ -149,7 +149,7 @@ def _die() -> None:
 
 
 class StoppedClock(Callback):
-    """From its making on, the author's modules read a clock that ticks by the call, the same in every run."""
+    """Gives the author's modules a clock that advances by one second per call."""
 
     def __init__(self) -> None:
         clock = _Clock()
@@ -160,8 +160,6 @@ class StoppedClock(Callback):
 
 
 class _Clock:
-    """A second for each time it is asked, from a fixed day on."""
-
     def __init__(self) -> None:
         self._now_s = 1_700_000_000
         names = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -186,7 +184,7 @@ class _Clock:
         self._datetime_module = SimpleNamespace(**{**vars(datetime), "datetime": StoppedDatetime})
 
     def stand_in(self, value: Any) -> Any:
-        """What an author's name is to mean instead; None where it has nothing to do with time."""
+        """The replacement of a value; None where it is no clock."""
         if value is time:
             return self._time_module
         if value is datetime:
@@ -205,7 +203,7 @@ class _Clock:
 
 
 def _author_modules() -> list[ModuleType]:
-    """Modules that are neither Python's, nor installed, nor ours."""
+    """Modules that are not of Python, of an installed package, or ours."""
     ours = str(Path(__file__).parents[2])
     outside = (sys.prefix, sys.base_prefix, ours)
     return [

@@ -1,17 +1,16 @@
-"""A checkpoint for people and other programs: its state in memory, or as one plain file.
+"""A checkpoint for other programs: its state in memory, or as one plain file.
 
 python -m gen_worker.trainer.checkpoints.export runs/curve model.pt
 """
 
 import argparse
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gen_worker.contract.files.durable import temporary_path
 from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import CheckpointError, ExitCode, WorkerError
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gen_worker.checkpoints")
 
-WEIGHTS = "model"  # where a state keeps its weights, if it says nothing else
+WEIGHTS = "model"  # the default `part` of a state
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -70,12 +69,12 @@ def _find(path: Path) -> Checkpoint:
     for item in passed_over:
         logger.warning("passed over %s: %s", item.path.name, item.reason)
     if checkpoint is None:
-        raise CheckpointError(f"{folder} holds no checkpoint that can be loaded")
+        raise CheckpointError(f"{folder} has no checkpoint that can be loaded")
     return checkpoint
 
 
 def _to_torch(value: Any, where: str) -> Any:
-    """What `weights_only` refuses, as what it takes: arrays as tensors, numpy's scalars as Python's."""
+    """Arrays as tensors and numpy scalars as Python's: `weights_only` refuses others."""
     import numpy as np
 
     if isinstance(value, dict):
@@ -96,29 +95,22 @@ def _tensor(array: "np.ndarray[Any, Any]", where: str) -> "torch.Tensor":
         return torch.from_numpy(array)
     except TypeError as error:
         raise CheckpointError(
-            f"{where} is a numpy array of dtype {array.dtype}, which torch does not have: export another `part`, or"
+            f"{where} is a numpy array of dtype {array.dtype}, which torch does not support: export another `part`, or"
             " read it with load_checkpoint"
         ) from error
 
 
 def _write(out: Path, state: Any) -> None:
-    """To a file beside it first: a reader never sees half of one."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    tensors = _flat_tensors(state) if out.suffix == ".safetensors" else None
-    descriptor, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = temporary_path(out)
     try:
-        if tensors is not None:
-            _save_safetensors(tensors, temporary)
+        if out.suffix == ".safetensors":
+            _save_safetensors(_flat_tensors(state), temporary)
         else:
             import torch
 
             torch.save(state, temporary)
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)  # it must be readable so
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
         temporary.replace(out)
     finally:
         temporary.unlink(missing_ok=True)
@@ -132,7 +124,7 @@ def _flat_tensors(state: Any) -> "dict[str, torch.Tensor]":
 
     def look(value: Any, name: str) -> None:
         if isinstance(value, torch.Tensor):
-            # Names that share memory each get their own bytes: the format has no other way to keep all names.
+            # The format cannot share memory between names.
             found[name] = value.detach().clone(memory_format=torch.contiguous_format)
         elif isinstance(value, Mapping):
             for key, item in value.items():
@@ -143,10 +135,10 @@ def _flat_tensors(state: Any) -> "dict[str, torch.Tensor]":
     look(state, "")
     if others or not found:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        what = f"{', '.join(others[:5])}{more} are no tensors" if others else "there are no tensors"
+        what = f"{', '.join(others[:5])}{more} are not tensors" if others else "there are no tensors"
         raise CheckpointError(
-            f"a .safetensors file holds names and tensors alone, and {what}: name a `part` of the state that has only"
-            " tensors, or export to a .pt file"
+            f"a .safetensors file can hold only tensors, but {what}: give a `part` of the state that has only tensors,"
+            " or export to a .pt file"
         )
     return found
 

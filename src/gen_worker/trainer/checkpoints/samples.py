@@ -1,4 +1,4 @@
-"""Samples on disk: written by the author's hook into a temporary folder, checked, synced, renamed at once."""
+"""Samples: the author's hook writes a temporary folder, which is checked, synced and renamed."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ class SampleFolder:
         self._num_opened = 0
 
     def clean_up(self) -> None:
-        """Remove what crashed attempts left half written."""
+        """Remove temporary folders of crashed attempts."""
         self._path.mkdir(parents=True, exist_ok=True)
         for path in list(self._path.iterdir()):
             match = _TEMPORARY.fullmatch(path.name)
@@ -42,7 +42,7 @@ class SampleFolder:
         return path
 
     def commit(self, step: int, produced: Path) -> list[SavedSample]:
-        """Move `produced` to its lasting name; the samples in it, by name. No file at all gives an empty list."""
+        """Rename `produced`; the samples in it, by name. Empty where there is no file."""
         files = sorted(path for path in produced.rglob("*") if path.is_file())
         empty = [path.relative_to(produced).as_posix() for path in files if path.stat().st_size == 0]
         if empty:
@@ -57,7 +57,7 @@ class SampleFolder:
         for path in [*files, *(path for path in produced.rglob("*") if path.is_dir()), produced]:
             sync_path(path)
         target = self._path / f"step-{step:08d}"
-        if target.exists():  # an earlier attempt passed this step too; its samples are the older ones
+        if target.exists():  # of an earlier attempt
             self._num_opened += 1
             old = self._path / f"{target.name}.tmp-{self._token}-{self._num_opened}"
             target.rename(old)

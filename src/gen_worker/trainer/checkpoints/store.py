@@ -1,4 +1,4 @@
-"""The checkpoints of a run's folder, loaded."""
+"""Loads the checkpoints of a run's folder."""
 
 import contextlib
 import hashlib
@@ -31,13 +31,9 @@ from gen_worker.errors import CheckpointError
 _PIECE = 1 << 20
 
 
-def checkpoint_stem(step: int, *, final: bool) -> str:
-    return "final" if final else f"step-{step:08d}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A loaded checkpoint: its files matched their hashes. Tensors are fresh, writable memory."""
+    """A loaded checkpoint, whose files matched their hashes. Its tensors are new, writable memory."""
 
     step: int
     epoch: int
@@ -66,12 +62,12 @@ class CheckpointStore:
         self._dir = checkpoints_dir
 
     def list(self) -> _Infos:
-        """Newest first, from names and metas. What cannot be read is left out: see `unreadable`."""
+        """Newest first, by their metas. Unreadable ones are in `unreadable`."""
         infos, _ = scan(self._dir)
         return infos
 
     def unreadable(self) -> _PassedOver:
-        """Files named like checkpoints that have no meta, or one that cannot be read."""
+        """Files named like checkpoints whose meta is missing or unreadable."""
         _, passed_over = scan(self._dir)
         return passed_over
 
@@ -83,7 +79,7 @@ class CheckpointStore:
         of_run: str | None = None,
         nonce: str = "",
     ) -> Choice[Checkpoint]:
-        """The newest that a resume may begin at, loaded: as `choose_newest` says."""
+        """As `choose_newest`, loaded."""
         return choose_newest(
             self._dir,
             self._load,
@@ -94,7 +90,7 @@ class CheckpointStore:
         )
 
     def newest_verified(self) -> tuple[Checkpoint | None, _PassedOver]:
-        """The newest checkpoint whose bytes match, and those newer than it that were passed over, with reasons."""
+        """The newest checkpoint that verifies, and the newer ones that do not, with reasons."""
         choice = self.choose()
         return choice.taken, list(choice.passed_over)
 
@@ -105,7 +101,7 @@ class CheckpointStore:
         return _plain_checkpoint(path, named) if isinstance(named, dict) else self._load(named)
 
     def choose_named(self, path: Path, *, is_non_finite_taken: bool) -> Checkpoint:
-        """That one, by its meta, its data file, or a plain state; CheckpointError where a resume must not take it."""
+        """By its meta, its data file, or a plain state; CheckpointError where a resume must not take it."""
         chosen = choose_named(
             path,
             self._load,
@@ -115,9 +111,9 @@ class CheckpointStore:
         return _plain_checkpoint(path, chosen) if isinstance(chosen, dict) else chosen
 
     def choose_named_or_older(self, path: Path, *, is_non_finite_taken: bool) -> Choice[Checkpoint]:
-        """That one, or of those that its run saved before it the newest that a resume may begin at."""
+        """That one, or the newest before it, of the same run, that a resume may take."""
         named = None
-        with contextlib.suppress(CheckpointError):  # where its meta cannot be read, that is among the reasons
+        with contextlib.suppress(CheckpointError):  # an unreadable meta is among the reasons
             named = read_info(path.parent, meta_path_of(path).name.removesuffix(META_SUFFIX))
         return choose_newest(
             path.parent,
@@ -129,7 +125,7 @@ class CheckpointStore:
         )
 
     def verify(self, meta_path: Path) -> CheckpointMeta:
-        """Compare every file of a checkpoint with its hash, without building tensors; CheckpointError if one differs."""
+        """Compare every file with its hash, without building tensors; CheckpointError if one differs."""
         meta_path = Path(meta_path)
         return verify_files(read_info(meta_path.parent, meta_path.name.removesuffix(META_SUFFIX))).meta
 
@@ -174,10 +170,7 @@ class CheckpointStore:
 
 
 def _fill(path: Path, meta: CheckpointMeta, buffers: Sequence[memoryview]) -> None:
-    """Read the data file once, hashing all of it and keeping the storages' bytes where they belong.
-
-    Nothing is given out before the hash has matched, so tensors are built only from verified bytes.
-    """
+    """Read the data file once into the buffers of its storages; CheckpointError if its hash differs."""
     digest = hashlib.sha256()
     gap = memoryview(bytearray(_PIECE))
     storages = sorted(enumerate(meta.storages), key=lambda item: (item[1].offset, item[1].size_bytes))

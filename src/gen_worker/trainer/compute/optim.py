@@ -1,4 +1,4 @@
-"""AdamW with warm-up and cosine: for authors who want the usual."""
+"""The default optimizer: AdamW with warm-up and cosine."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gen_worker.errors import SpecError, StartupError
 from gen_worker.trainer.author.hyperparams import RunLength, ScheduleLength
+from gen_worker.trainer.compute.schedule import warmup_cosine_factor
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ def build_default_adamw_bundle(
     settings = _read_settings(hyperparams)
     groups = _trainable_groups(model_or_params)
     if not groups:
-        return AdamWBundle(None, None)  # type: ignore[arg-type]  # rare: not every user of a bundle is to ask for it
+        return AdamWBundle(None, None)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(
         groups,
         lr=settings.learning_rate,
@@ -70,77 +71,37 @@ def build_default_adamw_bundle(
     return AdamWBundle(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
 
-def warmup_cosine_factor(
-    warmup_steps: int, total_steps: int | None, min_lr_ratio: float
-) -> Callable[[int], float]:
-    """Step (from 0) -> what the learning rate is multiplied with."""
-
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / warmup_steps
-        if total_steps is None:
-            return 1.0
-        decay_steps = max(1, total_steps - warmup_steps)
-        progress = min(1.0, (step - warmup_steps) / decay_steps)
-        return min_lr_ratio + (1.0 - min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-    return factor
-
-
 def _read_settings(hyperparams: Mapping[str, Any]) -> _Settings:
     faults: list[str] = []
 
-    def number(
-        names: tuple[str, ...], default: float, accepts: Callable[[float], bool], expected: str
-    ) -> float:
-        for name in names:
-            value = hyperparams.get(name)
-            if value is None:
-                continue
-            if (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and math.isfinite(value)
-                and accepts(value)
-            ):
-                return float(value)
-            faults.append(f"{name}: found {value!r:.60}, expected {expected}")
+    def read(names: tuple[str, ...], default: Any, accepts: Callable[[Any], bool], expected: str) -> Any:
+        name = next((name for name in names if hyperparams.get(name) is not None), None)
+        if name is None:
             return default
+        value = hyperparams[name]
+        if accepts(value):
+            return value
+        faults.append(f"{name}: found {value!r:.60}, expected {expected}")
         return default
-
-    def count(names: tuple[str, ...], at_least: int) -> int | None:
-        for name in names:
-            value = hyperparams.get(name)
-            if value is None:
-                continue
-            if type(value) is int and value >= at_least:
-                return value
-            faults.append(f"{name}: found {value!r:.60}, expected a whole number of at least {at_least}")
-            return None
-        return None
 
     if None not in (hyperparams.get("lr"), hyperparams.get("learning_rate")):
         faults.append("lr: given together with `learning_rate`, expected one of the two")
-    betas = hyperparams.get("betas")
-    if betas is None:
-        betas = (0.9, 0.999)
-    elif not (
-        isinstance(betas, (list, tuple))
-        and len(betas) == 2
-        and all(
-            isinstance(beta, (int, float)) and not isinstance(beta, bool) and 0 <= beta < 1 for beta in betas
-        )
-    ):
-        faults.append(f"betas: found {betas!r:.60}, expected two numbers from 0 to below 1")
-        betas = (0.9, 0.999)
+    above_0 = (lambda v: _is_number(v) and v > 0), "a number above 0"
+    betas = read(("betas",), (0.9, 0.999), _are_betas, "two numbers from 0 to below 1")
     settings = _Settings(
-        learning_rate=number(("learning_rate", "lr"), 1e-4, lambda v: v > 0, "a number above 0"),
-        weight_decay=number(("weight_decay",), 0.01, lambda v: v >= 0, "a number of at least 0"),
+        learning_rate=float(read(("learning_rate", "lr"), 1e-4, *above_0)),
+        weight_decay=float(
+            read(("weight_decay",), 0.01, lambda v: _is_number(v) and v >= 0, "a number of at least 0")
+        ),
         betas=(float(betas[0]), float(betas[1])),
-        eps=number(("eps",), 1e-8, lambda v: v > 0, "a number above 0"),
-        warmup_steps=count(("warmup_steps",), 0) or 0,
-        total_steps=count(_LENGTHS, 1),
-        min_lr_ratio=number(("min_lr_ratio",), 0.0, lambda v: 0 <= v <= 1, "a number from 0 to 1"),
+        eps=float(read(("eps",), 1e-8, *above_0)),
+        warmup_steps=read(
+            ("warmup_steps",), 0, lambda v: type(v) is int and v >= 0, "a whole number of at least 0"
+        ),
+        total_steps=read(_LENGTHS, None, lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+        min_lr_ratio=float(
+            read(("min_lr_ratio",), 0.0, lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1")
+        ),
     )
     if settings.total_steps is not None and settings.warmup_steps > settings.total_steps:
         faults.append(
@@ -149,6 +110,15 @@ def _read_settings(hyperparams: Mapping[str, Any]) -> _Settings:
     if faults:
         raise SpecError("hyperparams", faults)
     return settings
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_betas(value: Any) -> bool:
+    is_pair = isinstance(value, list | tuple) and len(value) == 2
+    return is_pair and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
 
 
 def _trainable_groups(model_or_params: Any) -> list[dict[str, Any]]:
@@ -175,7 +145,7 @@ def _trainable_groups(model_or_params: Any) -> list[dict[str, Any]]:
             trainable.append({**group, "params": members})
     if num_members and not trainable:
         raise StartupError(
-            "there is nothing to train: no parameter has requires_grad set; unfreeze some, or pass the right module"
+            "no parameter has requires_grad set, so there is nothing to train: unfreeze some, or pass another module"
         )
     return trainable
 

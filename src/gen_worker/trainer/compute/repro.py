@@ -1,4 +1,4 @@
-"""Seeding, and scalars from whatever a training step computes."""
+"""Seeds, and scalars from the values of a training step."""
 
 import sys
 from typing import Any
@@ -7,10 +7,8 @@ from typing import Any
 def seed_everything(seed: int, *, torch: bool | None = None) -> int:
     """Seed the global generators of python, numpy and torch (all devices); return the seed.
 
-    "Everything" is meant: torch is imported and seeded where it is installed, because a generator left
-    unseeded without a word is worse than a slow import. Say `torch=False` in a trainer that does not use
-    torch (the import costs seconds), `torch=True` to fail where torch is missing. Generators that you made
-    yourself are yours to seed. The runtime calls this before `setup`.
+    Torch is imported if it is installed. `torch=False` skips it (the import costs seconds); `torch=True` fails where
+    it is missing. Your own generators are not seeded. The runtime calls this before `setup`.
     """
     import operator
     import random
@@ -25,7 +23,7 @@ def seed_everything(seed: int, *, torch: bool | None = None) -> int:
     if torch:
         from torch import manual_seed
 
-        # All devices, also those initialised later. On a CPU torch reads only the low 32 bits: fold the rest in.
+        # All devices. On a CPU torch reads only the low 32 bits: fold the rest in.
         manual_seed(number ^ (number >> 32))
     return number
 
@@ -35,7 +33,7 @@ def seed_numpy(seed: int) -> None:
         return
     import numpy as np
 
-    # The legacy generator takes 32 bits; a wider seed goes in as words so that none of its bits is lost.
+    # The legacy generator takes words of 32 bits.
     np.random.seed(seed if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32])
 
 
@@ -48,9 +46,9 @@ def _is_installed(name: str) -> bool:
 
 
 def to_float_scalar(value: Any) -> float:
-    """The one number in `value`: a python number, a numpy or torch value of one element, or anything with `.item()`.
+    """The number in `value`: a Python number, or a value of one element with `.item()`.
 
-    Reading a tensor waits for its device. TypeError: not a number. ValueError: not exactly one.
+    Waits for the device of a tensor. TypeError: not a number. ValueError: not exactly one.
     """
     if type(value) is float:
         return value
@@ -65,7 +63,7 @@ def to_float_scalar(value: Any) -> float:
     if callable(getattr(value, "item", None)):
         try:
             found = value.item()
-        except (RuntimeError, ValueError) as error:  # a meta tensor, or an array type that hides its shape
+        except (RuntimeError, ValueError) as error:  # a meta tensor, say
             raise ValueError(f"a {type(value).__name__} did not give one number: {error}") from error
     if isinstance(found, (str, bytes, bytearray, complex)) or not hasattr(found, "__float__"):
         raise TypeError(f"expected one number, found {found!r:.80} ({type(value).__name__})")

@@ -1,8 +1,7 @@
-"""Checkpoints of what is trained, LoRA style: the parameters with `requires_grad`, and the optimizer.
+"""Checkpoints of the trainable parameters (LoRA) and the optimizer.
 
 A folder with `lora.safetensors`, `optimizer.pt` and, written last, `checkpoint_meta.json` with the digests of both and of
-itself. The
-single `.pt` file that earlier releases wrote is still read. Nothing here unpickles code.
+itself. The single `.pt` file of earlier releases is still read. Nothing here unpickles code.
 """
 
 import json
@@ -44,8 +43,8 @@ def save_trainable_module_checkpoint(
 ) -> dict[str, Any]:
     """Write the trainable parameters, the named buffers and the optimizer's state into `output_dir`.
 
-    Each file is written whole and synced; the meta file comes last. Returns what the meta file says, with the paths of
-    the files: `primary_path`, and `optimizer_path` where there is an optimizer. `metadata` (JSON values) is part of it.
+    Each file is written whole and synced, the meta file last. Returns the meta with the paths of the files
+    (`primary_path`, `optimizer_path`). `metadata` (JSON values) is part of it.
     """
     from safetensors.torch import save
 
@@ -65,7 +64,7 @@ def save_trainable_module_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be made: {error.strerror or error}") from error
+        raise CheckpointError(f"{folder} cannot be created: {error.strerror or error}") from error
     digests = {PRIMARY_FILE: _write(folder / PRIMARY_FILE, save(tensors))}
     if optimizer is not None:
         digests[OPTIMIZER_FILE] = _write(folder / OPTIMIZER_FILE, _optimizer_bytes(optimizer))
@@ -85,10 +84,10 @@ def load_trainable_module_checkpoint(
     checkpoint_dir: str | Path,
     strict: bool = True,
 ) -> dict[str, Any]:
-    """Put a saved checkpoint back into `module` (and `optimizer`). Returns what its meta file says.
+    """Load a checkpoint into `module` (and `optimizer`). Returns its meta.
 
-    Nothing is changed unless everything fits. `strict=False` loads the names that both sides have and casts where the
-    dtypes differ; shapes must agree always. `checkpoint_dir` may also be a file that an earlier release wrote.
+    Nothing is changed unless everything fits. `strict=False` loads the names that both sides have and casts dtypes;
+    shapes must always be equal. `checkpoint_dir` may also be a file of an earlier release.
     """
     import torch
 
@@ -150,7 +149,7 @@ def _named_tensors(module: "torch.nn.Module", buffers: list[str], folder: Path) 
 
 
 def _with_own_memory(tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-    """The file format holds no views: a tensor that shares memory with another one is copied."""
+    """Copies tensors that share memory: the format holds no views."""
     seen: set[int] = set()
     for name, tensor in tensors.items():
         is_whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -164,9 +163,7 @@ def _checked_metadata(metadata: Mapping[str, Any], *, taken: set[str], folder: P
     own = {str(name): value for name, value in metadata.items()}
     reserved = sorted(taken & set(own))
     if reserved:
-        raise CheckpointError(
-            f"{folder}: metadata has {_names(reserved)}, which the file itself says: rename it"
-        )
+        raise CheckpointError(f"{folder}: metadata has the reserved name {_names(reserved)}: rename it")
     for name, value in own.items():
         try:
             json.dumps(value)
@@ -191,7 +188,7 @@ _Parts = tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"], Any, dict[s
 
 
 def _read(path: Path) -> _Parts:
-    """(parameters, buffers, optimizer state, meta) of a folder, or of what an earlier release wrote."""
+    """(parameters, buffers, optimizer state, meta) of a folder, or of a file of an earlier release."""
     if path.is_file():
         return _read_old_file(path)
     if not path.exists():
@@ -201,9 +198,7 @@ def _read(path: Path) -> _Parts:
     old = sorted(path.glob("*.pt"))
     if len(old) == 1:
         return _read_old_file(old[0])
-    raise CheckpointError(
-        f"{path} holds no {PRIMARY_FILE}: is it the folder that the checkpoint was written to?"
-    )
+    raise CheckpointError(f"{path} has no {PRIMARY_FILE}: give the folder that the checkpoint was written to")
 
 
 def _read_folder(folder: Path) -> _Parts:
@@ -240,16 +235,16 @@ def _meta_digest(meta: Mapping[str, Any]) -> str:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """CheckpointError where it is not what was saved. Those of earlier releases have no digest to tell by."""
+    """CheckpointError where its digest does not match. Earlier releases wrote no digest."""
     try:
         meta = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(meta, dict) or not isinstance(meta.get("sha256", {}), dict):
         raise CheckpointError(
-            f"{path} is not what {META_FILE} is: expected an object with the digests of the files"
+            f"{path} is not a valid {META_FILE}: expected an object with the digests of the files"
         )
-    # Where the name of the field is damaged, its value is still there.
+    # Also if the name of the field is damaged.
     has_digest = any(isinstance(value, str) and value.startswith(_DIGEST_PREFIX) for value in meta.values())
     if ("digest" in meta or has_digest) and meta.get("digest") != _meta_digest(meta):
         raise CheckpointError(f"{path} is damaged or was edited: its digest does not match")
@@ -264,9 +259,7 @@ def _read_old_file(path: Path) -> _Parts:
     payload = _load_safely(path, content)
     found = payload.get("format") if isinstance(payload, dict) else None
     if found != _OLD_FORMAT:
-        raise CheckpointError(
-            f"{path}: its format is {found!r}, expected {_OLD_FORMAT!r}: was it written by another function?"
-        )
+        raise CheckpointError(f"{path} has the format {found!r}, expected {_OLD_FORMAT!r}")
     return payload["parameters"], payload["buffers"], payload["optimizer"], payload["extra"]
 
 
@@ -277,9 +270,7 @@ def _verified_bytes(path: Path, digests: Mapping[str, str]) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     expected = digests.get(path.name)
     if expected is not None and _sha256(content) != expected:
-        raise CheckpointError(
-            f"{path} is not the file that {META_FILE} describes (its SHA-256 differs): it is damaged or of another save"
-        )
+        raise CheckpointError(f"{path} is damaged or of another save: its SHA-256 differs from {META_FILE}")
     return content
 
 
@@ -304,7 +295,7 @@ def _names(names: Iterable[str], most: int = 20) -> str:
 
 
 def _write(path: Path, content: bytes) -> str:
-    """Write the file whole or not at all; durable when this returns. Its SHA-256."""
+    """Write durably; the SHA-256."""
     try:
         replace_file(path, content, mode=0o600)
     except OSError as error:

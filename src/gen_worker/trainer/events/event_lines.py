@@ -1,7 +1,6 @@
-"""An event as a line: never longer than `MAX_EVENT_BYTES`, which is what every reader of an event file takes.
+"""An event as a line of at most `MAX_EVENT_BYTES`, the limit of every reader.
 
-What does not fit is cut where it is longest, with a mark in the text and the names of the fields in `cut`. The whole of it
-is for the log.
+Longer events are cut in their longest fields, whose names are in `cut`. The log gets the whole text.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventLine:
-    """One event, before it has its number. `whole` is what was cut, by the name of its field."""
+    """One event before it has its `seq`. `whole`: the uncut values of fields that were cut."""
 
     def __init__(self, head: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         self._head = head
@@ -48,7 +47,7 @@ _NAMES_ROOM = 512  # for `cut` itself
 
 
 def _shorten(value: Any, max_bytes: int) -> Any:
-    """The beginning of a text, with a mark, in so many bytes of JSON; None for anything else, or where nothing fits."""
+    """The beginning of a text, with a mark, in at most `max_bytes` of JSON; None for other values."""
     if not isinstance(value, str):
         return None
     mark = f" … [cut: {len(value)} characters in all; the log has the whole text]"
@@ -64,12 +63,12 @@ def _shorten(value: Any, max_bytes: int) -> Any:
 def _json(value: Any) -> bytes:
     try:
         return _encode(value)
-    except UnicodeEncodeError:  # a file name that is not UTF-8, say, in an error's text
+    except UnicodeEncodeError:  # a file name that is not UTF-8, say
         return _encode(_writable(value))
 
 
 def _writable(value: Any) -> Any:
-    """The same, with what UTF-8 cannot say written out."""
+    """With characters that UTF-8 cannot encode escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -78,7 +77,7 @@ def _writable(value: Any) -> Any:
 
 
 def split_values(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Metrics as parts that fit into one event each; nearly always one."""
+    """Metrics in parts that fit into one event each."""
     if len(values) <= MAX_NAMES and sum(map(len, values)) <= MAX_NAMES_CHARS:
         yield values
         return

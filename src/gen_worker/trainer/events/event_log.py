@@ -1,14 +1,12 @@
-"""The run's one event file: recovered at start, appended in order, never holding up the caller.
+"""The run's one event file: recovered at start, appended in order, without blocking the caller.
 
 Invariants
-- `seq` is 1, 2, 3… over all attempts of the run, without a gap: it is given under the lock that also queues the
-  line, and a line that is dropped is dropped before it gets a number.
-- A reader never takes half a line for an event: a line counts once its newline is there, and what a crash left
-  after the last newline is cut off at the next start.
-- `append` does no I/O. One thread writes what is queued; memory is bounded by `max_pending_bytes`, and whatever
-  was left out because the disk did not keep up is counted and told in a `log` event.
-- `append_last` returns after fsync, also on a full disk and below a file-size limit: a reserve file is given up for it,
-  and other lines stay as far below the limit. Nothing follows it.
+- `seq` is 1, 2, 3… over all attempts of the run, without a gap: it is assigned under the lock that queues the line.
+- A line counts once its newline is written. A half line left by a crash is cut off at the next start.
+- `append` does no I/O. One thread writes the queue; memory is bounded by `max_pending_bytes`, and lines dropped because
+  of a slow disk are counted and reported in a `log` event.
+- `append_last` returns after fsync, also on a full disk or at a file-size limit: a reserve file is deleted for it, and
+  other lines stay that far below the limit. Nothing follows it.
 """
 
 import contextlib
@@ -32,18 +30,18 @@ from gen_worker.trainer.events.event_tail import COPY_BYTES, EventHead, EventTai
 
 logger = logging.getLogger("gen_worker.events")
 
-WRITE_EVERY_S = 0.02  # how stale the file may be; the loop pays nothing for waking the writer
+WRITE_EVERY_S = 0.02  # how old the file may be; the loop does not wake the writer
 MAX_PENDING_BYTES = 32 << 20
 RESERVE_BYTES = 64 << 10
 LAST_LINE_BYTES = RESERVE_BYTES // 2  # of a terminal line that has only the reserve
 
 
 class EventLog:
-    """Appends event lines. Any thread may append; one thread of its own writes.
+    """Appends event lines. Any thread may append; its own thread writes.
 
-    `is_continued` goes on with the last attempt instead of a new one: for whoever reports on a worker that died.
-    `attempt` is the number that this attempt must carry; None: the one after the last. With a `nonce`, a file of another
-    submission under the same id is refused as another run's is. `doorbell` is told the run's id after each write.
+    `is_continued` continues the last attempt, to report on a worker that died. `attempt` is this attempt's number; None:
+    the one after the last. With a `nonce`, a file of another submission is refused. `doorbell` gets the run's id after
+    each write.
     """
 
     def __init__(
@@ -98,13 +96,13 @@ class EventLog:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LeaseHeldError(
-                f"{self.path} is being written by another worker; wait for it to end or give this run its own folder"
+                f"{self.path} is in use by another worker: wait for it to end, or give this run its own folder"
             ) from None
         tail = read_tail(self.path)
         if tail.run_id not in (None, self.run_id):
             raise StartupError(
-                f"{self.path} holds the events of run {tail.run_id!r}, not of {self.run_id!r};"
-                " set TRAINER_ARTIFACTS_DIR (or TRAINER_EVENTS_PATH) to a folder of its own"
+                f"{self.path} holds the events of run {tail.run_id!r}, not of {self.run_id!r}:"
+                " set TRAINER_ARTIFACTS_DIR (or TRAINER_EVENTS_PATH) to another folder"
             )
         if self.nonce and tail.run_id is not None and tail.nonce != self.nonce:
             raise StartupError(
@@ -130,15 +128,15 @@ class EventLog:
             return tail.last_attempt if self._is_continued else tail.last_attempt + 1
         if wanted < tail.last_attempt or (wanted == tail.last_attempt and not self._is_continued):
             raise StartupError(
-                f"{self.path} holds events of attempt {tail.last_attempt}, and this is attempt {wanted}:"
-                f" give the next one a number above {tail.last_attempt}"
+                f"{self.path} holds events of attempt {tail.last_attempt}, but this is attempt {wanted}:"
+                f" use a number above {tail.last_attempt}"
             )
         return wanted
 
     def _set_aside(self, tail: EventTail) -> None:
         blocks = range(tail.good_bytes, tail.good_bytes + tail.damaged_bytes, COPY_BYTES)
         if any(b"\n" in os.pread(self._fd, COPY_BYTES, at) for at in blocks):
-            # More than the half line a crash leaves: keep it for whoever wants to look.
+            # More than the half line that a crash leaves: keep it.
             aside = self.path.with_name(f"{self.path.name}.damaged-after-{tail.last_seq}")
             with aside.open("wb") as file:
                 for at in blocks:
@@ -150,7 +148,7 @@ class EventLog:
         os.fsync(self._fd)
 
     def append(self, encode: Callable[..., bytes], *, may_drop: bool = False) -> int | None:
-        """Queue the line that `encode(seq)` makes; its `seq`, or None where it was dropped (and counted)."""
+        """Queue the line `encode(seq)`; its `seq`, or None where it was dropped (and counted)."""
         with self._lock:
             if may_drop and self._pending_bytes > self._max_pending_bytes:
                 self._num_dropped += 1
@@ -158,7 +156,7 @@ class EventLog:
             return self._queue(encode)
 
     def append_synced(self, encode: Callable[..., bytes], then: Callable[[], None] | None = None) -> None:
-        """Queue a line that must be on disk before anyone is told; `then` runs after its fsync, in the thread that did it."""
+        """Queue a line that is synced at once; `then` runs after its fsync, in the thread that did it."""
         with self._lock:
             if self._queue(encode) is None:
                 return
@@ -168,9 +166,9 @@ class EventLog:
         self._wake.set()
 
     def append_last(self, encode: Callable[..., bytes]) -> None:
-        """Append the terminal line; returns when it is on disk, and nothing can follow it.
+        """Append the terminal line; returns when it is on disk. Nothing can follow it.
 
-        On a full disk the reserve is given up for it, and if that is not enough, what is queued before it.
+        On a full disk the reserve is deleted for it, then queued lines are dropped.
         """
         with self._lock:
             self._queue(encode)
@@ -189,7 +187,7 @@ class EventLog:
                 self.flush()
 
     def _queue(self, encode: Callable[..., bytes]) -> int | None:
-        """Under the lock. A number is given only once its line exists."""
+        """Under the lock."""
         if self._is_sealed:
             return None
         line = encode(self._seq + 1)
@@ -199,7 +197,7 @@ class EventLog:
         return self._seq
 
     def _give_up_backlog(self, encode: Callable[..., bytes]) -> None:
-        """Leave out every line that has not begun to be written, and queue the last one anew with the free number."""
+        """Drop every line that is not partly written, and queue the last one again with the free number."""
         with self._write_lock, self._lock:
             unwritten = self._unwritten + b"".join(self._pending)
             begun_bytes = 0 if self._is_at_line_start else unwritten.find(b"\n") + 1
@@ -226,7 +224,7 @@ class EventLog:
         return self._pending_bytes > self._max_pending_bytes
 
     def flush(self) -> None:
-        """Write (and where asked for, sync) everything that is queued; raises OSError where the disk refuses."""
+        """Write everything that is queued, and sync where requested. OSError where the disk refuses."""
         with self._write_lock:
             with self._lock:
                 queued = self._pending
@@ -256,13 +254,13 @@ class EventLog:
                     self._pending_bytes = len(self._unwritten) + sum(map(len, self._pending))
             if self._doorbell is not None and has_news:
                 self._doorbell.ring()
-            for then in after_sync:  # under the lock: whoever flushes next finds them done
+            for then in after_sync:  # under the lock: done before the next flush
                 then()
 
     def _require_room(self) -> None:
-        """OSError where these lines would pass the file-size limit; all but the last stay below it by the reserve.
+        """OSError where these lines would exceed the file-size limit, less the reserve: a write would leave half a line.
 
-        The limit is looked at each time, since the author's code may set one. To run into it would leave half a line.
+        Read each time: the author's code may set the limit.
         """
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit != resource.RLIM_INFINITY and self._unwritten:
@@ -288,7 +286,7 @@ class EventLog:
             self._write_fault = None
 
     def close(self) -> None:
-        """Write what is left and let go of the file. Safe to call twice."""
+        """Write what is left and close the file. Safe to call twice."""
         if self._closing:
             return
         self._closing = True
@@ -303,7 +301,7 @@ class EventLog:
 
 
 def _lift_size_limit() -> None:
-    """As far as this process may: nothing but a last line is written after it."""
+    """Up to the hard limit: only the last line is written after it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -311,7 +309,7 @@ def _lift_size_limit() -> None:
 
 
 class DiscardedEvents:
-    """Stands in for an `EventLog` in a process that is not the one that writes."""
+    """Replaces `EventLog` in processes that write no events."""
 
     attempt = 0
     nonce = ""
@@ -336,7 +334,7 @@ class DiscardedEvents:
 
 
 class Doorbell:
-    """Tells whoever follows a run's events that there are new ones. Whether anyone hears it makes no difference."""
+    """Sends a datagram when there are new events. Works without a listener."""
 
     def __init__(self, address: str, run_id: str) -> None:
         self._address = address
@@ -350,7 +348,7 @@ class Doorbell:
 
     def ring(self) -> None:
         if self._socket is not None:
-            # By its name each time: the one who listens may have come back meanwhile.
+            # By name each time: the listener may have restarted.
             with contextlib.suppress(OSError, ValueError):
                 self._socket.sendto(self._message, self._address)
 

@@ -15,7 +15,7 @@ _NOT_AN_EVENT = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 class EventTail(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an event file stands: what the next attempt continues from."""
+    """What the next attempt continues from."""
 
     last_seq: int = 0
     last_attempt: int = 0
@@ -37,7 +37,7 @@ class EventHead(msgspec.Struct):
 
 
 def read_tail(path: Path) -> EventTail:
-    """Find the last whole event. Reads backwards, so a long file costs no more than a short one."""
+    """Find the last whole event. Reads backwards: a long file costs no more than a short one."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def read_tail(path: Path) -> EventTail:
                     good_bytes=good,
                     damaged_bytes=size - good,
                 )
-            # What was looked at holds no event. Only a line that may still be one is kept, and none is longer than that.
+            # Keep only the line that may still become an event.
             begun = block.find(b"\n")
             block = block if begun < 0 else block[: begun + 1]
             if len(block) > MAX_EVENT_BYTES + step:
@@ -74,7 +74,7 @@ def read_tail(path: Path) -> EventTail:
 
 
 def _line_before(file: BinaryIO, end: int) -> int:
-    """Where the line ends that is before the one at `end`; 0 where there is none."""
+    """Where the previous line ends; 0 where there is none."""
     while end > 0:
         start = max(end - COPY_BYTES, 0)
         file.seek(start)
@@ -93,7 +93,7 @@ def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[EventHead, int] |
         if begin < 0 and not is_whole_file:
             return None
         try:
-            if end - begin <= MAX_EVENT_BYTES:  # no reader takes a longer one
+            if end - begin <= MAX_EVENT_BYTES:  # readers refuse longer ones
                 return msgspec.json.decode(block[begin + 1 : end], type=EventHead), end + 1
         except _NOT_AN_EVENT:
             pass
@@ -102,7 +102,7 @@ def _last_event(block: bytes, *, is_whole_file: bool) -> tuple[EventHead, int] |
 
 
 def _last_step(block: bytes) -> int:
-    """The step of the last event in `block` that has one: a `log` line, say, has none."""
+    """The step of the last event in `block` that has one."""
     for line in reversed(block.splitlines()[1:]):
         try:
             head = msgspec.json.decode(line, type=EventHead)

@@ -1,4 +1,4 @@
-"""The trainer's end of the checkpoint writer: starts it, hands it saves, hears how they went."""
+"""The trainer's side of the checkpoint writer: starts it, sends saves, receives the reports."""
 
 import contextlib
 import logging
@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,16 +29,53 @@ from gen_worker.trainer.checkpoints.writing.messages import (
     WriterConfig,
     pack,
 )
-from gen_worker.trainer.checkpoints.writing.patience import Limits, Patience, describe_state
+from gen_worker.trainer.checkpoints.writing.stall_timer import StallLimits, StallTimer, describe_state
 from gen_worker.trainer.checkpoints.writing.warm_writer import WarmWriter, take
-from gen_worker.trainer.checkpoints.writing.writer_thread import WriterThread
+from gen_worker.trainer.checkpoints.writing.writer import CheckpointWriter
 
 _MODULE = "gen_worker.trainer.checkpoints.writing.writer"
 _RECEIVE_BYTES = 1 << 16
-CLOSE_S = 60.0  # for a writer that has nothing in hand
+CLOSE_S = 60.0  # of an idle writer
 KILL_S = 5.0
 POLL_S = 0.01
 _log = logging.getLogger(__name__)
+
+
+class WriterThread:
+    """A writer in this process, with the interface of Popen: for a run that saves only at its end.
+
+    The run waits for that save anyway. The writer ends with its worker.
+    """
+
+    def __init__(self, config: WriterConfig) -> None:
+        self.pid = os.getpid()
+        self.returncode: int | None = None
+        self.connection, self._theirs = socket.socketpair()
+        self._config = config
+        self._thread = threading.Thread(target=self._serve, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._thread.join(timeout)
+        return self.returncode
+
+    def _serve(self) -> None:
+        code = 1
+        try:
+            with self._theirs:
+                staging = StagingBuffer(self._config.staging_fd)
+                CheckpointWriter(self._config, self._theirs, staging).serve(Inbox())
+                code = 0
+        finally:
+            self.returncode = code
+            # Closing is not enough: a forked process may have it open.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RD)
+
+
 AnyWriter = subprocess.Popen[bytes] | WarmWriter | WriterThread
 _report_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
@@ -54,14 +92,12 @@ class CheckpointWriterClient:
         keep_best: int,
         inherit_fds: Sequence[int] = (),
         is_in_process: bool = False,
-        limits: Limits | None = None,
+        limits: StallLimits | None = None,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """`tell` gets a sentence where the writer has been quiet for long; see `patience`."""
-        self._patience = Patience(limits or Limits(), tell)
-        self._stuck = (
-            ""  # why no other writer may be started: one that cannot be ended has the staging buffer
-        )
+        """`tell` gets the warnings of the `StallTimer`."""
+        self._stall = StallTimer(limits or StallLimits(), tell)
+        self._stuck = ""  # why no other writer may start: one that cannot be killed has the staging buffer
         self.staging = StagingBuffer(open_anonymous_file())
         self._checkpoints_dir = checkpoints_dir
         self._token = token
@@ -83,12 +119,12 @@ class CheckpointWriterClient:
         return bool(self._stem)
 
     def start(self) -> None:
-        """Start the writer if none runs. Returns at once; a cold process needs about 0.1 s until it listens."""
+        """Start the writer if none runs. Does not wait for it."""
         if self._stuck:
             raise CheckpointError(self._stuck)
         if self._process is not None and self._process.poll() is None:
             return
-        if self._process is not None:  # it had nothing in hand: no harm was done
+        if self._process is not None:  # it was idle: nothing is lost
             _log.warning(
                 "the checkpoint writer %s while idle; starting another", _describe_end(self._process)
             )
@@ -99,19 +135,19 @@ class CheckpointWriterClient:
             self._connection = self._process.connection
         elif warm is not None:
             self._process, self._connection = warm, warm.connection
-            # The lease goes over as a descriptor, too: the folder stays leased while this writer finishes.
-            with contextlib.suppress(ConnectionError):  # it just died: the first save will say so
+            # The lease too: the folder stays leased until this writer has finished.
+            with contextlib.suppress(ConnectionError):  # it just died: the first save reports that
                 warm.begin(self._config(), (self.staging.fd, *self._inherit_fds))
         else:
             self._start_cold()
         assert self._connection is not None
-        keep_from_children(self._connection.fileno())  # its end tells the writer that this process is gone
+        keep_from_children(self._connection.fileno())  # its end tells the writer that this process has exited
         self._inbox = Inbox()
 
     def _start_cold(self) -> None:
         ours, theirs = socket.socketpair()
         config = self._config(socket_fd=theirs.fileno())
-        # -P: a file beside the author's code must not stand in for a library of ours.
+        # -P: a file beside the author's code must not replace a library.
         command = [sys.executable, "-P", "-m", _MODULE, msgspec.json.encode(config).decode()]
         with theirs, _blocked_signals():
             self._process = subprocess.Popen(
@@ -138,11 +174,11 @@ class CheckpointWriterClient:
         self.start()
         assert self._connection is not None
         self._stem = request.stem
-        self._patience.begin(request.stem, request.size_bytes)
+        self._stall.begin(request.stem, request.size_bytes)
         rest = memoryview(pack(request))
         try:
             while rest:
-                if select.select([], [self._connection], [], self._patience.slice_s(None))[1]:
+                if select.select([], [self._connection], [], self._stall.slice_s(None))[1]:
                     with contextlib.suppress(BlockingIOError):
                         rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
                 else:
@@ -151,7 +187,7 @@ class CheckpointWriterClient:
             raise self._death() from None
 
     def receive(self, timeout_s: float | None) -> Iterator[Durable | Done]:
-        """What the writer has reported. Waits up to `timeout_s` (None: for ever) for the first report.
+        """The writer's reports. Waits up to `timeout_s` (None: forever) for the first.
 
         Raises CheckpointError once if the save failed or the writer died.
         """
@@ -159,7 +195,7 @@ class CheckpointWriterClient:
         while self._stem:
             content = self._inbox.pop()
             if content is not None:
-                self._patience.reset()
+                self._stall.reset()
                 report = _report_decoder.decode(content)
                 if not isinstance(report, Durable):
                     self._stem = ""
@@ -168,18 +204,18 @@ class CheckpointWriterClient:
                     error.cause = report.cause
                     raise error
                 yield report
-                deadline = 0.0  # one report ends the waiting; what else is there already is still taken
+                deadline = 0.0  # do not wait for further reports
                 continue
             if not self._read(deadline):
                 return
 
     def close(self) -> None:
-        """Let the writer finish and end; blocks until it has."""
+        """Blocks until the writer has finished and exited."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
         if self._process is not None and not _has_ended(self._process, CLOSE_S):
-            _log.warning("the checkpoint writer did not end within %.0f s: it is killed", CLOSE_S)
+            _log.warning("the checkpoint writer did not exit within %.0f s: killed", CLOSE_S)
             self._kill()
         self._forget()
         self.staging.close()
@@ -190,7 +226,7 @@ class CheckpointWriterClient:
             remaining = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if (
                 remaining == 0.0
-                or select.select([self._connection], [], [], self._patience.slice_s(remaining))[0]
+                or select.select([self._connection], [], [], self._stall.slice_s(remaining))[0]
             ):
                 break
             self._look()
@@ -209,29 +245,29 @@ class CheckpointWriterClient:
         return True
 
     def _look(self) -> None:
-        """CheckpointError where the writer has been quiet for so long that it is given up."""
+        """CheckpointError where the writer has stalled for too long."""
         assert self._process is not None
-        if not self._patience.is_over(self._process.pid):
+        if not self._stall.is_over(self._process.pid):
             return
         stem, self._stem = self._stem, ""
-        words = f"the checkpoint writer {self._patience.words}{describe_state(self._process.pid)} while saving {stem}"
+        words = f"the checkpoint writer {self._stall.words}{describe_state(self._process.pid)} while saving {stem}"
         if self._kill():
-            end = "it was killed, and that save is lost. The next save starts another writer"
+            end = "killed; that save is lost. The next save starts another writer"
         else:
-            end = "it cannot be killed, so that nothing more can be saved"
+            end = "it cannot be killed, so nothing more can be saved"
             self._stuck = f"{words}; {end}"
         self._forget()
-        error = CheckpointError(f"{words}: {end}. Older checkpoints are untouched")
+        error = CheckpointError(f"{words}: {end}. Older checkpoints are unchanged")
         error.cause = signal.SIGKILL.name
         raise error
 
     def _kill(self) -> bool:
-        """False for what cannot be killed: a thread, or a process that hangs in the system."""
+        """False for what cannot be killed: a thread, or a process in an uninterruptible wait."""
         process = self._process
         if process is None or isinstance(process, WriterThread):
             return process is None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # also ends one that is stopped
+            os.kill(process.pid, signal.SIGKILL)  # also kills a stopped process
         return _has_ended(process, KILL_S)
 
     def _death(self) -> CheckpointError:
@@ -242,7 +278,7 @@ class CheckpointWriterClient:
         code = self._process.returncode
         self._forget()
         error = CheckpointError(
-            f"the checkpoint writer {end} while saving {stem}; that save is lost, older checkpoints are untouched. "
+            f"the checkpoint writer {end} while saving {stem}; that save is lost. Older checkpoints are unchanged. "
             "The next save starts another writer"
         )
         if code is not None and code < 0:
@@ -258,13 +294,12 @@ class CheckpointWriterClient:
 
 
 def _has_ended(process: AnyWriter, timeout_s: float) -> bool:
-    """True once it has, within the time."""
     if isinstance(process, WriterThread):
         return process.wait(timeout_s) is not None
     deadline = time.monotonic() + timeout_s
     try:
         pidfd = os.pidfd_open(process.pid)
-    except (OSError, AttributeError):  # it has ended, or this system has no such call
+    except (OSError, AttributeError):  # it has exited, or this system has no pidfd
         pidfd = -1
     try:
         if pidfd >= 0:
@@ -281,12 +316,12 @@ def _describe_end(process: AnyWriter) -> str:
     code = process.returncode
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+    return f"exited with code {code}"
 
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """The child inherits the mask: a signal to the group cannot end it before it has learnt to ignore it."""
+    """The child inherits the mask: a signal to the group cannot kill it before it ignores signals."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         yield

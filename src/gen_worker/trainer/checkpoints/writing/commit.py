@@ -1,11 +1,9 @@
-"""One save as a sequence of durable steps, and what a crash between any two of them leaves to the next start.
+"""One save as a sequence of durable steps. Invariant: if the folder had a verified checkpoint, it always has one.
 
-Invariant: at every instant, if a verified checkpoint existed in the folder, one exists.
-
-- Data and meta are written under temporary names, synced and renamed; the meta's rename is the commit.
-- A name that already holds a verified checkpoint is replaced only after that one has a second life as
-  `<stem>.previous` (a hard link and a meta of its own), which goes when the new one is read back and verified.
-- Retention runs last, on what was read back.
+- Data and meta are written under temporary names, synced and renamed. The rename of the meta is the commit.
+- A verified checkpoint of the same name is first kept as `<stem>.previous` (a hard link and its own meta), until the
+  new one was read back and verified.
+- Retention runs last.
 """
 
 import contextlib
@@ -63,7 +61,7 @@ class Save:
         try:
             sync_path(self._dir)
             failpoint("checkpoint.meta_renamed")
-        except OSError as error:  # committed for every reader, if not for a power cut: nothing to undo
+        except OSError as error:  # the rename is done: nothing to undo
             raise self._explain(error) from error
         on_durable()
         self._read_back(meta)
@@ -73,9 +71,7 @@ class Save:
             failpoint("checkpoint.reread")
             self._drop_replaced(meta)
             removed = tuple(self._folder.apply_retention(self._request.stem))
-        except (
-            OSError
-        ) as error:  # the save itself is sound: a file that will not go is no reason to stop training
+        except OSError as error:
             warnings.append(f"{self._request.stem} is saved, but older files could not be removed: {error}")
         return Done(
             verified=meta.verified,
@@ -109,7 +105,7 @@ class Save:
         return meta
 
     def _write_data(self) -> tuple[str, list[str]]:
-        """Write, checksum and hash at once; look for non-finite values while the disk catches up."""
+        """Write, checksum and hash at once; (hash, names of non-finite tensors)."""
         writer = ImageWriter(self._image, self._request.size_bytes, self._data_tmp)
         try:
             digest = writer.hash(self._request.crcs)
@@ -123,12 +119,12 @@ class Save:
         return digest, bad
 
     def _place_author_files(self) -> list[FileEntry]:
-        """Sync and hash the files of the author's hook and give their folder its lasting name."""
+        """Sync and hash the files of the author's hook, and rename their folder."""
         if self._author_tmp is None:
             return []
         base = f"{self._request.stem}.files"
         target, number = self._dir / base, 2
-        while target.exists():  # in use by the checkpoint that is being replaced, or left by a crash
+        while target.exists():  # of the replaced checkpoint, or left by a crash
             target, number = self._dir / f"{base}-{number}", number + 1
         entries = []
         folders = {self._author_tmp}
@@ -153,7 +149,7 @@ class Save:
     def _place_data(self, entry: FileEntry) -> None:
         old = self._replaced
         if old is not None and old.meta.data == entry and _is_sound(self._data, entry):
-            self._data_tmp.unlink()  # the same bytes are there already: the commit only changes the meta
+            self._data_tmp.unlink()  # the same bytes exist already
             return
         if old is not None:
             self._set_aside = self._folder.set_aside(old)
@@ -171,7 +167,7 @@ class Save:
         failpoint("checkpoint.meta_synced")
 
     def _read_back(self, meta: CheckpointMeta) -> None:
-        """What the disk gives back must be what was hashed; a checkpoint that fails this is no longer one."""
+        """Read the files from the disk and compare their hashes; on a difference, the meta is renamed to `.damaged`."""
         try:
             for entry in meta.files:
                 check_file(self._dir / entry.name, entry, from_disk=True)
@@ -180,20 +176,20 @@ class Save:
             self._meta.replace(damaged)
             sync_path(self._dir)
             raise CheckpointError(
-                f"{self._request.stem} did not read back as written ({error}); it is marked {damaged.name}. "
-                "Check the disk; older checkpoints are untouched"
+                f"{self._request.stem} did not read back as written ({error}); its meta is now {damaged.name}. "
+                "Check the disk. Older checkpoints are unchanged"
             ) from error
 
     def _drop_replaced(self, meta: CheckpointMeta) -> None:
-        """Remove what this save replaced, unless that is verified and this is not."""
+        """Remove what this save replaced, unless that one is verified and this one is not."""
         if meta.verified:
             self._folder.remove_previous(self._request.stem)
         if self._replaced is not None and self._replaced.data_path != self._data:
-            self._replaced.data_path.unlink(missing_ok=True)  # saved in the other format
+            self._replaced.data_path.unlink(missing_ok=True)  # of the other format
 
     def _undo(self) -> None:
-        """Leave the folder as it was before the save. The meta was not renamed, or it is the old one still."""
-        with contextlib.suppress(OSError):  # the error that brought us here is the one to report
+        """Restore the folder. The meta was not renamed."""
+        with contextlib.suppress(OSError):  # the first error is reported
             if self._set_aside is not None and self._replaced is not None:
                 self._folder.restore(self._set_aside, self._replaced)
             if self._data_is_placed and (self._replaced is None or self._replaced.data_path != self._data):
@@ -212,7 +208,7 @@ class Save:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return no_space_error(stem, self._request.size_bytes, self._dir)
         return CheckpointError(
-            f"saving {stem} in {self._dir} failed: {error.strerror or error}; older checkpoints are untouched"
+            f"saving {stem} in {self._dir} failed: {error.strerror or error}. Older checkpoints are unchanged"
         )
 
 
@@ -220,7 +216,7 @@ def no_space_error(stem: str, needed_bytes: int, folder: Path) -> CheckpointErro
     free = shutil.disk_usage(folder).free
     error = CheckpointError(
         f"no space left for {stem}: it needs {needed_bytes / 1e6:.1f} MB, {free / 1e6:.1f} MB free in {folder}. "
-        "Older checkpoints are untouched; free some space or lower checkpoints.keep_last"
+        "Older checkpoints are unchanged. Free some space, or lower checkpoints.keep_last"
     )
     error.cause = Cause.DISK_FULL
     return error

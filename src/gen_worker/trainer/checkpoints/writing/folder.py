@@ -1,6 +1,6 @@
-"""The writer's hold on the checkpoints folder: setting aside, restoring, removing, and cleaning up after a crash.
+"""Changes in the checkpoints folder: set aside, restore, remove, clean up after a crash. Needs the run's lease.
 
-Only a process that holds the run's lease may use it. What it cannot identify as its own it leaves alone.
+Files that are not ours by name are left alone.
 """
 
 import os
@@ -39,7 +39,7 @@ class CheckpointFolder:
         self._keep_best = keep_best
 
     def read(self, stem: str) -> CheckpointInfo | None:
-        """The checkpoint that has this name now. One that cannot be read is moved out of the way, not replaced."""
+        """The checkpoint of this name. An unreadable one is renamed, not replaced."""
         meta_path = self.path / (stem + META_SUFFIX)
         if not meta_path.exists():
             return None
@@ -57,9 +57,9 @@ class CheckpointFolder:
             return None
 
     def set_aside(self, old: CheckpointInfo) -> CheckpointInfo | None:
-        """Give a verified checkpoint a second name, valid by itself, so that its first name can be replaced."""
+        """Give a verified checkpoint a second name, so that the first can be replaced."""
         if not old.verified or not is_intact(self.path, old.meta):
-            return None  # nothing to protect; an earlier `.previous`, if there is one, stays
+            return None  # an earlier `.previous` stays
         stem = old.stem + PREVIOUS
         self.remove_previous(old.stem)
         data = self.path / (stem + old.data_path.suffix)
@@ -77,11 +77,11 @@ class CheckpointFolder:
         return read_info(self.path, stem)
 
     def restore(self, aside: CheckpointInfo, old: CheckpointInfo) -> None:
-        """Undo `set_aside`: the data gets its first name back, and with it the old meta is true again."""
+        """Undo `set_aside`: the data gets its first name back."""
         aside.data_path.replace(old.data_path)
         sync_path(self.path)
         aside.meta_path.unlink(missing_ok=True)
-        # Renaming one hard link of a file over another does nothing at all.
+        # A rename of one hard link over another does nothing.
         aside.data_path.unlink(missing_ok=True)
 
     def remove_previous(self, stem: str) -> None:
@@ -90,10 +90,9 @@ class CheckpointFolder:
             (self.path / (stem + PREVIOUS + suffix)).unlink(missing_ok=True)
 
     def apply_retention(self, just_saved: str) -> list[str]:
-        """Remove what `select_removals` names: the meta first, so that half a removal is no checkpoint.
+        """Remove what `select_removals` names, the meta first.
 
-        What lies beyond the step just saved is what a resume has passed over: it is not counted, and it stays, for
-        its own word that it is verified has been found wrong. So does what another run or submission saved.
+        Checkpoints beyond the step just saved (a resume passed over them) and those of other runs stay uncounted.
         """
         found, _ = scan(self.path)
         saved = next((info for info in found if info.stem == just_saved), None)
@@ -114,7 +113,7 @@ class CheckpointFolder:
         return removed
 
     def clean_up(self, token: str) -> None:
-        """At a writer's start: finish what a crash interrupted. `token` marks folders that are in use now."""
+        """At a writer's start: finish what a crash interrupted. `token` marks folders in use."""
         for path in list(self.path.iterdir()):
             match = _TEMPORARY.fullmatch(path.name)
             if match is None or (path.is_dir() and match["token"] == token):
@@ -128,12 +127,12 @@ class CheckpointFolder:
         self._sweep_orphans()
 
     def _settle(self, stem: str) -> None:
-        """A save that was replacing `stem` did not end: decide which of the two lives is the right one."""
+        """A save that replaced `stem` did not finish: keep the valid one of the two."""
         try:
             aside = read_info(self.path, stem + PREVIOUS)
             current = read_info(self.path, stem)
         except CheckpointError:
-            return  # `.previous` is a checkpoint like any other; it stays
+            return  # `.previous` stays, as a checkpoint of its own
         if is_intact(self.path, current.meta):
             if current.verified or not aside.verified:
                 self.remove_previous(stem)
@@ -141,9 +140,9 @@ class CheckpointFolder:
             self.restore(aside, current)
 
     def _sweep_orphans(self) -> None:
-        """Remove what half a save or half a removal left: data and author folders that no meta names.
+        """Remove data and author folders that no meta names, left by an interrupted save or removal.
 
-        Only if ours by name, older than the newest verified checkpoint, and without a meta that we cannot read.
+        Only if ours by name, older than the newest verified checkpoint, and without an unreadable meta.
         """
         infos, _ = scan(self.path)
         newest = max((info.step for info in infos if info.verified), default=-1)

@@ -1,4 +1,4 @@
-"""What trainer and checkpoint writer say to each other: length-prefixed JSON over a socket pair."""
+"""Messages between trainer and checkpoint writer: length-prefixed JSON over a socket pair."""
 
 import socket
 
@@ -12,19 +12,17 @@ _PREFIX = 8
 
 
 class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The writer's only argument."""
-
     checkpoints_dir: str
     socket_fd: int
     staging_fd: int
-    token: str  # of this attempt: temporary names with it are in use, others are left over
+    token: str  # of this attempt: temporary names with another one are leftovers
     writer_token: str
     keep_last: int
     keep_best: int
 
 
 class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Make the staged image durable. The image is the writer's until it has answered."""
+    """Make the staged image durable. The writer owns the image until it has answered."""
 
     stem: str
     suffix: str
@@ -36,7 +34,7 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True, tag="durable"):
-    """The checkpoint is committed: it survives a power cut from here on. It has not been read back yet."""
+    """The checkpoint is committed and survives a power cut. It has not been read back yet."""
 
     at_s: float  # on the system-wide monotonic clock
 
@@ -65,13 +63,11 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Blocks until the other side has taken it."""
+    """Blocks until it is sent."""
     connection.sendall(pack(message))
 
 
 class Inbox:
-    """Collects bytes until messages are whole."""
-
     def __init__(self) -> None:
         self._bytes = bytearray()
 

@@ -1,7 +1,6 @@
-"""The background process that makes staged checkpoints durable.
+"""The background process that makes staged checkpoints durable. Started by `CheckpointWriterClient`; imports no torch.
 
-Started by `CheckpointWriterClient`; torch-free, so that it is up in a tenth of a second. It does one save at a
-time, finishes the one in hand when the trainer is gone, and leaves signals to the trainer.
+It does one save at a time, finishes it even if the trainer exits, and ignores signals.
 """
 
 import os
@@ -31,7 +30,7 @@ from gen_worker.trainer.checkpoints.writing.messages import (
     send,
 )
 
-NICENESS = 3  # training steps come first; much more, and a busy machine would never let a save finish
+NICENESS = 3  # training has priority; with much more, a busy machine would never finish a save
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -47,11 +46,11 @@ class CheckpointWriter:
         )
         try:
             self._folder.clean_up(config.token)
-        except OSError as error:  # leftovers cost space, not correctness
+        except OSError as error:
             print(f"checkpoint writer: leftovers were not removed: {error}", file=sys.stderr)  # noqa: T201
 
     def serve(self, inbox: Inbox) -> None:
-        """Until the connection ends. `inbox` may hold what came with the greeting."""
+        """Until the connection ends. `inbox` may hold bytes that were received before."""
         decoder = msgspec.json.Decoder(SaveRequest)
         while True:
             while (content := inbox.pop()) is not None:
@@ -73,14 +72,13 @@ class CheckpointWriter:
             return Failed(message=f"saving {request.stem} failed in the checkpoint writer: {error!r}")
 
     def _answer(self, report: Durable | Done | Failed) -> None:
-        with suppress(ConnectionError):  # the trainer is gone: its checkpoint is finished all the same
+        with suppress(ConnectionError):  # the trainer has exited
             send(self._connection, report)
 
 
 def serve_connection(config: WriterConfig, connection: socket.socket, inbox: Inbox) -> None:
-    """What a writer process does from its start to its end, however it was started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the trainer decides what they mean
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the trainer handles them
     os.nice(NICENESS)
     failpoints.arm_from_env()
     CheckpointWriter(config, connection, StagingBuffer(config.staging_fd)).serve(inbox)

@@ -1,4 +1,4 @@
-"""How a tool of the worker's side ends when it is asked to: at once, quietly, with what it made removed."""
+"""How a tool runs as a program: JSON lines on stdout, and a quiet end on a signal."""
 
 import contextlib
 import os
@@ -6,17 +6,19 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import msgspec
 
 INTERRUPTED = 130
 
 
 class _Ended(BaseException):
-    """Of our own kind: an author's module that catches SystemExit must not keep us."""
+    """Not SystemExit: an author's module may catch that."""
 
 
 def run_tool(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """End the process with what `main` returns. SIGTERM and SIGINT unwind it without a word, as does a reader that left."""
+    """Exit with what `main` returns. SIGTERM, SIGINT and a closed stdout end it without a message."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _Ended
@@ -29,5 +31,10 @@ def run_tool(main: Callable[[Sequence[str]], int]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if code == INTERRUPTED:
-        os._exit(code)  # not through what half an import left behind
+        os._exit(code)  # an interrupted import may have left anything
     sys.exit(code)
+
+
+def print_record(record: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""Runs of a certificate: real workers on folders of their own, straight to the end or killed and resumed."""
+"""The runs of a certificate: real workers in their own folders, with or without kills and resumes."""
 
 import os
 import random
@@ -17,30 +17,34 @@ from gen_worker.errors import Category, WorkerError
 from gen_worker.tools.certificate.trace import PLAN_NAME, KillKind, Moment, Plan, read_trace
 
 STRAIGHT_HASH_SEED = 1
-# How the words of a breach of the contract begin, whatever the data was.
+# How errors begin that no other data would avoid.
 BREACHES = ("train_step returned ", "StepResult.", "SystemExit")
 MID_SAVE = "checkpoint.staged=kill"  # the state is copied, its file is not there yet
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """One death of a worker: where, and why there."""
+    """One kill of a worker."""
 
     kind: KillKind
     step: int
     words: str
 
+    @property
+    def is_at_epoch_end(self) -> bool:
+        return self.kind in ("checkpoint", "epoch-end")
 
-class LegFailedError(WorkerError):
-    """A worker ended in a way that it was not to."""
+
+class ProbeFailedError(WorkerError):
+    """A worker ended unexpectedly."""
 
 
 class OwnFaultError(WorkerError):
-    """A worker ended by the fault of the class itself: no other data would help."""
+    """The trainer class itself failed: other data would not help."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Leg:
-    """One run in its folder. A later attempt goes on where the one before it died."""
+class ProbeRun:
+    """One run in its folder. Each attempt resumes the one before it."""
 
     folder: Path
     job: TrainingJobSpec
@@ -48,7 +52,7 @@ class Leg:
     attempts: list[int] = field(default_factory=list, init=False)  # exit codes
 
     def run_attempt(self, plan: Plan, *, hash_seed: int) -> int:
-        """Its exit code; below 0 for a signal. Blocks."""
+        """Train once; the exit code, below 0 for a signal. Blocks."""
         self.folder.mkdir(parents=True, exist_ok=True)
         job_path = self.folder / "job.json"
         job_path.write_bytes(msgspec.json.encode(self.job))
@@ -73,13 +77,13 @@ class Leg:
         """To the end in one attempt; its trace."""
         code = self.run_attempt(Plan(save_step=save_step), hash_seed=hash_seed)
         if code != 0:
-            raise LegFailedError(self.explain(code))
+            raise ProbeFailedError(self.explain(code))
         return self.trace()
 
     def run_killed(self, kills: list[Kill], *, save_step: int) -> list[Moment]:
-        """Die at each of `kills`, then finish; its trace, of all attempts in order. Each has a hash seed of its own.
+        """Be killed at each of `kills`, then finish; the trace of all attempts. Each has its own hash seed.
 
-        A run may be at its end before the last kill: `num_kills` tells.
+        The run may end before the last kill: see `num_kills`.
         """
         plans = [Plan(save_step=save_step, kill=kill.kind, kill_step=kill.step) for kill in kills]
         for number, plan in enumerate([*plans, Plan(save_step=save_step)]):
@@ -87,7 +91,7 @@ class Leg:
             if code == 0:
                 break
             if code != -signal.SIGKILL or plan.kill == "none":
-                raise LegFailedError(f"attempt {number + 1}: {self.explain(code)}")
+                raise ProbeFailedError(f"attempt {number + 1}: {self.explain(code)}")
         return self.trace()
 
     @property
@@ -103,7 +107,7 @@ class Leg:
         return [(float(event["duration_s"]), int(event["size_bytes"])) for event in found]
 
     def is_own_fault(self, *, is_data_theirs: bool) -> bool:
-        """Whether the class's code broke off the training. Of data that is not theirs, only what has nothing to do with it."""
+        """Whether the trainer class caused the failure. With mock data: only errors that no data would avoid."""
         failed = [event for event in self._events() if event.get("event") == "failed"]
         if not failed:
             return False
@@ -113,14 +117,14 @@ class Leg:
         return category == Category.TRAIN_STEP and error.startswith(BREACHES)
 
     def explain(self, code: int) -> str:
-        """How a worker ended, in its own words where it left some."""
+        """How a worker ended: its reported error, else the last line of its log."""
         failed = [event for event in self._events() if event.get("event") == "failed"]
         if failed:
             return f"{failed[-1]['category']}: {failed[-1]['error']}"
         log = (self.folder / "worker.log").read_text(errors="replace").strip().splitlines()
-        return f"the worker ended with {code}: {log[-1] if log else 'it wrote nothing'}"
+        return f"the worker exited with code {code}: {log[-1] if log else 'its log is empty'}"
 
-    def _events(self) -> list[dict[str, Any]]:  # as far as they can be read
+    def _events(self) -> list[dict[str, Any]]:
         try:
             lines = (self.folder / "metrics" / "events.jsonl").read_bytes().splitlines()
         except FileNotFoundError:
@@ -130,39 +134,35 @@ class Leg:
             try:
                 events.append(msgspec.json.decode(line, type=dict))
             except msgspec.DecodeError:
-                continue  # the half line of one that died
+                continue  # half a line, left by a kill
         return events
 
 
 def plan_kills(
     num_steps: int, steps_per_epoch: int | None, checkpoint_every: int, *, seed: int
 ) -> tuple[list[Kill], int]:
-    """Three deaths in the order in which a run meets them, and the step of an additional save (0: none).
+    """Three kills in their order, and the step of an additional save (0: none).
 
-    One at a random step, one in mid-save, one on the boundary of an epoch; where the steps hold none, a second random.
+    One at a random step, one during a save, one at the end of an epoch, or at a second random step where no epoch ends.
     """
     draw = random.Random(seed)
-    mid_save = Kill(kind="mid-save", step=0, words="in the middle of its next save")
+    mid_save = Kill(kind="mid-save", step=0, words="during its next save")
 
     def at_random(low: int, high: int) -> Kill:
         step = draw.randint(low, max(low, high))
         return Kill(kind="step", step=step, words=f"after step {step}")
 
     boundary = steps_per_epoch if steps_per_epoch and steps_per_epoch <= num_steps else 0
+
+    def at_boundary(kind: KillKind, saved: str) -> Kill:
+        return Kill(kind=kind, step=boundary, words=f"at the epoch boundary, step {boundary}, {saved}")
+
     if boundary and boundary <= num_steps // 2:
-        kill = Kill(
-            kind="checkpoint", step=boundary, words=f"on the epoch's boundary, step {boundary}, saved"
-        )
-        return [kill, at_random(boundary + 1, num_steps - 1), mid_save], boundary
+        random_kill = at_random(boundary + 1, num_steps - 1)
+        return [at_boundary("checkpoint", "saved"), random_kill, mid_save], boundary
     early = at_random(min(checkpoint_every + 1, num_steps - 1), min(2 * checkpoint_every, num_steps - 1))
     if boundary == num_steps:
-        last = Kill(
-            kind="epoch-end", step=boundary, words=f"on the epoch's boundary, step {boundary}, unsaved"
-        )
-        return [early, mid_save, last], 0
+        return [early, mid_save, at_boundary("epoch-end", "not saved")], 0
     if boundary:
-        kill = Kill(
-            kind="checkpoint", step=boundary, words=f"on the epoch's boundary, step {boundary}, saved"
-        )
-        return [early, mid_save, kill], boundary
+        return [early, mid_save, at_boundary("checkpoint", "saved")], boundary
     return [early, mid_save, at_random(min(early.step + 1, num_steps - 1), num_steps - 1)], 0

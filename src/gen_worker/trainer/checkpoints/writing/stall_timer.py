@@ -1,6 +1,6 @@
-"""How long a checkpoint writer may be quiet: stopped (SIGSTOP), frozen, or waiting for a disk that does not answer.
+"""Notices a checkpoint writer that makes no progress: stopped (SIGSTOP), frozen, or waiting for a disk.
 
-Only time in which this process ran itself is counted, so that a stop of both, or of the machine, is nobody's fault.
+Only time in which this process ran is counted, so that a suspended machine is no stall.
 """
 
 import contextlib
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from gen_worker.contract.process_identity import read_process
 
-MAX_SLICE_S = 5.0  # of waiting, between two looks
-MAX_COUNTED_S = 30.0  # between two looks, of a loop that looks once a step
+MAX_SLICE_S = 5.0  # between two checks
+MAX_COUNTED_S = 30.0  # between two checks, of a loop that checks once a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Of a save: a fixed time, and more for each byte of it."""
+class StallLimits:
+    """A fixed time, and more for each byte of the save."""
 
     warn_s: float = 60.0
     give_up_s: float = 600.0
@@ -24,12 +24,12 @@ class Limits:
     give_up_bytes_per_s: float = 10e6
 
 
-class Patience:
-    """With the writer of one save. `begin` when it is asked for something, `reset` when it says something."""
+class StallTimer:
+    """`begin` at a request, `reset` at each message of the writer."""
 
     def __init__(
         self,
-        limits: Limits,
+        limits: StallLimits,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,7 +55,7 @@ class Patience:
         self._quiet_s, self._looked_s, self._is_told = 0.0, self._clock(), False
 
     def slice_s(self, remaining_s: float | None) -> float:
-        """How long to wait until the next look."""
+        """How long to wait until the next check."""
         return min(
             MAX_SLICE_S,
             self._limits.warn_s,
@@ -64,28 +64,28 @@ class Patience:
         )
 
     def is_over(self, pid: int) -> bool:
-        """Look once; says that the writer is quiet, once it has been for long."""
+        """Check once: warns after `warn_s`, True after `give_up_s`."""
         now = self._clock()
         self._quiet_s += min(now - self._looked_s, MAX_COUNTED_S)
         self._looked_s = now
         if self._quiet_s >= self._warn_s and not self._is_told:
             self._is_told = True
             self._tell(
-                f"the checkpoint writer (process {pid}{describe_state(pid)}) has said nothing for {self._quiet_s:.0f} s"
-                f" while saving {self._stem}; it is given up after {self._give_up_s:.0f} s"
+                f"the checkpoint writer (process {pid}{describe_state(pid)}) has not answered for {self._quiet_s:.0f} s"
+                f" while saving {self._stem}; it is killed after {self._give_up_s:.0f} s"
             )
         return self._quiet_s >= self._give_up_s
 
     @property
     def words(self) -> str:
-        return f"said nothing for {self._quiet_s:.0f} s"
+        return f"has not answered for {self._quiet_s:.0f} s"
 
 
 _STATES = {"T": ", stopped by a signal", "t": ", stopped by a debugger", "D": ", waiting for a disk"}
 
 
 def describe_state(pid: int) -> str:
-    """What the system says of a process that does nothing; empty where that is no news."""
+    """Why a process does not run; empty where it does."""
     with contextlib.suppress(OSError):
         state = read_process(pid)
         return _STATES.get(state.letter, "") if state else ""

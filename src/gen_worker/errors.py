@@ -20,7 +20,7 @@ WorkerError
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
-from typing import Self
+from typing import Literal, Self
 
 
 class Category(StrEnum):
@@ -42,6 +42,40 @@ class Cause(StrEnum):
     CONNECTION = "connection"  # to other processes or to storage: lost or timed out
     OUT_OF_MEMORY = "out-of-memory"  # the allocation failed, on the machine or on the device
     DISK_FULL = "disk-full"  # no space left, or over quota
+
+
+FaultSide = Literal["job", "machine", "trn"]
+
+KILLED, CRASHED = "killed", "crashed"
+
+# Whose fault it is, by the id of what a worker can report: a category, a Cause, or a signal.
+FAULT_BY_CAUSE: dict[str, FaultSide] = {
+    "startup": "job",
+    "input": "job",
+    "auth": "job",
+    "model-load": "job",
+    "train-step": "job",
+    "upload": "machine",
+    "timeout": "job",
+    "connection": "machine",
+    "disk-full": "machine",
+    "out-of-memory": "machine",
+    KILLED: "machine",
+    CRASHED: "job",
+}
+_CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
+
+
+def cause_of_signal(name: str) -> str:
+    """`crashed` for a signal that a process's own fault raises, `killed` for any other."""
+    return CRASHED if name in _CRASHES else KILLED
+
+
+def read_cause(cause: str, category: str) -> tuple[str, dict[str, object]]:
+    """(id, values) of an event's `cause`. A signal's name stands for the kill by it; none, for the category."""
+    if cause.startswith("SIG"):
+        return cause_of_signal(cause), {"signal": cause}
+    return cause or category, {}
 
 
 class ExitCode(IntEnum):

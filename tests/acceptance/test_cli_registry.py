@@ -23,6 +23,7 @@ import pytest
 from documents import ROOT, Block, code_words, read_blocks, table_rows
 
 from trn.client.daemon_start import ensure_daemon, find_daemon
+from trn.core.causes import Cause, failure
 from trn.core.digest import run_digest
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
@@ -35,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 
 TRN = str(Path(sys.executable).with_name("trn"))
-CAUSE = "failed while training at step 3: RuntimeError: too \x1b[31mbad"
+CAUSE = "training failed at step 3: RuntimeError: too \x1b[31mbad"
+FAILED = failure("train-step", step=3, error="RuntimeError: too \x1b[31mbad", outlook="not-retried")
+WAITS_FOR_GPU = Cause(id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 1})
 
 
 def new_run(run_id: str, **more: Any) -> NewRun:
@@ -65,16 +68,12 @@ def fill(home: Home) -> None:
         ).result()
         points = [(seq, 1, "train/loss", seq, 10.0 / seq, 1000 + seq) for seq in range(1, step + 1)]
         metrics.add(run_id, offset=100, last_seq=step, points=points).result()
-    done = Ending(
-        state=RunState.COMPLETED, reason="completed at step 40", cause="completed at step 40", exit_code=0
-    )
+    done = Ending(state=RunState.COMPLETED, cause=Cause(id="completed", values={"step": 40}), exit_code=0)
     registry.end("alpha-1", 1, done).result()
-    failed = Ending(
-        state=RunState.FAILED, reason=f"{CAUSE}; no more", cause=CAUSE, category="train-step", exit_code=14
-    )
+    failed = Ending(state=RunState.FAILED, cause=FAILED, category="train-step", exit_code=14)
     registry.end("alpha-2", 1, failed).result()
     registry.want_cancel("beta-1", "not wanted any more").result()
-    registry.set_reason("gamma-1", "waits for 1 GPU").result()
+    registry.set_cause("gamma-1", WAITS_FOR_GPU).result()
     metrics.close()
     registry.close()
 
@@ -244,9 +243,9 @@ def test_list_watch_redraws_until_ctrl_c_and_gives_the_screen_back(tmp_path: Pat
     terminal = Terminal(home, "list", "--watch")
     terminal.read_until("waits for 1 GPU")
     registry = RunRegistry(home.registry)
-    registry.set_reason("gamma-1", "waits for something else").result()
+    registry.set_cause("gamma-1", Cause(id="waits-for-cpu", waits_for=("cpu",))).result()
     registry.close()
-    terminal.read_until("waits for something else")
+    terminal.read_until("waits for 1 CPU")
     terminal.interrupt()
     assert terminal.end() == 130
     assert terminal.screen.startswith("\x1b[?1049h")
@@ -261,9 +260,9 @@ def test_list_watch_in_a_pipe_tells_each_change(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["reason"] == "waits for 1 GPU"
         registry = RunRegistry(home.registry)
-        registry.set_reason("gamma-1", "waits for something else").result()
+        registry.set_cause("gamma-1", Cause(id="waits-for-cpu", waits_for=("cpu",))).result()
         registry.close()
-        assert json.loads(process.stdout.readline())["reason"] == "waits for something else"
+        assert json.loads(process.stdout.readline())["reason"] == "waits for 1 CPU"
         process.send_signal(signal.SIGINT)
     assert process.returncode == 130
 
@@ -273,7 +272,7 @@ def test_status_tells_a_person_everything_about_a_run(home: Home) -> None:
     for part in (
         "COMPLETED  first",
         "step 40 of 40 (100 %)",
-        "reached step 40",
+        "completed at step 40",
         "exit 0: completed at step 40",
     ):
         assert part in screen
@@ -303,18 +302,18 @@ def test_status_gives_programs_the_record_its_attempts_and_why(home: Home) -> No
 @pytest.mark.parametrize(
     ("run_id", "says", "fault"),
     [
-        ("alpha-1", "alpha-1 completed: it reached step 40", ""),
-        ("alpha-2", "alpha-2 failed while training at step 3", "job"),
-        ("beta", "beta-1 was cancelled: not wanted any more", ""),
-        ("gamma", "no daemon runs that could start it; it last said: waits for 1 GPU", ""),
+        ("alpha-1", "alpha-1 completed at step 40", ""),
+        ("alpha-2", "Why: training failed at step 3", "job"),
+        ("beta", "Why: not wanted any more", ""),
+        ("gamma", "no daemon is running; last known cause: waits for 1 GPU", ""),
     ],
 )
-def test_why_is_one_sentence_with_a_cause(home: Home, run_id: str, says: str, fault: str) -> None:
+def test_why_is_three_lines_with_a_cause(home: Home, run_id: str, says: str, fault: str) -> None:
     [told] = records(trn(home, "why", run_id))
     assert says in told["sentence"]
-    assert (told["fault"], bool(told["next"])) == (fault, True)
+    assert (told["fault"], told["cause"]["fault"]) == (fault, fault)
     sentence = " ".join(without_colour(shown(home, "why", run_id)).split())
-    assert says.split(":", maxsplit=1)[0] in sentence
+    assert says in sentence
     assert sentence.endswith(".")
 
 

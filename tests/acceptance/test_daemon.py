@@ -162,7 +162,7 @@ def test_a_failure_is_retried_from_the_newest_checkpoint(client: trn.Client, tmp
     run = client.wait(client.submit(config, base_dir=TRAINERS).run.run_id, timeout_s=DEADLINE_S)
     assert (run.state, run.attempt, run.metrics["train/loss"]) == ("COMPLETED", 2, 15.0), run.reason
     first, second = client.details(run.run_id).attempts
-    assert "SIGKILL" in first.cause
+    assert (first.cause.id, first.cause.values["signal"]) == ("killed", "SIGKILL")
     assert second.exit_code == 0
     ends = [
         event["event"] for event in client.events(run.run_id) if event["event"] in ("failed", "completed")

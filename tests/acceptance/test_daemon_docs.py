@@ -35,7 +35,8 @@ _RETRIES = {
 
 
 def test_the_failure_table_is_the_one_that_is_obeyed() -> None:
-    from trn.daemon.dispatch.failures import rows
+    from trn.core.cause_words import FAILURE_WORDS
+    from trn.core.causes import FAILURES
 
     shown = [
         (code_words(row[0])[0], code_words(row[1])[0], row[2], row[3], row[4], row[5])
@@ -43,14 +44,14 @@ def test_the_failure_table_is_the_one_that_is_obeyed() -> None:
     ]
     assert shown == [
         (
-            row.cause,
+            row.id,
             row.category,
             row.fault,
-            row.words,
+            FAILURE_WORDS[row.id].what,
             _RETRIES[row.retry],
-            row.why,
+            FAILURE_WORDS[row.id].why,
         )
-        for row in rows()
+        for row in FAILURES.values()
     ]
 
 

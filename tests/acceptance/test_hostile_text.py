@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_cli_registry import Terminal, end_everything, new_run, trn
 
+from trn.core.causes import failure
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.registry.metrics import MetricStore
@@ -34,8 +35,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         ).result()
         points = [(seq, 1, f"val/{EVIL}", seq, 1.0 / seq, 1000 + seq) for seq in range(1, 4)]
         metrics.add(run_id, offset=9, last_seq=3, points=points).result()
-        cause = f"failed while training at step 3: RuntimeError: {EVIL}"
-        ending = Ending(state=RunState.FAILED, reason=cause, cause=cause, category="train-step", exit_code=14)
+        cause = f"RuntimeError: {EVIL}"
+        ending = Ending(
+            state=RunState.FAILED,
+            cause=failure("train-step", error=cause),
+            category="train-step",
+            exit_code=14,
+        )
         registry.end(run_id, 1, ending).result()
         home.run(run_id).root.mkdir(parents=True, exist_ok=True)
         home.run(run_id).log.write_bytes(f"first {EVIL} line\nlast line\n".encode())

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trn.core.causes import Cause
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.outlets.log_lines import OutputLine, encode_lines, job_ended, job_submitted
 
@@ -13,7 +14,7 @@ RUN = RunRecord(
     run_id="compat",
     digest="d1",
     state=RunState.COMPLETED,
-    reason="completed",
+    cause=Cause(values={"text": "completed"}),  # the words of that release
     config={},
     name="a name",
     priority=3,

@@ -14,6 +14,7 @@ from typing import Any, Self
 import grpc.aio
 import msgspec
 
+from trn.core.causes import QUEUED, Cause
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
@@ -73,7 +74,7 @@ class Dispatcher:
             run_id=new.run_id,
             digest=new.digest,
             state=RunState.PENDING,
-            reason="",
+            cause=QUEUED,
             config=new.config,
             submitted_ms=1,
             updated_ms=1,
@@ -230,7 +231,7 @@ class Host:
             final.touch()
         attempt = self.registry.get(run_id).attempt
         record = await self.commit(
-            self.registry.end(run_id, attempt, Ending(state=state, reason="it ended", cause="exit 0"))
+            self.registry.end(run_id, attempt, Ending(state=state, cause=Cause(id="completed")))
         )
         await self.ingest.unfollow(run_id)
         return record

@@ -13,6 +13,7 @@ import pytest
 from fault_checker import LOSS, History, Report, check
 
 from gen_worker.contract.process_identity import read_process
+from trn.core.causes import Cause
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.registry.base import NewRun
@@ -55,7 +56,7 @@ class World:
             place = {"offset": len(b"".join(self.lines)), "last_seq": len(self.lines)}
             registry.follow("r", 1, **place, step=NUM_STEPS, heartbeat_ms=1, metrics={}).result()
             if is_ended:
-                registry.end("r", 1, Ending(state=state, reason=reason, cause=reason)).result()
+                registry.end("r", 1, Ending(state=state, cause=Cause(values={"text": reason}))).result()
             if state is RunState.PENDING:
                 registry.claim("r", ["cuda:0"]).result()
         with contextlib.closing(MetricStore(self.home.metrics)) as metrics:

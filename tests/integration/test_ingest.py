@@ -18,6 +18,7 @@ import pytest
 
 from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.reporting import TrainingReporter
+from trn.core.causes import failure
 from trn.core.digest import run_digest
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
@@ -63,7 +64,7 @@ class Stores:
         return number
 
     def end_attempt(self, run_id: str, number: int) -> None:
-        self.registry.end(run_id, number, Ending(state=RunState.PENDING, reason="x", cause="x")).result()
+        self.registry.end(run_id, number, Ending(state=RunState.PENDING, cause=failure("killed"))).result()
 
     def path(self, run_id: str) -> Path:
         path = self.home.run(run_id).events

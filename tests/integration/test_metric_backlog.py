@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trn.core.causes import Cause
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunState
@@ -81,7 +82,7 @@ def start_run(home: Home, registry: RunRegistry, run_id: str) -> None:
 
 
 def end_run(registry: RunRegistry, run_id: str) -> None:
-    registry.end(run_id, 1, Ending(state=RunState.COMPLETED, reason="done", cause="done")).result()
+    registry.end(run_id, 1, Ending(state=RunState.COMPLETED, cause=Cause(id="completed"))).result()
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.contract import failpoints
+from trn.core.causes import Cause
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.core.settings import Settings
@@ -142,7 +143,7 @@ class LoggedRuns:
             file.write(output)
 
     def end(self, run_id: str, state: RunState = RunState.COMPLETED, attempt: int = 1) -> None:
-        self.registry.end(run_id, attempt, Ending(state=state, reason="it ended", cause="exit 0")).result()
+        self.registry.end(run_id, attempt, Ending(state=state, cause=Cause(id="completed"))).result()
 
     def train(self, run_id: str, *, num_events: int = 3, output: bytes = b"", **more: Any) -> None:
         """A whole run, from its submit to its end."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trn.core.causes import failure
 from trn.core.digest import run_digest
 from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import EventWatch, FellBehind, RunEventBroadcaster
@@ -252,7 +253,7 @@ def test_a_stream_of_events_ends_with_its_run_and_not_before(registry: RunRegist
             broadcaster.publish_events("r", batch(1))
             assert len(await watch.next()) == 1  # type: ignore[arg-type]
             broadcaster.publish_events("r", batch(2))
-            registry.end("r", 1, Ending(state=RunState.FAILED, reason="x", cause="x")).result()
+            registry.end("r", 1, Ending(state=RunState.FAILED, cause=failure("killed"))).result()
             assert len(await watch.next()) == 1  # type: ignore[arg-type]
             assert await watch.next() == []
         registry.writer.on_commit = None

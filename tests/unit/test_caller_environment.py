@@ -12,7 +12,7 @@ from trn.cli.submitting.submit_options import describe_differences, say_differen
 from trn.client.caller_environment import find_passed, read_given, tell_environment
 from trn.client.wire_requests import make_submit_request
 from trn.core.errors import InvalidRequestError
-from trn.core.training_variables import matters, needs_fresh_start
+from trn.core.variables import matters, needs_fresh_start
 from trn.daemon.api.secret_values import SecretValues, reveal
 from trn.daemon.intake.run_judge import find_differences
 from trn.daemon.machine.environment_report import relevant_variables

@@ -17,9 +17,10 @@ from trn.cli import command_table as verbs
 from trn.cli.following.follow import describe
 from trn.cli.output import Output
 from trn.cli.verbs import list_runs
+from trn.core.causes import Cause, failure
 from trn.core.digest import run_digest
 from trn.core.home import Home
-from trn.core.runs import QUEUED, Needs, RunState
+from trn.core.runs import Needs, RunState
 from trn.daemon.outlets.bus_publisher import _encode_record
 from trn.daemon.outlets.log_lines import job_ended
 from trn.registry.base import NewRun
@@ -28,6 +29,9 @@ from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import Ending, RunRegistry
 
 SUBMITTED_MS = 1_760_000_000_000
+
+COMPLETED = Cause(id="completed")
+WAITS_FOR_GPU = Cause(id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 1})
 
 
 class HandMade:
@@ -66,8 +70,8 @@ class HandMade:
             end_step=end_step,
         ).result()
 
-    def end(self, run_id: str, state: RunState, cause: str) -> None:
-        self.registry.end(run_id, 1, Ending(state=state, reason=cause, cause=cause)).result()
+    def end(self, run_id: str, state: RunState, cause: Cause = COMPLETED) -> None:
+        self.registry.end(run_id, 1, Ending(state=state, cause=cause)).result()
 
     def save(
         self, run_id: str, step: int, *, num_bytes: int = 3, is_final: bool = False, is_finite: bool = True
@@ -147,7 +151,7 @@ def test_a_loss_that_is_no_number_is_told_by_its_word_everywhere(
         assert record["metrics"]["train/loss"]["last"] == word
         assert record["metrics"]["train/loss"]["min"] == 0.5
         assert f"train/loss  {word:>11}          0.5" in made.show("status", run_id)
-        made.end(run_id, RunState.COMPLETED, "completed at step 2")
+        made.end(run_id, RunState.COMPLETED)
         run = made.registry.get(run_id)
         capsys.readouterr()
         Output().record({"event": "job_completed", **describe(run)})  # as a followed run ends
@@ -162,7 +166,7 @@ def test_a_resume_is_promised_from_what_was_saved_and_from_nothing_else(
     made.submit("r")
     made.start("r", pid=77)
     made.follow("r", 9)
-    made.end("r", RunState.FAILED, "failed while training at step 9: ValueError: no")
+    made.end("r", RunState.FAILED, failure("train-step", step=9, error="ValueError: no"))
     if is_saved:
         made.save("r", 5)
         made.save("r", 8)
@@ -174,7 +178,7 @@ def test_a_resume_is_promised_from_what_was_saved_and_from_nothing_else(
     [record] = made.ask("status", "r")
     screen = made.show("status", "r", num_columns=200)
     if is_saved:
-        assert "`trn resume r` goes on from step 8 (step-00000008.meta.json)" in told["remedy"]
+        assert "`trn resume r` continues from step 8 (step-00000008.meta.json)" in told["remedy"]
         path = made.home.run("r").checkpoints / "step-00000008.meta.json"
         assert record["checkpoint"] == {"path": str(path), "step": 8}
         assert f"saved    step 8 in {path}\n" in screen
@@ -182,7 +186,7 @@ def test_a_resume_is_promised_from_what_was_saved_and_from_nothing_else(
         assert "`trn resume r` starts at step 0: it saved no checkpoint" in told["remedy"]
         assert record["checkpoint"] is None
         assert "saved    " not in screen
-    assert f"go on    {told['remedy'].split('; ')[-1]}\n" in screen
+    assert f"resume   {told['remedy'].removeprefix('fix the code, then ')}\n" in screen
 
 
 @pytest.mark.parametrize(
@@ -202,12 +206,12 @@ def test_a_complete_run_goes_on_only_where_more_is_asked_of_it(
     made.submit("r", config=config)
     made.start("r", pid=77)
     made.follow("r", step, end_step)
-    made.end("r", RunState.COMPLETED, f"completed at step {step}")
-    assert "go on" not in made.show("status", "r")
+    made.end("r", RunState.COMPLETED)
+    assert "trn resume" not in made.show("status", "r")
     path = made.save("r", step, is_final=True)
     screen = made.show("status", "r", num_columns=200)
-    assert ("go on" in screen) is bool(command)
-    assert not command or f"go on    `{command}` goes on from step {step} ({path.name})\n" in screen
+    assert ("trn resume" in screen) is bool(command)
+    assert not command or f"resume   `{command}` continues from step {step} ({path.name})\n" in screen
 
 
 def test_a_worker_that_is_gone_is_not_said_to_train(made: HandMade) -> None:
@@ -224,12 +228,12 @@ def test_a_worker_that_is_gone_is_not_said_to_train(made: HandMade) -> None:
     assert f"runs as process {pid}" in made.show("status", "lives")
     assert "runs as process" not in made.show("status", "gone")
     [lives], [gone], [before] = (made.ask("why", run_id) for run_id in ("lives", "gone", "before"))
-    assert "it trains on" in lives["sentence"]
+    assert "no daemon watches it" in lives["sentence"]
     for told, why in ((gone, f"process {pid} has ended"), (before, "before this machine was, or on another")):
-        assert "trains no more, and its end is not recorded yet" in told["what"]
-        assert why in told["what"]
-        assert (told["next"].partition(",")[0], told["remedy"]) == (
-            "the next daemon records how it ended",
+        assert "its end is not recorded yet" in told["sentence"]
+        assert why in told["sentence"]
+        assert (told["next"], told["remedy"]) == (
+            "the next daemon records it and may retry",
             "`trn daemon start`",
         )
 
@@ -251,8 +255,8 @@ def test_watching_in_a_pipe_keeps_to_the_table_and_its_order(
     made.submit("other")
     rounds = iter(
         [
-            lambda: made.registry.set_reason("adder-0", "waits for 1 GPU").result(),  # not in the table
-            lambda: made.registry.set_reason("adder-2", "waits for 1 GPU").result(),
+            lambda: made.registry.set_cause("adder-0", WAITS_FOR_GPU).result(),  # not in the table
+            lambda: made.registry.set_cause("adder-2", WAITS_FOR_GPU).result(),
             lambda: made.submit("adder-4", name="adder"),
         ]
     )
@@ -282,13 +286,12 @@ def test_who_holds_what_a_run_waits_for_and_how_many_come_before_it(
     made.submit("r", needs=Needs(cpus=2))
     made.submit("younger")
     [fresh] = made.ask("why", "r")
-    assert f"{QUEUED} (2 waiting runs come before it)" in fresh["what"]
-    assert fresh["next"] == "it starts by itself as soon as there is room for it"
-    made.registry.set_reason("r", "waits for 2 CPUs").result()
+    assert fresh["why"] == "queued; 2 runs are ahead in the queue"
+    assert fresh["next"] == "it starts by itself"
+    made.registry.set_cause("r", Cause(id="waits-for-cpu", waits_for=("cpu",), values={"cpus": 2})).result()
     [told] = made.ask("why", "r")
     assert (
-        "waits for 2 CPUs (held by slim (1 CPU), wide (3 CPUs); 2 waiting runs come before it)"
-        in (told["what"])
+        told["why"] == "waits for 2 CPUs, held by slim (1 CPU), wide (3 CPUs); 2 runs are ahead in the queue"
     )
     assert "`trn cancel slim`" in told["remedy"]
 
@@ -299,7 +302,7 @@ def test_every_file_of_a_run_is_listed_and_each_kind_has_its_name(made: HandMade
     made.submit("r.2")  # its own log looks like one of r's
     made.home.run("r.2").root.mkdir(parents=True)
     made.start("r", pid=77)
-    made.end("r", RunState.COMPLETED, "completed at step 1")
+    made.end("r", RunState.COMPLETED)
     day = made.home.logs.day(SUBMITTED_MS)
     copied = copies / day.relative_to(made.home.logs.root)
     names = (
@@ -333,7 +336,7 @@ def test_a_resumed_run_is_shown_with_its_whole_line_of_descent(made: HandMade) -
             made.submit("r", config={"max_steps": last}, **more)
             made.start(run_id, pid=77)
             made.follow(run_id, last, last)
-            made.end(run_id, RunState.COMPLETED, f"completed at step {last}")
+            made.end(run_id, RunState.COMPLETED)
             points = [(step, 1, "train/loss", step, 1.0 / step, 1) for step in range(first, last + 1)]
             store.add(run_id, offset=1, last_seq=last, points=points).result()
         [record] = made.ask("status", "r", "--lineage")
@@ -449,7 +452,7 @@ def test_no_word_is_cut_where_the_terminal_ends(made: HandMade, num_columns: int
     made.submit("r", name="a run with a name of many words, as people give them")
     made.start("r", pid=77)
     made.follow("r", 9, 40)
-    made.end("r", RunState.FAILED, f"failed while training at step 9: ValueError: {'many words ' * 20}")
+    made.end("r", RunState.FAILED, failure("train-step", step=9, error=f"ValueError: {'many words ' * 20}"))
     made.save("r", 5)
     words = made.show("why", "r", num_columns=10_000).split()
     for verb in ("why", "status"):

@@ -10,19 +10,20 @@ from gen_worker.launcher.process_family import PROCESS_MARK
 from trn.cli import exit_codes
 from trn.cli.durations import parse_since, say_ago, say_duration
 from trn.cli.reading.explanation import Surroundings, explain
-from trn.cli.reading.faults import BLAMES, find_blame
+from trn.cli.reading.remedies import REMEDIES, find_remedy
 from trn.client.screen.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
+from trn.core.causes import FAILURES, Cause, failure
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.core.terminal_text import plain
-from trn.core.workers_variables import NAMES, without_workers_variables
+from trn.core.variables import WORKER_NAMES, without_workers_variables
 
 AT_MS = 10_000_000
 
 
 def run(state: RunState, **more: Any) -> RunRecord:
     fields: dict[str, Any] = {
-        "reason": "because",
+        "cause": Cause(id="queued"),
         "submitted_ms": AT_MS - 60_000,
         "updated_ms": AT_MS,
         **more,
@@ -30,27 +31,20 @@ def run(state: RunState, **more: Any) -> RunRecord:
     return RunRecord(run_id="r-1", digest="", state=state, **{"config": {}, **fields})
 
 
-def attempt(cause: str, **more: Any) -> AttemptRecord:
+def attempt(cause: str = "", **more: Any) -> AttemptRecord:
     fields = {"launched_ms": AT_MS - 50_000, "ended_ms": AT_MS - 1000, **more}
-    return AttemptRecord(run_id="r-1", number=1, cause=cause, **fields)
+    return AttemptRecord(run_id="r-1", number=1, **({"cause": failure(cause)} if cause else {}), **fields)
 
 
-def test_whose_fault_it_was_is_what_the_daemons_own_table_says() -> None:
-    from trn.daemon.dispatch.failures import rows
-
-    for row in rows():
-        for words in (row.words, f"{row.words}: some detail", f"{row.words} at step 3: more"):
-            blame = find_blame(words, "r-1", resumes="goes on")
-            assert blame is not None, row.cause
-            assert blame.fault == row.fault, row.cause
-            assert "{" not in blame.remedy
-    # and nothing is blamed that the daemon never says
-    assert [known for known in BLAMES if not any(row.words.startswith(known) for row in rows())] == []
-    assert find_blame("something that a newer daemon says", "r-1", resumes="goes on") is None
+def test_every_failure_has_a_remedy_and_no_other_has() -> None:
+    assert set(REMEDIES) == set(FAILURES)
+    for template in (*REMEDIES.values(), find_remedy("killed", "SIGKILL"), find_remedy("of a newer release")):
+        words = template.format(run_id="r-1", resumes="continues", code="", secrets="--env A")
+        assert "{" not in words
 
 
 def test_what_is_a_workers_own_is_not_handed_on_to_a_daemon_or_launcher() -> None:
-    assert PROCESS_MARK in NAMES
+    assert PROCESS_MARK in WORKER_NAMES
     assert without_workers_variables({"TRAINER_RUN_ID": "x", "RANK": "0", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
@@ -63,65 +57,105 @@ def test_every_error_of_the_tree_has_an_exit_code_of_its_own_meaning() -> None:
     assert exit_codes.exit_code_of_state("CANCELLED") == exit_codes.ExitCode.CANCELLED_RUN
 
 
+WAITS_FOR_GPU = Cause(id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 1})
+LOST = {"outlook": "backoff", "delay_s": 5.0, "next_attempt": 2}
+
+
 @pytest.mark.parametrize(
-    ("known", "says"),
+    ("known", "lines"),
     [
         (
-            (run(RunState.PENDING, reason="waits for 1 GPU"), [], {"other": ["cuda:0"]}),
-            "waits for 1 GPU (held by other (cuda:0)); it starts",
+            (run(RunState.PENDING, cause=WAITS_FOR_GPU), [], {"other": ["cuda:0"]}),
+            [
+                "r-1 has been pending for 1m00s.",
+                "Why: waits for 1 GPU, held by other (cuda:0).",
+                "Next: it starts by itself; `trn cancel other` would free resources now.",
+            ],
         ),
         (
             (
                 run(
                     RunState.PENDING,
-                    reason="lost; retrying in 5 s (attempt 2)",
+                    cause=failure("lost", **LOST),
                     not_before_ms=AT_MS + 5000,
                     attempt=1,
                 ),
-                [attempt("process exited; exit status unknown")],
+                [attempt("lost")],
                 {},
             ),
-            "the machine's fault; its next attempt follows in 5s",
+            [
+                "r-1 has been pending for 1m00s.",
+                "Why: process exited; exit status unknown (fault: machine).",
+                "Next: attempt 2 starts in 5s.",
+            ],
         ),
         (
-            (run(RunState.RUNNING, step=5, end_step=10, attempt=1), [attempt("", ended_ms=None)], {}),
-            "at step 5 of 10",
+            (run(RunState.RUNNING, step=5, end_step=10, attempt=1), [attempt(ended_ms=None)], {}),
+            ["r-1 is running for 50s: attempt 1, step 5 of 10."],
         ),
         (
             (run(RunState.RUNNING, attempt=1, is_cancel_wanted=True, cancel_reason="enough"), [], {}),
-            "is being stopped at step 0: enough",
+            [
+                "r-1 is stopping at step 0.",
+                "Why: enough.",
+                "Next: it saves and exits within its grace period, else it is killed.",
+            ],
         ),
         (
-            (run(RunState.COMPLETED, step=7, ended_ms=AT_MS), [attempt("completed at step 7")], {}),
-            "reached step 7 after 1m00s",
-        ),
-        ((run(RunState.CANCELLED, reason="enough; it had not started"), [], {}), "was cancelled: enough"),
-        (
-            (
-                run(RunState.FAILED, reason="failed while training at step 3: X; no more", attempt=1),
-                [attempt("failed while training at step 3: X")],
-                {},
-            ),
-            "r-1 failed while training at step 3: X; no more; the job's own fault; it is final",
+            (run(RunState.COMPLETED, step=7, ended_ms=AT_MS), [attempt()], {}),
+            ["r-1 completed at step 7 after 1m00s."],
         ),
         (
             (
-                run(RunState.FAILED, reason="a fault of trn itself, please report it: X", attempt=1),
-                [attempt("a fault of trn itself, please report it: X")],
+                run(
+                    RunState.CANCELLED,
+                    cause=Cause(id="cancelled", values={"asked": "enough"}),
+                    ended_ms=AT_MS,
+                ),
+                [],
                 {},
             ),
-            "our fault",
+            [
+                "r-1 was cancelled at step 0 after 1m00s.",
+                "Why: enough.",
+                "Next: submit it again to train it.",
+            ],
+        ),
+        (
+            (
+                run(
+                    RunState.FAILED, cause=failure("train-step", step=3, error="X"), attempt=1, ended_ms=AT_MS
+                ),
+                [attempt("train-step")],
+                {},
+            ),
+            [
+                "r-1 failed at step 0 after 1m00s (1 attempt).",
+                "Why: training failed at step 3: X (fault: job).",
+                "Next: fix the code, then `trn resume r-1` starts at step 0: it saved no checkpoint.",
+            ],
+        ),
+        (
+            (
+                run(RunState.FAILED, cause=failure("trn-fault", detail="X"), attempt=1, ended_ms=AT_MS),
+                [attempt("trn-fault")],
+                {},
+            ),
+            [
+                "r-1 failed at step 0 after 1m00s (1 attempt).",
+                "Why: internal error of trn, please report it: X (fault: trn).",
+                "Next: report it with `daemon.log`; `trn resume r-1` tries again.",
+            ],
         ),
     ],
 )
-def test_one_sentence_says_what_happens_whose_fault_it_is_and_what_is_next(
-    known: tuple[RunRecord, list[AttemptRecord], dict[str, list[str]]], says: str
+def test_three_lines_say_what_why_and_what_next(
+    known: tuple[RunRecord, list[AttemptRecord], dict[str, list[str]]], lines: list[str]
 ) -> None:
     about, attempts, holders = known
     told = explain(about, attempts, at_ms=AT_MS, is_daemon_up=True, around=Surroundings(devices=holders))
-    assert says in told.sentence
-    assert told.sentence.endswith(".")
-    assert told.next
+    assert told.lines == lines
+    assert told.record()["cause"]["id"] == about.cause.id
 
 
 @pytest.mark.parametrize("state", [RunState.PENDING, RunState.DISPATCHING, RunState.RUNNING])
@@ -130,51 +164,44 @@ def test_without_a_daemon_an_unfinished_run_is_told_to_need_one(state: RunState)
     assert "`trn daemon start`" in told.remedy
 
 
-def test_mended_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
-    cause = "failed while training at step 3: X"
-    frozen = run(RunState.FAILED, reason=cause, attempt=1, snapshot="sha256:1", base_dir="/my job")
-    told = explain(frozen, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True)
+def test_fixed_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
+    cause = failure("train-step", step=3, error="X")
+    frozen = run(RunState.FAILED, cause=cause, attempt=1, snapshot="sha256:1", base_dir="/my job")
+    told = explain(frozen, [], at_ms=AT_MS, is_daemon_up=True)
     assert "`trn resume r-1 --code '/my job'` starts at step 0" in told.remedy
     elsewhere = msgspec.structs.replace(frozen, frozen_from="/my code")
-    told = explain(elsewhere, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True)
-    assert "--code '/my code'" in told.remedy
-    live = run(RunState.FAILED, reason=cause, attempt=1, base_dir="/my job")
-    assert "`trn resume r-1` starts" in explain(live, [attempt(cause)], at_ms=AT_MS, is_daemon_up=True).remedy
+    assert "--code '/my code'" in explain(elsewhere, [], at_ms=AT_MS, is_daemon_up=True).remedy
+    live = run(RunState.FAILED, cause=cause, attempt=1, base_dir="/my job")
+    assert "`trn resume r-1` starts" in explain(live, [], at_ms=AT_MS, is_daemon_up=True).remedy
+
+
+def test_lost_secrets_are_passed_again_by_name() -> None:
+    lost = run(RunState.FAILED, cause=failure("secret-missing", names=["A", "B"]), attempt=1)
+    assert "`trn resume r-1 --env A --env B`" in explain(lost, [], at_ms=AT_MS, is_daemon_up=True).remedy
 
 
 def test_a_silent_worker_is_named_before_it_is_ended() -> None:
-    newest = attempt("", ended_ms=None, last_heartbeat_ms=AT_MS - 45_000)
+    newest = attempt(ended_ms=None, last_heartbeat_ms=AT_MS - 45_000)
     told = explain(run(RunState.RUNNING, attempt=1), [newest], at_ms=AT_MS, is_daemon_up=True)
-    assert "no heartbeat for 45s" in told.sentence
+    assert told.why == "no heartbeat for 45s"
 
 
 @pytest.mark.parametrize("is_daemon_up", [True, False])
 def test_a_step_that_outlasts_the_time_limit_is_told_with_what_ends_it(is_daemon_up: bool) -> None:
-    newest = attempt("", ended_ms=None, launched_ms=AT_MS - 30_000, last_heartbeat_ms=AT_MS - 1000)
+    newest = attempt(ended_ms=None, launched_ms=AT_MS - 30_000, last_heartbeat_ms=AT_MS - 1000)
     about = run(RunState.RUNNING, attempt=1, config={"time_limit_s": 2, "grace_s": 20})
     told = explain(about, [newest], at_ms=AT_MS, is_daemon_up=is_daemon_up)
-    assert "its time limit of 2 s is over since 28s" in told.what
-    assert "it ends as soon as this step does, or without it when its grace of 20 s is over, too" in told.next
-    assert ("the daemon kills it" in told.next) is is_daemon_up
+    assert told.why == "its time limit of 2 s ended 28s ago"
+    assert "grace period of 20 s" in told.next
+    assert ("trn daemon start" in told.remedy) is not is_daemon_up
     assert "--set time_limit_s=…" in told.remedy
     in_time = run(RunState.RUNNING, attempt=1, config={"time_limit_s": 31})
-    assert "time limit" not in explain(in_time, [newest], at_ms=AT_MS, is_daemon_up=True).sentence
+    assert not explain(in_time, [newest], at_ms=AT_MS, is_daemon_up=True).why
 
 
-def test_what_ran_out_of_memory_is_told_to_use_less_and_who_was_killed_that_it_may_be_somebody() -> None:
-    for words in (
-        "failed while training at step 3: MemoryError",
-        "failed while training: numpy._core._exceptions._ArrayMemoryError: Unable to allocate 1 TiB",
-        "the model did not load: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-    ):
-        blame = find_blame(words, "r-1", resumes="goes on")
-        assert blame is not None
-        assert (blame.fault, blame.remedy.startswith("use a smaller batch or model")) == ("job", True)
-        assert "mend" not in blame.remedy
-    killed = find_blame("killed by SIGKILL at step 3", "r-1", resumes="goes on")
-    assert killed is not None
-    assert killed.remedy.startswith("if nobody here killed it, the system did for want of memory")
-    assert killed.remedy.endswith("`trn resume r-1` goes on")
+def test_what_ran_out_of_memory_and_what_was_killed_gets_advice_about_memory() -> None:
+    for remedy in (find_remedy("out-of-memory"), find_remedy("killed", "SIGKILL")):
+        assert "use a smaller batch or more memory_mb" in remedy
 
 
 @pytest.mark.parametrize(

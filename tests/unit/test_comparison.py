@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from trn.client.comparison import RunFacts, compare, find_divergence
+from trn.core.causes import QUEUED
 from trn.core.runs import RunRecord, RunState
 from trn.registry.metrics import Series
 
@@ -25,7 +26,7 @@ def facts(
         run_id=run_id,
         digest=run_id,
         state=RunState.COMPLETED,
-        reason="",
+        cause=QUEUED,
         config={"run_id": run_id, "trainer": "a:B", **(config or {})},
         submitted_ms=1,
         updated_ms=1,

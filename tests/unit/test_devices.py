@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from trn.core.causes import QUEUED
 from trn.core.errors import InvalidRequestError
 from trn.core.runs import RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings
@@ -365,7 +366,7 @@ def test_the_report_says_where_the_code_came_from_and_keeps_the_patch(tmp_path: 
         run_id="r",
         digest="d",
         state=RunState.PENDING,
-        reason="",
+        cause=QUEUED,
         config={},
         submitted_ms=0,
         updated_ms=0,
@@ -385,7 +386,7 @@ def test_a_lost_snapshot_is_told_in_the_report(tmp_path: Path) -> None:
         run_id="r",
         digest="d",
         state=RunState.PENDING,
-        reason="",
+        cause=QUEUED,
         config={},
         submitted_ms=0,
         updated_ms=0,

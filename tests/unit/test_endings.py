@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 
 from gen_worker.errors import Category, ExitCode
+from trn.core.cause_words import FAILURE_WORDS, say_cause, say_what
+from trn.core.causes import FAILURES, NO_CAUSE, Cause, failure
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.daemon.dispatch.endings import (
     MAX_BACKOFF_S,
     MAX_INTERRUPTIONS,
-    Wish,
+    StopReason,
     backoff_s,
-    close_words,
+    close_fields,
     decide,
     interruption_backoff_s,
 )
-from trn.daemon.dispatch.failures import FAILURES, rows
 from trn.daemon.ingest.event_file import Terminal
 from trn.executors.base import WorkerExit
 from trn.registry.sqlite import Ending
@@ -27,7 +28,7 @@ def run(**fields: Any) -> RunRecord:
         "run_id": "r",
         "digest": "sha256:1",
         "state": RunState.RUNNING,
-        "reason": "",
+        "cause": NO_CAUSE,
         "config": {"retry": {"backoff_s": 10.0}},
         "submitted_ms": 0,
         "updated_ms": 0,
@@ -43,22 +44,25 @@ def end(
     *,
     exit_code: int | None = None,
     terminal: Terminal | None = None,
-    wish: Wish | None = None,
+    stop_reason: StopReason | None = None,
     before: list[AttemptRecord] | None = None,
     saved_step: int = 0,
     **fields: Any,
 ) -> Ending:
     worker_exit = WorkerExit(exit_code=exit_code, **fields)
-    return decide(record or run(), before or [], worker_exit, terminal, wish, saved_step=saved_step)
+    return decide(record or run(), before or [], worker_exit, terminal, stop_reason, saved_step=saved_step)
 
 
-def ended(number: int, saved_step: int = 0, cause_id: str = "SIGKILL", **fields: Any) -> AttemptRecord:
+KILLED = failure("killed")
+
+
+def ended(number: int, saved_step: int = 0, cause: Cause = KILLED, **fields: Any) -> AttemptRecord:
     return AttemptRecord(
         run_id="r",
         number=number,
         launched_ms=0,
         ended_ms=1,
-        cause_id=cause_id,
+        cause=cause,
         saved_step=saved_step,
         **fields,
     )
@@ -71,12 +75,13 @@ def failed(category: str, error: str = "boom", step: int = 7, cause: str = "") -
 COMPLETED = Terminal(event="completed", step=9)
 
 
-def test_every_category_of_the_contract_has_a_row_and_every_row_its_reasons() -> None:
-    assert set(Category) <= set(FAILURES)
-    for row in rows():
+def test_every_category_has_a_row_and_every_row_its_words() -> None:
+    assert set(Category) - {"cancelled"} <= set(FAILURES)
+    assert set(FAILURE_WORDS) == set(FAILURES)
+    for row in FAILURES.values():
         assert row.category in set(Category)
-        assert row.words
-        assert row.why
+        assert FAILURE_WORDS[row.id].what
+        assert FAILURE_WORDS[row.id].why
 
 
 @pytest.mark.parametrize("code", [0, 1, 14, 75, -signal.SIGKILL, -signal.SIGSEGV, None])
@@ -84,14 +89,14 @@ def test_every_category_of_the_contract_has_a_row_and_every_row_its_reasons() ->
 def test_completed_wins_over_exit_codes_and_cancels(code: int | None, is_cancel_wanted: bool) -> None:
     ending = end(run(is_cancel_wanted=is_cancel_wanted), exit_code=code, terminal=COMPLETED)
     assert ending.state is RunState.COMPLETED
-    assert ending.reason.startswith("completed at step 9")
+    assert say_cause(ending.cause).startswith("completed at step 9")
 
 
 def test_why_a_run_was_stopped_early_is_told_with_its_end() -> None:
     early = Terminal(event="completed", step=9, stop_reason="val/loss did not fall below 1")
     ending = end(exit_code=0, terminal=early)
     assert (ending.state, ending.stop_reason) == (RunState.COMPLETED, "val/loss did not fall below 1")
-    assert ending.reason == "completed at step 9; stopped early: val/loss did not fall below 1"
+    assert say_cause(ending.cause) == "completed at step 9; stopped early: val/loss did not fall below 1"
     assert end(exit_code=0, terminal=COMPLETED).stop_reason == ""
 
 
@@ -99,14 +104,16 @@ def test_a_wanted_cancel_ends_the_run_and_says_how() -> None:
     record = run(is_cancel_wanted=True, cancel_reason="asked by ann", attempt=1)
     ending = end(record, exit_code=75, terminal=failed("cancelled"))
     assert (ending.state, ending.category) == (RunState.CANCELLED, "cancelled")
-    assert ending.reason == "asked by ann; stopped at step 7"
-    killed = Wish(cause="cancel", was_killed=True)
-    assert "did not stop within grace, was killed" in end(record, exit_code=-9, wish=killed).reason
+    assert say_cause(ending.cause) == "asked by ann; stopped at step 7"
+    killed = StopReason(cause="cancel", was_killed=True)
+    assert "killed at step 7, it did not stop within its grace period" in say_cause(
+        end(record, exit_code=-9, stop_reason=killed).cause
+    )
     never = decide(record, [], None, None, None, saved_step=0)
-    assert (never.state, never.reason) == (RunState.CANCELLED, "asked by ann; it had not started")
+    assert (never.state, say_cause(never.cause)) == (RunState.CANCELLED, "asked by ann; it had not started")
     other = end(record, exit_code=14, terminal=failed("train-step", "ValueError: x"))
     assert other.state is RunState.CANCELLED
-    assert "ValueError: x" in other.reason
+    assert "ValueError: x" in say_cause(other.cause)
 
 
 @pytest.mark.parametrize("is_on_error", [False, True])
@@ -115,7 +122,7 @@ def test_what_would_fail_the_same_again_is_not_retried(category: str, is_on_erro
     record = run(config={"retry": {"on_error": is_on_error}})
     ending = end(record, exit_code=10, terminal=failed(category), saved_step=5)
     assert (ending.state, ending.category) == (RunState.FAILED, category)
-    assert "boom" in ending.cause
+    assert "boom" in say_what(ending.cause)
 
 
 # What was not the job's doing, and the category that its attempt is recorded with.
@@ -128,8 +135,8 @@ NOT_ITS_DOING: list[tuple[dict[str, Any], str]] = [
     ({"exit_code": -9, "is_out_of_memory": True}, "train-step"),
     ({"exit_code": None}, "train-step"),
     ({"exit_code": None, "is_reboot": True}, "cancelled"),
-    ({"exit_code": -9, "wish": Wish(cause="heartbeat-timeout")}, "train-step"),
-    ({"exit_code": -9, "wish": Wish(cause="start-timeout")}, "startup"),
+    ({"exit_code": -9, "stop_reason": StopReason(cause="heartbeat-timeout")}, "train-step"),
+    ({"exit_code": -9, "stop_reason": StopReason(cause="start-timeout")}, "startup"),
     ({"exit_code": 15, "terminal": failed("upload")}, "upload"),
     ({"exit_code": 14, "terminal": failed("train-step", cause="connection")}, "train-step"),
     ({"exit_code": 11, "terminal": failed("input", cause="connection")}, "input"),
@@ -147,7 +154,7 @@ def test_what_was_not_the_jobs_doing_is_retried_by_default_at_once_after_progres
     ending = end(record, **fields, before=before, saved_step=5)
     assert (ending.state, ending.category, ending.is_interruption) == (RunState.PENDING, category, False)
     assert ending.delay_ms == 0
-    assert ending.reason.endswith("; retrying at once from step 5 (attempt 10)")
+    assert say_cause(ending.cause).endswith("; retrying at once from step 5 (attempt 10)")
 
 
 @pytest.mark.parametrize(("fields", "category"), NOT_ITS_DOING)
@@ -159,10 +166,12 @@ def test_without_progress_it_waits_and_the_third_attempt_in_a_row_is_the_last(
     ending = end(record, **fields, before=before, saved_step=9)
     assert (ending.state, ending.category) == (RunState.PENDING, category)
     assert ending.delay_ms > 10_000
-    assert "from step 9 (attempt 6; 2 of 3 without a newer checkpoint)" in ending.reason
+    assert "from step 9 (attempt 6; 2 of 3 without a newer checkpoint)" in say_cause(ending.cause)
     last = end(record, **fields, before=[*before, ended(4, 9)], saved_step=9)
     assert (last.state, last.delay_ms) == (RunState.FAILED, 0)
-    assert "not tried again: 3 attempts without a newer checkpoint (retry.max_attempts is 3)" in last.reason
+    assert "not retried: 3 attempts without a newer checkpoint (retry.max_attempts is 3)" in say_cause(
+        last.cause
+    )
     further = end(record, **fields, before=[*before, ended(4, 9)], saved_step=10)
     assert (further.state, further.delay_ms) == (RunState.PENDING, 0)
 
@@ -184,7 +193,7 @@ def test_a_checkpoint_that_is_lost_and_saved_again_is_no_progress() -> None:
 def test_no_attempt_follows_where_none_is_wanted() -> None:
     ending = end(run(max_attempts=0), exit_code=-9, saved_step=5)
     assert ending.state is RunState.FAILED
-    assert "retry.max_attempts is 0" in ending.reason
+    assert "retry.max_attempts is 0" in say_cause(ending.cause)
 
 
 def test_one_attempt_without_progress_is_all_where_one_is_asked_for() -> None:
@@ -193,10 +202,12 @@ def test_one_attempt_without_progress_is_all_where_one_is_asked_for() -> None:
 
 
 def test_a_kill_is_told_with_its_step_and_where_the_next_attempt_begins() -> None:
-    ending = end(run(step=120), exit_code=-9, saved_step=100, detail="killed by SIGKILL")
-    assert ending.reason == "killed by SIGKILL at step 120; retrying at once from step 100 (attempt 2)"
+    ending = end(run(step=120), exit_code=-9, saved_step=100, detail="")
+    assert (
+        say_cause(ending.cause) == "killed by SIGKILL at step 120; retrying at once from step 100 (attempt 2)"
+    )
     fresh = end(run(step=20, config={"retry": {"backoff_s": 0}}), exit_code=-9)
-    assert fresh.reason == (
+    assert say_cause(fresh.cause) == (
         "killed by SIGKILL at step 20; retrying at once from the start (attempt 2; 1 of 3 without a newer checkpoint)"
     )
 
@@ -225,16 +236,19 @@ def test_an_exception_of_the_authors_code_is_final_unless_on_error_is_asked_for(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"exit_code": None, "wish": Wish(cause="launch-failed", detail="no launcher")},
-        {"exit_code": None, "wish": Wish(cause="trn-fault")},
+        {
+            "exit_code": None,
+            "stop_reason": StopReason(cause="launch-failed", values={"detail": "no launcher"}),
+        },
+        {"exit_code": None, "stop_reason": StopReason(cause="trn-fault")},
     ],
 )
 def test_a_launch_that_failed_uses_up_no_attempt_but_there_is_an_end_to_them(fields: dict[str, Any]) -> None:
     ending = end(run(attempt=1, max_attempts=1), **fields)
     assert (ending.state, ending.is_interruption) == (RunState.PENDING, True)
-    before = [ended(1, cause_id="launch-failed"), ended(2, cause_id="never-launched"), ended(3)]
+    before = [ended(1, cause=failure("launch-failed")), ended(2, cause=failure("never-launched")), ended(3)]
     killed = end(run(attempt=4), exit_code=-9, before=before)
-    assert "2 of 3 without a newer checkpoint" in killed.reason  # the third and this one
+    assert "2 of 3 without a newer checkpoint" in say_cause(killed.cause)  # the third and this one
     many = run(attempt=100, num_interruptions=MAX_INTERRUPTIONS - 1)
     assert end(many, **fields).state is RunState.FAILED
 
@@ -250,10 +264,10 @@ def test_the_same_error_at_the_same_step_twice_in_a_row_ends_the_run(cause: str)
     boom = failed("train-step", cause=cause)
     first = end(record, exit_code=14, terminal=boom, saved_step=5)
     assert first.state is RunState.PENDING
-    before = ended(1, 5, first.cause_id, category=first.category, cause=first.cause, step=7)
+    before = ended(1, 5, first.cause, category=first.category, step=7)
     again = end(record, exit_code=14, terminal=boom, before=[before], saved_step=6)
     assert again.state is RunState.FAILED
-    assert "the same error at step 7 twice in a row" in again.reason
+    assert "the same error at step 7 twice in a row" in say_cause(again.cause)
     elsewhere = end(record, exit_code=14, terminal=failed("train-step", step=8, cause=cause), before=[before])
     assert elsewhere.state is RunState.PENDING
     otherwise = end(record, exit_code=14, terminal=failed("train-step", "bang", cause=cause), before=[before])
@@ -266,27 +280,32 @@ def test_a_kill_or_a_broken_connection_at_the_same_step_is_no_error_of_the_job()
         {"exit_code": 14, "terminal": failed("train-step", cause="connection")},
     ):
         first = end(run(max_attempts=9), **fields)
-        before = ended(1, 0, first.cause_id, category=first.category, cause=first.cause, step=7)
+        before = ended(1, 0, first.cause, category=first.category, step=7)
         assert end(run(attempt=2, max_attempts=9), **fields, before=[before]).state is RunState.PENDING
 
 
 @pytest.mark.parametrize(
-    ("worker_exit", "wish"),
+    ("worker_exit", "stop_reason"),
     [
-        (WorkerExit(exit_code=-9), Wish(cause="heartbeat-timeout", detail="silent for 61 s")),
+        (
+            WorkerExit(exit_code=-9),
+            StopReason(cause="heartbeat-timeout", values={"silent_s": 61, "limit_s": 60.0}),
+        ),
         (WorkerExit(exit_code=-9, is_out_of_memory=True), None),
         (WorkerExit(is_reboot=True), None),
         (WorkerExit(exit_code=-signal.SIGSEGV), None),
-        (WorkerExit(exit_code=-9), Wish(cause="time-limit")),
+        (WorkerExit(exit_code=-9), StopReason(cause="time-limit")),
     ],
 )
-def test_the_decision_is_the_same_after_a_restart_that_forgot_the_wish(
-    worker_exit: WorkerExit, wish: Wish | None
+def test_the_decision_is_the_same_after_a_restart_that_forgot_why_we_stopped_it(
+    worker_exit: WorkerExit, stop_reason: StopReason | None
 ) -> None:
     record = run()
-    category, error, cause = close_words(record, worker_exit, wish)
-    ours = Terminal(event="failed", category=category, error=error, cause=cause, closed_by="daemon", step=7)
-    before = decide(record, [], worker_exit, ours, wish, saved_step=5)
+    fields = close_fields(record, worker_exit, stop_reason)
+    cause = fields.pop("cause")
+    named = {"cause": cause.id, "fault": cause.fault, "values": dict(cause.values)}
+    ours = Terminal(event="failed", **fields, **named, closed_by="daemon", step=7)
+    before = decide(record, [], worker_exit, ours, stop_reason, saved_step=5)
     after = decide(record, [], worker_exit, ours, None, saved_step=5)
     assert after == before
 
@@ -299,35 +318,42 @@ def test_a_worker_that_said_why_is_believed_though_it_crashed_on_its_way_out() -
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"exit_code": -signal.SIGSEGV}, "killed by SIGSEGV at step 7: invalid memory access"),
+        ({"exit_code": -signal.SIGSEGV}, "crashed with SIGSEGV at step 7: invalid memory access"),
         (
             {"exit_code": -signal.SIGKILL, "is_out_of_memory": True},
             "out of memory at step 7: the system killed the process",
         ),
         ({"exit_code": -signal.SIGUSR1}, "killed by SIGUSR1 at step 7"),
         ({"exit_code": -200}, "killed by signal 200"),
-        ({"exit_code": 1}, "exit code 1 (bug): see the log for a traceback"),
+        ({"exit_code": 1}, "exit code 1 (bug); see the log for a traceback"),
         ({"exit_code": 0}, "exit code 0 (completed)"),
-        ({"exit_code": 42}, "exit code 42: no exception ended it, the job's code did"),
-        (
-            {"exit_code": 3, "detail": "exit code 3"},
-            "exit code 3: no exception ended it, the job's code did",
-        ),
+        ({"exit_code": 42}, "exit code 42; the job's code ended the process"),
         (
             {"exit_code": 1, "detail": "its folder is gone"},
             "process exited without a terminal event at step 7: its folder is gone",
         ),
-        ({"exit_code": int(ExitCode.INPUT)}, "an input is not valid: exit code 11 (input)"),
+        ({"exit_code": int(ExitCode.INPUT)}, "invalid input: exit code 11 (input)"),
         ({"exit_code": None}, "process exited; exit status unknown at step 7"),
-        ({"exit_code": None, "is_reboot": True}, "the machine went down"),
+        ({"exit_code": None, "is_reboot": True}, "the machine restarted"),
         (
             {"exit_code": 14, "terminal": failed("train-step", "Errno 104", cause="connection")},
-            "a connection broke at step 7: Errno 104",
+            "connection lost at step 7: Errno 104",
         ),
     ],
 )
 def test_causes_are_in_words(fields: dict[str, Any], words: str) -> None:
-    assert words in end(**fields).cause
+    assert words in say_what(end(**fields).cause)
+
+
+@pytest.mark.parametrize(
+    "values", [{"signal": 3}, {"names": 5, "delay_s": "x"}, {"step": [], "text": {}}, {"limit_s": True}]
+)
+@pytest.mark.parametrize("closed_by", ["", "daemon"])
+def test_values_that_a_worker_made_up_break_nothing(values: dict[str, Any], closed_by: str) -> None:
+    forged = Terminal(
+        event="failed", category="train-step", cause="killed", values=values, closed_by=closed_by
+    )
+    assert say_cause(end(exit_code=-9, terminal=forged).cause)
 
 
 def test_the_backoff_doubles_up_to_five_minutes_and_is_each_runs_own() -> None:

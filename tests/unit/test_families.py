@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trn.core.causes import Cause
 from trn.core.errors import AmbiguousError, InvalidRequestError, NotFoundError
 from trn.core.runs import LineagePart, RunState
 from trn.registry.base import NewRun
@@ -187,5 +188,5 @@ def test_two_live_runs_of_one_family_are_runs_like_any_others(registry: RunRegis
         submit(registry, "a")
         registry.claim(name, []).result()
     for name in ("a", "a.2"):
-        ending = Ending(state=RunState.COMPLETED, reason="done", cause="done")
+        ending = Ending(state=RunState.COMPLETED, cause=Cause(id="completed"))
         assert registry.end(name, 1, ending).result().state is RunState.COMPLETED

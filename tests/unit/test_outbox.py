@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trn.core.causes import Cause
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.outlets.outbox import Backlog, Outbox, Place
@@ -68,7 +69,7 @@ def take_in(registry: RunRegistry, home: Home, run_id: str, last_seq: int) -> Ru
 
 
 def end(registry: RunRegistry, run_id: str) -> None:
-    registry.end(run_id, 1, Ending(state=RunState.COMPLETED, reason="done", cause="")).result()
+    registry.end(run_id, 1, Ending(state=RunState.COMPLETED, cause=Cause(id="completed"))).result()
 
 
 def seqs_told(outbox: Outbox, run: RunRecord, place: Place | None = None) -> list[int]:

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trn.core.causes import QUEUED, Cause
 from trn.core.runs import Needs, QueuedRun
 from trn.daemon.dispatch.placement import FreeResources, choose_starts
 
@@ -18,7 +19,7 @@ def queued(run_id: str, *, submitted_ms: int = 0, priority: int = 0, **needs: An
         priority=priority,
         submitted_ms=submitted_ms,
         needs=Needs(**needs),
-        reason="",
+        cause=QUEUED,
         attempt=0,
     )
 
@@ -37,7 +38,7 @@ any_needs = st.builds(
 any_queue = st.lists(st.tuples(any_needs, st.integers(0, 600_000), st.integers(-1, 1)), max_size=12).map(
     lambda items: [
         QueuedRun(
-            run_id=f"run-{index}", priority=priority, submitted_ms=at, needs=needs, reason="", attempt=0
+            run_id=f"run-{index}", priority=priority, submitted_ms=at, needs=needs, cause=QUEUED, attempt=0
         )
         for index, (needs, at, priority) in enumerate(items)
     ]
@@ -64,8 +65,7 @@ def test_nothing_is_given_twice_or_that_is_not_free(queue: list[QueuedRun], ther
         assert device_ids == wanted.devices if wanted.devices else len(device_ids) == wanted.gpus
         assert len({device_id.partition(":")[0] for device_id in device_ids}) <= 1
     assert {run_id for run_id, _ in decision.starts} | set(decision.waits) == set(needs)
-    assert all(reason.startswith("waits for ") for reason in decision.waits.values())
-    assert all(reason != "waits for " for reason in decision.waits.values())
+    assert all(cause.id.startswith("waits-for-") and cause.waits_for for cause in decision.waits.values())
 
 
 @given(queue=any_queue, there=any_free, order=st.randoms())
@@ -95,10 +95,12 @@ def test_a_small_run_overtakes_a_large_one_only_while_that_is_patient() -> None:
     small = queued("small", submitted_ms=1, gpus=1)
     early = choose_starts([large, small], free("cuda:0", "cuda:1"), now_ms=1000, patience_s=PATIENCE_S)
     assert early.starts == (("small", ("cuda:0",)),)
-    assert early.waits == {"large": "waits for 4 GPUs"}
+    assert early.waits == {"large": Cause(id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 4})}
     late = choose_starts([large, small], free("cuda:0", "cuda:1"), now_ms=301_000, patience_s=PATIENCE_S)
     assert late.starts == ()
-    assert late.waits["small"] == ("waits for 1 GPU: what is free is kept for large, which has waited long")
+    assert late.waits["small"] == Cause(
+        id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 1, "kept_for": "large"}
+    )
 
 
 def test_what_an_impatient_run_does_not_need_is_still_given_to_others() -> None:
@@ -113,7 +115,7 @@ def test_a_named_device_gathers_too() -> None:
     other = queued("other", submitted_ms=1, gpus=1)
     late = choose_starts([named, other], free("cuda:1", "cuda:2"), now_ms=10**9, patience_s=PATIENCE_S)
     assert late.starts == (("other", ("cuda:2",)),)
-    assert late.waits == {"named": "waits for cuda:0"}
+    assert late.waits == {"named": Cause(id="waits-for-device", waits_for=("cuda:0",))}
 
 
 def test_any_gpu_leaves_those_that_others_name() -> None:
@@ -146,7 +148,7 @@ def test_an_endless_stream_of_small_runs_cannot_starve_a_large_one(data: st.Data
                 priority=0,
                 submitted_ms=now_ms,
                 needs=Needs(gpus=data.draw(st.integers(0, 2)), cpus=data.draw(st.integers(1, 3))),
-                reason="",
+                cause=QUEUED,
                 attempt=0,
             )
             for index in range(3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from trn.core.causes import Cause
 from trn.core.runs import AttemptRecord, Needs, RunRecord, RunState
 from trn.daemon.intake.submission import Submission
 from trn.proto import trainer_pb2 as pb
@@ -20,7 +21,7 @@ RECORD = RunRecord(
     run_id="demo-1",
     digest="sha256:ab",
     state=RunState.RUNNING,
-    reason="attempt 2 runs",
+    cause=Cause(id="killed", fault="machine", waits_for=("gpu",), next_attempt_ms=9, values={"step": 5}),
     config={"run_id": "demo-1", "max_steps": 3, "hyperparams": {"lr": 0.1}},
     name="demo",
     priority=-7,
@@ -91,7 +92,7 @@ def test_a_run_loses_nothing_on_the_wire() -> None:
     came = from_message(pb.Run.FromString(sent), Run)
     # What only the daemon needs stays with it.
     own = ("event_offset", "num_interruptions", "member", "nonce")
-    kept = {name for name in RunRecord.__struct_fields__ if name not in own}
+    kept = {name for name in RunRecord.__struct_fields__ if name not in own} | {"reason"}
     assert kept == set(Run.__struct_fields__)
     assert {name: getattr(came, name) for name in kept} == {name: getattr(RECORD, name) for name in kept}
 
@@ -109,7 +110,7 @@ def test_an_attempt_loses_nothing_on_the_wire() -> None:
         pid=77,
         exit_code=-9,
         category="train-step",
-        cause="ended by SIGKILL",
+        cause=Cause(id="killed", fault="machine", values={"signal": "SIGKILL"}),
         last_heartbeat_ms=5,
         step=4,
         devices=("cuda:1",),

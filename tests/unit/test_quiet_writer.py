@@ -193,7 +193,7 @@ def test_a_run_with_a_stopped_writer_fails_with_words_and_resumes_with_nothing_l
     events = [json.loads(line) for line in lines]
     assert any(event["event"] == "log" and "stopped by a signal" in event["message"] for event in events)
     failed = events[-1]
-    assert (failed["event"], failed["cause"]) == ("failed", "SIGKILL")
+    assert (failed["event"], failed["cause"]) == ("failed", "killed")
     assert (tmp_path / "checkpoints" / f"step-{failed['step']:08}.meta.json").exists(), "by another writer"
     again = Trainer(Count, config, train_data=batches, folder=tmp_path)
     assert again.train()["train/loss"] == 20.0

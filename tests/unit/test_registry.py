@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from trn.cli import command_table as verbs
+from trn.core.causes import Cause, failure
 from trn.core.digest import run_digest
 from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, RegistryError, UnavailableError
 from trn.core.home import Home, find_home
@@ -30,6 +31,8 @@ from trn.registry.named_queries import queries
 from trn.registry.reader import RegistryReader
 from trn.registry.sqlite import Ending, RunRegistry
 from trn.registry.writer import RegistryWriter
+
+WAITS = Cause(id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 1})
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -54,7 +57,7 @@ def new(run_id: str, **changes: Any) -> NewRun:
 
 
 def ended(state: RunState, **fields: Any) -> Ending:
-    return Ending(state=state, reason="because", cause="it ended", **fields)
+    return Ending(state=state, cause=failure("killed", signal="SIGKILL"), **fields)
 
 
 def test_any_reader_can_ask_what_changed_since(tmp_path: Path) -> None:
@@ -206,9 +209,9 @@ def test_slots_are_freed_exactly_once_on_every_way_out(registry: RunRegistry) ->
 def test_terminal_states_never_change(registry: RunRegistry) -> None:
     registry.submit(new("one")).result()
     run, was_live = registry.want_cancel("one", "not needed").result()
-    assert (run.state, was_live, run.reason) == (RunState.CANCELLED, True, "not needed")
+    assert (run.state, was_live, run.reason) == (RunState.CANCELLED, True, "not needed; it had not started")
     run, was_live = registry.want_cancel("one", "again").result()
-    assert (was_live, run.reason) == (False, "not needed")
+    assert (was_live, run.reason) == (False, "not needed; it had not started")
     with pytest.raises(ConflictError):
         registry.claim("one", []).result()
     for state in TERMINAL:
@@ -556,9 +559,7 @@ def test_events_are_taken_in_once_whatever_is_repeated_and_places_lead_back_to_t
 def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: RunRegistry) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
-    retry = Ending(
-        state=RunState.PENDING, reason="again", cause="killed", delay_ms=60_000, is_interruption=True
-    )
+    retry = Ending(state=RunState.PENDING, cause=failure("killed"), delay_ms=60_000, is_interruption=True)
     over_ms = registry.end("one", 1, retry).result().not_before_ms
     assert registry.queue(over_ms - 1, 10) == []
     assert registry.next_backoff_ms(over_ms - 1) == over_ms
@@ -571,13 +572,13 @@ def test_a_run_in_its_backoff_is_not_in_the_queue_until_that_is_over(registry: R
 def test_a_backoff_from_before_the_clock_was_put_back_is_over(registry: RunRegistry, back_s: int) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
-    retry = Ending(state=RunState.PENDING, reason="again", cause="killed", delay_ms=60_000)
+    retry = Ending(state=RunState.PENDING, cause=failure("killed"), delay_ms=60_000)
     now_ms = registry.end("one", 1, retry).result().updated_ms
     assert registry.queue(now_ms, 10) == []
     back_ms = now_ms - back_s * 1000
     assert [run.run_id for run in registry.queue(back_ms, 10)] == ["one"]
     assert registry.next_backoff_ms(back_ms) is None
-    registry.set_reason("one", "waits for a GPU").result()
+    registry.set_cause("one", WAITS).result()
     assert [run.run_id for run in registry.queue(back_ms, 10)] == ["one"]
 
 
@@ -588,7 +589,7 @@ def test_a_backoff_counts_from_the_end_as_it_is_recorded(tmp_path: Path) -> None
     try:
         registry.submit(new("one")).result()
         registry.claim("one", []).result()
-        retry = Ending(state=RunState.PENDING, reason="again", cause="killed", delay_ms=500)
+        retry = Ending(state=RunState.PENDING, cause=failure("killed"), delay_ms=500)
         clock[0] -= 3_600_000
         registry.end("one", 1, retry).result()
         assert [run.run_id for run in registry.queue(clock[0] + 500, 10)] == ["one"]
@@ -614,7 +615,7 @@ def test_a_cancel_that_comes_while_a_retry_is_decided_still_cancels(registry: Ru
     registry.submit(new("one")).result()
     registry.claim("one", []).result()
     registry.want_cancel("one", "enough").result()
-    retry = Ending(state=RunState.PENDING, reason="again", cause="killed")
+    retry = Ending(state=RunState.PENDING, cause=failure("killed"))
     run = registry.end("one", 1, retry).result()
     assert (run.state, run.reason) == (RunState.CANCELLED, "enough")
 

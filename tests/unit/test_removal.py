@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from trn.core.causes import Cause
 from trn.core.errors import ConflictError
 from trn.core.home import Home
 from trn.core.runs import RunState
@@ -75,7 +76,7 @@ class World:
         if state is None:
             return
         self.registry.claim(run_id, []).result()
-        self.registry.end(run_id, 1, Ending(state=state, reason="", cause="")).result()
+        self.registry.end(run_id, 1, Ending(state=state, cause=Cause(id="completed"))).result()
 
     def add_checkpoint(self, run_id: str, step: int) -> Path:
         folder = self.home.run(run_id).checkpoints

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from trn.client.screen.figures import show_duration, show_number, show_rate
 from trn.client.screen.render import HELD_S, MAX_WAITING_LINES, Screen
 from trn.client.screen.run_view import RunView, conclude
 from trn.client.screen.worker_log import Line, WholeLines, WorkerLog
+from trn.core.cause_words import say_cause
+from trn.core.causes import failure
 from trn.core.terminal_text import clean
 from trn.proto.records import Run
 
@@ -184,7 +187,7 @@ def test_the_end_says_what_to_do_next() -> None:
         "digits-1  failed at step 7 of 10, after 1:15",
         "  the step failed; at line 3",
         "  trn logs digits-1",
-        "  trn resume digits-1    goes on from step 6",
+        "  trn resume digits-1    continues from step 6",
     ]
     view.take_run(msgspec.structs.replace(view.run, state="COMPLETED"))
     assert "\n" not in conclude(view, 75).plain
@@ -268,12 +271,17 @@ def test_an_attempt_that_ended_is_told_with_its_cause_and_what_follows() -> None
     assert "2 steps/s" in view.facts()
     error = "killed by SIGKILL at step 120"
     assert view.take_events(lines_of({"event": "failed", "attempt": 1, "step": 20, "error": error})) == []
+    outlook = {"outlook": "backoff", "delay_s": 10.0, "next_attempt": 2, "from_step": 100}
+    stalled = {"num_stalled": 1, "max_attempts": 3}
+    killed = replace(
+        failure("killed", signal="SIGKILL", step=120, **outlook, **stalled), next_attempt_ms=BEGIN_MS + 8000
+    )
     waits = make_run(
         state="PENDING",
         attempt=1,
         end_step=100,
-        reason=f"{error}; retrying in 10 s from step 100 (attempt 2; 1 of 3 without a newer checkpoint)",
-        not_before_ms=BEGIN_MS + 8000,
+        reason=say_cause(killed),
+        cause=killed,
     )
     told = [*view.take_run(waits), *view.take_run(waits)]
     assert [line.text.plain for line in told] == [
@@ -291,7 +299,7 @@ def test_an_attempt_whose_wait_nobody_saw_is_told_from_its_events() -> None:
     ended = {"event": "failed", "attempt": 1, "error": "killed by SIGKILL at step 9"}
     told = view.take_events(lines_of({"event": "started", "attempt": 1}, ended))
     told += view.take_events(lines_of({"event": "started", "attempt": 2}))
-    late = make_run(state="PENDING", attempt=1, reason="killed; retrying at once (attempt 2)")
+    late = make_run(state="PENDING", attempt=1, cause=replace(failure("killed"), next_attempt_ms=1))
     told += view.take_run(late)
     assert [line.text.plain for line in told] == [
         "attempt 1 ended: killed by SIGKILL at step 9",

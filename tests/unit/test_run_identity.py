@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trn.core.causes import QUEUED
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.intake import run_identity, unfrozen_code
 from trn.daemon.intake.run_identity import RunIdentity, say_not_trained
@@ -127,7 +128,7 @@ def test_it_is_said_since_when_the_result_stands_and_how_to_train_anew(
     record = RunRecord(
         run_id="shapes",
         digest="d",
-        reason="",
+        cause=QUEUED,
         config={},
         submitted_ms=1_700_000_000_000,
         updated_ms=0,

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gen_worker.contract.job.rules import parse_job_spec
+from trn.core.causes import QUEUED
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
 from trn.core.runs import Needs, RunRecord, RunState
 from trn.daemon.intake.resumption import merge, plan_resume, with_checkpoint
@@ -207,7 +208,7 @@ def parent(**fields: Any) -> RunRecord:
         "run_id": "old",
         "digest": "sha256:1",
         "state": RunState.FAILED,
-        "reason": "",
+        "cause": QUEUED,
         "config": {
             **JOB,
             "run_id": "old",

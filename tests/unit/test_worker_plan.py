@@ -10,6 +10,7 @@ import pytest
 from gen_worker.contract.job.rules import read_job_spec
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.subprocess_contract import read_subprocess_contract
+from trn.core.causes import QUEUED
 from trn.core.home import Home, RunFolder
 from trn.core.runs import Needs, RunRecord, RunState
 from trn.daemon.dispatch.worker_plan import (
@@ -30,7 +31,7 @@ def run(**fields: Any) -> RunRecord:
         "run_id": "r",
         "digest": "sha256:1",
         "state": RunState.DISPATCHING,
-        "reason": "",
+        "cause": QUEUED,
         "config": CONFIG,
         "submitted_ms": 0,
         "updated_ms": 0,

@@ -195,7 +195,7 @@ class Children:
             elif exit_code == -signal.SIGKILL and not is_done:
                 problem = "the importing process was killed"
             elif not is_done and not problem:
-                how = "" if exit_code is None else f": {_describe(exit_code, is_out_of_memory=False)}"
+                how = "" if exit_code is None else f": {_describe(exit_code)}"
                 faults = (
                     Fault(f"importing it ends the process{how}", path="trainer", kind="code").to_data(),
                 )
@@ -249,7 +249,7 @@ class Children:
         record = ExitRecord(
             exit_code=exit_code,
             is_out_of_memory=is_out_of_memory,
-            detail=child.error or _describe(exit_code, is_out_of_memory=is_out_of_memory),
+            detail=child.error,
             nonce=child.plan.nonce,
         )
         self._unwritten.append((exit_path(child.plan.attempt_dir, child.plan.number), record))
@@ -303,14 +303,14 @@ def _end_what_was_imported(pid: int) -> None:
         say(f"processes of the import check with pid {pid} may be left: {fault}")
 
 
-def _describe(exit_code: int, *, is_out_of_memory: bool) -> str:
+def _describe(exit_code: int) -> str:
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    return f"killed by {name}" + (": the system ran out of memory" if is_out_of_memory else "")
+    return f"killed by {name}"
 
 
 def _count_oom_kills() -> int:

@@ -62,6 +62,8 @@ class Close(Request, frozen=True, kw_only=True):
     category: str
     error: str
     cause: str = ""
+    fault: str = ""
+    values: dict[str, Any] = {}
 
 
 class TryImports(Request, frozen=True, kw_only=True):

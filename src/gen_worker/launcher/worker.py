@@ -188,6 +188,8 @@ def become_closer(request: Close, report_fd: int) -> NoReturn:
                 category=Category(request.category),
                 error=request.error,
                 cause=request.cause,
+                fault=request.fault,
+                values=request.values,
                 doorbell=plan.env.get("TRAINER_DOORBELL") or None,
             )
         except Exception as fault:  # the client must get an answer

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from gen_worker.errors import Category
+from gen_worker.errors import FAULT_BY_CAUSE, Category, read_cause
 from gen_worker.trainer.attempt.failure import describe_failure
 from gen_worker.trainer.contracts import StopSignal
 from gen_worker.trainer.events.event_lines import EventLine, split_values
@@ -151,12 +151,32 @@ class TrainingReporter:
         return self._finish("completed", {"step": step, "final_checkpoint": path, **fields})
 
     def failed(
-        self, *, step: int, error: str, category: Category | str = Category.TRAIN_STEP, **fields: Any
+        self,
+        *,
+        step: int,
+        error: str,
+        category: Category | str = Category.TRAIN_STEP,
+        cause: str = "",
+        fault: str = "",
+        values: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> bool:
-        """The terminal event of every other attempt; False where there is one already."""
-        return self._finish(
-            "failed", {"step": step, "category": str(category), "error": self._redact(error), **fields}
-        )
+        """The terminal event of every other attempt; False where there is one already.
+
+        `cause` is an id or a signal's name; without one the category is the cause.
+        """
+        cause_id, known = read_cause(cause, str(category))
+        shown: dict[str, Any] = {
+            "step": step,
+            "category": str(category),
+            "error": self._redact(error),
+            "cause": cause_id,
+        }
+        if fault := fault or FAULT_BY_CAUSE.get(cause_id, ""):
+            shown["fault"] = fault
+        if known := {**known, **(values or {})}:
+            shown["values"] = known
+        return self._finish("failed", {**shown, **fields})
 
     def ended_by(
         self,

@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("resume", "Continue a run or a checkpoint."),
     "list": ("list_runs", "Show the runs."),
     "status": ("status", "Show everything about one run."),
-    "why": ("why", "Say in one sentence why a run is where it is."),
+    "why": ("why", "Explain why a run waits, runs or ended."),
     "compare": ("compare", "Show what differs between runs."),
     "watch": ("watch", "Follow a run, or all of them."),
     "logs": ("logs", "Print the output of a run's worker."),

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trn.core.errors import InvalidRequestError
-from trn.core.training_variables import fingerprint, is_variable_name, matters
-from trn.core.workers_variables import instead_of, without_workers_variables
+from trn.core.variables import fingerprint, instead_of, is_variable_name, matters, without_workers_variables
 
 _LINE = re.compile(r"(?:export\s+)?([^\s=#]+)\s*=\s*(.*)", re.DOTALL)
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')

@@ -22,8 +22,8 @@ from gen_worker.contract.process_identity import is_process_alive, read_command,
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import AlreadyRunningError, UnavailableError
 from trn.core.home import Home, socket_address
+from trn.core.variables import without_workers_variables
 from trn.core.version import CHANGED, SOURCES, VERSION
-from trn.core.workers_variables import without_workers_variables
 
 START_PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.02

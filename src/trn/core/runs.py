@@ -4,7 +4,7 @@
        │  ^          │             │  ├───> FAILED
        │  └──────────┴─────────────┤  └───> CANCELLED
        │     another attempt       │
-       └──> CANCELLED              └─ every state that is not final has a reason in words and an owner
+       └──> CANCELLED              └─ every state that is not final has a cause and an owner
 
 Terminal is final: nothing leaves COMPLETED, FAILED or CANCELLED. A run that is resumed after its end is a new run with
 this one as its parent.
@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from trn.core.cause_words import say_cause, say_what
+from trn.core.causes import NO_CAUSE, Cause
 from trn.core.errors import ConflictError
 
 
@@ -43,8 +45,6 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.FAILED: frozenset(),
     RunState.CANCELLED: frozenset(),
 }
-
-QUEUED = "queued: its turn has not come yet"  # the first reason of a run, until the dispatcher gives its own
 
 NOT_TRAINED = "not trained again:"  # how it is said that an equal run answers a submit
 
@@ -83,12 +83,16 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     exit_code: int | None = None
     category: str = ""
-    cause: str = ""
-    cause_id: str = ""  # a row of the daemon's table of failures; empty where it completed or was cancelled
+    cause: Cause = NO_CAUSE  # how it ended
     saved_step: int = 0  # once it has ended: the step that the next attempt would resume from
     last_heartbeat_ms: int = 0
     step: int = 0
     devices: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """How it ended, in words."""
+        return say_what(self.cause) if self.cause.id or self.cause.values else ""
 
 
 class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +102,7 @@ class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     submitted_ms: int
     needs: Needs
-    reason: str
+    cause: Cause
     attempt: int
     interpreter: str = ""
 
@@ -109,7 +113,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     digest: str
     state: RunState
-    reason: str
+    cause: Cause  # why it is in this state
     config: dict[str, Any]
     name: str = ""
     priority: int = 0
@@ -147,6 +151,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     submission_id: str = ""  # drawn by who submitted it, and repeated after a lost reply
     start_step: int = 0  # of the checkpoint that it began at
     nonce: str = ""  # drawn when it was submitted; its files carry it. Empty: of before there were any
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, in words."""
+        return say_cause(self.cause)
 
 
 class LineagePart(msgspec.Struct, frozen=True, kw_only=True):

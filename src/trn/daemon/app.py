@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -23,7 +24,6 @@ from gen_worker.contract.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
-from trn.core.open_files import raise_open_files
 from trn.core.settings import Settings
 from trn.core.version import SOURCES
 from trn.daemon.api.broadcaster import RunEventBroadcaster
@@ -59,6 +59,7 @@ from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon")
 
+MAX_OPEN_FILES = 65_536  # more would only slow down programs that close every number there could be
 NUM_THREADS = 32  # for files, processes, devices; each call may hang
 STOP_GRACE_S = 2.0  # for calls in progress
 
@@ -99,7 +100,7 @@ class TrainerDaemon:
     async def _serve(self, stack: contextlib.AsyncExitStack, singleton: Singleton) -> None:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
-        open_files_before, max_open_files = raise_open_files()
+        open_files_before, max_open_files = _raise_open_files()
         url = read_bus_url(settings.event_bus) if settings.event_bus else None
         bus = None if url is None else open_bus(url, reader=f"{socket.gethostname()}:{home.root}")
         registry = RunRegistry(home.registry)
@@ -289,3 +290,15 @@ def _doorbell(home: Home, loop: asyncio.AbstractEventLoop, ring: Callable[[str],
             yield
         finally:
             loop.remove_reader(bell)
+
+
+def _raise_open_files(most: int = MAX_OPEN_FILES) -> tuple[int, int]:
+    """Raise the limit on open files: shells give 1,024, which a few hundred connections use up. (before, now)"""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before == resource.RLIM_INFINITY:
+        return before, most
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if wanted > before:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return before, resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gen_worker.errors import Fault
+from trn.core.causes import Cause
 from trn.core.errors import UnavailableError
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
@@ -163,6 +164,6 @@ class Executor(RunFiles, Protocol):
         """
         ...
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: Cause) -> bool:
         """Write the attempt's terminal event if it wrote none itself. False where that could not be done."""
         ...

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from trn.core.causes import Cause
 from trn.core.errors import UnavailableError
 from trn.executors.base import (
     NO_SECRETS,
@@ -148,16 +149,22 @@ class FakeExecutor:
         self._end(process, WorkerExit(exit_code=-signal.SIGKILL))
         await self.at("end.done", process.plan.key)
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: Cause) -> bool:
         await self.at("close.asked", plan.key)
         process = self.processes[plan.key]
         events = read_events(_events_path(plan))
         if not any(
             item["attempt"] == plan.number and item["event"] in ("completed", "failed") for item in events
         ):
-            closed = {"cause": cause, "closed_by": "daemon"} if cause else {}
             self._write(
-                process, event="failed", category=category, error=error, step=process.script.step, **closed
+                process,
+                event="failed",
+                category=category,
+                error=error,
+                step=process.script.step,
+                cause=cause.id,
+                values=dict(cause.values),
+                closed_by="daemon",
             )
         await self.at("close.done", plan.key)
         return True

@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -46,8 +47,12 @@ def read_fields(message: Message, kind: Callable[..., Any]) -> dict[str, Any]:
     """What the message has of the fields of a record, or of the parameters of a function."""
     values = {}
     for name, field, is_required, convert in _readers(type(message), kind):  # type: ignore[arg-type]
-        if is_required or not field.has_presence or message.HasField(field.name):
-            values[name] = convert(getattr(message, field.name))
+        value = getattr(message, field.name)
+        is_absent = (
+            not message.HasField(field.name) if field.has_presence else name != field.name and not value
+        )
+        if is_required or not is_absent:
+            values[name] = convert(value)
     return values
 
 
@@ -140,7 +145,9 @@ def _reader(field: Any, hint: Any) -> Convert:
         enum = field.enum_type
         convert = lambda number: _word_of(enum, number)  # noqa: E731
     elif field.message_type is not None:
-        kind = next(found for found in _types(hint) if issubclass(found, msgspec.Struct))
+        kind = next(
+            found for found in _types(hint) if issubclass(found, msgspec.Struct) or is_dataclass(found)
+        )
         convert = lambda message: from_message(message, kind)  # noqa: E731
     else:
         return tuple if field.is_repeated else _same

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.errors import Fault
+from trn.core.causes import NO_CAUSE, Cause
 from trn.core.runs import TERMINAL, LineagePart, Needs
 
 TERMINAL_WORDS = frozenset(state.value for state in TERMINAL)
@@ -19,7 +20,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     digest: str
     state: str
-    reason: str
+    reason: str  # `cause` in words
+    cause: Cause = NO_CAUSE  # why it is in this state
     config: dict[str, Any] | None = None
     name: str = ""
     priority: int = 0
@@ -67,7 +69,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     exit_code: int | None = None
     category: str = ""
-    cause: str = ""
+    cause: Cause = NO_CAUSE  # how it ended
+    reason: str = ""  # `cause` in words
     last_heartbeat_ms: int = 0
     step: int = 0
     devices: tuple[str, ...] = ()

@@ -36,8 +36,22 @@ class Needs(_message.Message):
     memory_mb: int
     def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ...) -> None: ...
 
+class Cause(_message.Message):
+    __slots__ = ("id", "fault", "waits_for", "next_attempt_ms", "values_json")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_MS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_JSON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    fault: str
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    next_attempt_ms: int
+    values_json: bytes
+    def __init__(self, id: _Optional[str] = ..., fault: _Optional[str] = ..., waits_for: _Optional[_Iterable[str]] = ..., next_attempt_ms: _Optional[int] = ..., values_json: _Optional[bytes] = ...) -> None: ...
+
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +101,7 @@ class Run(_message.Message):
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -122,31 +137,34 @@ class Run(_message.Message):
     family: str
     submission_id: str
     start_step: int
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ...) -> None: ...
+    cause: Cause
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "cause", "last_heartbeat_ms", "step", "devices")
+    __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "reason", "last_heartbeat_ms", "step", "devices", "cause")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LAUNCHED_MS_FIELD_NUMBER: _ClassVar[int]
     ENDED_MS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     CATEGORY_FIELD_NUMBER: _ClassVar[int]
-    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     number: int
     launched_ms: int
     ended_ms: int
     pid: int
     exit_code: int
     category: str
-    cause: str
+    reason: str
     last_heartbeat_ms: int
     step: int
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., cause: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    cause: Cause
+    def __init__(self, number: _Optional[int] = ..., launched_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., category: _Optional[str] = ..., reason: _Optional[str] = ..., last_heartbeat_ms: _Optional[int] = ..., step: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("config_json", "code_identity", "snapshot", "base_dir", "interpreter", "priority", "force_new", "is_dry_run", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt", "takes_refusal")

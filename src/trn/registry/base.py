@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from trn.core.causes import Cause
 from trn.core.runs import AttemptRecord, LineagePart, Needs, QueuedRun, RunRecord, RunState
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Registry(ReadableRegistry, Protocol):
     def rewind(self, run_id: str, offset: int) -> "Future[None]":
         """The run's file was cut back to there. Known seqs stay known."""
 
-    def set_reason(self, run_id: str, reason: str) -> "Future[None]":
+    def set_cause(self, run_id: str, cause: Cause) -> "Future[None]":
         """Say why a run still waits."""
 
     def end(self, run_id: str, number: int, ending: "Ending") -> "Future[RunRecord]":

@@ -5,10 +5,10 @@ SELECT value FROM last_change
 UPDATE change_counter SET value = value + 1 RETURNING value
 
 -- name: add_run
-INSERT INTO runs (run_id, digest, state, reason, config, name, priority, parent_run_id, snapshot, base_dir,
+INSERT INTO runs (run_id, digest, state, cause, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
                   frozen_from, secret_env, family, member, submission_id, start_step, nonce)
-SELECT :run_id, :digest, :state, :reason, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
+SELECT :run_id, :digest, :state, :cause, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
        :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce
 WHERE :is_certain OR (
@@ -58,7 +58,7 @@ WITH RECURSIVE kinds (needs) AS (
 SELECT needs FROM kinds WHERE needs IS NOT NULL LIMIT :limit
 
 -- name: queue
-SELECT run_id, priority, submitted_ms, needs, reason, attempt, interpreter FROM runs INDEXED BY runs_in_queue
+SELECT run_id, priority, submitted_ms, needs, cause, attempt, interpreter FROM runs INDEXED BY runs_in_queue
 WHERE state = 'PENDING' AND needs = :needs AND interpreter NOT IN (SELECT value FROM json_each(:without))
   AND (not_before_ms <= :now_ms OR :now_ms + :slack_ms < (
       SELECT ended_ms FROM attempts WHERE attempts.run_id = runs.run_id AND number = attempt))
@@ -105,7 +105,7 @@ ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
 SELECT state, count(*) AS num FROM runs GROUP BY state
 
 -- name: move
-UPDATE runs SET state = :state, reason = :reason, updated_ms = :now_ms, ended_ms = :ended_ms, change = :change,
+UPDATE runs SET state = :state, cause = :cause, updated_ms = :now_ms, ended_ms = :ended_ms, change = :change,
                 not_before_ms = :not_before_ms
 WHERE run_id = :run_id
 
@@ -136,8 +136,8 @@ INSERT INTO event_places (run_id, seq, offset) VALUES (:run_id, :seq, :offset) O
 -- name: event_place
 SELECT seq, offset FROM event_places WHERE run_id = :run_id AND seq <= :seq ORDER BY seq DESC LIMIT 1
 
--- name: set_reason
-UPDATE runs SET reason = :reason, updated_ms = :now_ms, change = :change WHERE run_id = :run_id
+-- name: set_cause
+UPDATE runs SET cause = :cause, updated_ms = :now_ms, change = :change WHERE run_id = :run_id
 
 -- name: interrupted
 UPDATE runs SET num_interruptions = num_interruptions + 1 WHERE run_id = :run_id
@@ -146,8 +146,8 @@ UPDATE runs SET num_interruptions = num_interruptions + 1 WHERE run_id = :run_id
 UPDATE runs SET stop_reason = :stop_reason WHERE run_id = :run_id
 
 -- name: add_attempt
-INSERT INTO attempts (run_id, number, launched_ms, last_heartbeat_ms, devices)
-VALUES (:run_id, :number, :now_ms, :now_ms, :devices)
+INSERT INTO attempts (run_id, number, launched_ms, last_heartbeat_ms, devices, cause)
+VALUES (:run_id, :number, :now_ms, :now_ms, :devices, '{}')
 
 -- name: attempt
 SELECT * FROM attempts WHERE run_id = :run_id AND number = :number
@@ -165,7 +165,7 @@ WHERE run_id = :run_id AND number = :number
 
 -- name: end_attempt
 UPDATE attempts SET ended_ms = :now_ms, exit_code = :exit_code, category = :category, cause = :cause,
-                    cause_id = :cause_id, saved_step = :saved_step
+                    saved_step = :saved_step
 WHERE run_id = :run_id AND number = :number AND ended_ms IS NULL
 
 -- name: slots

@@ -8,7 +8,7 @@ import msgspec
 from trn.core.errors import RegistryError
 from trn.core.runs import AttemptRecord, QueuedRun, RunRecord
 
-_JSON_COLUMNS = ("config", "metrics", "devices", "needs", "tags", "secret_env")
+_JSON_COLUMNS = ("cause", "config", "metrics", "devices", "needs", "tags", "secret_env")
 
 
 def read_run(row: sqlite3.Row) -> RunRecord:

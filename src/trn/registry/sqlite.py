@@ -9,13 +9,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from trn.core.causes import QUEUED, Cause
 from trn.core.errors import ConflictError, NotFoundError
 from trn.core.number_words import with_words
-from trn.core.runs import QUEUED, AttemptRecord, RunRecord, RunState, require_transition
+from trn.core.runs import AttemptRecord, RunRecord, RunState, require_transition
 from trn.registry.base import NewRun
 from trn.registry.connection import (
     OpenFile,
@@ -36,6 +38,7 @@ PLACE_EVERY_BYTES = 256 << 10
 MAX_NAMES = 1000  # of metrics, in a run's record; the metric store has all
 
 _encode = msgspec.json.encode
+_QUEUED = _encode(QUEUED).decode()
 
 # What names a run goes before the run itself.
 _REMOVALS = (
@@ -51,9 +54,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended, and what that makes of the run. A retry goes back to PENDING."""
 
     state: RunState
-    reason: str
-    cause: str
-    cause_id: str = ""  # a row of the table of failures
+    cause: Cause  # of the attempt's end, and so of the run's new state
     category: str = ""
     exit_code: int | None = None
     delay_ms: int = 0  # before the next attempt
@@ -101,11 +102,7 @@ class RunRegistry(RegistryReader):
     def submit(
         self, new: NewRun, *, force_new: bool = False, stale: Collection[str] = ()
     ) -> "Future[tuple[RunRecord, bool]]":
-        """(the run, whether an equal one answers that was there before).
-
-        Only a run that is alive or complete answers, and none of `stale`, whose results do not stand any more. Safe to repeat with its `submission_id`: that returns the run
-        which the first one made, whatever became of it.
-        """
+        """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`."""
 
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
             added = None if force_new else self._add(connection, new, member=1)
@@ -138,13 +135,14 @@ class RunRegistry(RegistryReader):
             family=new.run_id,
             member=member,
             state=RunState.PENDING,
-            reason=QUEUED,
+            cause=QUEUED,
             submitted_ms=now_ms,
             updated_ms=now_ms,
             change=_next_change(connection),
         )
         values = {
             **msgspec.structs.asdict(run),
+            "cause": _QUEUED,
             "config": _encode(run.config).decode(),
             "needs": _encode(run.needs).decode(),
             "tags": _encode(run.tags).decode(),
@@ -163,7 +161,7 @@ class RunRegistry(RegistryReader):
             values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
             connection.execute(sql("want_cancel"), {**values, "change": _next_change(connection)})
             if run.state is RunState.PENDING:
-                self._move(connection, run, RunState.CANCELLED, reason)
+                self._move(connection, run, RunState.CANCELLED, _cancelled(reason, run.attempt))
             return _get(connection, run_id), True
 
         return self.writer.submit(change)
@@ -176,7 +174,9 @@ class RunRegistry(RegistryReader):
             if run.is_cancel_wanted:
                 raise ConflictError(f"run {run_id} is to be cancelled")
             number, now_ms = run.attempt + 1, self._clock_ms()
-            self._move(connection, run, RunState.DISPATCHING, f"attempt {number} is being launched")
+            self._move(
+                connection, run, RunState.DISPATCHING, Cause(id="launching", values={"attempt": number})
+            )
             held = {"run_id": run_id, "attempt": number}
             for device_id in device_ids:
                 taken = connection.execute(
@@ -204,12 +204,11 @@ class RunRegistry(RegistryReader):
             connection.execute(sql("launched"), {"run_id": run_id, "number": number, **named})
             run = _get(connection, run_id)
             if run.state is RunState.DISPATCHING:
-                self._move(
-                    connection,
-                    run,
-                    RunState.RUNNING,
-                    f"attempt {number} runs as {f'process {pid}' if pid else worker}",
+                running = Cause(
+                    id="running",
+                    values={"attempt": number, "pid": pid} if pid else {"attempt": number, "worker": worker},
                 )
+                self._move(connection, run, RunState.RUNNING, running)
             return _get(connection, run_id)
 
         return self.writer.submit(change)
@@ -265,14 +264,14 @@ class RunRegistry(RegistryReader):
 
         return self.writer.submit(change)
 
-    def set_reason(self, run_id: str, reason: str) -> "Future[None]":
+    def set_cause(self, run_id: str, cause: Cause) -> "Future[None]":
         """Say why a run still waits."""
 
         def change(connection: sqlite3.Connection) -> None:
             run = _get(connection, run_id)
-            if run.state is RunState.PENDING and run.reason != reason:
-                values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
-                connection.execute(sql("set_reason"), {**values, "change": _next_change(connection)})
+            if run.state is RunState.PENDING and run.cause != cause:
+                values = {"run_id": run_id, "cause": _encode(cause).decode(), "now_ms": self._clock_ms()}
+                connection.execute(sql("set_cause"), {**values, "change": _next_change(connection)})
 
         return self.writer.submit(change)
 
@@ -284,7 +283,9 @@ class RunRegistry(RegistryReader):
         """
 
         def change(connection: sqlite3.Connection) -> RunRecord:
-            now_ms = self._clock_ms()
+            now_ms, cause = self._clock_ms(), ending.cause
+            if ending.state is RunState.PENDING:
+                cause = replace(cause, next_attempt_ms=now_ms + ending.delay_ms)
             ended = connection.execute(
                 sql("end_attempt"),
                 {
@@ -293,8 +294,7 @@ class RunRegistry(RegistryReader):
                     "now_ms": now_ms,
                     "exit_code": ending.exit_code,
                     "category": ending.category,
-                    "cause": ending.cause,
-                    "cause_id": ending.cause_id,
+                    "cause": _encode(cause).decode(),
                     "saved_step": ending.saved_step,
                 },
             )
@@ -310,11 +310,11 @@ class RunRegistry(RegistryReader):
                 connection.execute(
                     sql("stopped_early"), {"run_id": run_id, "stop_reason": ending.stop_reason}
                 )
-            state, reason = ending.state, ending.reason
+            state = ending.state
             if state is RunState.PENDING and run.is_cancel_wanted:  # asked for while it was decided
-                state, reason = RunState.CANCELLED, run.cancel_reason
-            not_before_ms = now_ms + ending.delay_ms if state is RunState.PENDING else 0
-            self._move(connection, run, state, reason, now_ms=now_ms, not_before_ms=not_before_ms)
+                state, cause = RunState.CANCELLED, _cancelled(run.cancel_reason, run.attempt)
+            not_before_ms = cause.next_attempt_ms if state is RunState.PENDING else 0
+            self._move(connection, run, state, cause, now_ms=now_ms, not_before_ms=not_before_ms)
             return _get(connection, run_id)
 
         return self.writer.submit(change)
@@ -379,7 +379,7 @@ class RunRegistry(RegistryReader):
         connection: sqlite3.Connection,
         run: RunRecord,
         state: RunState,
-        reason: str,
+        cause: Cause,
         *,
         now_ms: int | None = None,
         not_before_ms: int = 0,
@@ -391,13 +391,17 @@ class RunRegistry(RegistryReader):
             {
                 "run_id": run.run_id,
                 "state": state.value,
-                "reason": reason,
+                "cause": _encode(cause).decode(),
                 "now_ms": now_ms,
                 "ended_ms": now_ms if state.is_terminal else None,
                 "not_before_ms": not_before_ms,
                 "change": _next_change(connection),
             },
         )
+
+
+def _cancelled(asked: str, attempt: int) -> Cause:
+    return Cause(id="cancelled", values={"asked": asked, "stage": "" if attempt else "not-started"})
 
 
 def _newest(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -104,6 +104,8 @@ def close_attempt(
     category: Category,
     error: str,
     cause: str = "",
+    fault: str = "",
+    values: Mapping[str, Any] | None = None,
     doorbell: str | None = None,
     closed_by: str | None = "daemon",
     redact: Redact = str,
@@ -133,7 +135,12 @@ def close_attempt(
             if is_continued and attempt is None:
                 return  # it never started, and its number is unknown
             reporter.started(trainer=trainer, pid=os.getpid())
-        fields = {"cause": cause} if cause else {}
-        if cause and closed_by:
-            fields["closed_by"] = closed_by
-        reporter.failed(step=log.last_step, error=error, category=category, **fields)
+        reporter.failed(
+            step=log.last_step,
+            error=error,
+            category=category,
+            cause=cause,
+            fault=fault,
+            values=values,
+            **({"closed_by": closed_by} if closed_by else {}),
+        )

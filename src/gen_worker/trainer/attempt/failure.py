@@ -57,6 +57,10 @@ _CONNECTION_TYPES = frozenset(
 _MEMORY_TYPES = frozenset({"builtins.MemoryError", "torch.OutOfMemoryError"})
 # gloo has no exception type of its own for this. A collective that is called wrongly says "enforce fail" there.
 _GLOO_LOST = re.compile(r"\[(?!enforce fail)[^\]]*gloo/transport/")
+# Nor has torch's allocator on the CPU.
+_TORCH_NO_MEMORY = re.compile(
+    r"\[enforce fail at alloc_cpu\.cpp|DefaultCPUAllocator: (can't allocate|not enough) memory"
+)
 
 
 def say(fault: BaseException) -> str:
@@ -98,7 +102,8 @@ def _cause_of(fault: BaseException) -> str:
         causes = {find_cause(item) for item in fault.exceptions}
         return causes.pop() if len(causes) == 1 else ""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(fault).__mro__}
-    if names & _MEMORY_TYPES:
+    is_runtime_error = type(fault) is RuntimeError
+    if names & _MEMORY_TYPES or (is_runtime_error and _TORCH_NO_MEMORY.search(say(fault)) is not None):
         return Cause.OUT_OF_MEMORY
     if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
         return Cause.DISK_FULL
@@ -106,7 +111,7 @@ def _cause_of(fault: BaseException) -> str:
         isinstance(fault, ConnectionError | TimeoutError)
         or (isinstance(fault, socket.gaierror) and fault.errno == socket.EAI_AGAIN)
         or (isinstance(fault, OSError) and fault.errno in _BROKEN)
-        or (type(fault) is RuntimeError and _GLOO_LOST.match(say(fault)) is not None)
+        or (is_runtime_error and _GLOO_LOST.match(say(fault)) is not None)
         or bool(names & _CONNECTION_TYPES)
     )
     return Cause.CONNECTION if is_broken else ""

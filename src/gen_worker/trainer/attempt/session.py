@@ -20,7 +20,7 @@ from gen_worker.contract.job.spec import InputsSpec
 from gen_worker.contract.lease import RunLease
 from gen_worker.contract.process_identity import is_process_alive
 from gen_worker.errors import Category, StartupError, TrainingCanceled, TrainingTimeout
-from gen_worker.trainer.attempt.failure import describe_failure, find_cause
+from gen_worker.trainer.attempt.failure import describe_failure, find_cause, is_our_fault
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal
@@ -131,9 +131,13 @@ class AttemptSession:
             category, error = self._failure = describe_failure(cause, phase=self.phase)
             try:
                 if not self._is_reported_by_launcher(cause):
-                    named = find_cause(cause)
-                    fields = {"cause": named} if named else {}
-                    self.reporter.failed(step=self.progress.step, error=error, category=category, **fields)
+                    self.reporter.failed(
+                        step=self.progress.step,
+                        error=error,
+                        category=category,
+                        cause=find_cause(cause),
+                        fault="trn" if is_our_fault(cause) else "",
+                    )
             except BaseException:  # `cause` is what the caller must see
                 logger.exception("the terminal event could not be written")
         return self._failure

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -280,6 +281,7 @@ def describe(run: "Run | RunRecord") -> dict[str, Any]:
         "run_id": run.run_id,
         "state": run.state,
         "reason": run.reason,
+        "cause": asdict(run.cause),
         "stop_reason": run.stop_reason,
         "name": run.name,
         "attempt": run.attempt,

@@ -1,38 +1,47 @@
-"""Why a run is where it is: one causal sentence, made of what the registry and the run's folder hold. Pure."""
+"""Why a run is where it is: what, why and what next, made from what the registry and the run's folder hold. Pure."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from trn.cli.durations import say_duration
-from trn.cli.reading.faults import find_blame
+from trn.cli.reading.remedies import find_remedy
+from trn.core.cause_words import say_cause, say_what
+from trn.core.causes import CPU, DOCTOR, GPU, MEMORY, NO_CAUSE, NOT_RETRIED, Cause
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 
 SILENT_MS = 30_000
-NOT_READY = "cannot start on a GPU yet"  # as the daemon's readiness begins; a test holds them together
-BARRED = (
-    "cannot start ",
-    "the disk of ",
-)  # as the dispatcher begins where room for one run is not what is missing
 DEFAULT_GRACE_S = 60.0
 MAX_HOLDERS = 5
+START_DAEMON = "`trn daemon start`"
 
 
 class Explanation(NamedTuple):
-    """`what` happens and why, whose `fault` it is (job, machine, trn; empty: nobody's), what is `next`, what to do."""
+    """Three short lines: `what` happens, `why` (with whose `fault`), and what is `next` or what to do (`remedy`)."""
 
     run_id: str
     state: str
     what: str
-    fault: str
-    next: str
-    remedy: str
+    why: str = ""
+    fault: str = ""  # job, machine, trn; empty: nobody's
+    next: str = ""  # what happens without anybody's doing
+    remedy: str = ""  # what a person can do
+    cause: Cause = NO_CAUSE
 
     @property
-    def sentence(self) -> str:
-        whose = {"job": "the job's own fault", "machine": "the machine's fault", "trn": "our fault"}
-        parts = [f"{self.run_id} {self.what}", whose.get(self.fault, ""), self.next, self.remedy]
-        return "; ".join(part for part in parts if part) + "."
+    def lines(self) -> list[str]:
+        whose = f" (fault: {self.fault})" if self.fault else ""
+        why = f"Why: {_end(f'{self.why}{whose}')}" if self.why else ""
+        following = "; ".join(part for part in (self.next, self.remedy) if part)
+        next_ = f"Next: {_end(following)}" if following else ""
+        return [line for line in (_end(f"{self.run_id} {self.what}"), why, next_) if line]
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        sentence = " ".join(self.lines)
+        return {**self._asdict(), "cause": msgspec.to_builtins(self.cause), "sentence": sentence}
 
 
 class Checkpoint(NamedTuple):
@@ -70,21 +79,25 @@ def explain(
         return _live(run, attempts, at_ms=at_ms, is_daemon_up=is_daemon_up, around=around)
     took = say_duration((run.ended_ms or at_ms) - run.submitted_ms)
     if run.state is RunState.COMPLETED:
-        what = f"completed: it reached step {run.step} after {took}"
-        if run.stop_reason:
-            what = f"completed: stopped early at step {run.step} after {took}: {run.stop_reason}"
-        return _say(run, what, next="nothing is left to do")
+        early = f"stopped early: {run.stop_reason}" if run.stop_reason else ""
+        return _say(run, f"completed at step {run.step} after {took}", why=early)
     if run.state is RunState.CANCELLED:
         remedy = f"`{how_to_resume(run)}` {where_it_resumes(run, around.checkpoint)}" if run.attempt else ""
-        what = f"was cancelled: {run.reason}"
-        return _say(run, what, next="it is final", remedy=remedy or "submit it again to train it")
-    fault, remedy = _blame(run, attempts, around)
-    what = run.reason if run.reason.startswith("failed ") else f"failed: {run.reason}"
-    return _say(run, what, fault=fault, next="it is final", remedy=remedy)
+        what = f"was cancelled at step {run.step} after {took}"
+        return _say(run, what, why=say_what(run.cause), remedy=remedy or "submit it again to train it")
+    of = f" of {run.end_step}" if run.end_step else ""
+    is_plain = run.cause.values.get("outlook") == NOT_RETRIED  # whose fault it is says why
+    return _say(
+        run,
+        f"failed at step {run.step}{of} after {took} ({_count_attempts(run)})",
+        why=say_what(run.cause) if is_plain else say_cause(run.cause),
+        fault=run.cause.fault,
+        remedy=_remedy(run, _last_cause(run, attempts), around),
+    )
 
 
 def how_to_resume(run: RunRecord) -> str:
-    """The command that goes on from an ended run. One that did all that was asked of it has to be given more.
+    """The command that continues an ended run. One that did all that was asked of it has to be given more.
 
     Empty where there is no more that could be asked for: mock batches are one pass.
     """
@@ -100,10 +113,10 @@ def how_to_resume(run: RunRecord) -> str:
 def where_it_resumes(run: RunRecord, checkpoint: Checkpoint | None) -> str:
     """What a resume of it does, as a verb."""
     if checkpoint is not None:
-        return f"goes on from step {checkpoint.step} ({checkpoint.path.rpartition('/')[2]})"
-    begins = run.config.get("resume_checkpoint_path")
-    if begins:
-        return f"begins at {begins}, as it did: it saved no checkpoint of its own"
+        return f"continues from step {checkpoint.step} ({checkpoint.path.rpartition('/')[2]})"
+    start = run.config.get("resume_checkpoint_path")
+    if start:
+        return f"starts at {start} again: it saved no checkpoint"
     return "starts at step 0: it saved no checkpoint"
 
 
@@ -115,52 +128,47 @@ def _pending(
     is_daemon_up: bool,
     around: Surroundings,
 ) -> Explanation:
-    waited = say_duration(at_ms - run.submitted_ms)
-    fault = _blame(run, attempts, around)[0] if run.attempt else ""
+    cause = run.cause
+    what = f"has been pending for {say_duration(at_ms - run.submitted_ms)}"
+    fault = cause.fault or (_last_cause(run, attempts).fault if run.attempt else "")
     if not is_daemon_up:
-        what = f"is pending since {waited} and no daemon runs that could start it; it last said: {run.reason}"
-        return _say(
-            run, what, fault=fault, next="nothing happens until one does", remedy="`trn daemon start`"
-        )
+        why = f"no daemon is running; last known cause: {run.reason}"
+        return _say(run, what, why=why, fault=fault, remedy=START_DAEMON)
     if run.not_before_ms > at_ms:
-        when = f"its next attempt follows in {say_duration(run.not_before_ms - at_ms)}"
-        return _say(
-            run, f"is pending: {run.reason}", fault=fault, next=when, remedy="nothing needs to be done"
-        )
-    if run.reason.startswith(NOT_READY):
-        return _say(
-            run,
-            f"is pending since {waited}: {run.reason}",
-            fault="machine",
-            next="it is looked at again every two minutes, and as soon as the packages of its interpreter change",
-            remedy="`trn doctor` shows what this machine can do",
-        )
-    holders = _find_holders(run, around)
-    known = [f"held by {_list(holders)}"] if holders else []
+        number = cause.values.get("next_attempt", run.attempt + 1)
+        when = f"attempt {number} starts in {say_duration(run.not_before_ms - at_ms)}"
+        return _say(run, what, why=say_what(cause), fault=fault, next=when)
+    if DOCTOR in cause.waits_for:
+        next_ = "checked again every two minutes and when packages change; `trn doctor` shows the details"
+        return _say(run, what, why=say_what(cause), fault=fault, next=next_)
+    holders = _find_holders(cause, around)
+    why = run.reason
+    if holders:
+        why += f", held by {_list(holders)}"
     if around.num_ahead:
-        is_one = around.num_ahead == 1
-        known.append(f"{around.num_ahead} waiting {'run comes' if is_one else 'runs come'} before it")
-    what = f"is pending since {waited}: {run.reason}"
-    if known:
-        what += f" ({'; '.join(known)})"
-    is_barred = run.reason.startswith(BARRED)
-    next_ = f"it starts by itself as soon as {'that is over' if is_barred else 'there is room for it'}"
+        why += f"; {around.num_ahead} {'run is' if around.num_ahead == 1 else 'runs are'} ahead in the queue"
     first = next(iter(holders), "")
-    remedy = f"wait, or cancel what holds it: `trn cancel {first}`" if first else "nothing needs to be done"
-    return _say(run, what, fault=fault, next=next_, remedy=remedy)
+    return _say(
+        run,
+        what,
+        why=why,
+        fault=fault,
+        next="it starts by itself",
+        remedy=f"`trn cancel {first}` would free resources now" if first else "",
+    )
 
 
-def _find_holders(run: RunRecord, around: Surroundings) -> dict[str, str]:
-    """The runs that hold what its reason names, and how much each of them."""
-    wanted = run.reason.partition(": ")[0] if run.reason.startswith("waits for") else ""
+def _find_holders(cause: Cause, around: Surroundings) -> dict[str, str]:
+    """The runs that hold what it waits for, and how much each of them."""
     held: dict[str, list[str]] = {}
-    if "GPU" in wanted or any(device_id in wanted for device_id in run.needs.devices):
-        for run_id, device_ids in around.devices.items():
+    wanted = set(cause.waits_for)
+    for run_id, device_ids in around.devices.items():
+        if GPU in wanted or wanted & set(device_ids):
             held.setdefault(run_id, []).extend(device_ids)
-    if "CPU" in wanted:
+    if CPU in wanted:
         for run_id, cpus in around.cpus.items():
             held.setdefault(run_id, []).append(f"{cpus} CPU{'' if cpus == 1 else 's'}")
-    if "memory" in wanted:
+    if MEMORY in wanted:
         for run_id, memory_mb in around.memory_mb.items():
             if memory_mb:
                 held.setdefault(run_id, []).append(f"{memory_mb} MB")
@@ -183,47 +191,31 @@ def _live(
     of = f" of {run.end_step}" if run.end_step else ""
     newest = attempts[-1] if attempts else None
     number = f"attempt {run.attempt}"
+    start_daemon = "" if is_daemon_up else f"{START_DAEMON}: no daemon watches it"
     if around.worker_gone:
-        at = f"{number}, last seen at step {run.step}{of}: {around.worker_gone}"
-        return _say_gone(run, at, is_daemon_up=is_daemon_up)
-    watched = "" if is_daemon_up else "`trn daemon start`: until then it trains on and nobody looks after it"
+        what = f"has stopped at step {run.step}{of} ({number}); its end is not recorded yet"
+        next_ = "the daemon is recording it" if is_daemon_up else "the next daemon records it and may retry"
+        return _say(
+            run, what, why=around.worker_gone, next=next_, remedy="" if is_daemon_up else START_DAEMON
+        )
     if run.is_cancel_wanted:
-        what = f"is being stopped at step {run.step}{of}: {run.cancel_reason or 'cancelled'}"
-        next_ = "it saves and ends within its grace, else it is killed"
-        return _say(run, what, next=next_ if is_daemon_up else "", remedy=watched)
+        what = f"is stopping at step {run.step}{of}"
+        next_ = "it saves and exits within its grace period, else it is killed" if is_daemon_up else ""
+        return _say(run, what, why=run.cancel_reason or "cancelled", next=next_, remedy=start_daemon)
     if run.state is RunState.DISPATCHING:
-        what = f"is starting: {number} is being launched"
-        if not is_daemon_up:
-            next_ = "no daemon runs: the next one finds out whether it was"
-            return _say(run, what, next=next_, remedy="`trn daemon start`")
-        return _say(run, what, next="it goes on by itself", remedy="nothing needs to be done")
+        next_ = "it starts by itself" if is_daemon_up else "the next daemon finds out whether it started"
+        return _say(run, f"is starting ({number})", next=next_, remedy="" if is_daemon_up else START_DAEMON)
     since = f" for {say_duration(at_ms - newest.launched_ms)}" if newest is not None else ""
-    what = f"runs{since}, {number}, at step {run.step}{of}"
+    what = f"is running{since}: {number}, step {run.step}{of}"
     over_ms = _over_limit_ms(run, newest, at_ms)
     if over_ms > 0:
         return _say_over(run, what, over_ms, is_daemon_up=is_daemon_up)
     silent_ms = at_ms - newest.last_heartbeat_ms if newest is not None and newest.last_heartbeat_ms else 0
     if silent_ms > SILENT_MS and is_daemon_up:
-        what += f", no heartbeat for {say_duration(silent_ms)}"
-        next_ = "it is killed and retried when its heartbeat timeout is over"
-        return _say(run, what, next=next_, remedy=f"`trn logs {run.run_id}` shows what it does")
-    return _say(
-        run,
-        what,
-        next="it goes on by itself" if is_daemon_up else "",
-        remedy=watched or "nothing needs to be done",
-    )
-
-
-def _say_gone(run: RunRecord, what: str, *, is_daemon_up: bool) -> Explanation:
-    if is_daemon_up:
-        return _say(run, f"is ending: {what}", next="the daemon is recording how", remedy="look again soon")
-    return _say(
-        run,
-        f"trains no more, and its end is not recorded yet: {what}",
-        next="the next daemon records how it ended, and tries it again where that is worth it",
-        remedy="`trn daemon start`",
-    )
+        why = f"no heartbeat for {say_duration(silent_ms)}"
+        next_ = f"killed and retried at the heartbeat timeout; `trn logs {run.run_id}` shows its output"
+        return _say(run, what, why=why, next=next_)
+    return _say(run, what, remedy=start_daemon)
 
 
 def _over_limit_ms(run: RunRecord, newest: AttemptRecord | None, at_ms: int) -> int:
@@ -237,29 +229,45 @@ def _over_limit_ms(run: RunRecord, newest: AttemptRecord | None, at_ms: int) -> 
 def _say_over(run: RunRecord, what: str, over_ms: int, *, is_daemon_up: bool) -> Explanation:
     """The worker stops by itself at the end of the step; a step that does not end it leaves, after its grace."""
     limit_s, grace_s = run.config["time_limit_s"], run.config.get("grace_s", DEFAULT_GRACE_S)
-    next_ = (
-        f"it ends as soon as this step does, or without it when its grace of {grace_s:g} s is over, too"
-        f"{' (the daemon kills it if it then still runs)' if is_daemon_up else ''}; it is not tried again"
-    )
     return _say(
         run,
-        f"{what}; its time limit of {limit_s:g} s is over since {say_duration(over_ms)}",
-        next=next_,
-        remedy=f"{'' if is_daemon_up else '`trn daemon start` records its end; '}then"
-        f" `trn resume {run.run_id} --set time_limit_s=…` gives it more time",
+        what,
+        why=f"its time limit of {limit_s:g} s ended {say_duration(over_ms)} ago",
+        next=f"it stops after this step, or is stopped after its grace period of {grace_s:g} s; not retried",
+        remedy=f"{'' if is_daemon_up else f'{START_DAEMON}, then '}`trn resume {run.run_id} --set time_limit_s=…`",
     )
 
 
-def _blame(run: RunRecord, attempts: Sequence[AttemptRecord], around: Surroundings) -> tuple[str, str]:
+def _last_cause(run: RunRecord, attempts: Sequence[AttemptRecord]) -> Cause:
     ended = next((attempt for attempt in reversed(attempts) if attempt.ended_ms is not None), None)
-    cause = ended.cause if ended is not None else run.reason
-    # What was frozen when it was submitted is not what was mended since.
+    return run.cause if ended is None else ended.cause
+
+
+def _remedy(run: RunRecord, cause: Cause, around: Surroundings) -> str:
+    # A resume uses the code that was frozen when the run was submitted, unless it is told to take the fixed code.
     folder = run.frozen_from or run.base_dir
     code = f" --code {shlex.quote(folder)}" if run.snapshot and folder else ""
     resumes = where_it_resumes(run, around.checkpoint)
-    blame = find_blame(cause, run.run_id, resumes=resumes, code=code)
-    return ("", f"`trn logs {run.run_id}` has the details") if blame is None else blame
+    secrets = " ".join(f"--env {name}" for name in cause.values.get("names", ()))
+    template = find_remedy(cause.id, str(cause.values.get("signal", "")))
+    return template.format(run_id=run.run_id, resumes=resumes, code=code, secrets=secrets)
 
 
-def _say(run: RunRecord, what: str, *, fault: str = "", next: str = "", remedy: str = "") -> Explanation:  # noqa: A002
-    return Explanation(run.run_id, run.state.value, what, fault, next, remedy)
+def _count_attempts(run: RunRecord) -> str:
+    return f"{run.attempt} attempt{'' if run.attempt == 1 else 's'}"
+
+
+def _end(words: str) -> str:
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+def _say(
+    run: RunRecord,
+    what: str,
+    *,
+    why: str = "",
+    fault: str = "",
+    next: str = "",  # noqa: A002
+    remedy: str = "",
+) -> Explanation:
+    return Explanation(run.run_id, run.state.value, what, why, fault, next, remedy, run.cause)

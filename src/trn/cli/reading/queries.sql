@@ -1,5 +1,5 @@
 -- name: heads
-SELECT run_id, state, reason, name, priority, parent_run_id, attempt, max_attempts, step, end_step, submitted_ms,
+SELECT run_id, state, cause, name, priority, parent_run_id, attempt, max_attempts, step, end_step, submitted_ms,
        updated_ms, ended_ms, metrics, devices, tags, change, family, member, start_step
 FROM runs
 WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))

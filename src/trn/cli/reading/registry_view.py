@@ -25,11 +25,11 @@ BUSY_TIMEOUT_S = 10.0
 
 
 class RunRow(NamedTuple):
-    """A run without what was asked for. `metrics`, `devices` and `tags` are JSON texts as the registry has them."""
+    """A run without what was asked for. `cause`, `metrics`, `devices` and `tags` are the registry's JSON texts."""
 
     run_id: str
     state: str
-    reason: str
+    cause: str
     name: str
     priority: int
     parent_run_id: str
@@ -48,12 +48,22 @@ class RunRow(NamedTuple):
     member: int
     start_step: int
 
+    @property
+    def reason(self) -> str:
+        """Its cause in words."""
+        import json
+
+        from trn.core.cause_words import say_cause
+        from trn.core.causes import Cause
+
+        return say_cause(Cause(**json.loads(self.cause)))
+
     def record(self) -> dict[str, Any]:
         """Every field, for JSON."""
         import json
 
-        texts = {name: json.loads(getattr(self, name)) for name in ("metrics", "devices", "tags")}
-        return {**self._asdict(), **texts}
+        texts = {name: json.loads(getattr(self, name)) for name in ("cause", "metrics", "devices", "tags")}
+        return {"run_id": self.run_id, "state": self.state, "reason": self.reason, **self._asdict(), **texts}
 
 
 class RunFilter(NamedTuple):

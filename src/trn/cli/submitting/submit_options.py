@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trn.cli.output import json_option
-from trn.core.workers_variables import DEVICE_VARIABLES
+from trn.core.variables import DEVICE_VARIABLES
 
 if TYPE_CHECKING:
     from trn.cli.output import Output

@@ -85,7 +85,7 @@ def command(
     width = output.size[0]
     for line in [
         *_head(output, found, at_ms),
-        *wrap(plain(told.sentence), width),
+        *(part for words in told.lines for part in wrap(plain(words), width)),
         *_attempts(output, found, around.worker_gone, at_ms),
         *_metrics(output, found.run, metrics),
         *_chart(output, found, metrics.curves, metric),
@@ -129,10 +129,11 @@ def _record(
     import msgspec
 
     run: dict[str, Any] = msgspec.to_builtins(found.run)
-    attempts = [msgspec.to_builtins(attempt) for attempt in found.attempts]
+    attempts = [{**msgspec.to_builtins(attempt), "reason": attempt.reason} for attempt in found.attempts]
     return {
         **run,
-        "why": {**told._asdict(), "run_id": found.run.run_id, "sentence": told.sentence},
+        "reason": found.run.reason,
+        "why": {**told.record(), "run_id": found.run.run_id},
         "attempts": attempts,
         "metrics": {name: _summarize(found.run, name, metrics) for name in metrics.series},
         "folder": str(home.run(found.run.run_id).root),
@@ -187,7 +188,7 @@ def _ending(attempt: "AttemptRecord", worker_gone: str) -> str:
     if attempt.ended_ms is None:
         return worker_gone or (f"runs as process {attempt.pid}" if attempt.pid else "is being launched")
     code = "" if attempt.exit_code is None else f"exit {attempt.exit_code}: "
-    return f"{code}{attempt.cause}"
+    return f"{code}{attempt.reason}"
 
 
 def _metrics(output: Output, run: "RunRecord", metrics: "FoundMetrics") -> list[str]:
@@ -305,7 +306,7 @@ def _files(output: Output, home: Home, found: "FoundRun", checkpoint: "Checkpoin
         facts.append(("saved", f"step {checkpoint.step} in {checkpoint.path}"))
     is_worth_it = run.attempt and (checkpoint is not None or run.state != "COMPLETED")
     if run.state.is_terminal and is_worth_it and (how := how_to_resume(run)):
-        facts.append(("go on", f"`{how}` {where_it_resumes(run, checkpoint)}"))
+        facts.append(("resume", f"`{how}` {where_it_resumes(run, checkpoint)}"))
     for label, words in facts:
         lines += wrap(f"  {label:<{LABEL_WIDTH}}  {words}", output.size[0], indent=LABEL_WIDTH + 4)
     return lines

@@ -1,4 +1,4 @@
-"""`trn why RUN`: one causal sentence."""
+"""`trn why RUN`: what, why and what next, in three short lines."""
 
 import click
 
@@ -14,12 +14,12 @@ Examples:
 """
 
 
-@click.command("why", epilog=EPILOG, short_help="Say in one sentence why a run is where it is.")
+@click.command("why", epilog=EPILOG, short_help="Explain why a run waits, runs or ended.")
 @run_id_argument
 @json_option
 @click.pass_obj
 def command(home: Home, *, run_id: str, is_json: bool | None) -> None:
-    """Say what a run waits for or what broke, whose fault it is, what happens next and what to do."""
+    """Explain a run in three lines: what happens, why (and whose fault it is), and what comes next."""
     from trn.cli.durations import now_ms
     from trn.cli.reading.explanation import explain
     from trn.cli.reading.run_lookup import find_run, look_around
@@ -34,5 +34,6 @@ def command(home: Home, *, run_id: str, is_json: bool | None) -> None:
         is_daemon_up=find_daemon(home) is not None,
         around=look_around(home, found, at_ms),
     )
-    output.record({**told._asdict(), "run_id": found.run.run_id, "sentence": told.sentence})
-    output.show_wrapped(plain(told.sentence))
+    output.record({**told.record(), "run_id": found.run.run_id})
+    for line in told.lines:
+        output.show_wrapped(plain(line))

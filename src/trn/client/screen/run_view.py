@@ -1,7 +1,6 @@
 """What is known of a followed run, and how that looks at a terminal: a title, a bar, and lines about what happened."""
 
 import contextlib
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from trn.client.screen.figures import show_duration, show_number, show_rate
 from trn.client.screen.worker_log import Line
+from trn.core.cause_words import say_outlook
 from trn.core.terminal_text import clean
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ RATE_OVER_MS, POINT_EVERY_MS = 30_000, 200
 BAR_WIDTH, NARROW = 24, 60
 WAITING = ("PENDING", "DISPATCHING")
 STATE_STYLES = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
-
-# As the daemon says why a run waits for its next attempt; a test holds them together.
-_RETRY = re.compile(r"(.*); (retrying (?:at once|in \S+ s)[^;(]*\((attempt \d+)(?:; [^;()]*)?\))", re.DOTALL)
 
 
 class _Event(msgspec.Struct):
@@ -109,12 +106,11 @@ class RunView:
         self.end_step = run.end_step or self.end_step
         if run.is_terminal:
             self.step = run.step
-        found = _RETRY.fullmatch(run.reason) if run.state == "PENDING" else None
-        if found is None or run.attempt <= self._num_told:
+        if run.state != "PENDING" or not run.cause.is_retry or run.attempt <= self._num_told:
             return []
         self._points.clear()
         self._num_told = run.attempt
-        told = Text(f"{_ended(run.attempt, found[1])}; {found[2]}", style="yellow")
+        told = Text(_ended(run.attempt, run.reason), style="yellow")
         return [Line(text=told, at_ms=run.updated_ms, is_event=True)]
 
     def _take(self, event: _Event) -> list[Text]:
@@ -250,11 +246,13 @@ class RunView:
 
     def _waits_for(self) -> str:
         """Why it waits; why the attempt before ended stands in a line above."""
-        found = _RETRY.fullmatch(self.run.reason)
-        if found is None:
+        cause = self.run.cause
+        if not cause.is_retry:
             return clean(self.run.reason)
-        left_s = (self.run.not_before_ms - self._clock_ms()) / 1000
-        return f"{found[3]} in {show_duration(left_s)}" if left_s > 0 else found[2]
+        left_s = (cause.next_attempt_ms - self._clock_ms()) / 1000
+        return (
+            f"attempt {self.run.attempt + 1} in {show_duration(left_s)}" if left_s > 0 else say_outlook(cause)
+        )
 
     def draw(self, width: int) -> Group:
         """A line, and the bar once it has begun; never wider than the terminal."""
@@ -318,5 +316,5 @@ def conclude(view: RunView, took_s: float) -> Text:
     if run.state == "FAILED":
         text.append(f"\n  trn logs {run.run_id}", style="dim")
     if view.saved_step is not None:
-        text.append(f"\n  trn resume {run.run_id}    goes on from step {view.saved_step:,}", style="dim")
+        text.append(f"\n  trn resume {run.run_id}    continues from step {view.saved_step:,}", style="dim")
     return text

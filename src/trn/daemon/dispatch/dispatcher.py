@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from gen_worker.contract.sizes import show_bytes
+from trn.core.causes import DISK, PROCESS, QUEUED, Cause
 from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home, socket_address
 from trn.core.runs import QueuedRun, RunRecord, RunState
@@ -23,7 +24,7 @@ from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.dispatch.attempt_parts import DeviceView, EventIngest, Parts
 from trn.daemon.dispatch.placement import FreeResources, choose_starts
 from trn.daemon.dispatch.readiness import Readiness
-from trn.daemon.dispatch.supervisor import QUARANTINE, AttemptSupervisor
+from trn.daemon.dispatch.supervisor import AttemptSupervisor
 from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan
 from trn.daemon.intake.submission import find_misfits
 from trn.daemon.machine.doctor_reports import DoctorReports
@@ -116,7 +117,7 @@ class TrainerDispatcher:
         parts = self._parts
         device_ids = tuple(device.device_id for device in parts.devices.inventory.devices)
         queued = QueuedRun(
-            run_id=new.run_id, priority=0, submitted_ms=0, needs=new.needs, reason="", attempt=0
+            run_id=new.run_id, priority=0, submitted_ms=0, needs=new.needs, cause=QUEUED, attempt=0
         )
         idle = FreeResources(device_ids=device_ids, cpus=new.needs.cpus, memory_mb=new.needs.memory_mb)
         starts = choose_starts([queued], idle, now_ms=0, patience_s=0).starts
@@ -126,7 +127,7 @@ class TrainerDispatcher:
             run_id=new.run_id,
             digest=new.digest,
             state=RunState.PENDING,
-            reason="a dry run",
+            cause=QUEUED,
             config=new.config,
             snapshot=new.snapshot,
             frozen_from=new.frozen_from,
@@ -215,11 +216,14 @@ class TrainerDispatcher:
             return
         free_bytes = self._free_bytes()
         if free_bytes < parts.settings.min_free_bytes:
-            least = show_bytes(parts.settings.min_free_bytes)
-            left = show_bytes(free_bytes)
-            reason = f"the disk of {parts.home.root} is nearly full ({left} left): free {least}"
+            values = {
+                "path": str(parts.home.root),
+                "free": show_bytes(free_bytes),
+                "min_free": show_bytes(parts.settings.min_free_bytes),
+            }
+            full = Cause(id="waits-for-disk", fault="machine", waits_for=(DISK,), values=values)
             if is_time_to_say:
-                await self._say(queue, dict.fromkeys((run.run_id for run in queue), reason))
+                await self._say(queue, dict.fromkeys((run.run_id for run in queue), full))
             return
         slots = parts.registry.slots()
         known = [device.device_id for device in parts.devices.inventory.devices]
@@ -248,33 +252,33 @@ class TrainerDispatcher:
         if is_time_to_say:
             await self._say(queue, {**waits, **decision.waits})
 
-    def _find_unfit(self, queue: list[QueuedRun], usable: list[str]) -> dict[str, str]:
+    def _find_unfit(self, queue: list[QueuedRun], usable: list[str]) -> dict[str, Cause]:
         """Runs that could not start even if all others ended: they must not keep anything from anybody."""
         inventory = self._parts.devices.inventory
         waits = {}
         for run in queue:
             misfits = find_misfits(run.needs, usable, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
             if misfits:
-                waits[run.run_id] = f"cannot start while devices are missing or set aside: {misfits[0]}"
+                values = {"detail": str(misfits[0])}
+                waits[run.run_id] = Cause(id="devices-missing", fault="machine", values=values)
         return waits
 
-    def _find_in_use(self, queue: list[QueuedRun]) -> dict[str, str]:
+    def _find_in_use(self, queue: list[QueuedRun]) -> dict[str, Cause]:
         """Runs in whose folder a worker of another submission lives."""
         pids = {run.run_id: self._parts.unknown.process_in(run.run_id) for run in queue}
         return {
-            run_id: f"waits for the end of process {pid}, a worker in its folder that the registry does not know"
-            f" (`kill {pid}` ends it)"
+            run_id: Cause(id="waits-for-process", fault="machine", waits_for=(PROCESS,), values={"pid": pid})
             for run_id, pid in pids.items()
             if pid
         }
 
     def _find_unready(
         self, queue: list[QueuedRun], usable: list[str]
-    ) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+    ) -> tuple[dict[str, Cause], dict[str, frozenset[str]]]:
         """(why runs cannot use any GPU yet, the kinds of GPUs that others cannot use), of what was detected."""
         devices = self._parts.devices.inventory.devices
         kinds = {device.device_id: device.kind for device in devices if not device.is_declared}
-        waits: dict[str, str] = {}
+        waits: dict[str, Cause] = {}
         barred: dict[str, frozenset[str]] = {}
         if not kinds or self._readiness is None:
             return waits, barred
@@ -284,17 +288,19 @@ class TrainerDispatcher:
             count = len(run.needs.devices) or run.needs.gpus
             python = run.interpreter or self._parts.python
             obstacles = {
-                kind: ask(python, kind=kind, num_gpus=count) if kind else ""
+                kind: ask(python, kind=kind, num_gpus=count) if kind else None
                 for kind in dict.fromkeys(kinds.get(device_id, "") for device_id in wanted)
             }
-            bars = {kind: words for kind, words in obstacles.items() if words}
+            bars = {kind: obstacle for kind, obstacle in obstacles.items() if obstacle is not None}
             if bars and (run.needs.devices or len(bars) == len(obstacles)):
                 waits[run.run_id] = next(iter(bars.values()))
             elif bars:
                 barred[run.run_id] = frozenset(bars)
         return waits, barred
 
-    def _look_behind(self, queue: list[QueuedRun], unready: Mapping[str, str], limit: int) -> list[QueuedRun]:
+    def _look_behind(
+        self, queue: list[QueuedRun], unready: Mapping[str, Cause], limit: int
+    ) -> list[QueuedRun]:
         """Further runs, where those that are not ready fill a window: they must not hide the others of their kind."""
         passed = [run for run in queue if run.run_id in unready]
         if max(Counter(run.needs for run in passed).values()) < limit:
@@ -319,12 +325,12 @@ class TrainerDispatcher:
         if len(starts) >= WINDOW:
             self.wake()
 
-    async def _say(self, queue: list[QueuedRun], waits: Mapping[str, str]) -> None:
+    async def _say(self, queue: list[QueuedRun], waits: Mapping[str, Cause]) -> None:
         """Write why runs wait, where that is news. Not at every round: in a burst that would be a write for each run."""
         self._say_again_at = self._loop_time() + SAY_EVERY_S
-        news = [run.run_id for run in queue if waits.get(run.run_id, run.reason) != run.reason]
+        news = [run.run_id for run in queue if waits.get(run.run_id, run.cause) != run.cause]
         self._has_unsaid = len(news) > MAX_REASONS
-        changes = [self._parts.registry.set_reason(run_id, waits[run_id]) for run_id in news[:MAX_REASONS]]
+        changes = [self._parts.registry.set_cause(run_id, waits[run_id]) for run_id in news[:MAX_REASONS]]
         for change in changes:
             await committed(change)
 
@@ -355,8 +361,7 @@ class TrainerDispatcher:
         known = {device.device_id for device in parts.devices.inventory.devices}
         for slot in parts.registry.slots():
             device_id = slot["device_id"]
-            is_ours = slot["quarantine_reason"].startswith(QUARANTINE)
-            if not is_ours or slot["run_id"] is not None or device_id not in known:
+            if not slot["quarantine_reason"] or slot["run_id"] is not None or device_id not in known:
                 continue
             try:
                 if not await parts.devices.foreign_processes(device_id, set()):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from trn.core.causes import CPU, GPU, MEMORY, Cause
 from trn.core.runs import Needs, QueuedRun
 
 
@@ -26,7 +27,7 @@ class Decision:
     """Who starts on what, in this order; why the others do not."""
 
     starts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    waits: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, Cause] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ def choose_starts(
     pool = _Pool(list(free.device_ids), free.cpus, free.memory_mb)
     named = Counter(device_id for run in queue for device_id in run.needs.devices)
     starts: list[tuple[str, tuple[str, ...]]] = []
-    waits: dict[str, str] = {}
+    waits: dict[str, Cause] = {}
     gathers_for = ""
     for run in sorted(queue, key=lambda run: (-run.priority, run.submitted_ms, run.run_id)):
         device_ids = _pick(run.needs, _without(pool.device_ids, barred.get(run.run_id)), named)
@@ -69,11 +70,7 @@ def choose_starts(
             starts.append((run.run_id, device_ids))
             continue
         would_fit = gathers_for and _fits(run.needs, free, named)
-        waits[run.run_id] = (
-            f"waits for {lacks}: what is free is kept for {gathers_for}, which has waited long"
-            if would_fit
-            else f"waits for {lacks}"
-        )
+        waits[run.run_id] = _wait_for(run.needs, lacks, gathers_for if would_fit else "")
         if now_ms - run.submitted_ms > patience_s * 1000:
             gathers_for = gathers_for or run.run_id
             kept = device_ids
@@ -115,18 +112,24 @@ def _pick(needs: Needs, free: Sequence[str], named: Mapping[str, int]) -> tuple[
     return None
 
 
-def _lacks(needs: Needs, pool: _Pool, *, has_devices: bool) -> str:
-    """What is missing, in words; empty where nothing is."""
-    parts = []
+def _lacks(needs: Needs, pool: _Pool, *, has_devices: bool) -> tuple[str, ...]:
+    """What is missing, as `waits_for` has it."""
+    lacks: list[str] = []
     if not has_devices:
-        gone = [device_id for device_id in needs.devices if device_id not in pool.device_ids]
-        parts.append(" and ".join(gone) if gone else _count(needs.gpus, "GPU"))
+        lacks += [device_id for device_id in needs.devices if device_id not in pool.device_ids] or [GPU]
     if needs.cpus > pool.cpus:
-        parts.append(_count(needs.cpus, "CPU"))
+        lacks.append(CPU)
     if needs.memory_mb > pool.memory_mb:
-        parts.append(f"{needs.memory_mb} MB of memory")
-    return ", ".join(parts)
+        lacks.append(MEMORY)
+    return tuple(lacks)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _wait_for(needs: Needs, lacks: tuple[str, ...], kept_for: str) -> Cause:
+    amounts = {GPU: ("gpus", needs.gpus), CPU: ("cpus", needs.cpus), MEMORY: ("memory_mb", needs.memory_mb)}
+    first = lacks[0] if lacks[0] in amounts else "device"
+    values = dict(amounts[what] for what in lacks if what in amounts)
+    return Cause(
+        id=f"waits-for-{first}",
+        waits_for=lacks,
+        values={**values, "kept_for": kept_for} if kept_for else values,
+    )

@@ -7,19 +7,19 @@ that the operator names in the settings are trusted: nobody is asked about them.
 
 from typing import Protocol
 
+from trn.core.causes import DOCTOR, Cause
 from trn.daemon.machine.doctor_reports import DoctorReports
 
 # The most telling first: one fault is told, and the others often follow from it.
 TOPICS = {"cuda": ("torch", "cuda", "driver"), "rocm": ("torch", "rocm")}
 BETWEEN_PROCESSES = "collectives"
-NOT_YET = "cannot start on a GPU yet: "
 
 
 class Readiness(Protocol):
     """What the dispatcher asks before it hands out a GPU that was detected. Answers at once."""
 
-    def obstacle(self, python: str, *, kind: str, num_gpus: int) -> str:
-        """Why a run of that interpreter cannot start on GPUs of that kind now, with the remedy; empty where it can."""
+    def obstacle(self, python: str, *, kind: str, num_gpus: int) -> Cause | None:
+        """Why a run of that interpreter cannot start on GPUs of that kind now; None where it can."""
         ...
 
 
@@ -27,12 +27,12 @@ class FakeReadiness:
     """Says what a test wants: an obstacle by interpreter, or by (interpreter, kind). Notes what it was asked."""
 
     def __init__(self) -> None:
-        self.obstacles: dict[str | tuple[str, str], str] = {}
+        self.obstacles: dict[str | tuple[str, str], Cause] = {}
         self.questions: list[tuple[str, str, int]] = []
 
-    def obstacle(self, python: str, *, kind: str, num_gpus: int) -> str:
+    def obstacle(self, python: str, *, kind: str, num_gpus: int) -> Cause | None:
         self.questions.append((python, kind, num_gpus))
-        return self.obstacles.get((python, kind)) or self.obstacles.get(python, "")
+        return self.obstacles.get((python, kind)) or self.obstacles.get(python)
 
 
 class DoctorReadiness:
@@ -41,13 +41,14 @@ class DoctorReadiness:
     def __init__(self, reports: DoctorReports) -> None:
         self._reports = reports
 
-    def obstacle(self, python: str, *, kind: str, num_gpus: int) -> str:
+    def obstacle(self, python: str, *, kind: str, num_gpus: int) -> Cause | None:
         report = self._reports.newest(python, is_urgent=True)
         if report is None:
-            return f"{NOT_YET}it is being looked at whether {python} can use this machine's GPUs"
+            return Cause(id="waits-for-doctor", waits_for=(DOCTOR,), values={"python": python})
         errors = {finding.check: finding for finding in report.findings if finding.level == "error"}
         topics = (*TOPICS.get(kind, ()), *((BETWEEN_PROCESSES,) if num_gpus > 1 else ()))
         fault = next((errors[topic] for topic in topics if topic in errors), None)
         if fault is None:
-            return ""
-        return f"{NOT_YET}{fault.message}: {fault.remedy}" if fault.remedy else f"{NOT_YET}{fault.message}"
+            return None
+        values = {"check": fault.check, "message": fault.message, "remedy": fault.remedy}
+        return Cause(id="gpu-not-usable", fault="machine", waits_for=(DOCTOR,), values=values)

@@ -27,17 +27,14 @@ import msgspec
 
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.regular import NotRegularFileError
-from trn.core.errors import (
-    ConflictError,
-    InvalidRequestError,
-    NotFoundError,
-    UnavailableError,
-)
+from trn.core.cause_words import say_cause
+from trn.core.causes import failure
+from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.runs import RunRecord, RunState
 from trn.core.snapshots import materialise
-from trn.daemon.api.secret_values import how_to_pass, reveal
+from trn.daemon.api.secret_values import reveal
 from trn.daemon.dispatch.attempt_parts import Parts
-from trn.daemon.dispatch.endings import Wish, close_words, decide
+from trn.daemon.dispatch.endings import CANCEL, StopReason, close_fields, decide
 from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.daemon.ingest.event_file import Terminal
 from trn.daemon.intake.saved_checkpoints import find_next_start
@@ -56,7 +53,6 @@ from trn.registry.sqlite import Ending
 logger = logging.getLogger("trn.daemon.dispatch.supervisor")
 
 MAX_CLOSE_TRIES = 10  # over 20 s: the disk may be full just then, or a new launcher slow
-QUARANTINE = "still in use: "  # how our own reasons begin; the dispatcher lifts only those
 _TAIL_BYTES = 64 << 10
 
 
@@ -78,7 +74,7 @@ class AttemptSupervisor:
         self._key = AttemptKey(run.run_id, run.attempt, run.nonce)
         self._folder = parts.home.run(run.run_id)
         self._limits = _read_limits(run)
-        self._wish: Wish | None = None
+        self._stop_reason: StopReason | None = None
         self._is_cancel_asked = run.is_cancel_wanted
         self._nap: asyncio.Timeout | None = None
         self._has_spoken = False
@@ -97,7 +93,7 @@ class AttemptSupervisor:
         worker = await self._begin()
         worker_exit = None
         if worker is not None:
-            self._wish = None
+            self._stop_reason = None
             worker_exit = await self._watch_to_end(worker)
             failpoint("attempt.exited")
             await self._end_all(worker)
@@ -106,14 +102,13 @@ class AttemptSupervisor:
         await self._conclude(worker_exit)
 
     async def _begin(self) -> Worker | None:
-        """The attempt's process; None: there is none and never will be, and `_wish` may say why."""
+        """The attempt's process; None: there is none and never will be, and `_stop_reason` may say why."""
         if self._is_adopted or self._is_cancel_asked:
             return await self._find()
         run = self._run
         secrets, missing = self._parts.secrets.find(run.submission_id, run.secret_env)
         if missing:
-            how = f"`trn resume {run.run_id} {how_to_pass(missing)}` passes them again"
-            self._wish = Wish(cause="secret-missing", detail=f"{', '.join(missing)}; {how}")
+            self._stop_reason = StopReason(cause="secret-missing", values={"names": list(missing)})
             return await self._find()
         try:
             files = self._build_files(self._devices_env())
@@ -124,12 +119,13 @@ class AttemptSupervisor:
         except LaunchUnknownError as fault:
             logger.warning("%s: %s", self._key, fault)
         except (NotFoundError, InvalidRequestError) as fault:
-            self._wish = Wish(cause="code-missing", detail=str(fault))
+            self._stop_reason = StopReason(cause="code-missing", values={"detail": str(fault)})
         except (UnavailableError, OSError) as fault:
-            self._wish = Wish(cause="launch-failed", detail=str(fault))
+            self._stop_reason = StopReason(cause="launch-failed", values={"detail": str(fault)})
         except Exception as fault:
             logger.exception("%s could not be launched", self._key)
-            self._wish = Wish(cause="trn-fault", detail=f"{type(fault).__name__}: {fault}")
+            detail = f"{type(fault).__name__}: {fault}"
+            self._stop_reason = StopReason(cause="trn-fault", values={"detail": detail})
         else:
             failpoint("attempt.launched")
             python, store = files.plan.argv[0], self._parts.home.snapshots
@@ -228,7 +224,7 @@ class AttemptSupervisor:
                 lambda: parts.registry.launched(*self._named, worker=worker.ref, pid=worker.pid),
             )
         except ConflictError as fault:  # the registry knows it as ended: it must not go on
-            return await self._stop(worker, Wish(cause="trn-fault", detail=str(fault)))
+            return await self._stop(worker, StopReason(cause="trn-fault", values={"detail": str(fault)}))
         limits_s = parts.settings.start_timeout_s, parts.settings.heartbeat_timeout_s
         look_s = min(parts.settings.sweep_s, min(limits_s) / 4)
         due = parts.clock() + look_s
@@ -244,9 +240,9 @@ class AttemptSupervisor:
                 )
             if now - due > self._silence_limit_s() / 2:
                 self._quiet_since = now  # it was us who slept
-            wish = await self._judge(begun)
-            if wish is not None:
-                return await self._stop(worker, wish)
+            stop_reason = await self._judge(begun)
+            if stop_reason is not None:
+                return await self._stop(worker, stop_reason)
             due = parts.clock() + look_s
             self._num_looks += 1
 
@@ -264,16 +260,16 @@ class AttemptSupervisor:
         finally:
             self._nap = None
 
-    async def _judge(self, begun: float) -> Wish | None:
+    async def _judge(self, begun: float) -> StopReason | None:
         """Why it has to end now, if it has to."""
         parts, limits = self._parts, self._limits
         self._is_cancel_asked = False
         run = parts.registry.get(self._key.run_id)
         if run.is_cancel_wanted:
-            return Wish(cause="cancel", detail=run.cancel_reason)
+            return StopReason(cause=CANCEL)
         patience_s = limits.grace_s + parts.settings.kill_patience_s
         if limits.time_limit_s is not None and parts.clock() - begun > limits.time_limit_s + patience_s:
-            return Wish(cause="time-limit", detail=f"{limits.time_limit_s:g} s")
+            return StopReason(cause="time-limit", values={"limit_s": limits.time_limit_s})
         if self._silence_s() <= self._silence_limit_s():
             return None
         try:  # it may have spoken, and only we did not listen
@@ -287,7 +283,7 @@ class AttemptSupervisor:
         if silence_s <= limit_s:
             return None
         cause = "heartbeat-timeout" if self._has_spoken else "start-timeout"
-        return Wish(cause=cause, detail=f"silent for {silence_s:.0f} s, allowed are {limit_s:g} s")
+        return StopReason(cause=cause, values={"silent_s": round(silence_s), "limit_s": limit_s})
 
     def _silence_s(self) -> float:
         grown = self._parts.ingest.last_growth(self._key.run_id)
@@ -299,16 +295,16 @@ class AttemptSupervisor:
             return settings.start_timeout_s
         return max(settings.heartbeat_timeout_s, settings.min_heartbeats_missed * self._limits.heartbeat_s)
 
-    async def _stop(self, worker: Worker, wish: Wish) -> WorkerExit:
+    async def _stop(self, worker: Worker, stop_reason: StopReason) -> WorkerExit:
         """Ask it to stop, wait, then kill all of it."""
         executor, patience_s = self._parts.executor, self._parts.settings.kill_patience_s
-        self._wish = wish
-        if wish.cause == "cancel":
+        self._stop_reason = stop_reason
+        if stop_reason.cause == CANCEL:
             patience_s += self._limits.grace_s
         await executor.stop(worker)
         worker_exit = await self._wait(worker, patience_s)
         if worker_exit is None:
-            self._wish = msgspec.structs.replace(wish, was_killed=True)
+            self._stop_reason = msgspec.structs.replace(stop_reason, was_killed=True)
             await self._end_all(worker)
             worker_exit = await executor.wait(self._key, worker)
         return worker_exit
@@ -321,7 +317,7 @@ class AttemptSupervisor:
             except Exception as fault:
                 logger.error("%s: what it started cannot be ended: %s", self._key, fault)  # noqa: TRY400
                 for device_id in self._run.devices:
-                    reason = f"{QUARANTINE}what {self._key} started cannot be ended: {fault}"
+                    reason = f"still in use: processes of {self._key} cannot be ended: {fault}"
                     await commit_until_done(
                         self._key, partial(self._parts.registry.quarantine, device_id, reason)
                     )
@@ -337,7 +333,7 @@ class AttemptSupervisor:
                 continue
             if pids:
                 who = ", ".join(map(str, sorted(pids)))
-                reason = f"{QUARANTINE}after {self._key} ended, process {who} still used it; end it to free the device"
+                reason = f"still in use by process {who} after {self._key} ended; end it to free the device"
                 await commit_until_done(
                     self._key, partial(self._parts.registry.quarantine, device_id, reason)
                 )
@@ -355,12 +351,12 @@ class AttemptSupervisor:
         failpoint("attempt.drained")
         if await retry_until_done(self._key, "read its last event", self._read_terminal) is None:
             run = parts.registry.get(run_id)
-            category, error, cause = close_words(run, worker_exit, self._wish)
+            fields = close_fields(run, worker_exit, self._stop_reason)
             plan = self._build_files({}).plan  # its devices may be gone from the machine by now
             await try_step(
                 self._key,
                 "write its terminal event",
-                lambda: parts.executor.close_attempt(plan, category=category, error=error, cause=cause),
+                lambda: parts.executor.close_attempt(plan, **fields),
                 num_tries=MAX_CLOSE_TRIES,
             )
             failpoint("attempt.closed")
@@ -374,13 +370,13 @@ class AttemptSupervisor:
             )
         except Exception as fault:
             logger.exception("%s: how it ended could not be decided", self._key)
-            reason = f"a fault of trn itself, please report it: {type(fault).__name__}: {fault}"
-            ending = Ending(state=RunState.FAILED, reason=reason, cause=reason, category="startup")
+            cause = failure("trn-fault", detail=f"{type(fault).__name__}: {fault}")
+            ending = Ending(state=RunState.FAILED, cause=cause, category="startup")
         if worker_exit is not None:
             await try_step(self._key, "let go of its events", lambda: parts.ingest.unfollow(run_id))
         await commit_until_done(self._key, lambda: parts.registry.end(*self._named, ending))
         failpoint("attempt.ended")
-        logger.info("%s: %s: %s", self._key, ending.state, ending.reason)
+        logger.info("%s: %s: %s", self._key, ending.state, say_cause(ending.cause))
 
     async def _decide(self, worker_exit: WorkerExit | None) -> Ending:
         parts, run_id = self._parts, self._key.run_id
@@ -389,7 +385,7 @@ class AttemptSupervisor:
             try:
                 terminal = await self._read_terminal()
             except NotRegularFileError as fault:  # it says nothing of how the worker ended
-                detail = f"{worker_exit.detail}; its events file was replaced: {fault.strerror}"
+                detail = f"its events file was replaced: {fault.strerror}"
                 worker_exit = msgspec.structs.replace(worker_exit, detail=detail)
         saved_step = await self._find_next_start()
         return decide(
@@ -397,7 +393,7 @@ class AttemptSupervisor:
             [item for item in parts.registry.attempts(run_id) if item.number < self._key.number],
             worker_exit,
             terminal,
-            self._wish,
+            self._stop_reason,
             saved_step=saved_step,
         )
 

@@ -13,7 +13,7 @@ from gen_worker.contract.subprocess_contract import TrainerSubprocessContractV1
 from gen_worker.frozen_imports import frozen_variables
 from trn.core.home import RunFolder
 from trn.core.runs import RunRecord
-from trn.core.training_variables import needs_fresh_start
+from trn.core.variables import needs_fresh_start
 from trn.executors.base import LaunchPlan
 
 ENTRY = (

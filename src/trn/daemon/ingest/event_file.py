@@ -70,6 +70,8 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True, rename={"stop_reason":
     category: str = ""
     error: str = ""
     cause: str = ""  # a row of the table of failures
+    fault: str = ""
+    values: dict[str, Any] = {}
     closed_by: str = ""  # who wrote it instead of the worker
     final_checkpoint: str = ""
     stop_reason: str = ""  # of `completed`: why a callback stopped it before its last step

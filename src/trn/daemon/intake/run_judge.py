@@ -16,8 +16,7 @@ from trn.core.home import Home
 from trn.core.log_targets import find_file_fault, find_folder_fault
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
-from trn.core.training_variables import fingerprint, matters
-from trn.core.workers_variables import DEVICE_VARIABLES, without_workers_variables
+from trn.core.variables import DEVICE_VARIABLES, fingerprint, matters, without_workers_variables
 from trn.daemon.dispatch.worker_plan import WorkerFiles
 from trn.daemon.intake.data_check import find_data_faults
 from trn.daemon.intake.disk_check import Room, check_room

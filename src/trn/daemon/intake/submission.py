@@ -20,11 +20,11 @@ from gen_worker.contract.job.run_ids import slug_from
 from gen_worker.contract.job.spec import API_VERSION, TrainingJobSpec
 from gen_worker.contract.redaction import Secret
 from gen_worker.errors import Fault, SpecError
-from trn.core import workers_variables
+from trn.core import variables
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
 from trn.core.runs import Needs
-from trn.core.training_variables import is_variable_name
+from trn.core.variables import is_variable_name
 from trn.daemon.dispatch.placement import kind_of
 from trn.daemon.machine.devices import Inventory
 from trn.registry.base import NewRun
@@ -265,7 +265,7 @@ def _variable_faults(config: dict[str, Any]) -> list[Fault]:
         if "=" in name or "\0" in name + value:
             message = f"{name[:60]!r} cannot be a variable: expected a name without `=`, and no NUL in name or value"
             faults.append(Fault(message, path="env", kind="value", found=name[:60]))
-        elif instead := workers_variables.instead_of(name):
+        elif instead := variables.instead_of(name):
             message = f"trn sets this variable for every worker: {instead}"
             faults.append(Fault(message, path=f"env.{name}", kind="rule"))
     return faults
@@ -281,7 +281,7 @@ def _request_faults(submission: Submission) -> list[Fault]:
         if path and (not path.startswith("/") or "\0" in path or len(path) > MAX_TEXT):
             faults.append(Fault.of_value(name, f"{path[:60]!r}", "an absolute path"))
     for name, secret in submission.secret_env.items():
-        if not is_variable_name(name) or name.startswith(workers_variables.PREFIXES):
+        if not is_variable_name(name) or name.startswith(variables.WORKER_PREFIXES):
             message = f"{name[:60]!r} is no name for a variable of a worker"
             faults.append(Fault(message, path="secret_env", kind="value", found=name[:60]))
         elif "\0" in secret.reveal() or len(secret.reveal()) > MAX_SECRET:

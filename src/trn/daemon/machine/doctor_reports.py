@@ -21,7 +21,7 @@ import msgspec
 from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import boot_id
 from trn.core.home import Home
-from trn.core.workers_variables import without_workers_variables
+from trn.core.variables import without_workers_variables
 
 logger = logging.getLogger("trn.daemon.doctor")
 

@@ -24,7 +24,7 @@ from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
-from trn.core.training_variables import matters
+from trn.core.variables import matters
 from trn.daemon.machine.devices import Inventory
 from trn.daemon.machine.doctor_reports import DoctorReport, DoctorReports
 from trn.registry.reader import RegistryReader

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from trn.core.causes import Cause
 from trn.core.number_words import as_word
 from trn.core.runs import RunRecord
 
@@ -55,7 +56,8 @@ class JobSubmitted(JobLine, frozen=True, kw_only=True):
 
 
 class JobEnded(JobLine, frozen=True, kw_only=True):
-    reason: str
+    reason: str  # `cause` in words
+    cause: Cause
     attempt: int
     step: int
     end_step: int | None
@@ -85,6 +87,7 @@ def job_ended(run: RunRecord, folder: str, final_checkpoint: str) -> bytes:
         event=f"job_{run.state.lower()}",
         state=run.state,
         reason=run.reason,
+        cause=run.cause,
         attempt=run.attempt,
         step=run.step,
         end_step=run.end_step,

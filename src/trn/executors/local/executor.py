@@ -29,6 +29,7 @@ from gen_worker.launcher.messages import (
     TryImports,
     WorkerPlan,
 )
+from trn.core.causes import Cause
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.executors.base import (
@@ -218,7 +219,7 @@ class LocalExecutor(LocalFiles):
                         now = time.monotonic()
                         ended_at = now if ended_at is None else ended_at
                         if now - ended_at > EXIT_PATIENCE_S:
-                            detail = "how it ended is not known: its launcher hangs"
+                            detail = "its launcher hangs"
                             return self._as_exit(ExitRecord(exit_code=None, detail=detail), identity)
                         poll_s = reap_delay.next_s()
                     with contextlib.suppress(TimeoutError):
@@ -247,12 +248,11 @@ class LocalExecutor(LocalFiles):
         is_reboot = record.exit_code is None and identity.boot_id != boot_id()
         is_ours = identity in self._ended_by_us
         self._ended_by_us.discard(identity)
-        unseen = "the machine was restarted" if is_reboot else "exit status unknown"
         return WorkerExit(
             exit_code=record.exit_code,
             is_out_of_memory=record.is_out_of_memory and not is_ours,
             is_reboot=is_reboot,
-            detail=record.detail or unseen,
+            detail=record.detail,
         )
 
     async def stop(self, worker: Worker) -> bool:
@@ -274,12 +274,20 @@ class LocalExecutor(LocalFiles):
     def _attempt_dir(self, key: AttemptKey) -> str:
         return str(self._home.run(key.run_id).attempts)
 
-    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: str = "") -> bool:
+    async def close_attempt(self, plan: LaunchPlan, *, category: str, error: str, cause: Cause) -> bool:
         """See `Executor.close_attempt`."""
         wanted = msgspec.convert(msgspec.to_builtins(plan), WorkerPlan)
         try:
             reply = await self._launchers.ask_anyone(
-                lambda id_: Close(id=id_, plan=wanted, category=category, error=error, cause=cause),
+                lambda id_: Close(
+                    id=id_,
+                    plan=wanted,
+                    category=category,
+                    error=error,
+                    cause=cause.id,
+                    fault=cause.fault,
+                    values=dict(cause.values),
+                ),
                 timeout_s=CLOSE_PATIENCE_S,
             )
         except (UnavailableError, TimeoutError) as fault:

@@ -23,7 +23,7 @@ from gen_worker.launcher.messages import (
 )
 from trn.core.errors import UnavailableError
 from trn.core.home import socket_address
-from trn.core.workers_variables import without_workers_variables
+from trn.core.variables import without_workers_variables
 
 START_PATIENCE_S = 60.0
 LOG_NAME = "launcher.log"

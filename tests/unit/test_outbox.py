@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -199,33 +200,45 @@ def test_a_file_that_is_gone_stops_nothing(registry: RunRegistry, home: Home, ou
     assert tell_all(outbox) == {"there": [1, 2]}
 
 
-@given(parts=st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), max_size=12))
-def test_in_order_and_without_gaps_whatever_is_repeated(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, bool, bool]]
-) -> None:
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     home = Home(tmp_path_factory.mktemp("home"))
     home.make()
-    registry = RunRegistry(home.registry)
+    return home
+
+
+@pytest.fixture(scope="module")
+def shared_registry(shared_home: Home) -> Iterator[RunRegistry]:
+    registry = RunRegistry(shared_home.registry)
+    yield registry
+    registry.close()
+
+
+@given(parts=st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), max_size=12))
+def test_in_order_and_without_gaps_whatever_is_repeated(
+    shared_home: Home, shared_registry: RunRegistry, parts: list[tuple[int, bool, bool]]
+) -> None:
+    home, registry = shared_home, shared_registry
     outbox = Outbox(registry, LocalFiles(home), "bus")
-    begin(registry, "r")
+    run_id = f"r{uuid.uuid4().hex}"  # of this example
+    begin(registry, run_id)
     last, seen = 0, 0
     for num_events, is_confirmed, is_restarted in parts:
-        run = write(registry, home, "r", range(last + 1, last + 1 + num_events))
+        run = write(registry, home, run_id, range(last + 1, last + 1 + num_events))
         last += num_events
-        place = outbox.place("r")
+        place = outbox.place(run_id)
         for batch, end_offset in outbox.batches(run, place):
             assert batch.first_seq <= seen + 1
             seen = max(seen, batch.last_seq)
             place = Place(batch.last_seq, end_offset)
         assert seen == last
         if is_confirmed:
-            outbox.advance({"r": place}, run.change)
+            outbox.advance({run_id: place}, run.change)
             outbox.commit().result()
         if is_restarted:
             outbox.close()
             outbox = Outbox(registry, LocalFiles(home), "bus")
     outbox.close()
-    registry.close()
 
 
 def test_a_registry_of_the_first_schema_is_migrated_with_all_its_runs(home: Home) -> None:

@@ -139,7 +139,7 @@ def _repair_text(home: Home, damaged: list[Path]) -> str:
 
     candidates = sorted(home.backups.glob(f"*/{home.registry.name}"), reverse=True)[:MAX_BACKUPS]
     good = [path.parent for path in candidates if not check_integrity(path)]
-    lines = [f"{' and '.join(path.name for path in damaged)} of {home.root} is damaged. What to do:"]
+    lines = [f"damaged in {home.root}: {' and '.join(path.name for path in damaged)}. What to do:"]
     lines += [f"  trn --home {home.root} daemon stop"]
     for path in damaged:
         lines += [f"  mv {path} {path}.damaged; rm -f {path}-wal {path}-shm"]

@@ -33,7 +33,7 @@ class RedisBus:
     def __init__(self, url: BusUrl, *, reader: str) -> None:
         self._shown = url.shown
         self._prefix = url.options.get("prefix") or PREFIX
-        self._max_length = _read_max_length(url.options.get("maxlen"))
+        self.max_length = _read_max_length(url.options.get("maxlen"))
         has_commands = _read_switch(url.options.get("commands"))
         self._client = _make_client(url)
         self._connection: Any = None
@@ -43,10 +43,6 @@ class RedisBus:
 
     def stream(self, name: str) -> bytes:
         return f"{self._prefix}:{name}".encode()
-
-    @property
-    def max_length(self) -> int:
-        return self._max_length
 
     def commands(self) -> CommandStream | None:
         return self._commands
@@ -100,7 +96,7 @@ class RedisBus:
 
     def _pack_head(self, stream: str) -> bytes:
         """The beginning of an XADD, up to its four fields."""
-        words = [b"XADD", self.stream(stream), b"MAXLEN", b"~", b"%d" % self._max_length, b"*"]
+        words = [b"XADD", self.stream(stream), b"MAXLEN", b"~", b"%d" % self.max_length, b"*"]
         return b"*%d\r\n" % (len(words) + 8) + b"".join(map(_pack_bulk, words))
 
     def _pack(self, message: Message) -> bytes:
@@ -139,8 +135,16 @@ class RedisCommands:
                 if self._place is None:
                     self._make_group()
                     self._place = "0"
-                found = self._ask(self._place, timeout_s)
-                if self._place != ">":
+                is_new = self._place == ">"
+                answer: Any = self._client.xreadgroup(
+                    GROUP,
+                    self._reader,
+                    {self._stream: self._place},
+                    count=COMMANDS_AT_ONCE,
+                    block=max(1, int(timeout_s * 1000)) if is_new else None,
+                )
+                found = [(_text(entry), fields) for _, entries in answer or () for entry, fields in entries]
+                if not is_new:
                     self._place = found[-1][0] if found else ">"
             except BaseException:
                 self._place = None
@@ -155,7 +159,8 @@ class RedisCommands:
             try:
                 pipe = self._client.pipeline(transaction=True)
                 if reply:
-                    pipe.xadd(target, _as_fields(reply), maxlen=self._bus.max_length)
+                    fields: Any = dict(reply)  # the library types it more widely, and a dict is not covariant
+                    pipe.xadd(target, fields, maxlen=self._bus.max_length)
                 pipe.xack(self._stream, GROUP, command.command_id)
                 pipe.xdel(self._stream, command.command_id)
                 answers = pipe.execute(raise_on_error=False)
@@ -173,16 +178,6 @@ class RedisCommands:
         except redis.ResponseError as fault:
             if "BUSYGROUP" not in str(fault):
                 raise
-
-    def _ask(self, place: str, timeout_s: float) -> list[tuple[str, dict[bytes, bytes] | None]]:
-        found: Any = self._client.xreadgroup(
-            GROUP,
-            self._reader,
-            {self._stream: place},
-            count=COMMANDS_AT_ONCE,
-            block=max(1, int(timeout_s * 1000)) if place == ">" else None,
-        )
-        return [(_text(entry), fields) for _, entries in found or () for entry, fields in entries]
 
 
 def _make_client(url: BusUrl) -> "redis.Redis":
@@ -244,8 +239,3 @@ def _read_fields(raw: Mapping[bytes, bytes]) -> dict[str, str]:
 
 def _text(data: Any) -> str:
     return data.decode(errors="replace") if isinstance(data, bytes) else str(data)
-
-
-def _as_fields(reply: Mapping[str, str]) -> Any:
-    """As the library types it: a dict is not covariant."""
-    return dict(reply)

@@ -111,7 +111,7 @@ def test_other_validation_data_is_taken_with_a_warning_that_names_it(tmp_path: P
     assert warning.startswith(
         "the validation data changed since the checkpoint: its metrics cannot be compared"
     )
-    assert "held_out.parquet: row group 0 holds other data" in warning
+    assert "held_out.parquet: row group 0 has changed" in warning
     assert go_on(10) == []  # what was taken counts
     write_held_out(held_out, num_rows=48)
     (warning,) = go_on(12)

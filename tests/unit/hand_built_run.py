@@ -27,7 +27,7 @@ class HandBuiltRun:
         end_step: int | None = None,
         rank: int = 0,
         world_size: int = 1,
-        any_of_all: Any = bool,
+        is_any_process: Any = bool,
         samples_per_step: int | None = None,
         **job: Any,
     ) -> None:
@@ -52,8 +52,8 @@ class HandBuiltRun:
             folder=folder,
             end_step=end_step,
             emit=self.emit,
-            tell=lambda message, level: self.said.append((level, message)),
-            any_of_all=any_of_all,
+            write_log=lambda message, level: self.said.append((level, message)),
+            is_any_process=is_any_process,
         )
 
     @property

@@ -564,7 +564,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_written_again_when_there_is_room(
         return real_write(fd, data)
 
     run = HandBuiltRun([JsonlLogger(path, close_s=DEADLINE_S)])
-    run.handle.tell = lambda message, level: (run.said.append((level, message)), told.set())[0]
+    run.handle.write_log = lambda message, level: (run.said.append((level, message)), told.set())[0]
     run.begin()
     wait_until(lambda: path.exists() and path.read_bytes().endswith(b"\n"))
     monkeypatch.setattr(loggers.os, "write", write)

@@ -385,12 +385,12 @@ def test_the_guards_counts_survive_a_resume() -> None:
 def test_all_processes_go_back_where_one_of_them_found_something() -> None:
     flags: list[bool] = []
 
-    def any_of_all(flag: bool) -> bool:
+    def is_any_process(flag: bool) -> bool:
         flags.append(flag)
         return True
 
     guard = NonFiniteGuard(action="rollback")
-    run = HandBuiltRun([guard], rank=1, world_size=2, any_of_all=any_of_all).begin()
+    run = HandBuiltRun([guard], rank=1, world_size=2, is_any_process=is_any_process).begin()
     run.end_batch(loss=1.0)
     assert flags == [False]
     assert take_rollback(run) == (None, 0)

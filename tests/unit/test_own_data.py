@@ -352,7 +352,7 @@ def test_reading_again_is_said_and_keeps_one_batch_in_memory() -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
     said: list[str] = []
     source = open_(Large)
-    source.attach(tell=said.append, stop=StopSignal())
+    source.attach(log=said.append, stop=StopSignal())
     next(source.batches(epoch=0, batch=490))
     assert said == [
         "the data cannot seek: reading 490 batches of epoch 0 again, up to batch 490",
@@ -366,7 +366,7 @@ def test_a_stop_ends_the_reading_again() -> None:
     stop = StopSignal()
     stop.request("enough")
     source = open_(Batches)
-    source.attach(tell=lambda _message: None, stop=stop)
+    source.attach(log=lambda _message: None, stop=stop)
     with pytest.raises(TrainingCanceled, match="enough"):
         next(source.batches(epoch=0, batch=2))
 
@@ -765,6 +765,6 @@ def test_a_batch_size_that_a_loader_does_not_take_is_told() -> None:
     ):
         told: list[str] = []
         source = open_(make)
-        source.attach(tell=told.append, stop=StopSignal())
+        source.attach(log=told.append, stop=StopSignal())
         assert told == notes
         source.close()

@@ -63,8 +63,8 @@ class TrainingLoop:
             model_state=None,
             folder=parts.folder,
             steps_per_epoch=parts.source.batches_per_epoch,
-            tell=lambda message, level: parts.reporter.log(message, level=level),  # type: ignore[arg-type]
-            any_of_all=parts.processes.any_of,
+            write_log=lambda message, level: parts.reporter.log(message, level=level),  # type: ignore[arg-type]
+            is_any_process=parts.processes.any_of,
         )
         measurements, journal = Measurements(parts), WorkJournal(parts.callbacks)
         self._schedule, self._handle, self._sampler = schedule, handle, Sampler(parts)
@@ -133,7 +133,7 @@ class TrainingLoop:
         try:
             while (end is None or step < end) and self.parts.trainer_state.stop_reason is None:
                 self._work.begin_epoch(step)
-                if self._handle.has_asked:
+                if self._handle.has_request:
                     step, end = self._do_requests(step)
                     continue
                 # While a save is in progress, its failure must reach the loop at the next step.
@@ -142,7 +142,7 @@ class TrainingLoop:
                 reached = advance(step, until, batches.__next__)
                 if reached == step:  # no batch is left
                     is_without_batches &= self._schedule.is_one_pass  # else an epoch ended
-                    if self._handle.has_asked or not self._work.end_pass(step):
+                    if self._handle.has_request or not self._work.end_pass(step):
                         break
                     batches = self.parts.source.batches(epoch=self.parts.ctx.epoch)
                     continue
@@ -153,7 +153,7 @@ class TrainingLoop:
                         self.parts.restorer.report_unread(self.parts.reporter, self.parts.processes)
                 if self._handle.rollback is None:
                     self._after(step)
-                if self._handle.has_asked:
+                if self._handle.has_request:
                     step, end = self._do_requests(step)
         finally:
             close = getattr(batches, "close", None)
@@ -227,7 +227,7 @@ class TrainingLoop:
                 raise
             if control is not None:
                 pause(ctx.is_canceled, control.backoff_seconds or 0.0)
-            if handle.has_asked:
+            if handle.has_request:
                 break
         return step
 

@@ -389,7 +389,7 @@ class Assembly:
         if checkpoint.identity.get("config_digest") != loop.parts.restorer.identity["config_digest"]:
             # The job that stopped early was another one, with other metrics perhaps.
             if loop.parts.trainer_state.stop_reason is not None:
-                loop.parts.callbacks.go_on()
+                loop.parts.callbacks.reset_patience()
             loop.parts.trainer_state.stop_reason = loop.parts.trainer_state.best = None
         if checkpoint.final and checkpoint.path.parent == self.environment.checkpoints_dir:
             loop.final_checkpoint = checkpoint.path

@@ -98,7 +98,7 @@ def attach_own_data(
     """Connect the user's own data to log and stop signal; InputError where the processes have different data."""
     if not isinstance(source, OwnSource):
         return
-    source.attach(tell=reporter.log, stop=stop)
+    source.attach(log=reporter.log, stop=stop)
     stack.callback(source.close)
     if processes.world_size == 1:
         return

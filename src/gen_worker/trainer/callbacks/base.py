@@ -60,8 +60,8 @@ class RunHandle:
 
     # Set by the loop. Callbacks use the methods below.
     emit: Callable[[Mapping[str, float]], None] = lambda _values: None
-    tell: Callable[[str, str], None] = lambda _message, _level: None
-    any_of_all: Callable[[bool], bool] = bool
+    write_log: Callable[[str, str], None] = lambda _message, _level: None
+    is_any_process: Callable[[bool], bool] = bool
     is_checkpoint_due: bool = False
     rollback: tuple[Mapping[str, Any] | None, int] | None = None
 
@@ -71,7 +71,7 @@ class RunHandle:
         return screen_repr(self, {"run_id": self.job.run_id, "step": self.state.step, **shown})
 
     @property
-    def has_asked(self) -> bool:
+    def has_request(self) -> bool:
         """True if a callback requested something of the loop."""
         return self.is_checkpoint_due or self.rollback is not None or self.state.stop_reason is not None
 
@@ -87,7 +87,7 @@ class RunHandle:
     def log(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         """Write a message as a `log` event and to the worker's log."""
         if self.is_main:
-            self.tell(message, level)
+            self.write_log(message, level)
 
     def stop(self, reason: str) -> None:
         """End training after this step as if it were the last: final checkpoint, `completed` with the reason.
@@ -114,7 +114,7 @@ class RunHandle:
 
     def any_process(self, flag: bool) -> bool:
         """True in every process if `flag` is true in any. A collective call: all must make it at the same step."""
-        return self.any_of_all(flag)
+        return self.is_any_process(flag)
 
 
 class Callback:

@@ -102,12 +102,11 @@ class CallbackList:
                 elif _is_plain(own[name]):
                     del own[name]
 
-    def go_on(self) -> None:
+    def reset_patience(self) -> None:
         """Continue a run that had stopped early."""
         for callback in self._callbacks:
-            forgive = getattr(callback, "forgive", None)
-            if forgive is not None:
-                forgive()
+            if isinstance(callback, EarlyStopping):
+                callback.reset_patience()
 
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Restore each callback by name; returns saved names that no callback has."""

@@ -41,7 +41,7 @@ class EarlyStopping(Callback):
         if (payload["metric"], payload["mode"]) == (self.metric, self.mode):  # else it counted something else
             super().load_state_dict(payload)
 
-    def forgive(self) -> None:
+    def reset_patience(self) -> None:
         """Reset the count; the best value stays."""
         self.num_without_improvement = 0
 

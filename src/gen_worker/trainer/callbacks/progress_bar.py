@@ -58,7 +58,7 @@ class ProgressBar(Callback):
             return
         self._ended = threading.Event()
         self._note = ""
-        # In the caller's context, which tells a notebook the cell of the bar.
+        # In the caller's context: a notebook finds the cell of the bar there.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._draw_forever, run, view, refresh_s, self._ended),

@@ -135,13 +135,13 @@ class CachedGroups:
         self._source.close()
         open_at_exit.discard(self)
 
-    def _open(self, *, is_told: bool = False) -> bool:
+    def _open(self, *, is_logged: bool = False) -> bool:
         if not self.path.exists():
             return False
         try:
             self._cached = IpcGroups(self.path, self._manifest, checksums=self.checksums)
         except InputError as error:
-            if is_told:
+            if is_logged:
                 logger.warning("the feed cache is not valid and is written again: %s", error)
             return False
         self._is_settled.set()
@@ -151,7 +151,7 @@ class CachedGroups:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _lock(self.path.with_suffix(".lock"), self._stop):
-                if self._open(is_told=True):  # written by another process
+                if self._open(is_logged=True):  # written by another process
                     return
                 self._remove_leftovers()
                 self._check_space()

@@ -24,7 +24,7 @@ _BYTES = 4
 
 
 class ContentChangedError(InputError):
-    """A row group holds other data than when it was read before. `change` says which, without the remedy."""
+    """A row group has changed since it was read. `change` describes it, without the remedy."""
 
     def __init__(self, place: str, before: int, now: int) -> None:
         self.change = f"{place} has changed since this run read it: checksum was {before:08x}, is {now:08x}"

@@ -63,7 +63,7 @@ class ParquetGroups:
         self._places = [(file, index) for file in manifest.files for index in range(len(file.group_rows))]
         self._lock = threading.Lock()
         self._idle: list[_OpenFile] = []
-        self._checked: dict[int, FileStamp | None] = {}  # row group -> its file as it was then
+        self._checked: dict[int, FileStamp | None] = {}  # row group -> stamp of its file at the check
         self.checksums = GroupChecksums(len(self._places), parquet_kind(self._schema.names))
 
     def read(self, group: int) -> pa.RecordBatch:

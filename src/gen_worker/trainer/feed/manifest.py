@@ -38,7 +38,7 @@ class FileStamp(NamedTuple):
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One file as it was when the manifest was made."""
+    """One file at the time of the manifest."""
 
     path: str
     size_bytes: int

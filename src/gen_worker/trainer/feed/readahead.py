@@ -59,7 +59,7 @@ class Readahead(Generic[K, V]):
         self._held_bytes = 0
         self._next: tuple[K, int] | None = None  # taken from `keys`, not yet started
         self._is_closed = False
-        self._is_finished = False  # no more keys, or an error lies in a slot
+        self._is_finished = False  # no more keys, or a load failed
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True)

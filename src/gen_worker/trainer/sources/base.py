@@ -50,7 +50,7 @@ class OwnSource:
         self._options = options
         self._streams = streams
         self._stop: StopSignal | None = None
-        self._tell: Callable[[str], object] = lambda _message: None
+        self._log: Callable[[str], object] = lambda _message: None
         self._lengths: dict[int, int] = {}  # of completed epochs
         # The two newest places with the state of the owned generators. The older one is that of the last committed
         # step while a batch is fetched and not yet trained on.
@@ -63,16 +63,16 @@ class OwnSource:
         self._newest: tuple[Any, int] | None = None  # the last of these, with its rows
         _open_sources.add(self)
 
-    def attach(self, *, tell: Callable[[str], object], stop: StopSignal) -> None:
-        """Log messages with `tell`; end when `stop` is requested."""
-        self._tell, self._stop = tell, stop
+    def attach(self, *, log: Callable[[str], object], stop: StopSignal) -> None:
+        """Log messages with `log`; end when `stop` is requested."""
+        self._log, self._stop = log, stop
         if self.note:
-            tell(self.note)
+            log(self.note)
 
     # For subclasses.
 
     def _begin(self, epoch: int, batch: int) -> Iterator[Any]:
-        """The batches of one pass from that place on. Called inside `streams.apart`."""
+        """The batches of one pass from that place on. Called inside `streams.swapped_in`."""
         raise NotImplementedError
 
     def _facts(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class OwnSource:
         else:
             self._epoch_start = (epoch, self._streams.inside)
         self._take_place(epoch, batch)
-        with self._streams.apart():
+        with self._streams.swapped_in():
             self._streams.seed("epoch", epoch)
             iterator = self._begin(epoch, batch)
         number, is_whole = batch, False
@@ -133,7 +133,7 @@ class OwnSource:
     def _fetch(self, iterator: Iterator[Any], epoch: int, number: int) -> Any:
         per_epoch = self.batches_per_epoch
         self._is_fetching = True
-        with self._streams.apart():
+        with self._streams.swapped_in():
             self._streams.seed(epoch, number, self._stream_rank)
             item = next(iterator, END)
             if per_epoch is not None and (item is END) != (number == per_epoch):

@@ -74,7 +74,7 @@ class ReplayedSource(OwnSource):
             (_, first), state = self._anchor
             data.load_state_dict(copy.deepcopy(state))
             if first:
-                self._tell(f"the data resumes at batch {first} of epoch {epoch} with its own load_state_dict")
+                self._log(f"the data resumes at batch {first} of epoch {epoch} with its own load_state_dict")
             is_between_epochs = batch == 0
         iterator = iter(data)
         if is_between_epochs:
@@ -89,7 +89,7 @@ class ReplayedSource(OwnSource):
 
     def _replay(self, iterator: Iterator[Any], epoch: int, first: int, batch: int) -> None:
         if batch > first:
-            self._tell(
+            self._log(
                 f"the data cannot seek: reading {batch - first} batches of epoch {epoch} again, up to batch {batch}"
             )
         for number in range(first, batch):
@@ -116,7 +116,7 @@ class ReplayedSource(OwnSource):
         if not has_state(self._data):
             return {}
         if self._at == place and not self._is_fetching:
-            with self._streams.apart():
+            with self._streams.swapped_in():
                 self._anchor = (place, copy.deepcopy(self._data.state_dict()))
         if self._anchor is None:
             return {}

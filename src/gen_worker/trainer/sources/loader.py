@@ -39,7 +39,7 @@ def _arrive(indices: Any, seed: int) -> Any:
 
 
 class CountedSampler:
-    """A loader's sampler that can start at any batch. Iterated only inside `streams.apart`."""
+    """A loader's sampler that can start at any batch. Iterated only inside `streams.swapped_in`."""
 
     def __init__(self, sampler: Any, streams: DataStreams, options: SourceOptions, *, is_sent: bool) -> None:
         self.sampler = sampler
@@ -211,7 +211,7 @@ class IterableLoaderSource(ReplayedSource):
             self._sampler.draw_base_seed()
         if self._data.persistent_workers and self._sampler is not None:
             # Their random state and position would carry over into the next epoch; no checkpoint can hold these.
-            self._tell(
+            self._log(
                 "persistent_workers is ignored with an IterableDataset: workers are restarted each epoch"
             )
             self._data.__dict__["persistent_workers"] = False

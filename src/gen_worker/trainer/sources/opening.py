@@ -98,7 +98,7 @@ def load_source(ref: str, args: Mapping[str, Any], *, seed: int = 0, field: str 
     """
     maker = find_source(ref, args, field=field)
     streams = DataStreams(seed)
-    with streams.apart():
+    with streams.swapped_in():
         streams.seed("make")
         return maker(**args) if _is_maker(maker) else maker
 

@@ -46,7 +46,7 @@ class DataStreams:
     def __init__(self, seed: int, owned: Mapping[str, object] | None = None) -> None:
         self._seed = seed
         self._owned = dict(owned or {})
-        self._numpy_bits: Any = None  # the source of numpy's global generator inside `apart`
+        self._numpy_bits: Any = None  # the source of numpy's global generator inside `swapped_in`
         self.inside: States = self._capture_owned()  # after the last batch
         self.initial: States = self.inside
 
@@ -55,15 +55,15 @@ class DataStreams:
         return tuple(self._owned)
 
     def seed(self, *path: int | str) -> None:
-        """Only inside `apart`."""
+        """Only inside `swapped_in`."""
         seed_streams(stream_seed(self._seed, *path))
 
     def set_inside(self, states: States) -> None:
-        """States of the owned generators from the next `apart` on; those without a state keep theirs."""
+        """States of the owned generators from the next `swapped_in` on; those without a state keep theirs."""
         self.inside = {**self.inside, **{name: states[name] for name in self._owned if name in states}}
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Use the data's streams inside, and restore the others afterwards."""
         python, numpy, torch = random.getstate(), sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None:

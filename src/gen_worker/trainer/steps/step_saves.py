@@ -98,9 +98,9 @@ class StepSaves:
             if checkpoint.final:
                 self.final_checkpoint = checkpoint.path
             self.handle.state.checkpoint = checkpoint.summary()
-            has_asked = self.handle.has_asked
+            has_request = self.handle.has_request
             self.parts.callbacks.call("on_checkpoint", self.handle, checkpoint)
-            if self.parts.processes.world_size > 1 and self.handle.has_asked and not has_asked:
+            if self.parts.processes.world_size > 1 and self.handle.has_request and not has_request:
                 raise TrainStepError(
                     "a callback requested something in on_checkpoint, which runs in one process only: request it in a"
                     " hook that runs in all processes"

@@ -111,7 +111,7 @@ def test_a_daemon_that_hangs_is_named_and_not_said_to_be_absent(home: Path, fold
         stopped = trn(home, "daemon", "stop")  # wakes it to hear that
     assert refused.returncode == code == 5
     assert what in refused.stderr
-    assert f"`kill -CONT {pid}` wakes it; runs continue meanwhile" in refused.stderr
+    assert f"`kill -CONT {pid}` resumes it; runs continue meanwhile" in refused.stderr
     assert "starts one" not in refused.stderr
     assert not any(word in refused.stderr for word in INNARDS), refused.stderr
     assert f"silent: {what}; runs continue meanwhile" in seen

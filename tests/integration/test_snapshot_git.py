@@ -319,7 +319,7 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(folder: Path, home
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path, home: Home) -> None:
-    with pytest.raises(InvalidRequestError, match="is no folder"):
+    with pytest.raises(InvalidRequestError, match="is not a folder"):
         take_snapshot(tmp_path / "nowhere", home, max_bytes=LIMIT)
 
 
@@ -342,7 +342,7 @@ def test_a_hooks_own_variables_do_not_lead_elsewhere(
 
 def test_a_repository_that_git_will_not_read_is_an_error_in_its_words(repo: Path, home: Home) -> None:
     (repo / ".git" / "config").write_text("[core\n")
-    with pytest.raises(InvalidRequestError, match="git cannot tell which files"):
+    with pytest.raises(InvalidRequestError, match="git cannot list the files"):
         take_snapshot(repo, home, max_bytes=LIMIT)
 
 
@@ -449,5 +449,5 @@ def test_a_folder_outside_git_with_too_many_files_is_given_up_before_it_is_looke
 ) -> None:
     assert take_snapshot(folder, home, max_bytes=LIMIT, max_files=3).num_files == 3
     write(folder, {"data.csv": "1,2"})
-    with pytest.raises(InvalidRequestError, match="in no git work tree and has more than 3 files"):
+    with pytest.raises(InvalidRequestError, match="not in a git work tree and has more than 3 files"):
         take_snapshot(folder, home, max_bytes=LIMIT, max_files=3)

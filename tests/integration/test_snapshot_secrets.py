@@ -175,7 +175,7 @@ def test_what_was_left_out_by_content_is_said_first(
     FrozenCode(take_snapshot(folder, home, max_bytes=LIMIT)).say(Output(is_json=True))
     said = capsys.readouterr().err.splitlines()
     assert said[1] == (
-        "  without zz_main.py: it seems to hold a Slack token; `!/zz_main.py` in .trnignore takes it all the same"
+        "  without zz_main.py: it seems to hold a Slack token; `!/zz_main.py` in .trnignore includes it anyway"
     )
 
 

@@ -117,7 +117,7 @@ def test_an_empty_place_for_lines_is_refused_and_is_not_the_current_folder() -> 
     assert refusal.value.faults == [
         "--log-dir: empty path, expected a folder",
         "--event-log: empty path, expected a file",
-        "--env NOT_SET_HERE: it is not set here: set it, or give NOT_SET_HERE=VALUE",
+        "--env NOT_SET_HERE: not set in this environment: set it, or give NOT_SET_HERE=VALUE",
     ]
     asked = read_submit_options({**given, "log_dir": None, "event_log": None})
     assert (asked["log_dir"], asked["event_log"]) == ("", "")

@@ -172,7 +172,7 @@ def test_a_flood_of_lines_is_cut_and_counted_and_ends_with_the_newest() -> None:
     screen.view.take_run(make_run(state="COMPLETED", ended_ms=1))
     screen.finish(1.0)
     shown = file.getvalue().splitlines()
-    assert shown[0] == "… 100 lines more, see trn logs and trn watch --json"
+    assert shown[0] == "… 100 more lines: see trn logs and trn watch --json"
     assert shown[1] == "line 100"
     assert shown[-2] == f"line {MAX_WAITING_LINES + 99}"
     assert shown[-1].startswith("digits-1  completed")

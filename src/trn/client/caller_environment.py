@@ -1,4 +1,4 @@
-"""What of the caller's environment a run is given: by name, from a file, by the settings; secrets apart from the rest."""
+"""Variables of the caller for the worker: by option, from a file, by the settings; secrets are kept apart."""
 
 import fnmatch
 import os
@@ -18,7 +18,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "$": "$"}
 
 
 class GivenVariables(NamedTuple):
-    """`env` becomes part of the job; `secret_env` is recorded nowhere, but for its names."""
+    """`env` becomes part of the job; of `secret_env` only the names are recorded."""
 
     env: dict[str, str]
     secret_env: dict[str, str]
@@ -31,7 +31,7 @@ def read_given(
     files: Iterable[Path] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> GivenVariables:
-    """`NAME` (the caller's value) or `NAME=VALUE`, over what the files say. InvalidRequestError with every fault."""
+    """`NAME` (the caller's value) or `NAME=VALUE`, over the files. InvalidRequestError with every fault."""
     faults: list[str] = []
     given: dict[str, str] = {}
     for path in files:
@@ -47,7 +47,7 @@ def read_given(
 
 
 def set_apart(variables: Mapping[str, str]) -> GivenVariables:
-    """Ordinary ones, and those whose names look like secrets."""
+    """Ordinary variables, and those whose names look like secrets."""
     from gen_worker.contract.redaction import looks_secret
 
     looking = {name: value for name, value in variables.items() if looks_secret(name)}
@@ -66,14 +66,14 @@ def find_passed(patterns: Sequence[str], environ: Mapping[str, str] = os.environ
 
 
 def tell_environment(environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], str]:
-    """(fingerprints of what matters to a training, their salt): the daemon can compare them, and read none."""
+    """(fingerprints of variables that matter to a training, their salt): the daemon compares, but cannot read them."""
     salt = secrets.token_hex(8)
     own = without_workers_variables(environ)
     return {name: fingerprint(value, salt) for name, value in own.items() if matters(name)}, salt
 
 
 def show_value(name: str) -> str | None:
-    """The caller's value, where it may be shown."""
+    """The caller's value; None for a secret."""
     from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 
     return None if looks_secret(name) else strip_url_secrets(os.environ.get(name, ""))
@@ -92,7 +92,7 @@ def _read_pairs(
         elif name in environ:
             found[name] = environ[name]
         else:
-            faults.append(f"{option} {name}: it is not set here: set it, or give {name}=VALUE")
+            faults.append(f"{option} {name}: not set in this environment: set it, or give {name}=VALUE")
     return found
 
 
@@ -100,10 +100,10 @@ def _read_file(path: Path, faults: list[str]) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as fault:
-        faults.append(f"--env-file {path}: it cannot be read: {fault.strerror}")
+        faults.append(f"--env-file {path}: cannot be read: {fault.strerror}")
         return {}
     except UnicodeDecodeError as fault:
-        faults.append(f"--env-file {path}: it is not UTF-8 text: byte {fault.start}")
+        faults.append(f"--env-file {path}: not UTF-8 text: byte {fault.start}")
         return {}
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""AsyncClient: the daemon's API in Python. It reconnects and replays by itself; a restart of the daemon is only time."""
+"""AsyncClient: the daemon's API in Python. It reconnects and replays across restarts of the daemon."""
 
 import asyncio
 import logging
@@ -35,15 +35,15 @@ from trn.proto.records import (
 
 logger = logging.getLogger("trn.client")
 
-# The launcher may have to import torch first and the author's code imports what it likes; checkpoints are read whole.
+# The launcher may have to import torch first, and the author's code may import anything.
 LOOK_PATIENCE_S = 300.0
 
 
 class AsyncClient:
     """A daemon by its home (through its socket), or by address, token and certificate.
 
-    Belongs to one event loop; two loops in two threads may each have one. Nothing is opened before the first call.
-    Calls raise TrnErrors. Where no daemon answers for `patience_s`, UnavailableError; 0 tries once.
+    Belongs to one event loop. Opens nothing before the first call. Calls raise TrnErrors; UnavailableError if no daemon
+    answers for `patience_s` (0: one try).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AsyncClient:
 
     @property
     def patience_s(self) -> float:
-        """Of the calls and streams that begin from now on."""
+        """For calls and streams that start from now on."""
         return self._connection.patience_s
 
     @patience_s.setter
@@ -83,26 +83,25 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection; the streams of this client end with it."""
+        """Close the connection and end the streams of this client."""
         await self._connection.close()
 
     async def submit(
         self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
     ) -> SubmitResult:
-        """Queue a run; durable when it returns. An equal run that is alive or complete is returned instead: `existed`
-        and the first of `notes` say so.
+        """Queue a run; durable when it returns. `config` is a job or its file, `options` are `SubmitOptions`.
 
-        `config` is a job, or a file with one. What `options` there are and what they mean: `SubmitOptions`.
+        An equal run that is alive or complete is returned instead; `existed` and the first of `notes` say so.
         """
         return await self._submit("SubmitRun", await self._make_request(config, options))
 
     async def check(
         self, config: Mapping[str, Any] | Path | str, **options: Unpack[SubmitOptions]
     ) -> JobCheck:
-        """Judge a run as `submit` would: every fault at once, as data. Nothing is queued."""
+        """Check a job as `submit` would, with every fault as data. Queues nothing."""
         request = await self._make_request(config, options)
         timeout_s = LOOK_PATIENCE_S if request.is_import_tried else None
-        answer, _ = await self._connection.call("CheckRun", request, timeout_s=timeout_s)
+        answer = await self._connection.call("CheckRun", request, timeout_s=timeout_s)
         check = from_message(answer, JobCheck)
         faults = read_faults(answer.refusal) or map(Fault, check.faults)  # an older daemon has texts alone
         return msgspec.structs.replace(check, faults=tuple(faults))
@@ -121,14 +120,14 @@ class AsyncClient:
         return await self._submit("ResumeRun", make_resume_request(run_id, frozen, passed=passed))
 
     async def get(self, run_id: str, *, is_exact: bool = False) -> Run:
-        """By id, or by a prefix that only one family has; with its config. The name of a family means its newest run,
-        `family.1` its first one; with `is_exact` an id means the run that has it, here and in all other calls."""
+        """By id or unique prefix, with its config. The name of a family means its newest run, `family.1` its first. With
+        `is_exact`, here and in all other calls, only the run of that very id."""
         return (await self.details(run_id, is_exact=is_exact)).run
 
     async def details(self, run_id: str, *, is_exact: bool = False) -> RunDetails:
         """The run with its attempts and its folder."""
         request = pb.GetRunRequest(run_id=run_id, is_exact=is_exact)
-        answer, _ = await self._connection.call("GetRun", request)
+        answer = await self._connection.call("GetRun", request)
         return from_message(answer, RunDetails)
 
     async def list(
@@ -141,7 +140,7 @@ class AsyncClient:
         with_config: bool = False,
         page_size: int = 0,
     ) -> AsyncGenerator[Run, None]:
-        """Runs, the newest first; pages are fetched as they are needed."""
+        """Runs, newest first; fetched page by page."""
         token = ""
         while True:
             request = pb.ListRunsRequest(
@@ -153,7 +152,7 @@ class AsyncClient:
                 page_token=token,
                 with_config=with_config,
             )
-            answer, _ = await self._connection.call("ListRuns", request)
+            answer = await self._connection.call("ListRuns", request)
             for run in answer.runs:
                 yield from_message(run, Run)
             token = answer.next_page_token
@@ -168,8 +167,8 @@ class AsyncClient:
         is_live_only: bool = False,
         is_exact: bool = False,
     ) -> AsyncGenerator[Run, None]:
-        """Runs as they change, first what changed after `after_change`. Endless. What came too fast is coalesced:
-        the newest of a run always comes, not every step on the way."""
+        """Runs as they change, first those that changed after `after_change`. Endless. Fast changes are merged: the
+        newest state of a run always comes, but not every state in between."""
         change, is_new = after_change, True
         if not is_exact:
             run_ids = [await self._pin(run_id) for run_id in run_ids]
@@ -185,7 +184,7 @@ class AsyncClient:
             async for answer in answers:
                 is_new = False
                 if answer.HasField("fell_behind"):
-                    logger.info("this watch fell behind and goes on from the registry")
+                    logger.info("this watch fell behind; it continues from the registry")
                 for run in answer.runs:
                     yield from_message(run, Run)
                 change = max(change, answer.change)
@@ -194,7 +193,7 @@ class AsyncClient:
     async def events(
         self, run_id: str, *, after_seq: int = 0, is_followed: bool = True, is_exact: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """A run's events in order, each once, none missing; followed until the run has ended."""
+        """A run's events in order, each exactly once; followed until the run has ended."""
         async with aclosing(
             self.event_lines(run_id, after_seq=after_seq, is_followed=is_followed, is_exact=is_exact)
         ) as batches:
@@ -205,7 +204,7 @@ class AsyncClient:
     async def event_lines(
         self, run_id: str, *, after_seq: int = 0, is_followed: bool = True, is_exact: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """As `events`, several at a time, as the JSON lines that they are."""
+        """As `events`, as JSON lines, several at a time."""
         seq = after_seq
         run_id = run_id if is_exact else await self._pin(run_id)
 
@@ -218,7 +217,7 @@ class AsyncClient:
             async for answer in answers:
                 if answer.HasField("fell_behind"):
                     logger.warning(
-                        "the events of %s came faster than they were read; they follow from its file", run_id
+                        "events of %s came faster than they were read; continuing from its file", run_id
                     )
                 if answer.last_seq <= seq:
                     continue
@@ -236,7 +235,7 @@ class AsyncClient:
         tail_bytes: int = 0,
         is_exact: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Bytes of a run's log from `offset`, or its last `tail_bytes`; the last chunk says that it is the last."""
+        """Bytes of a run's log from `offset`, or its last `tail_bytes`; the last chunk has `is_end`."""
         at, tail = offset, tail_bytes
         run_id = run_id if is_exact else await self._pin(run_id)
 
@@ -262,7 +261,7 @@ class AsyncClient:
         max_points: int = 0,
         is_exact: bool = False,
     ) -> dict[str, MetricSeries]:
-        """A run's metric points by name, thinned out to `max_points` of each where given."""
+        """A run's metric points by name, reduced to `max_points` of each if given."""
         request = pb.GetMetricsRequest(
             run_id=run_id,
             names=names,
@@ -271,29 +270,29 @@ class AsyncClient:
             max_points=max_points,
             is_exact=is_exact,
         )
-        answer, _ = await self._connection.call("GetMetrics", request)
+        answer = await self._connection.call("GetMetrics", request)
         return _by_name(answer)
 
     async def lineage(
         self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
     ) -> Lineage:
-        """A run and the runs that it was resumed from, as one curve: of each the points that led to the next one."""
+        """A run and those that it was resumed from, as one curve."""
         request = pb.GetMetricsRequest(
             run_id=run_id, names=names, max_points=max_points, is_exact=is_exact, with_ancestors=True
         )
-        answer, _ = await self._connection.call("GetMetrics", request)
+        answer = await self._connection.call("GetMetrics", request)
         parts = tuple(from_message(part, LineagePart) for part in answer.lineage)
         return Lineage(parts=parts, metrics=_by_name(answer))
 
     async def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
-        """Ask a run to end; it is recorded when this returns. (the run, whether it was still live)."""
-        answer, _ = await self._connection.call(
+        """Cancel a run; recorded when this returns. (the run, whether it was still live)."""
+        answer = await self._connection.call(
             "CancelRun", pb.CancelRunRequest(run_id=run_id, reason=reason, is_exact=is_exact)
         )
         return from_message(answer.run, Run), answer.was_live
 
     async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
-        """Forget ended runs, their folders and metrics: all of them, or none and a ConflictError with every reason."""
+        """Remove ended runs with their folders and metrics: all of them, or none and a ConflictError."""
         pinned = []
         for run_id in run_ids:
             try:
@@ -301,7 +300,7 @@ class AsyncClient:
             except NotFoundError:
                 pinned.append(run_id)  # perhaps it was already removed: the daemon knows
         request = pb.RemoveRunsRequest(run_ids=pinned, is_dry_run=is_dry_run, is_exact=True)
-        answer, _ = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
+        answer = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
         return from_message(answer, Pruned).freed
 
     async def prune(
@@ -313,7 +312,7 @@ class AsyncClient:
         is_max_best: bool = False,
         is_dry_run: bool = False,
     ) -> Pruned:
-        """Remove the runs that ended before then and that nobody needs; also superseded checkpoints, code and caches."""
+        """Remove runs that ended before then and are not needed, superseded checkpoints, code and caches."""
         request = pb.PruneRequest(
             ended_before_ms=ended_before_ms,
             keep_best=keep_best,
@@ -321,11 +320,11 @@ class AsyncClient:
             is_max_best=is_max_best,
             is_dry_run=is_dry_run,
         )
-        answer, _ = await self._connection.call("Prune", request, timeout_s=LOOK_PATIENCE_S)
+        answer = await self._connection.call("Prune", request, timeout_s=LOOK_PATIENCE_S)
         return from_message(answer, Pruned)
 
     async def wait(self, run_id: str, *, is_exact: bool = False) -> Run:
-        """The run once it has ended. For a limit, `asyncio.timeout` around it."""
+        """The run, once it has ended. Use `asyncio.timeout` for a limit."""
         run = await self.get(run_id, is_exact=is_exact)
         if run.is_terminal:
             return run
@@ -338,13 +337,13 @@ class AsyncClient:
         raise AssertionError("a watch does not end")
 
     async def devices(self) -> Machine:
-        """What the daemon's machine has to give."""
-        answer, _ = await self._connection.call("ListDevices", pb.ListDevicesRequest())
+        """The resources of the daemon's machine."""
+        answer = await self._connection.call("ListDevices", pb.ListDevicesRequest())
         return from_message(answer, Machine)
 
     async def health(self) -> Health:
-        """The daemon of itself."""
-        answer, _ = await self._connection.call("GetHealth", pb.GetHealthRequest())
+        """The state of the daemon."""
+        answer = await self._connection.call("GetHealth", pb.GetHealthRequest())
         return from_message(answer, Health)
 
     async def _make_request(
@@ -354,7 +353,7 @@ class AsyncClient:
         return make_submit_request(config, frozen, pass_env=self._pass_env())
 
     def _pass_env(self) -> Sequence[str]:
-        """What the settings always pass on, where this client knows them."""
+        """`pass_env` of the settings, if this client has the home."""
         home = self._connection.home
         return [] if home is None else read_settings(home.settings).pass_env
 
@@ -374,12 +373,12 @@ class AsyncClient:
         return {"snapshot": taken.digest, "frozen_from": taken.folder}
 
     async def _pin(self, run_id: str) -> str:
-        """The id of the run that is meant now: a stream that is opened again must not go on with a newer one."""
+        """The id of the run now: a stream that is reopened must not continue with a newer one."""
         return (await self.get(run_id)).run_id
 
     async def _submit(self, name: str, request: Any) -> SubmitResult:
         timeout_s = LOOK_PATIENCE_S if name == "ResumeRun" or request.is_import_tried else None
-        answer, _ = await self._connection.call(name, request, timeout_s=timeout_s)
+        answer = await self._connection.call(name, request, timeout_s=timeout_s)
         if answer.HasField("refusal"):
             raise read_refusal(answer.refusal)
         return from_message(answer, SubmitResult)

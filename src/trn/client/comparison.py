@@ -19,20 +19,20 @@ from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
 from trn.registry.metrics import MetricReader, Series
 
-# Each run has its own; they say nothing about what was trained.
+# Each run has its own; they do not change the training.
 _OWN_FIELDS = ("run_id", "name", "tags", "profiles", "resume_checkpoint_path", "resume_from_latest")
-# Measured by the clock: they differ between two runs of the same bits.
+# Timings: they differ even between bit-exact runs.
 _TIMED = ("throughput/", "time/", "system/", "gpu/", "memory/")
 
 
 class RunFacts(NamedTuple):
-    """What is compared of a run. None: the home does not know it (any more)."""
+    """What is compared of a run. None: unknown, or no longer in the home."""
 
     run: RunRecord
     code: Mapping[str, str] | None  # path -> digest of its content
     packages: Mapping[str, str] | None  # name -> version
     python: str | None
-    data: Mapping[str, str] | None  # path -> what its content is told by
+    data: Mapping[str, str] | None  # path -> rows, size and digest
     series: Mapping[str, Series]
 
 
@@ -57,7 +57,7 @@ class Comparison(NamedTuple):
     metrics: dict[str, list[float | None]]  # all of them: the last value
     divergences: list[Divergence]  # of each run and the first
     num_common: list[int]  # steps at which the first and each other run have a metric in common
-    unknown: dict[str, list[str]]  # part -> runs of which the home does not know it
+    unknown: dict[str, list[str]]  # part -> runs for which it is unknown
 
 
 def read_facts(home: Home, run: RunRecord, metrics: MetricReader | None) -> RunFacts:
@@ -143,7 +143,7 @@ def _last(facts: RunFacts, name: str) -> float | None:
 
 
 def _differences(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
-    """Names whose value is not the same in all that are known; a part that is not known differs from nothing."""
+    """Names whose values differ; unknown parts are not compared."""
     known = [part for part in parts if part is not None]
     names = sorted({name for part in known for name in part})
     return {

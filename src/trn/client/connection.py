@@ -1,8 +1,7 @@
-"""One connection to a daemon: where it is, who we are, and how long we keep trying.
+"""One connection to a daemon: its address, the token, and retries.
 
-A daemon may be restarted at any moment and loses nothing by it, so everything asked of it is safe to ask again. What
-the daemon itself refused is an error; what merely broke on the way is tried again, until nobody has answered for
-`patience_s`.
+All calls are safe to repeat. A refusal by the daemon is an error; a broken connection is retried until no daemon has
+answered for `patience_s`.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ _BY_STATUS: dict[str, Callable[[str], TrnError]] = {
 
 
 class Connection:
-    """Belongs to the event loop that first uses it. Costs nothing before its first call."""
+    """Belongs to the event loop of its first call. Opens nothing before that."""
 
     def __init__(
         self,
@@ -74,30 +73,26 @@ class Connection:
         channel, self._channel, self._calls = self._channel, None, {}
         if channel is not None:
             await channel.close()
-            # gRPC has one completion queue for all loops of a process. What ends late for this one, after it is closed,
-            # would be an error in the log of another: let it end now.
+            # gRPC has one completion queue for all loops of a process. Completions that come after this loop is closed
+            # would be logged as errors by another one.
             await asyncio.sleep(LAST_COMPLETIONS_S)
 
-    async def call(self, name: str, request: Any, *, timeout_s: float | None = None) -> tuple[Any, int]:
-        """(the answer, how many times it took). TrnError where the daemon refused, UnavailableError where none answers."""
+    async def call(self, name: str, request: Any, *, timeout_s: float | None = None) -> Any:
+        """The answer. TrnError if the daemon refuses, UnavailableError if none answers."""
         from grpc.aio import AioRpcError
 
         patience = _Patience(self.patience_s)
-        num_tries = 0
         while True:
-            num_tries += 1
             try:
                 call = self._method(name)
-                return await call(
-                    request, timeout=timeout_s or self._timeout_s, metadata=self._metadata
-                ), num_tries
+                return await call(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
             except AioRpcError as fault:
                 await self._pause_or_raise(fault, name, patience)
 
     async def stream(
         self, name: str, next_request: Callable[[], Any], *, is_end: Callable[[Any], bool]
     ) -> AsyncGenerator[Any, None]:
-        """Its answers; after a break goes on with what `next_request` asks for then. Ends with `is_end` or the daemon."""
+        """Its answers. Reopened with `next_request` after a break; ends with `is_end` or the daemon."""
         from grpc.aio import AioRpcError
 
         patience = _Patience(self.patience_s)
@@ -110,7 +105,7 @@ class Connection:
                 async for answer in call:
                     patience.answered()
                     yield answer
-                    patience.answered()  # the time that our caller took is not the daemon's
+                    patience.answered()  # not counting the time of our caller
                     if is_end(answer):
                         break
             except AioRpcError as fault:
@@ -123,7 +118,7 @@ class Connection:
     async def _pause_or_raise(
         self, fault: "grpc.aio.AioRpcError", name: str, patience: "_Patience", *, is_stream: bool = False
     ) -> None:
-        """A daemon that says that it cannot answer now is asked again by streams, which can go on where they were."""
+        """Streams also retry a daemon that answers UNAVAILABLE: they continue where they were."""
         is_broken = _is_broken(fault)
         if not is_broken and not (is_stream and fault.code().name == "UNAVAILABLE"):
             raise self._error(fault, name) from None
@@ -137,7 +132,7 @@ class Connection:
     def _explain_absence(self, fault: "grpc.aio.AioRpcError", waited_s: float) -> str:
         tried = f", tried for {waited_s:.0f} s" if waited_s >= 1 else ""
         if self.home is None:
-            return f"no daemon answers at {self.where}{tried} ({fault.details()}): is it running, and is this its address?"
+            return f"no daemon answers at {self.where}{tried} ({fault.details()}): check that it runs and that this is its address"
         from trn.client.daemon_start import name_start
 
         silence = self._explain_silence()
@@ -146,7 +141,7 @@ class Connection:
         return f"no daemon answers at {self.where}{tried}: `{name_start(self.home)}` starts one"
 
     def _explain_silence(self) -> str | None:
-        """Of a daemon of this home that listens all the same; None where none does, or it is not known."""
+        """If a daemon of this home listens but does not answer; None: none listens, or it is unknown."""
         from trn.client.daemon_start import find_daemon, silence_of
 
         daemon = None if self.home is None else find_daemon(self.home)
@@ -161,9 +156,9 @@ class Connection:
             late = f"the daemon at {self.where} did not answer {name} in time"
             silence = self._explain_silence()
             return UnavailableError(late if silence is None else f"{late}; {silence}")
-        told = _told(fault)
-        if told in ("InfeasibleError", "AmbiguousError"):  # finer than their status
-            named: TrnError = getattr(errors, told)(text)
+        named_error = _error_name(fault)
+        if named_error in ("InfeasibleError", "AmbiguousError"):  # more specific than their status
+            named: TrnError = getattr(errors, named_error)(text)
             return named
         make = _BY_STATUS.get(fault.code().name)
         return make(text) if make else TrnError(f"{name} failed with {fault.code().name}: {text}")
@@ -173,7 +168,7 @@ class Connection:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise ConflictError("this client belongs to another event loop: make one for each loop")
+            raise ConflictError("this client belongs to another event loop: create one for each loop")
         if self._channel is None:
             self._channel = self._open()
         call = self._calls.get(name)
@@ -197,13 +192,10 @@ class Connection:
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.min_reconnect_backoff_ms", 1000),
             ("grpc.max_reconnect_backoff_ms", 1000),
-            (
-                "grpc.keepalive_time_ms",
-                30_000,
-            ),  # a daemon that hangs is found out, also while nothing is said
+            ("grpc.keepalive_time_ms", 30_000),  # notices a daemon that hangs on a silent stream
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.http2.max_pings_without_data", 0),
-            # Two clients in one process are two connections: closing one must not disturb the other.
+            # Two clients in one process have two connections: closing one must not affect the other.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
@@ -226,12 +218,12 @@ class Connection:
         host = self._address.rpartition(":")[0]
         if not is_loopback(host):
             raise InvalidRequestError(
-                f"is_insecure is for loopback alone, and {host} is not: the token would travel in the clear"
+                f"is_insecure is for loopback only, and {host} is not: the token would be sent unencrypted"
             )
 
 
 class _Patience:
-    """How long nobody has answered, and how long to wait before the next try."""
+    """How long no daemon has answered, and the delay before the next try."""
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
@@ -241,14 +233,14 @@ class _Patience:
 
     @property
     def waited_s(self) -> float:
-        """Since somebody answered, or since the first try."""
+        """Since the last answer, or since the first try."""
         return time.monotonic() - self._begun
 
     def answered(self) -> None:
         self._is_fresh, self._num_pauses, self._begun = True, 0, time.monotonic()
 
     def next_pause_s(self) -> float | None:
-        """None: enough. Jitter keeps a thousand watchers of a restarted daemon apart."""
+        """None: give up. Jitter spreads the watchers of a restarted daemon."""
         now = time.monotonic()
         if self._is_fresh:
             self._is_fresh, self._since = False, now
@@ -260,7 +252,7 @@ class _Patience:
         return min(left_s, longest_s * random.uniform(0.5, 1.0))
 
 
-def _told(fault: "grpc.aio.AioRpcError") -> str:
+def _error_name(fault: "grpc.aio.AioRpcError") -> str:
     for key, value in fault.trailing_metadata() or ():
         if key == ERROR_KEY:
             return value if isinstance(value, str) else value.decode(errors="replace")
@@ -268,4 +260,4 @@ def _told(fault: "grpc.aio.AioRpcError") -> str:
 
 
 def _is_broken(fault: "grpc.aio.AioRpcError") -> bool:
-    return fault.code().name in _BROKEN and not _told(fault)
+    return fault.code().name in _BROKEN and not _error_name(fault)

@@ -1,7 +1,7 @@
-"""A daemon for a home: find the one that runs, start one where none does.
+"""The daemon of a home: find the one that runs, or start one.
 
-Whoever starts one holds a lock for as long as that takes; the others wait for it, so ten at once start one. The
-daemon's own lock still decides: a daemon that somebody else started meanwhile is as good as ours.
+A process that starts one holds a lock meanwhile; others wait for it, so ten at once start one. The daemon's own lock
+decides if two are started all the same.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ OUTPUT_NAME, START_LOCK_NAME = "daemon.out", "daemon-start.lock"
 
 
 class RunningDaemon(NamedTuple):
-    """A daemon that listens, as it announced itself."""
+    """A daemon that listens, from its `daemon.json`."""
 
     pid: int
     version: str
@@ -45,12 +45,12 @@ class RunningDaemon(NamedTuple):
 
     @property
     def version_warning(self) -> str:
-        """What to say of a daemon of another version, or whose code was changed since; empty where it is ours."""
+        """The warning for a daemon of another version, or whose code has changed; empty if it matches."""
         if self.version == VERSION:
             return CHANGED if self._has_changed() else ""
         return (
             f"the daemon is trn {self.version} and this is trn {VERSION}: `trn daemon stop` and"
-            " `trn daemon start` bring it up to date; runs continue meanwhile"
+            " `trn daemon start` update it; runs continue meanwhile"
         )
 
     def _has_changed(self) -> bool:
@@ -65,7 +65,7 @@ class RunningDaemon(NamedTuple):
 
 
 def find_daemon(home: Home) -> RunningDaemon | None:
-    """The home's daemon, if it listens now. What a dead one left behind counts for nothing."""
+    """The home's daemon, if it listens now. Files of a dead one are ignored."""
     listener = _listener(home)
     if listener is None:
         return None
@@ -81,12 +81,12 @@ def find_daemon(home: Home) -> RunningDaemon | None:
             source_stamp=str(said.get("source_stamp", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # it is just starting, or just ending
+        return None  # it is just starting or stopping
     return daemon if listener in (0, daemon.pid) else None
 
 
 def is_ending(home: Home) -> bool:
-    """Whether the home's daemon does not listen any more, and is still about to end: it is not dead."""
+    """Whether the home's daemon is stopping: it lives, but no longer listens."""
     try:
         pid = int(json.loads(home.daemon_info.read_bytes())["pid"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -95,7 +95,7 @@ def is_ending(home: Home) -> bool:
 
 
 def is_daemon(pid: int) -> bool:
-    """Looks at its command line, where the system shows it."""
+    """By its command line, if the system shows it."""
     command = read_command(pid)
     return command is None or b"trn.daemon" in command
 
@@ -108,24 +108,23 @@ def name_start(home: Home) -> str:
 
 
 def silence_of(daemon: RunningDaemon) -> tuple[str, str]:
-    """(what is wrong, what to do) of one that listens and does not answer."""
+    """(what is wrong, what to do) for a daemon that listens but does not answer."""
     who = f"the daemon, pid {daemon.pid},"
     state = None
     with contextlib.suppress(OSError):
         state = read_process(daemon.pid)
     if state is not None and state.letter in ("T", "t"):
-        return f"{who} is suspended", f"`kill -CONT {daemon.pid}` wakes it"
+        return f"{who} is suspended", f"`kill -CONT {daemon.pid}` resumes it"
     return f"{who} does not answer", "`trn daemon stop`, then `trn daemon start`"
 
 
 def ensure_daemon(
     home: Home, *, idle_exit_s: float | None = None, event_bus: str = "", patience_s: float = START_PATIENCE_S
 ) -> tuple[RunningDaemon, bool]:
-    """(the home's daemon, whether it was started here). Says nothing; returns when it answers. Blocks.
+    """(the home's daemon, whether it was started here). Blocks until it answers.
 
-    With `idle_exit_s` one that is started here leaves by itself when nothing ran and nobody asked for so long; with
-    `event_bus` it publishes there.
-    UnavailableError, with the daemon's own words, where it refuses to start.
+    One that is started here exits after `idle_exit_s` without runs and calls, and publishes to `event_bus`.
+    UnavailableError, with the daemon's own message, if it refuses to start.
     """
     found = find_daemon(home)
     if found is not None:
@@ -150,14 +149,14 @@ def ensure_daemon(
 def _start(
     home: Home, idle_exit_s: float | None, event_bus: str, deadline: float
 ) -> tuple[RunningDaemon, bool] | None:
-    """None where it gave way to another one."""
+    """None if it gave way to another one."""
     path = home.root / OUTPUT_NAME
     process, begin = _spawn(home, path, idle_exit_s, event_bus)
     while time.monotonic() < deadline:
         is_over = process.poll() is not None
         found = find_daemon(home)
         if found is not None:
-            # Whoever lives long after this, a notebook for one, should not keep its dead body.
+            # A caller that lives long, such as a notebook, must reap it later.
             threading.Thread(target=process.wait, name="daemon-reaper", daemon=True).start()
             return found, found.pid == process.pid
         if is_over:
@@ -165,7 +164,7 @@ def _start(
                 return None  # wait for that one
             raise UnavailableError(_refusal(_read_from(path, begin), home, process.returncode))
         time.sleep(LOOK_EVERY_S)
-    process.kill()  # ours, and nobody would wait for it any more; a daemon may be killed at any moment
+    process.kill()  # a daemon may be killed at any moment
     process.wait()
     return None
 
@@ -173,7 +172,7 @@ def _start(
 def _spawn(
     home: Home, path: Path, idle_exit_s: float | None, event_bus: str
 ) -> "tuple[subprocess.Popen[bytes], int]":
-    # -P: a file in the current folder must not stand in for a library.
+    # -P: do not import modules from the current folder.
     command = [sys.executable, "-P", "-m", "trn.daemon", "--home", str(home.root), "serve", "--quiet"]
     if idle_exit_s is not None:
         command += ["--idle-exit-s", f"{idle_exit_s:g}"]
@@ -182,7 +181,7 @@ def _spawn(
         environ = {**environ, EVENT_BUS_VARIABLE: event_bus}
     try:
         with path.open("ab") as file:
-            if path.stat().st_size > MAX_OUTPUT_BYTES:  # all of it is in the daemon's log, too
+            if path.stat().st_size > MAX_OUTPUT_BYTES:  # the daemon's log has it all
                 file.truncate(0)
             begin = path.stat().st_size
             process = subprocess.Popen(
@@ -202,7 +201,7 @@ def _spawn(
 
 
 def _listener(home: Home) -> int | None:
-    """The pid of who listens at the home's socket, 0 where the system does not say; None where nobody does."""
+    """The pid that listens at the home's socket, 0 if the system does not tell it; None if there is none."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
@@ -218,7 +217,7 @@ def _listener(home: Home) -> int | None:
 
 @contextlib.contextmanager
 def _start_lock(home: Home) -> Iterator[bool]:
-    """Whether it is ours now: whoever has it starts a daemon, the others wait for that one."""
+    """Whether we hold it: its holder starts a daemon, the others wait for that one."""
     import fcntl
 
     try:
@@ -242,7 +241,7 @@ def _read_from(path: Path, begin: int) -> str:
 
 
 def _refusal(said: str, home: Home, exit_code: int) -> str:
-    """The daemon's own words, which begin with `trn: `; else the last that it said."""
+    """The daemon's own message, which begins with `trn: `; else its last line."""
     _, mark, words = said.rpartition("trn: ")
     if mark and words.strip():
         return words.strip()
@@ -252,6 +251,6 @@ def _refusal(said: str, home: Home, exit_code: int) -> str:
 
     free_bytes = shutil.disk_usage(home.root).free
     if not said.strip() and free_bytes < MAX_OUTPUT_BYTES:
-        return f"the daemon did not start: {home.root} has {show_bytes(free_bytes)} free, too little even to say why"
-    last = (said.strip().splitlines() or ["it said nothing"])[-1]
-    return f"the daemon ended with {exit_code} instead of starting: {last}; see {home.daemon_log}"
+        return f"the daemon did not start: {home.root} has {show_bytes(free_bytes)} free, too little even for an error message"
+    last = (said.strip().splitlines() or ["no output"])[-1]
+    return f"the daemon exited with {exit_code} instead of starting: {last}; see {home.daemon_log}"

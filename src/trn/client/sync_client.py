@@ -1,4 +1,4 @@
-"""Client: AsyncClient for code that does not await. One thread with an event loop; no logic of its own."""
+"""Client: AsyncClient for code without `await`; runs it in a thread with an event loop."""
 
 import asyncio
 import functools
@@ -41,8 +41,8 @@ def _iterating(
 
 
 class Client:
-    """As AsyncClient, blocking. May be used from any thread, also from one in which an event loop runs; not after a
-    fork. Its iterators end their stream when they are closed or dropped."""
+    """As AsyncClient, blocking. May be used from any thread, even with a running event loop; not after a fork. Its
+    iterators end their stream when they are closed or dropped."""
 
     def __init__(self, home: Path | str | None = None, **connection: Any) -> None:
         self._client = AsyncClient(home, **connection)
@@ -67,7 +67,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection and the thread. Calls of other threads that still wait are cancelled."""
+        """Close the connection and end the thread. Cancels waiting calls of other threads."""
         with self._lock:
             self._is_closed = True
             loop, self._loop = self._loop, None
@@ -97,7 +97,7 @@ class Client:
     logs = _iterating(AsyncClient.logs)
 
     def wait(self, run_id: str, timeout_s: float | None = None, *, is_exact: bool = False) -> Run:
-        """TimeoutError where it has not ended by then."""
+        """TimeoutError if it has not ended by then."""
 
         async def wait() -> Run:
             async with asyncio.timeout(timeout_s):
@@ -115,7 +115,7 @@ class Client:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C: what nobody waits for any more ends
+            future.cancel()  # Ctrl-C
             raise
 
     def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
@@ -138,7 +138,7 @@ class Client:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if os.getpid() != self._pid:
-                raise ConflictError("this client was made before a fork: make a new one in each process")
+                raise ConflictError("this client was created before a fork: create a new one in each process")
             if self._is_closed:
                 raise ConflictError("this client is closed")
             if self._loop is None:

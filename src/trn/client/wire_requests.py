@@ -147,19 +147,19 @@ def lay_variables(
     env: Mapping[str, str],
     secret_env: Mapping[str, str],
 ) -> dict[str, str]:
-    """Put variables into the document's `env`: `env` over its own, its own over `passed`. Returns the secret ones.
+    """Merge variables into the document's `env`: `env` over its own, its own over `passed`. Returns the secret ones.
 
-    What is given by name and looks like a secret is one; what the job itself holds stays where it is.
+    A given variable whose name looks like a secret is one; variables of the job itself stay in the job.
     """
     own = document.get("env")
     if own is not None and not isinstance(own, Mapping):
-        return dict(secret_env)  # the daemon says what is wrong with it
+        return dict(secret_env)  # the daemon reports it
     own = own or {}
     below = set_apart({name: value for name, value in passed.items() if name not in own})
     over = set_apart(env)
     secret = {**below.secret_env, **over.secret_env, **secret_env}
     not_text = sorted(name for name, value in secret.items() if not isinstance(value, str))
-    if not_text:  # bytes would be taken as text, and no message may show what they are
+    if not_text:  # the message must not show the value
         raise InvalidRequestError(
             "the variables for the worker are not valid",
             [f"{name}: found a {type(secret[name]).__name__}, expected text" for name in not_text],
@@ -172,17 +172,17 @@ def lay_variables(
 
 
 def draw_submission_id() -> str:
-    """Later ones are greater, so that the registry's index of them grows at its end."""
+    """Ordered by time, so that the registry's index grows at its end."""
     return f"{time.time_ns():016x}-{secrets.token_hex(8)}"
 
 
 def absolute(path: Path | str) -> str:
-    """Empty stays so."""
+    """An empty path stays empty."""
     return os.path.abspath(path) if str(path) else ""  # noqa: PTH100
 
 
 def encode(document: Mapping[str, Any], what: str) -> bytes:
-    """As JSON. InvalidRequestError with everything that JSON cannot hold: nothing else is sent in its place."""
+    """As JSON. InvalidRequestError with every value that JSON cannot hold."""
     from gen_worker.contract.documents import encode_document
     from gen_worker.errors import SpecError
 

@@ -1,4 +1,4 @@
-"""What git says of a folder: its files, its commit, what was changed since. Asks; never writes, never prompts."""
+"""The files, commit and changes of a folder, from git. Never writes, never prompts."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 MAX_DIFF_BYTES = 4 << 20
 ARGUMENT_BYTES = 64 << 10  # of paths in one call
 
-# A hook's own variables would lead elsewhere; an index refreshed by us would disturb the owner's git.
+# Variables of a hook would name another repository; refreshing the index would disturb the user's git.
 GIT = (
     *("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "-u", "GIT_PREFIX"),
     *("GIT_OPTIONAL_LOCKS=0", "GIT_TERMINAL_PROMPT=0", "LC_ALL=C"),
@@ -37,7 +37,7 @@ class GitTree:
 
 
 def read_git(folder: Path) -> GitTree | None:
-    """None where the folder is in no work tree, is wholly ignored there, or there is no git."""
+    """None if the folder is in no work tree, is ignored there, or there is no git."""
     root = next((place for place in (folder, *folder.parents) if (place / ".git").exists()), None)
     if root is None or shutil.which("git") is None:
         return None
@@ -103,7 +103,7 @@ def read_diff(tree: GitTree, paths: Sequence[str]) -> tuple[bytes, bool]:
 
 
 def _paths(folder: Path, listed: bytes) -> tuple[list[str], frozenset[str]]:
-    """The paths of a listing; a submodule or another repository inside stands for the files that git sees in it."""
+    """The paths of a listing, with those of submodules and nested repositories."""
     found: dict[str, None] = {}  # a path in conflict is listed several times
     untracked: set[str] = set()
     for line in os.fsdecode(listed).split("\0"):
@@ -150,7 +150,7 @@ def _start(folder: Path, *arguments: str, is_quiet: bool = False) -> subprocess.
 
 
 def _finish(process: subprocess.Popen[bytes], folder: Path) -> bytes | None:
-    """What it printed; None where the folder is not in a work tree after all."""
+    """Its output; None if the folder is not in a work tree after all."""
     try:
         out, said = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as fault:
@@ -162,4 +162,4 @@ def _finish(process: subprocess.Popen[bytes], folder: Path) -> bytes | None:
     words = said.decode(errors="replace").strip()
     if "not a git repository" in words or "must be run in a work tree" in words:
         return None
-    raise InvalidRequestError(f"git cannot tell which files of {folder} are code: {words}")
+    raise InvalidRequestError(f"git cannot list the files of {folder}: {words}")

@@ -1,6 +1,6 @@
-"""Secrets known by what they look like, whatever the file is called: private keys, tokens of well-known services.
+"""Secrets found by content, whatever the file's name: private keys, tokens of well-known services.
 
-A shape is looked for only where its marker occurs, so that code without any costs a few passes of a fast search.
+A pattern is searched only where its marker occurs, so that ordinary code costs a few fast searches.
 """
 
 import re
@@ -10,7 +10,7 @@ OVERLAP_BYTES = 4096  # of two pieces of a file: no shape is longer
 
 
 class HoldsSecretError(Exception):
-    """A file that is left out; says which kind of secret it seems to hold, never the secret."""
+    """A file that is left out; names the kind of secret, never the secret."""
 
 
 class _Shape(NamedTuple):
@@ -23,7 +23,7 @@ def _shape(words: str, marker: str, pattern: str) -> _Shape:
     return _Shape(marker.encode(), pattern.encode(), words)
 
 
-# The header of a key may stand in code that reads keys. With a body it is one; in JSON its line ends are escaped.
+# Code that reads keys may have the header alone; a key has a body. In JSON its line ends are escaped.
 _KEY = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:(?!-----)[\s\S]){0,300}?[A-Za-z0-9+/]{40}"
 _ALONE = r"(?<![A-Za-z0-9_])%s(?![A-Za-z0-9])"
 SHAPES = (
@@ -63,7 +63,7 @@ SHAPES = (
 
 
 def find_secret(data: bytes) -> str:
-    """In words what it seems to hold; "" where nothing is known."""
+    """The kind of secret that it seems to hold; "" if none."""
     return next(
         (shape.words for shape in SHAPES if shape.marker in data and re.search(shape.pattern, data)),
         "",
@@ -71,7 +71,7 @@ def find_secret(data: bytes) -> str:
 
 
 class SecretFinder:
-    """Looks through a file as it is read, piece by piece. HoldsSecretError as soon as there is one."""
+    """Scans a file while it is read, piece by piece. HoldsSecretError as soon as there is one."""
 
     def __init__(self) -> None:
         self._end = b""

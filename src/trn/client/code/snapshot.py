@@ -23,7 +23,7 @@ from trn.core.home import Home
 from trn.core.snapshot_manifest import FileEntry, GitState, LinkEntry, Manifest, is_plain, stays_inside
 from trn.core.snapshots import SnapshotStore, StoredFile
 
-RACY_NS = 2_000_000_000  # a file this young may change again without its times telling
+RACY_NS = 2_000_000_000  # a file this young may change again without a change of its times
 NUM_WRITERS = 8
 
 
@@ -83,10 +83,10 @@ class Code:
         self.skipped.append(Skipped(path=path.encode(errors="backslashreplace").decode(), reason=reason))
 
     def leave_out(self, path: str, fault: HoldsSecretError) -> None:
-        """A file that holds a secret: code may be missing because of it, so it is named before all others."""
+        """A file that holds a secret: it is listed first, because code may depend on it."""
         del self.files[path]
         self.secrets.add(path)
-        reason = f"it seems to hold {fault}; `!/{path}` in {IGNORE_FILE} takes it all the same"
+        reason = f"it seems to hold {fault}; `!/{path}` in {IGNORE_FILE} includes it anyway"
         self.skipped.insert(0, Skipped(path=path, reason=reason))
 
 
@@ -100,13 +100,13 @@ def take_snapshot(
 ) -> Snapshot:
     """Store the folder's code as it is on disk now, and its digest. Blocks; several may run at once.
 
-    In a git work tree: what is tracked or not ignored, without untracked junk. Elsewhere: all but junk and data; a
-    folder with more than `max_files`, whatever they are, is refused before it is looked through. Never secrets.
+    In a git work tree: tracked and not ignored files, without untracked junk. Elsewhere: all but junk and data; a folder
+    with more than `max_files` is refused. Never secrets.
     """
     named = folder.absolute()
     folder = folder.resolve()
     if not folder.is_dir():
-        raise InvalidRequestError(f"{folder} is no folder: name the one that holds the code")
+        raise InvalidRequestError(f"{folder} is not a folder: give the one that holds the code")
     taken_ns = time.time_ns()
     tree = read_git(folder)
     excludes = read_excludes(folder, extra_excludes, is_in_git=tree is not None)
@@ -138,14 +138,14 @@ def take_snapshot(
 def find_code(
     folder: Path, tree: GitTree | None, excludes: Excludes, *, barred: Path, max_files: int | None = None
 ) -> Code:
-    """The code of that folder, without `barred`, the home, should it lie inside."""
+    """The code of that folder, without `barred`, the home, if it is inside."""
     code = Code()
     home = f"{barred.relative_to(folder).as_posix()}/" if barred.is_relative_to(folder) else None
     paths = _walk(folder, "", excludes, code) if tree is None else _without_junk(tree)
     for count, path in enumerate(paths, start=1):
         if max_files is not None and count > max_files:
             raise InvalidRequestError(
-                f"{folder} is in no git work tree and has more than {max_files:,} files"
+                f"{folder} is not in a git work tree and has more than {max_files:,} files"
             )
         if home is not None and f"{path}/".startswith(home):
             continue
@@ -162,7 +162,7 @@ def find_code(
 
 
 def _without_junk(tree: GitTree) -> Iterable[str]:
-    """What is tracked is wanted, whatever it is; what is merely not ignored may be what Python left there."""
+    """Tracked files are always included; untracked ones only if they are not junk."""
     junk = Excludes((rule, Kind.UNWANTED) for rule in JUNK)
     return (path for path in tree.paths if path not in tree.untracked or junk.kind(path) is None)
 
@@ -226,8 +226,8 @@ def _check_size(code: Code, folder: Path, max_bytes: int) -> None:
         biggest = sorted(code.files.items(), key=lambda item: -item[1].st_size)[:5]
         raise InvalidRequestError(
             f"the code in {folder} has {_megabytes(total)} in {len(code.files)} files, more than the"
-            f" {_megabytes(max_bytes)} allowed: name what is no code in {folder / IGNORE_FILE} (one pattern a"
-            " line, as in .gitignore), or raise max_snapshot_bytes in the settings. The biggest are",
+            f" {_megabytes(max_bytes)} allowed: list data in {folder / IGNORE_FILE} (one pattern a"
+            " line, as in .gitignore), or raise max_snapshot_bytes in the settings. The largest are",
             [f"{path}: {_megabytes(found.st_size)}" for path, found in biggest],
         )
 
@@ -239,7 +239,7 @@ def _megabytes(size_bytes: int) -> str:
 def _store_files(
     store: SnapshotStore, folder: Path, code: Code, excludes: Excludes, taken_ns: int
 ) -> tuple[FileEntry, ...]:
-    """Put what is not in the store yet; only files that may have changed are read. One that holds a secret is left out."""
+    """Store new files; only files that may have changed are read. Files with a secret are left out."""
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
     cache = _read_cache(store.stat_cache / name, folder)
     known: dict[str, Known] = {}
@@ -267,7 +267,7 @@ def _store_files(
                 known[path] = _known(stored.found, stored.sha256, stored.size_bytes)
     if faults:
         raise _unreadable(faults)
-    # Nobody looked through what `.trnignore` asks for, and it may not ask for it the next time.
+    # Files that `.trnignore` includes were not scanned, and it may not include them the next time.
     looked_through = {path: file for path, file in known.items() if not excludes.is_asked_for(path)}
     if unread or looked_through.keys() != cache.files.keys():
         new = StatCache(folder=str(folder), taken_ns=taken_ns, files=looked_through)
@@ -304,7 +304,7 @@ def _known(found: os.stat_result, sha256: str, size_bytes: int | None = None) ->
 
 def _unreadable(faults: list[str]) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the code cannot be read whole: make these readable, or name them in {IGNORE_FILE}", faults
+        f"some files cannot be read: make them readable, or list them in {IGNORE_FILE}", faults
     )
 
 
@@ -342,7 +342,7 @@ def _store_git(store: SnapshotStore, tree: GitTree | None, excludes: Excludes, c
 
 
 def _read_clean_diff(tree: GitTree, paths: list[str], excludes: Excludes) -> tuple[bytes, bool]:
-    """Without files whose patch holds a secret: one that was just removed is still in the lines that went."""
+    """Without files whose patch holds a secret: a removed secret is still in the removed lines."""
     diff, is_cut = read_diff(tree, paths)
     if not find_secret(diff):
         return diff, is_cut

@@ -1,4 +1,4 @@
-"""How much room text takes at a terminal: 名 fills two columns, an accent that stands alone none."""
+"""The width of text at a terminal: 名 takes two columns, a combining accent none."""
 
 
 def cell_width(text: str) -> int:
@@ -22,15 +22,15 @@ def shorten(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, *, to_the_right: bool = False) -> str:
-    """Text with spaces to that width, or as it is where it is wider."""
+    """Text padded with spaces to that width; wider text is unchanged."""
     spaces = " " * (width - cell_width(text))
     return spaces + text if to_the_right else text + spaces
 
 
 def wrap(text: str, width: int, *, indent: int = 0) -> list[str]:
-    """Lines of at most that width, cut between words; all but the first begin with `indent` spaces.
+    """Lines of at most that width, wrapped between words; all but the first are indented.
 
-    What is between backticks is one word: it is to be copied. A word that is too long for any line stays where it is.
+    Text in backticks is one word, so that it can be copied. A word that is longer than a line is not cut.
     """
     import re
 

@@ -1,8 +1,8 @@
-"""Numbers and times as people read them: the same in the bar, in tables and beside charts."""
+"""Numbers and times for people: the same in the progress bar, tables and charts."""
 
 
 def show_number(value: float | None, num_digits: int = 4) -> str:
-    """As many digits as tell something: `0.1235`, `15`, `37,128`, `1.200e-07`. None is "nan"."""
+    """`0.1235`, `15`, `37,128`, `1.200e-07`; None is "nan"."""
     if value is None:
         return "nan"
     size = abs(value)
@@ -12,7 +12,7 @@ def show_number(value: float | None, num_digits: int = 4) -> str:
 
 
 def show_rate(per_s: float) -> str:
-    """What changes with every look needs no fourth digit."""
+    """With three digits: it changes all the time."""
     return show_number(per_s, 3)
 
 

@@ -1,6 +1,6 @@
-"""A run at a terminal: a bar that says how far it is, and what happened in lines above it, in the order of its time.
+"""A run at a terminal: a progress bar, and lines above it in the order of their time.
 
-`RunView` is what is known of the run; `Screen` draws it, a few times a second at most, whatever comes.
+`RunView` is the state of the run; `Screen` draws it, a few times a second at most.
 """
 
 import time
@@ -15,13 +15,11 @@ from trn.client.screen.worker_log import Line
 
 REDRAW_S = 0.2
 MAX_WAITING_LINES = 400  # between two redraws; the log has them all
-HELD_S = (
-    0.7  # a line of the worker's log comes by a slower way than an event: it may still take its place before
-)
+HELD_S = 0.7  # events wait: an earlier line of the worker's log may arrive later
 
 
 class Screen:
-    """Draws a RunView at a terminal. `redraw` may be called at any rate by one thread; it draws when it is time."""
+    """Draws a RunView at a terminal. One thread may call `redraw` at any rate; it limits itself."""
 
     def __init__(
         self, view: RunView, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -50,13 +48,13 @@ class Screen:
             self._live.start(refresh=True)
 
     def pause(self) -> None:
-        """Take the bar away, so that others may write; lines wait."""
+        """Remove the bar, so that others may write; lines wait."""
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
 
     def hold(self, held_s: float) -> None:
-        """Show no line for so long: what happened before we came arrives by two ways, and is put in order first."""
+        """Show no lines for so long: the past arrives by two streams and is sorted first."""
         self._held_until_s = self._clock() + held_s
 
     def add(self, lines: Sequence[Line]) -> None:
@@ -72,7 +70,7 @@ class Screen:
         self._is_new = True
 
     def redraw(self) -> None:
-        """Draw if something is new, and `REDRAW_S` are over since the last time; once a second in any case."""
+        """Draw if something is new, at most every `REDRAW_S`; at least once a second."""
         if self._live is None:
             return
         since_s = self._clock() - self._drawn_s
@@ -98,7 +96,7 @@ class Screen:
         shown = [line.text for _, line in ready]
         if self._num_dropped:
             count, self._num_dropped = self._num_dropped, 0
-            shown.insert(0, Text(f"… {count:,} lines more, see trn logs and trn watch --json", style="dim"))
+            shown.insert(0, Text(f"… {count:,} more lines: see trn logs and trn watch --json", style="dim"))
         if shown:
             self.console.print(Text("\n").join(shown), soft_wrap=True)
 
@@ -108,7 +106,7 @@ class Screen:
         del lines[:num_over]
 
     def finish(self, took_s: float) -> None:
-        """The last lines: what came, how it ended, and what can be done now."""
+        """Print the remaining lines, how the run ended, and what to do next."""
         self.pause()
         self._flush(is_last=True)
         self.console.print(conclude(self.view, took_s), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A curve in a terminal: braille dots, two by four to a character. Pure: numbers to lines."""
+"""A curve at a terminal, in braille dots: two by four a character."""
 
 import math
 from collections.abc import Sequence
@@ -20,10 +20,9 @@ def draw_chart(
     is_unicode: bool = True,
     seams: Sequence[int] = (),
 ) -> list[str]:
-    """Lines of at most `width` characters, the greatest value at the top. What is no finite number leaves a gap.
+    """Lines of at most `width` characters, max at the top; none if there are no points. NaN and infinity leave a gap.
 
-    A seam is a step after which the points are of another run: a dotted line there, and a mark on the axis. Empty where
-    there is nothing to draw.
+    A seam is a step after which the points are of another run: a dotted line, and a mark on the axis.
     """
     points = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not points:

@@ -1,6 +1,6 @@
-"""What a worker wrote, as lines for a terminal: short, harmless, without what is said elsewhere on the screen.
+"""A worker's output as lines for a terminal: shortened, without control characters and without repeats.
 
-Of a traceback the frames of the author and of libraries are shown, not ours; the log itself has them all.
+Of a traceback, frames of the author and of libraries are shown, but not ours; the log has them all.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _FRAME = re.compile(r'  File "([^"]*)", line \d+')
 _OURS = re.compile(r"/gen_worker/[\w/]*\.py|<frozen runpy>")
 _LAST_WORDS = re.compile(r"gen_worker: ([a-z-]+): (.*)")
 _PLACE = " (at "  # how the place of a fault begins that stands behind its words
-# What the line about the end of the run says, too.
+# Also in the line about the end of the run.
 _SAID_AT_THE_END = re.compile(r"(completed|failed|cancelled) at step ")
 _HOW_TO_GO_ON = re.compile(r"saved at step \d+: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line above the bar, and when what it tells came to be. `is_event`: it may be ahead of the worker's log."""
+    """A line above the bar, and its time. `is_event`: it may be ahead of the worker's log."""
 
     text: Text
     at_ms: int = 0
@@ -38,7 +38,7 @@ class Line:
 
 
 class WorkerLog:
-    """Bytes of a worker's log -> what is shown of them. What has no time of its own has that of the line before."""
+    """Bytes of a worker's log -> lines to show. A line without a time has that of the line before."""
 
     def __init__(self, *, is_begun_in_the_middle: bool = False) -> None:
         self._lines = WholeLines(is_begun_in_the_middle=is_begun_in_the_middle)
@@ -58,7 +58,7 @@ class WorkerLog:
         return [Line(text=text, at_ms=self._at_ms) for text in texts if text is not None]
 
     def _take(self, text: str) -> Text | None:
-        """None for what is not shown."""
+        """None: not shown."""
         found = _LOG_LINE.fullmatch(text)
         if found is not None:
             return self._take_record(found)
@@ -91,7 +91,7 @@ class WorkerLog:
         return shown
 
     def _is_said(self, text: str) -> bool:
-        """Whether it is the worker's last word about what stands in the traceback above, or will stand at the end."""
+        """Whether it repeats the traceback above, or the line about the end of the run."""
         last = _LAST_WORDS.match(text)
         if last is not None:
             self._is_repeated = last[1] == "cancelled" or self._is_in_error(last[2])

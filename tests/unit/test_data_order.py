@@ -4,6 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from expected_rows import batch_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def orders(draw: st.DrawFn, shuffle: bool | None = None) -> DataOrder:
 def rows_of_epoch(order: DataOrder, epoch: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     plan = order.epoch(epoch)
     return [
-        plan.batch_rows(batch, rank=rank, world_size=world_size).tolist()
+        batch_rows(plan, batch, rank=rank, world_size=world_size).tolist()
         for batch in range(order.batches_per_epoch)
     ]
 
@@ -124,7 +125,7 @@ def test_epoch_and_seed_are_not_added_up():
 
 def test_a_shuffled_batch_mixes_rows_of_all_lanes():
     order = DataOrder([100] * 16, batch_size=8, shuffle=True, lanes=4, window=1)
-    groups = {row // 100 for row in order.epoch(0).batch_rows(0).tolist()}
+    groups = {row // 100 for row in batch_rows(order.epoch(0), 0).tolist()}
     assert len(groups) == 4
 
 

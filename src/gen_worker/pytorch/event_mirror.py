@@ -6,6 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gen_worker.trainer.events.event_tail import line_end_before
+
 LOOK_EVERY_S = 0.1
 _CHUNK_BYTES = 1 << 16
 
@@ -71,14 +73,6 @@ def _end_of_last_line(path: Path) -> int:
     """Offset after the last newline. The worker drops an incomplete line when it starts."""
     try:
         with path.open("rb") as file:
-            position = file.seek(0, os.SEEK_END)
-            while position:
-                start = max(position - _CHUNK_BYTES, 0)
-                file.seek(start)
-                found = file.read(position - start).rfind(b"\n")
-                if found >= 0:
-                    return start + found + 1
-                position = start
+            return line_end_before(file, file.seek(0, os.SEEK_END))
     except FileNotFoundError:
-        pass
-    return 0
+        return 0

@@ -21,6 +21,7 @@ from gen_worker.trainer.callbacks.background_logger import (
     now_ms,
 )
 from gen_worker.trainer.callbacks.base import RunHandle
+from gen_worker.trainer.events.event_tail import line_end_before
 
 if TYPE_CHECKING:
     from gen_worker.trainer.callbacks.mlflow_sink import MLflowSink
@@ -123,14 +124,8 @@ class AppendedFile:
 
     def cut_half_line(self) -> None:
         """Drop what a crash left after the last newline."""
-        end = self.size_bytes
-        while end > 0:
-            start = max(end - 4096, 0)
-            newline = os.pread(self._fd, end - start, start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
+        with open(self._fd, "rb", closefd=False) as file:
+            end = line_end_before(file, self.size_bytes)
         if end < self.size_bytes:
             os.ftruncate(self._fd, end)
             self.size_bytes = end

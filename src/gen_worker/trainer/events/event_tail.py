@@ -68,12 +68,12 @@ def read_tail(path: Path) -> EventTail:
             begun = block.find(b"\n")
             block = block if begun < 0 else block[: begun + 1]
             if len(block) > MAX_EVENT_BYTES + step:
-                start = _line_before(file, start)
+                start = line_end_before(file, start)
                 block = b""
     return EventTail(damaged_bytes=size)
 
 
-def _line_before(file: BinaryIO, end: int) -> int:
+def line_end_before(file: BinaryIO, end: int) -> int:
     """Where the previous line ends; 0 where there is none."""
     while end > 0:
         start = max(end - COPY_BYTES, 0)

@@ -252,31 +252,6 @@ class EpochOrder:
             return np.arange(window.rows, dtype=np.int64)
         return permutation(window.rows, order.seed, self.epoch, window.lane, window.index)
 
-    def batch_rows(self, batch: int, *, rank: int = 0, world_size: int = 1) -> Rows:
-        """The row numbers of one batch, in order, without reading data."""
-        order = self.order
-        if batch >= order.full_batches:
-            start, stop = order.tail_span(rank, world_size)
-            return self._lane_rows(self.tail_lane, batch, 0, start, stop)
-        return np.concatenate(
-            [
-                self._lane_rows(share.lane, batch, batch * order.rows_per_lane, share.start, share.stop)
-                for share in order.shares(rank, world_size)
-            ]
-        )
-
-    def _lane_rows(self, lane: int, batch: int, base: int, start: int, stop: int) -> Rows:
-        found = [np.empty(0, dtype=np.int64)]
-        for window in self.windows([lane], batch):
-            first, last = max(base + start, window.start), min(base + stop, window.start + window.rows)
-            if window.start >= base + stop:
-                break
-            if first < last:
-                starts = self.order.group_starts
-                rows = np.concatenate([np.arange(p.start, p.stop) + starts[p.group] for p in window.pieces])
-                found.append(rows[self.permutation(window)[first - window.start : last - window.start]])
-        return np.concatenate(found)
-
 
 def cursor_differences(saved: Cursor, now: Cursor) -> list[str]:
     """Settings that make a saved position invalid, one line each; without the manifest."""

@@ -60,10 +60,6 @@ class BatchStream:
         self._stages: list[Readahead[GroupRange, pa.RecordBatch] | Readahead[None, pa.RecordBatch]] = []
         self._blocks_under_way: Generator[pa.RecordBatch, None, None] | None = None
 
-    @property
-    def readahead_bytes_held(self) -> int:
-        return sum(stage.held_bytes for stage in self._stages)
-
     def batches(self, epoch: int, batch: int) -> Iterator[pa.RecordBatch]:
         return self._shuffled(epoch, batch) if self._order.shuffle else self._sequential(epoch, batch)
 

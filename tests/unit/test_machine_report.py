@@ -76,7 +76,7 @@ def test_a_gpu_is_listed_with_its_memory_and_with_who_is_on_it() -> None:
     (busy,) = check_devices(stand_in_torch(num_devices=1), StandInNvml(users=2))
     assert busy.level is Level.WARNING
     assert "4000, 4001" in busy.message
-    assert "end process 4000, 4001" in busy.remedy
+    assert "stop process 4000, 4001" in busy.remedy
     assert [user["pid"] for user in busy.facts["processes"]] == [4000, 4001]
 
 
@@ -184,9 +184,9 @@ def test_a_gpu_that_somebody_found_and_torch_cannot_use_is_an_error_with_its_cau
     assert look({}, cuda=None, hip=None, num=0) == []
     [(check, level, words)] = look({"cuda": 2}, cuda=None, hip=None, num=0)
     assert (check, level) == ("cuda", Level.ERROR)
-    assert "2 CUDA GPUs, and torch 9.9 is built without CUDA" in words
+    assert "2 CUDA GPUs, but torch 9.9 is built without CUDA" in words
     [(_, level, words)] = look({"cuda": 1}, cuda="13.0", hip=None, num=0)
-    assert (level, "driver is as new as CUDA 13.0 asks" in words) == (Level.ERROR, True)
+    assert (level, "driver is new enough for CUDA 13.0" in words) == (Level.ERROR, True)
     [(check, level, _)] = look({"rocm": 1}, cuda="13.0", hip=None, num=1)
     assert (check, level) == ("rocm", Level.ERROR)
     [(check, level, _)] = look({"rocm": 1}, cuda=None, hip="7.0", num=1)

@@ -1,8 +1,7 @@
 """Plain data -> records, with every fault at once.
 
-msgspec stops at the first fault and accepts 3.0 for an int; a person who wrote a document wants all faults
-in one go and no silent coercion. The records stay msgspec Structs: their fields, defaults and constraints
-are read from them, so there is one description of a document.
+msgspec stops at the first fault and accepts 3.0 for an int. The fields, defaults and constraints are read from the
+msgspec Structs, so there is one description of a document.
 """
 
 import re
@@ -47,7 +46,7 @@ def convert_document(
 
 
 def nearest_name(name: str, names: list[str]) -> str | None:
-    """The one of `names` that was most likely meant."""
+    """The most similar of `names`."""
     import difflib
 
     by_folded = {known.lower().replace("-", "_"): known for known in names}
@@ -56,7 +55,7 @@ def nearest_name(name: str, names: list[str]) -> str | None:
 
 
 def with_intended_names(data: dict[str, Any], record: type[msgspec.Struct]) -> dict[str, Any]:
-    """`data` with misspelt fields under the names that were meant, so that one slip is reported as one fault."""
+    """`data` with misspelt fields under their likely names, so that one typo gives one fault."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(record)}
     absent = [name for name in fields if name not in data]
     if len(data) > len(fields) + MAX_FAULTS_SHOWN:
@@ -108,7 +107,7 @@ class _Reader:
             converted = attempt.read(value, member, steps)
             if not attempt.faults:
                 return converted
-            # A list or an object can only have been meant as the member of that kind: its own faults say more.
+            # A list or an object fits one member only: report the faults of that one.
             if isinstance(value, (dict, list)) and _takes_kind(member, value):
                 self.faults += attempt.faults
                 return _FAULTY
@@ -161,7 +160,7 @@ class _Reader:
         where = f"{render_path(steps)}: " if steps else ""
         text = f"{where}unknown field `{key if key.isprintable() and len(key) < 60 else render_value(key)}`"
         hint = ""
-        if len(self.faults) < MAX_FAULTS_SHOWN:  # no one will read more, and looking for names is slow
+        if len(self.faults) < MAX_FAULTS_SHOWN:  # the search for names is slow
             nearest = nearest_name(key, names)
             elsewhere = _paths_of_field(self._root, key)
             if nearest:
@@ -181,7 +180,7 @@ class _Reader:
 
 
 def _paths_of_field(struct: type[msgspec.Struct], name: str, prefix: str = "") -> list[str]:
-    """Where else in the document a field of this name belongs."""
+    """Other places in the document with a field of this name."""
     found = []
     for field in msgspec.structs.fields(struct):
         if field.encode_name == name:
@@ -244,7 +243,6 @@ def _fits_pattern(value: str, meta: msgspec.Meta | None) -> bool:
 
 
 def _hint(value: Any, type_: Any) -> str:
-    """What a wrong value suggests to do."""
     if get_origin(type_) is Annotated:
         type_ = get_args(type_)[0]
     if get_origin(type_) is Literal and isinstance(value, str):

@@ -1,7 +1,7 @@
 """YAML text -> Python values, from the parser's events, without recursion.
 
-Not the usual safe loader, for three reasons: it drops repeated keys silently, its merge keys can be made to
-grow exponentially, and its YAML 1.1 scalars turn `1e-4` into text and `no` into false.
+Not PyYAML's safe loader: it drops repeated keys, its merge keys can grow exponentially, and its YAML 1.1 scalars turn
+`1e-4` into text and `no` into false.
 """
 
 import re
@@ -16,7 +16,7 @@ _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
 _TEXT_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
-_OPEN = object()  # an anchored value that is not finished, or a key that is still to come
+_OPEN = object()  # an unfinished anchored value, or a missing key
 _MERGE = object()  # the key `<<`
 
 
@@ -125,7 +125,7 @@ class _Builder:
         return value
 
     def _place(self, value: Any, event: Any) -> None:
-        """Give a finished value to the container that waits for it."""
+        """Put a finished value into the current container."""
         if not self._stack:
             return
         container = self._stack[-1]

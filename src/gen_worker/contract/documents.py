@@ -1,8 +1,7 @@
-"""Documents that people write: JSON, YAML or TOML text -> plain data.
+"""Documents: JSON, YAML or TOML text -> plain data, or one SpecError with place and fault; never another exception.
 
-Plain data is what JSON can say: None, bool, int (64 bits), finite float, str, list, and dict with str keys.
-Whatever a text holds, the outcome is plain data or one SpecError that says where and what; never another
-exception. How plain data becomes records is in `document_schema`.
+Plain data is what JSON can hold: None, bool, int (64 bits), finite float, str, list, and dict with str keys.
+`document_schema` makes records of it.
 
 YAML scalars follow the core schema of YAML 1.2: `1e-4` is a number, `no` and `12:30` are text.
 """
@@ -33,7 +32,7 @@ _FORMAT_BY_SUFFIX: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".toml"
 
 
 def read_document(path: str | Path) -> object:
-    """Plain data of a file. The suffix names the format; anything but .yaml, .yml and .toml is read as JSON."""
+    """Plain data of a file: .yaml, .yml, .toml, else JSON."""
     path = Path(path)
     source = str(path)
     format_ = _FORMAT_BY_SUFFIX.get(path.suffix.lower(), "json")
@@ -81,7 +80,7 @@ def parse_document(text: str, *, format_: Format, source: str) -> object:
 
 
 def require_plain(data: object, *, source: str) -> None:
-    """Raise a SpecError with everything in `data` that is not plain; cycles and alias bombs end here too."""
+    """SpecError with everything in `data` that is not plain, also for cycles and alias bombs."""
     faults = [f"{path}: {text}" for path, text in _not_plain(data)]
     if faults:
         raise SpecError(source, shorten_faults(faults))
@@ -90,8 +89,7 @@ def require_plain(data: object, *, source: str) -> None:
 def encode_document(data: object, *, source: str) -> bytes:
     """`data` as JSON, or a SpecError with everything in it that JSON cannot hold.
 
-    The encoder alone would write NaN and infinity as null, bytes as base64 text, sets as lists and a key 1 as "1":
-    another document than the one that was given.
+    The encoder alone would change values: NaN to null, bytes to base64 text, sets to lists, a key 1 to "1".
     """
     import msgspec
 
@@ -120,7 +118,6 @@ def parse_value(text: str, *, source: str) -> object:
 
 
 def shorten_faults(faults: list[str]) -> list[str]:
-    """All of them, unless a person could not read them."""
     if len(faults) <= MAX_FAULTS_SHOWN:
         return faults
     return [*faults[:MAX_FAULTS_SHOWN], f"and {len(faults) - MAX_FAULTS_SHOWN} more"]
@@ -170,7 +167,7 @@ def render_value(value: object) -> str:
 
 
 def _to_base_type(value: object) -> object:
-    """numpy.float64 is a float, and equal to one: so are all that `require_plain` lets pass."""
+    """Subclasses such as numpy.float64 as their base type."""
     for base in (float, int, str):
         if isinstance(value, base):
             return base(value)
@@ -182,7 +179,7 @@ def _cut(text: str) -> str:
 
 
 def _unreadable(text: str) -> tuple[int, str] | None:
-    """Where and what the first character is that could not be written back as UTF-8 or passed to the system."""
+    """(offset, description) of the first NUL or lone surrogate."""
     if text.isascii() and "\x00" not in text:
         return None
     found = _UNREADABLE.search(text)
@@ -201,7 +198,7 @@ class _SyntaxFaultError(Exception):
 
 
 class _WithRepeats(dict[str, Any]):
-    """A JSON object that gave a key more than once; the walk, which knows the path, reports it."""
+    """A JSON object with repeated keys; `_not_plain` reports them with their path."""
 
     repeated: list[str]
 
@@ -217,7 +214,7 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_int(digits: str) -> Any:
-    # Python refuses to read thousands of digits; the walk refuses what is left above 64 bits.
+    # Python refuses thousands of digits.
     return int(digits) if len(digits) < 1000 else math.inf
 
 
@@ -270,7 +267,7 @@ def _lower_first(text: str) -> str:
 
 
 def _not_plain(data: object) -> Iterator[tuple[str, str]]:
-    """Faults, an object's own before those further inside. Iterative and bounded, so that nothing defeats it."""
+    """(path, fault), outer ones first. Iterative and bounded."""
     size = 0
     pending: list[tuple[Steps, Any]] = []
     if isinstance(data, (dict, list, tuple)):

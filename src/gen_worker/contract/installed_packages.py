@@ -1,7 +1,7 @@
-"""What is installed for an interpreter, and which sources a package has, as short stamps: equal while nothing changes.
+"""Short stamps of the packages of an interpreter and of source folders: equal while nothing changes.
 
-Only names and times in its site folders are read, no metadata. Run as a program it answers for another interpreter, so
-it needs nothing but the standard library.
+Reads only names and times in the site folders. As a program it answers for another interpreter, so it needs only the
+standard library.
 """
 
 import json
@@ -24,15 +24,13 @@ Mark = tuple[str, int, int]  # path, modification time, size; -1 where there is 
 
 
 class _Interpreter(NamedTuple):
-    """What decides where it looks for packages."""
-
     real_path: str
     version: str
     folders: tuple[str, ...]
 
 
 class _Scan(NamedTuple):
-    """A digest, and the marks that say whether it still holds."""
+    """A digest, and the marks that show whether it is still valid."""
 
     marks: tuple[Mark, ...]
     digest: str
@@ -46,9 +44,9 @@ _real_paths: dict[str, tuple[tuple[int, int], str]] = {}  # (device, inode), the
 def packages_stamp(interpreter: str | Path = "") -> str:
     """A digest of an interpreter (default: this one) and of all that is installed for it.
 
-    It changes with every install, upgrade, reinstall and removal, and with editable installs. Folders of PYTHONPATH
-    are not part of it. OSError where another interpreter cannot be asked. Blocks: the first call lists the site
-    folders and starts another interpreter once; later ones look at a few times.
+    It changes with every install, upgrade and removal, also of editable installs; PYTHONPATH is not part of it.
+    OSError where another interpreter does not answer. Blocks: the first call lists the site folders and may start the
+    other interpreter.
     """
     path = str(interpreter)
     place = _this() if not path or is_same_python(path, sys.executable) else _ask(path)
@@ -59,7 +57,7 @@ def packages_stamp(interpreter: str | Path = "") -> str:
 
 
 def source_stamp(*folders: Path) -> str:
-    """Changes with the Python sources below these folders: with their number, sizes and times. Blocks for a moment."""
+    """Changes with the number, sizes and times of the Python files below these folders. Blocks briefly."""
     num_files = size_bytes = times_ns = 0
     todo = [str(folder) for folder in folders]
     while todo:
@@ -76,7 +74,7 @@ def source_stamp(*folders: Path) -> str:
 
 
 def is_same_python(one: str, other: str) -> bool:
-    """Whether both are the same interpreter of the same environment: `python` and `python3` beside each other are."""
+    """Whether both are one interpreter of one environment, like `python` and `python3` in a folder."""
     if one == other:
         return True
     is_beside = os.path.dirname(one) == os.path.dirname(other)  # noqa: PTH120
@@ -84,7 +82,7 @@ def is_same_python(one: str, other: str) -> bool:
 
 
 def real_python(python: str) -> str:
-    """Its path without links, looked up again only where another file is there: a lookup walks every folder above."""
+    """Its path without links; cached while it is the same file."""
     try:
         found = os.stat(python)  # noqa: PTH116  (hot)
     except OSError:
@@ -101,10 +99,7 @@ def _this() -> _Interpreter:
 
 
 def site_folders() -> list[str]:
-    """The folders that this interpreter's packages are in, whichever flags it was started with.
-
-    Those of the system and of the user count where its environment includes them.
-    """
+    """The package folders of this interpreter, whatever its flags; with those of system and user if it includes them."""
     folders = site.getsitepackages()
     if sys.prefix == sys.base_prefix or sys.base_prefix in site.PREFIXES:
         folders.append(site.getusersitepackages())
@@ -146,7 +141,7 @@ def _scan(place: _Interpreter) -> str:
         digest.update(f"{folder}\n".encode(errors="surrogateescape"))
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError:  # not there, or not for us to read: as good as empty
+        except OSError:  # missing or unreadable: as if empty
             continue
         for entry in entries:
             name = entry.name
@@ -165,7 +160,7 @@ def _scan(place: _Interpreter) -> str:
 def _content(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except OSError:  # a link to nowhere, or not for us to read
+    except OSError:  # missing or unreadable
         return b""
 
 

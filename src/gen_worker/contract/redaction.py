@@ -1,4 +1,4 @@
-"""Secrets that cannot be printed by accident, and text from which they are removed."""
+"""Secrets that are not printed by accident, and their removal from text."""
 
 import hmac
 import logging
@@ -43,7 +43,7 @@ def looks_secret(name: str) -> bool:
 
 
 class Secret:
-    """A string that only `reveal()` shows: not repr, str, format, vars, copies or pickle."""
+    """A string that only `reveal()` returns: not repr, str, format, vars, copies or pickle."""
 
     __slots__ = ("_value",)
 
@@ -77,7 +77,7 @@ class Secret:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret is never pickled: hand the token over through the environment")
+        raise TypeError("a Secret cannot be pickled: pass the token through the environment")
 
 
 def strip_url_secrets(text: str) -> str:
@@ -89,7 +89,7 @@ def _strip_one_url(match: re.Match[str]) -> str:
     rest = match["rest"]
     path_end = min((rest.find(mark) for mark in "?#" if mark in rest), default=len(rest))
     head, tail = rest[:path_end], rest[path_end:]
-    # `?` and `#` may stand in a password that nobody encoded: then the host is behind them.
+    # An unencoded password may contain `?` or `#`: then the host comes after them.
     authority, slash, path = head.partition("/")
     if "@" in authority:
         authority = f"{MASK}@{authority.rpartition('@')[2]}"
@@ -119,7 +119,7 @@ class SecretRedactor(logging.Filter):
         self._needles = tuple(Secret(needle) for needle in sorted(needles, key=len, reverse=True))
 
     def add_variables(self, environ: Mapping[str, str], names: Iterable[str]) -> None:
-        """The values of these, where they are long enough to be told from ordinary words."""
+        """The values of these, unless they are so short that they occur in ordinary text."""
         for name in names:
             if len(environ.get(name, "")) >= MIN_MASKED:
                 self.add(environ[name])
@@ -138,7 +138,7 @@ class SecretRedactor(logging.Filter):
             lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
             clean = self.redact(lines)
             if clean != lines:
-                # A formatter prefers `exc_text`; `exc_info` goes, lest another handler formats it anew.
+                # A formatter prefers `exc_text`; without `exc_info` no other handler formats it again.
                 record.exc_text, record.exc_info = clean, None
         if record.exc_text:
             record.exc_text = self.redact(record.exc_text)

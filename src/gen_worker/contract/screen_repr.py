@@ -1,4 +1,4 @@
-"""`repr` of what people look at in a notebook or a debugger: it fits a screen, whatever the object holds."""
+"""A `repr` that fits a screen, for notebooks and debuggers."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ MAX_COLUMNS = 100
 
 
 class Verbatim(str):
-    """Text that stands in a repr as it is, without quotes."""
+    """Text that a repr shows without quotes."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ def struct_repr(owner: msgspec.Struct) -> str:
 
 
 class _Shorten(reprlib.Repr):
-    """Numbers, texts and containers of them, cut where they are long; of anything else only its type."""
+    """Numbers, text and containers of them, shortened; of other values only the type."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def _find_fault(shard: ShardRecord, path: Path, is_stopped: Callable[[], bool]) 
             return fault("size", how, status.st_size, shard.size_bytes)
         content, _ = hash_shard(path, is_stopped)
         if content != shard.hash:
-            how = f"its content changed: hash {content}, expected {shard.hash}{_rows_in_words(path, shard)}"
+            how = f"content changed: hash {content}, expected {shard.hash}{_rows_in_words(path, shard)}"
             return fault("content", how, content, shard.hash)
         rows = _count_rows(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
 """`python -m gen_worker.tools.doctor --home DIR`: what this machine can do, as one JSON object on stdout.
 
-Each finding has a level and, unless all is well, a remedy. The report is ready where no finding is an error; the
-process then ends with 0, else with 1. It imports torch, if there is one: nothing else tells whether a GPU works.
+Each finding has a level and, where it is not ok, a remedy. `is_ready`: no finding is an error; the exit code is then 0,
+else 1. It imports torch if it is installed: nothing else shows whether a GPU works.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from gen_worker.tools.doctor.torch_tests import NO_DEVICES, check_torch
 
 VERSION = "machine_report.v1"
 MIN_PYTHON = (3, 11)
-MIN_SHM_BYTES = 1 << 30  # worker processes of a data loader pass their batches through it
+MIN_SHM_BYTES = 1 << 30  # data loaders with worker processes need it
 MIN_FREE_BYTES, LOW_FREE_BYTES = 1 << 30, 20 << 30
 PROBE_BYTES = 16 << 20
 SLOW_BYTES_PER_S = 30e6
@@ -49,10 +49,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
 def make_report(
     home: Path, *, expected: Mapping[str, int] = NO_DEVICES, is_quick: bool = False
 ) -> MachineReport:
-    """Look at everything. Blocks for the import of torch and a write of 16 MB; raises nothing.
-
-    `is_quick` leaves out the write. `expected`: see `check_torch`.
-    """
+    """Run all checks. Blocks for the import of torch and a write of 16 MB (`is_quick`: no write). Raises nothing."""
     findings: list[Finding] = []
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "interpreter": check_interpreter,
@@ -67,13 +64,13 @@ def make_report(
     for name, check in checks.items():
         try:
             findings += check()
-        except Exception as error:  # one question that cannot be asked must not hide the other answers
+        except Exception as error:  # one failed check must not hide the others
             findings.append(
                 Finding(
                     check=name,
                     level=Level.WARNING,
-                    message=f"could not be looked at: {type(error).__name__}: {error}",
-                    remedy="report this: the check should have said what is wrong",
+                    message=f"the check failed: {type(error).__name__}: {error}",
+                    remedy="report this as a bug of trn",
                 )
             )
     return MachineReport(
@@ -94,17 +91,12 @@ def check_interpreter() -> Iterator[Finding]:
     }
     words = f"{platform.python_implementation()} {facts['version']} at {sys.executable}"
     is_old = sys.version_info < MIN_PYTHON
-    yield Finding(
-        check="interpreter",
-        level=Level.ERROR if is_old else Level.OK,
-        message=words,
-        remedy="install Python 3.11 or newer" if is_old else "",
-        facts=facts,
-    )
+    remedy = "install Python 3.11 or newer"
+    yield Finding.judge("interpreter", words, facts, is_bad=is_old, level=Level.ERROR, remedy=remedy)
 
 
 def check_packages(distribution: str = "trn") -> Iterator[Finding]:
-    """What the distribution asks for, and what is installed."""
+    """The requirements of the distribution, against the installed versions."""
     from packaging.requirements import Requirement
 
     try:
@@ -131,26 +123,22 @@ def check_packages(distribution: str = "trn") -> Iterator[Finding]:
         versions[requirement.name] = found
         if not requirement.specifier.contains(found, prereleases=True):
             faults.append(f"{requirement.name} is {found}, expected {requirement.specifier}")
-    yield Finding(
-        check="packages",
-        level=Level.ERROR if faults else Level.OK,
-        message="; ".join(faults) or f"all {len(versions)} that {distribution} needs are there",
-        remedy=f"run `{sys.executable} -m pip install --upgrade {distribution}`" if faults else "",
-        facts={"versions": versions},
-    )
+    message = "; ".join(faults) or f"all {len(versions)} requirements of {distribution} are installed"
+    remedy = f"run `{sys.executable} -m pip install --upgrade {distribution}`"
+    facts = {"versions": versions}
+    yield Finding.judge("packages", message, facts, is_bad=bool(faults), level=Level.ERROR, remedy=remedy)
 
 
 def check_processors() -> Iterator[Finding]:
-    """Processors and memory that this process may use, with the limits of its container."""
+    """Processors and memory of this process, within the limits of its container."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0]
-    is_busy = load > 2 * cpus
-    yield Finding(
-        check="processors",
-        level=Level.WARNING if is_busy else Level.OK,
-        message=f"{cpus} processors, load {load:.1f}",
-        remedy="see with `top` who works here: runs will share the processors with it" if is_busy else "",
-        facts={"num_cpus": cpus, "load": load},
+    yield Finding.judge(
+        "processors",
+        f"{cpus} processors, load {load:.1f}",
+        {"num_cpus": cpus, "load": load},
+        is_bad=load > 2 * cpus,
+        remedy="find the busy processes with `top`: runs will share the processors with them",
     )
     values = dict(re.findall(r"(\w+):\s+(\d+) kB", _read_text("/proc/meminfo")))
     if "MemTotal" not in values:
@@ -160,57 +148,46 @@ def check_processors() -> Iterator[Finding]:
     if limit.isdigit() and int(limit) < total:
         used = _read_text("/sys/fs/cgroup/memory.current").strip()
         total, free = int(limit), min(free, max(0, int(limit) - int(used or 0)))
-    is_low = free < 1 << 30
-    yield Finding(
-        check="memory",
-        level=Level.WARNING if is_low else Level.OK,
-        message=f"{show_bytes(free)} of {show_bytes(total)} free",
-        remedy="end what holds the memory: a worker with torch takes 500 MB before it trains"
-        if is_low
-        else "",
-        facts={"total_bytes": total, "free_bytes": free},
+    yield Finding.judge(
+        "memory",
+        f"{show_bytes(free)} of {show_bytes(total)} free",
+        {"total_bytes": total, "free_bytes": free},
+        is_bad=free < 1 << 30,
+        remedy="free some memory: a worker with torch needs 500 MB before it trains",
     )
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108
     if not folder.is_dir():
-        message = f"there is no {folder}"
         yield Finding(
             check="shared-memory",
             level=Level.NOTE,
-            message=message,
-            remedy=f"mount a tmpfs at {folder} if a data loader of yours has worker processes",
+            message=f"{folder} does not exist",
+            remedy=f"mount a tmpfs at {folder} if you use a data loader with worker processes",
             facts={"size_bytes": 0},
         )
         return
     usage = shutil.disk_usage(folder)
-    is_small = usage.total < MIN_SHM_BYTES
-    yield Finding(
-        check="shared-memory",
-        level=Level.WARNING if is_small else Level.OK,
-        message=f"{folder} has {show_bytes(usage.free)} of {show_bytes(usage.total)} free",
-        remedy="start the container with `--shm-size=8g` (or `--ipc=host`)" if is_small else "",
-        facts={"size_bytes": usage.total, "free_bytes": usage.free},
+    yield Finding.judge(
+        "shared-memory",
+        f"{folder} has {show_bytes(usage.free)} of {show_bytes(usage.total)} free",
+        {"size_bytes": usage.total, "free_bytes": usage.free},
+        is_bad=usage.total < MIN_SHM_BYTES,
+        remedy="start the container with `--shm-size=8g` (or `--ipc=host`)",
     )
 
 
 def check_disk(home: Path, *, is_timed: bool = True) -> Iterator[Finding]:
-    """Free space at the home, and how fast what was written is safe. Where there is no home yet, its parent."""
+    """Free space and write speed at the home, or at its nearest existing parent."""
     place = _existing(home)
     usage = shutil.disk_usage(place)
-    level = (
-        Level.ERROR
-        if usage.free < MIN_FREE_BYTES
-        else Level.WARNING
-        if usage.free < LOW_FREE_BYTES
-        else Level.OK
-    )
-    yield Finding(
-        check="disk",
-        level=level,
-        message=f"{show_bytes(usage.free)} of {show_bytes(usage.total)} free at {place}",
-        remedy="" if level is Level.OK else "make room, or set TRN_HOME to a larger disk",
-        facts={"path": str(place), "size_bytes": usage.total, "free_bytes": usage.free},
+    yield Finding.judge(
+        "disk",
+        f"{show_bytes(usage.free)} of {show_bytes(usage.total)} free at {place}",
+        {"path": str(place), "size_bytes": usage.total, "free_bytes": usage.free},
+        is_bad=usage.free < LOW_FREE_BYTES,
+        level=Level.ERROR if usage.free < MIN_FREE_BYTES else Level.WARNING,
+        remedy="free some space, or set TRN_HOME to a larger disk",
     )
     if not is_timed or usage.free < 2 * PROBE_BYTES:
         return
@@ -221,17 +198,16 @@ def check_disk(home: Path, *, is_timed: bool = True) -> Iterator[Finding]:
             check="disk-speed",
             level=Level.ERROR,
             message=f"{place} cannot be written: {error.strerror or error}",
-            remedy="give yourself the right to write there, or set TRN_HOME to a folder of yours",
+            remedy="change its permissions, or set TRN_HOME to another folder",
         )
         return
     speed = PROBE_BYTES / duration_s
-    is_slow = speed < SLOW_BYTES_PER_S
-    yield Finding(
-        check="disk-speed",
-        level=Level.WARNING if is_slow else Level.OK,
-        message=f"{show_bytes(speed)}/s written and synced at {place}",
-        remedy="checkpoints will take long: set TRN_HOME to a faster disk" if is_slow else "",
-        facts={"bytes_per_s": round(speed), "probe_bytes": PROBE_BYTES, "duration_s": round(duration_s, 4)},
+    yield Finding.judge(
+        "disk-speed",
+        f"{show_bytes(speed)}/s written and synced at {place}",
+        {"bytes_per_s": round(speed), "probe_bytes": PROBE_BYTES, "duration_s": round(duration_s, 4)},
+        is_bad=speed < SLOW_BYTES_PER_S,
+        remedy="checkpoints will be slow: set TRN_HOME to a faster disk",
     )
 
 
@@ -254,19 +230,15 @@ def check_limits() -> Iterator[Finding]:
     ):
         soft, hard = resource.getrlimit(which)
         is_low = soft != resource.RLIM_INFINITY and soft < least
-        # Only pinned buffers of GPUs and fast networks need it.
-        low = Level.NOTE if name == "locked-memory" else Level.WARNING
-        words = {"soft": _limit(soft), "hard": _limit(hard)}
-        yield Finding(
-            check=name,
-            level=low if is_low else Level.OK,
-            message="no limit"
-            if soft == resource.RLIM_INFINITY
-            else f"limit {show(soft)}" + (f", expected {show(least)}" if is_low else ""),
-            remedy=f"raise it: `ulimit {option} {least >> 10 if option == '-l' else least}`"
-            if is_low
-            else "",
-            facts=words,
+        words = f"limit {show(soft)}" + (f", expected {show(least)}" if is_low else "")
+        yield Finding.judge(
+            name,
+            "no limit" if soft == resource.RLIM_INFINITY else words,
+            {"soft": _limit(soft), "hard": _limit(hard)},
+            is_bad=is_low,
+            # Only pinned buffers of GPUs and fast networks need locked memory.
+            level=Level.NOTE if name == "locked-memory" else Level.WARNING,
+            remedy=f"raise it: `ulimit {option} {least >> 10 if option == '-l' else least}`",
         )
 
 
@@ -275,12 +247,12 @@ def _limit(value: int) -> int | None:
 
 
 def check_clock(home: Path) -> Iterator[Finding]:
-    """Is it plausible, and is it that of the disk? A home on another machine has its times from there."""
+    """Compares the clock with our own files and with the disk, which may be of another machine."""
     faults: list[str] = []
     now_s = time.time()
     own_s = Path(__file__).stat().st_mtime
     if now_s < own_s - 86_400:
-        faults.append(f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}, which is past")
+        faults.append(f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}, which is in the past")
     skew_s = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=_existing(home)) as file:
         before_s = time.time()
@@ -290,17 +262,17 @@ def check_clock(home: Path) -> Iterator[Finding]:
         skew_s = 0.0 if before_s - 0.1 <= stamp_s <= time.time() + 0.1 else stamp_s - before_s
         if abs(skew_s) > MAX_SKEW_S:
             faults.append(f"the clock of the home's disk differs by {skew_s:.1f} s")
-    yield Finding(
-        check="clock",
-        level=Level.WARNING if faults else Level.OK,
-        message="; ".join(faults) or f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(now_s))}",
-        remedy="set the clocks by NTP" if faults else "",
-        facts={"time_ms": int(now_s * 1000), "disk_skew_s": round(skew_s, 3)},
+    yield Finding.judge(
+        "clock",
+        "; ".join(faults) or f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(now_s))}",
+        {"time_ms": int(now_s * 1000), "disk_skew_s": round(skew_s, 3)},
+        is_bad=bool(faults),
+        remedy="set the clocks by NTP",
     )
 
 
 def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """The folder, or its nearest existing parent."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
 
 
@@ -316,14 +288,14 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m gen_worker.tools.doctor", description="What this machine can do, as JSON."
     )
     parser.add_argument("--home", type=Path, default=Path.cwd(), help="where runs will be kept (here)")
-    parser.add_argument("--quick", action="store_true", help="without the speed of the disk")
-    parser.add_argument("--nice", type=int, default=0, metavar="N", help="let others go first")
+    parser.add_argument("--quick", action="store_true", help="do not measure the disk")
+    parser.add_argument("--nice", type=int, default=0, metavar="N", help="lower the priority")
     parser.add_argument(
         "--expect",
         action="append",
         default=[],
         metavar="KIND=N",
-        help="GPUs that were found here: cuda=2, rocm=1",
+        help="GPUs that the daemon found: cuda=2, rocm=1",
     )
     asked = parser.parse_args(arguments)
     if asked.nice:

@@ -1,4 +1,4 @@
-"""What torch can do here: its build, the GPUs with who is on them, and what several processes would talk through."""
+"""What torch can do on this machine: its build, the GPUs and their processes, collectives."""
 
 import importlib
 import sys
@@ -16,18 +16,13 @@ NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 
 
 def check_torch(expected: Mapping[str, int] = NO_DEVICES) -> Iterator[Finding]:
-    """The build, what it can use, and the devices with who is on them.
-
-    `expected` is how many GPUs of each kind somebody else has found here, for example {"cuda": 2}.
-    """
+    """The build, the devices and their processes. `expected`: GPUs that the daemon found, such as {"cuda": 2}."""
     began = time.perf_counter()
     try:
         torch: Any = importlib.import_module("torch")
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            remedy = (
-                f"run `{sys.executable} -m pip install 'trn[torch]'` if a trainer class of yours needs it"
-            )
+            remedy = f"run `{sys.executable} -m pip install 'trn[torch]'` if your trainer class needs it"
             yield Finding(check="torch", level=Level.NOTE, message="torch is not installed", remedy=remedy)
             yield from check_devices(None)
             return
@@ -51,7 +46,7 @@ def check_torch(expected: Mapping[str, int] = NO_DEVICES) -> Iterator[Finding]:
 
 
 def check_expected(torch: Any, expected: Mapping[str, int]) -> Iterator[Finding]:
-    """Whether this torch can use GPUs of those kinds: a GPU that nobody can use is found nowhere else."""
+    """Whether this torch can use the GPUs that the daemon found."""
     for kind, count in expected.items():
         word, version = ("ROCm", torch.version.hip) if kind == "rocm" else ("CUDA", torch.version.cuda)
         usable = torch.cuda.device_count() if version and torch.cuda.is_available() else 0
@@ -61,14 +56,14 @@ def check_expected(torch: Any, expected: Mapping[str, int]) -> Iterator[Finding]
             continue
         why = f"cannot use {'it' if count == 1 else 'them'}" if version else f"is built without {word}"
         remedy = (
-            f"see that the driver is as new as {word} {version} asks, and that no variable hides the devices"
+            f"check that the driver is new enough for {word} {version}, and that no variable hides the devices"
             if version
             else f"install a build of torch with {word} for {sys.executable}"
         )
         yield Finding(
             check=kind,
             level=Level.ERROR,
-            message=f"this machine has {gpus}, and torch {torch.__version__} {why}",
+            message=f"this machine has {gpus}, but torch {torch.__version__} {why}",
             remedy=remedy,
             facts={"num_usable": 0},
         )
@@ -84,7 +79,7 @@ def _broken_torch(error: Exception) -> Finding:
 
 
 def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
-    """GPUs of the driver, against those that torch can use. `nvml` stands in for pynvml."""
+    """GPUs of the driver, against those that torch can use. `nvml` replaces pynvml in tests."""
     nvml = nvml or load_nvml()
     listed: list[dict[str, Any]] = []
     if nvml is not None:
@@ -96,7 +91,7 @@ def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
                 check="driver",
                 level=Level.ERROR,
                 message=f"the NVIDIA driver does not answer: {error}",
-                remedy="see what `nvidia-smi` says; a reload of the driver or a restart often helps",
+                remedy="run `nvidia-smi`; reload the driver, or restart the machine",
             )
             return
     elif Path("/dev/kfd").exists() and torch is not None and torch.version.hip:
@@ -118,7 +113,7 @@ def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
             check="driver",
             level=Level.ERROR if not usable else Level.WARNING,
             message=f"the driver has {len(listed)} GPUs, torch {torch.__version__} can use {usable}",
-            remedy="install a torch build for this driver, and see whether CUDA_VISIBLE_DEVICES hides some",
+            remedy="install a torch build for this driver, and check CUDA_VISIBLE_DEVICES",
             facts={"num_listed": len(listed), "num_usable": usable},
         )
     for device in listed:
@@ -129,13 +124,13 @@ def check_devices(torch: Any, nvml: Any = None) -> Iterator[Finding]:
             check=device["device_id"],
             level=Level.WARNING if users else Level.OK,
             message=f"{words}, used by process {pids}" if users else words,
-            remedy=f"end process {pids}, or leave this device to it" if users else "",
+            remedy=f"stop process {pids}, or do not use this device" if users else "",
             facts=device,
         )
 
 
 def check_collectives(torch: Any) -> Iterator[Finding]:
-    """What several processes of one run would talk through."""
+    """How several processes of one run communicate."""
     if not torch.distributed.is_available():
         yield Finding(
             check="collectives",
@@ -167,7 +162,7 @@ def _describe_nvidia(nvml: Any, index: int) -> dict[str, Any]:
     try:
         users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
-        users = []  # not every GPU can tell
+        users = []  # not every GPU reports them
     return {
         "device_id": f"cuda:{index}",
         "name": name.decode(errors="replace") if isinstance(name, bytes) else name,

@@ -1,7 +1,7 @@
-"""Where a run has several processes and a batch has fewer rows than these, some process gets a share without rows.
+"""Empty shares: a batch with fewer rows than processes leaves some process without rows.
 
-Its hooks are called with it all the same, since the others wait for it in a collective. A mean over no rows is NaN, and
-a batch norm may refuse it. So the run is warned before the first step, and a failure that follows from it says so.
+Its hooks are still called, because the others wait in a collective. A mean over no rows is NaN, and a batch norm may
+fail. The run is warned before the first step, and a failure over an empty share says so.
 """
 
 import math
@@ -28,13 +28,13 @@ REMEDIES = (
 
 
 def find_empty_shares(source: BatchSource, world_size: int) -> int | None:
-    """The rows of the last batch of a pass, where these are too few for all processes."""
+    """The rows of the last batch of an epoch, if they are fewer than the processes."""
     rows = None if world_size == 1 else rows_of_last_batch(source)
     return rows if rows is not None and rows < world_size else None
 
 
 def empty_share_warnings(loop: "TrainingLoop") -> Iterator[str]:
-    """What a run is told before its first step. Nothing where the class says `handles_empty_shares = True`."""
+    """Warnings before the first step; none where the class sets `handles_empty_shares = True`."""
     if getattr(loop.parts.trainer, "handles_empty_shares", False):
         return
     world_size, start, end = loop.parts.ctx.world_size, loop.start, loop.end_step()
@@ -43,8 +43,8 @@ def empty_share_warnings(loop: "TrainingLoop") -> Iterator[str]:
     if rows is not None and (end is None or start.batch + end - start.step >= per_epoch):
         yield (
             f"the last batch of an epoch has {_rows(rows)} for {world_size} processes, so some process gets a share"
-            " without rows. There a mean is NaN and a batch norm may fail, and the other processes' gradients count for"
-            f" too little: {REMEDIES}. A class that does so says it with handles_empty_shares = True"
+            " without rows. There a mean is NaN, a batch norm may fail, and the gradients of the other processes are"
+            f" scaled down: {REMEDIES}. A class that handles this sets handles_empty_shares = True"
         )
     for evaluator in (loop.parts.validation, loop.parts.test):
         rows = None if evaluator is None else find_empty_shares(evaluator.source, world_size)
@@ -52,17 +52,16 @@ def empty_share_warnings(loop: "TrainingLoop") -> Iterator[str]:
             hook = HOOK_BY_KIND[evaluator.kind]
             yield (
                 f"the last batch of the {evaluator.kind} data has {_rows(rows)} for {world_size} processes, so"
-                f" {hook} is called with a share without rows in some process. What it returns there does not count."
+                f" {hook} is called with a share without rows in some process. Its result there is ignored."
                 f" If it fails there, set {evaluator.kind}.dataset.drop_last: true"
             )
 
 
 class EmptyShareWatch:
-    """Stands between the loop and the two hooks of a step, where the training data can leave a process without rows.
+    """Wraps the two hooks of a step, where the training data can leave a process without rows.
 
-    An exception over such a share says so. A loss that became NaN there is told once: as a warning if the weights are
-    not finite after it, else as a note that it is left out of the mean. Every process knows a short batch by its number
-    of rows, so all of them compare notes after it.
+    An exception over an empty share says so. A loss that became NaN there is reported once: as a warning if the weights
+    are not finite after it, else as a note. After a short batch, all processes exchange what they found.
     """
 
     def __init__(self, trainer: TrainerPlugin, processes: Processes, reporter: LoopReporter) -> None:
@@ -97,16 +96,16 @@ class EmptyShareWatch:
         ranks = [rank for rank, found in enumerate(self._processes.gather(is_nan)) if found]
         if not ranks:
             return
-        told = (
+        message = (
             f"the loss of process {', '.join(map(str, ranks))} became NaN in step {ctx.step + 1}: its share of that"
             f" batch has no rows ({_rows(rows)} for {ctx.world_size} processes)."
         )
         self._is_told = self._processes.any_of(not _are_weights_finite(self._trainer, state))
         if self._is_told:
-            self._reporter.log(f"{told} The weights are not finite after it: {REMEDIES}", level="warning")
+            self._reporter.log(f"{message} The weights are not finite after it: {REMEDIES}", level="warning")
         elif not self._is_noted and not getattr(self._trainer, "handles_empty_shares", False):
             self._is_noted = True
-            self._reporter.log(f"{told} It is left out of the mean over the processes", level="info")
+            self._reporter.log(f"{message} It is left out of the mean over the processes", level="info")
 
 
 def _has_nan(result: Any) -> bool:
@@ -115,12 +114,12 @@ def _has_nan(result: Any) -> bool:
             if math.isnan(to_float_scalar(value)):
                 return True
         except (TypeError, ValueError):
-            continue  # whoever emits it says so
+            continue  # the loop reports it
     return False
 
 
 def _are_weights_finite(trainer: TrainerPlugin, state: Any) -> bool:
-    """As far as the modules of the trainer class can be found: their parameters, gradients and buffers."""
+    """Parameters, gradients and buffers of the modules that the trainer class has."""
     torch = sys.modules.get("torch")
     modules = [] if torch is None else modules_of(torch, (trainer, state))
     weights = [weight for module in modules for weight in module.parameters()]
@@ -130,7 +129,7 @@ def _are_weights_finite(trainer: TrainerPlugin, state: Any) -> bool:
 
 
 def rows_of_last_batch(source: BatchSource) -> int | None:
-    """Over all processes; None where that is not known."""
+    """Over all processes; None where it is unknown."""
     per_epoch = source.batches_per_epoch
     if per_epoch is None:
         return None
@@ -139,7 +138,7 @@ def rows_of_last_batch(source: BatchSource) -> int | None:
 
 
 def share_in_words(raw_batch: Any, ctx: StepContext) -> str | None:
-    """That this process's share of a batch is empty, and what to do; None where it has rows."""
+    """A message that this process's share of a batch is empty; None where it has rows."""
     if ctx.world_size == 1 or count_rows(raw_batch) > 0:
         return None
     rows = _global_rows(raw_batch, ctx)
@@ -148,7 +147,7 @@ def share_in_words(raw_batch: Any, ctx: StepContext) -> str | None:
 
 
 def short_batch_in_words(raw_batch: Any, ctx: StepContext) -> str | None:
-    """That some process's share of a batch is empty, in any of the processes; None where all have rows."""
+    """A message that some process's share of a batch is empty; None where all have rows."""
     rows = None if ctx.world_size == 1 else _global_rows(raw_batch, ctx)
     if rows is None or rows >= ctx.world_size:
         return share_in_words(raw_batch, ctx)
@@ -156,7 +155,7 @@ def short_batch_in_words(raw_batch: Any, ctx: StepContext) -> str | None:
 
 
 def note_empty_share(cause: BaseException, raw_batch: Any, ctx: StepContext) -> None:
-    """Let an exception out of a hook say that the hook had no rows to work on."""
+    """Add a note to an exception of a hook that got no rows."""
     words = share_in_words(raw_batch, ctx)
     if words is not None:
         add_note(cause, words)

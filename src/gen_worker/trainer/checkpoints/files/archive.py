@@ -1,7 +1,7 @@
 """The `.pt` file: a zip archive that `torch.load(weights_only=True)` reads, made without torch or pickle.
 
-It holds one flat `dict[str, Tensor]`. Records are stored uncompressed and begin at multiples of 64 bytes; their
-CRC32s come after the data, as in torch's own files, so the image can be hashed in one pass.
+It holds one flat `dict[str, Tensor]`. Records are uncompressed and aligned to 64 bytes; their CRC32s come after the
+data, as in torch's own files, so that the image can be hashed in one pass.
 """
 
 import struct
@@ -24,7 +24,7 @@ _VERSION = 45
 
 
 class CrcRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of the image whose CRC32 belongs at the two slots: after the data and in the directory."""
+    """Bytes whose CRC32 is written to two slots: after the data and in the directory."""
 
     offset: int
     size_bytes: int
@@ -35,7 +35,7 @@ class CrcRecord(msgspec.Struct, frozen=True, array_like=True):
 def build_archive(
     specs: Sequence[TensorSpec], storage_sizes: Sequence[int]
 ) -> tuple[int, list[tuple[int, bytes]], list[int], tuple[CrcRecord, ...]]:
-    """(file size, constant bytes and where they go, storage offsets, checksums to fill in)."""
+    """(file size, constant bytes and their offsets, storage offsets, checksums to fill in)."""
     archive = _Archive()
     archive.add("data.pkl", _pickle_tensors(specs, storage_sizes))
     archive.add("byteorder", sys.byteorder.encode())
@@ -46,8 +46,6 @@ def build_archive(
 
 
 class _Archive:
-    """Lays out stored records one after the other."""
-
     def __init__(self) -> None:
         self.constants: list[tuple[int, bytes]] = []
         self._position = 0
@@ -139,7 +137,7 @@ _HOOKS = b"ccollections\nOrderedDict\n"
 
 
 def _pickle_tensors(specs: Sequence[TensorSpec], storage_sizes: Sequence[int]) -> bytes:
-    """The pickle of a flat dict of tensors, opcode by opcode: what torch.save would have written."""
+    """The pickle of a flat dict of tensors, as torch.save would write it."""
     views: dict[int, set[str | None]] = {}
     for spec in specs:
         views.setdefault(spec.storage, set()).add(torch_name(spec) if _is_presentable(spec) else None)

@@ -1,4 +1,4 @@
-"""What each element type is called in torch, numpy, the torch archive and safetensors. Needs no torch."""
+"""Names of element types in torch, numpy, the torch archive and safetensors. Needs no torch."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The non-finite gate: which float tensors of a staged image hold a NaN, or an infinity that was not there at the start."""
+"""Finds float tensors of a staged image with NaN, or with an infinity that was not there at the start."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,11 +10,10 @@ from gen_worker.trainer.checkpoints.files.format import FloatRange
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_BLOCK = 1 << 18  # elements looked at together: temporaries stay in the cache
+_BLOCK = 1 << 18  # elements checked together: temporaries stay in the cache
 
 
 def find_non_finite(image: Bytes, ranges: Iterable[FloatRange]) -> list[str]:
-    """Names of the tensors with a value that is not finite, and may not be so."""
     with np.errstate(all="ignore"):
         return [item.name for item in ranges if not _is_finite(image, item)]
 
@@ -31,8 +30,7 @@ def _is_finite(image: Bytes, item: FloatRange) -> bool:
         return not any(bool((block == FLOAT_NANS[item.dtype]).any()) for block in _blocks(values))
     is_complex = item.dtype.startswith("complex")
     values = _view(image, item, np.dtype(NUMPY_FLOATS.get(item.dtype, item.dtype)), is_complex=is_complex)
-    # A sum is as fast as memory and cannot come back from NaN or infinity. It can overflow, so only a finite
-    # one is proof; else every value is looked at.
+    # A finite sum proves that all values are finite. An infinite one may be an overflow: check every value.
     if np.isfinite(values.sum()):
         return True
     if item.may_be_infinite:

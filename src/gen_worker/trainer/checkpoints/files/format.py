@@ -1,7 +1,7 @@
-"""Where every byte of a checkpoint's data file goes: a pure function of the tensors' specs.
+"""The layout of a checkpoint's data file: a pure function of the tensors' specs.
 
-The staging buffer is the file image, so a layout says which bytes are constant, where each storage begins, and
-which CRC32s only the writer can fill in. `.pt` is in `checkpoint_archive`, `.safetensors` is here.
+It says which bytes are constant, where each storage begins, and which CRC32s the writer fills in. `.pt` is in
+`archive`, `.safetensors` is here.
 """
 
 import json
@@ -19,9 +19,9 @@ SUFFIXES: dict[Format, str] = {"pt": ".pt", "safetensors": ".safetensors"}
 
 
 class FloatRange(msgspec.Struct, frozen=True, array_like=True):
-    """A float tensor of the state in the image, for the non-finite gate. Offset and strides in bytes.
+    """A float tensor of the state, to be checked for non-finite values. Offset and strides in bytes.
 
-    `may_be_infinite`: it was so when `configure` made it, a mask for example; then only NaN is a fault.
+    `may_be_infinite`: it was infinite after `configure`, like a mask; then only NaN is a fault.
     """
 
     name: str
@@ -34,7 +34,7 @@ class FloatRange(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLayout:
-    """A data file but for the bytes of its storages and their checksums."""
+    """A data file without the bytes of its storages and their checksums."""
 
     size_bytes: int
     constants: tuple[tuple[int, bytes], ...]
@@ -90,9 +90,9 @@ def build_layout(
 def _build_safetensors(
     specs: Sequence[TensorSpec], storage_sizes: Sequence[int]
 ) -> tuple[int, list[tuple[int, bytes]], list[int]]:
-    """One entry per storage: the tensor that covers it where there is one, else its bytes.
+    """One entry per storage: the tensor that covers it, else its bytes.
 
-    The format allows no gap between entries, so the widest elements come first: then every one is aligned.
+    The format allows no gaps, so the widest elements come first: then every entry is aligned.
     """
     by_storage: dict[int, list[TensorSpec]] = {}
     for spec in specs:

@@ -1,4 +1,4 @@
-"""From the staged image to a file on disk: checksums, hash and writing overlap, one thread each."""
+"""Writes the staged image to a file: checksums and hash in one thread, the disk in another."""
 
 import errno
 import hashlib
@@ -36,7 +36,7 @@ class ImageWriter:
         self._thread.start()
 
     def hash(self, crcs: Sequence[CrcRecord]) -> str:
-        """Fill in the CRC32s, hash the image, and let the thread write each chunk as it becomes final."""
+        """Fill in the CRC32s, hash the image, and release each final chunk to the writing thread."""
         digest = hashlib.sha256()
         position = published = 0
 
@@ -56,7 +56,7 @@ class ImageWriter:
                 stop = min(start + _PIECE, end)
                 crc = zlib.crc32(self._view[start:stop], crc)
                 advance(stop)
-            # Both slots are still ahead: right after the data, and in the directory at the file's end.
+            # Both slots come later in the file.
             for slot in (record.descriptor_slot, record.directory_slot):
                 self._view[slot : slot + 4] = crc.to_bytes(4, "little")
             if self._error is not None:
@@ -89,7 +89,7 @@ class ImageWriter:
             while (end := self._ready.get()) is not None:
                 while done < end:
                     done += self._write_chunk(done, min(end, done + _CHUNK))
-            # Whole pages were written, as direct writing asks for.
+            # Direct writes are whole pages.
             os.ftruncate(self._fd, self._size_bytes)
         except OSError as error:
             self._error = error
@@ -101,12 +101,10 @@ class ImageWriter:
         except OSError as error:
             if error.errno != errno.EINVAL or start:
                 raise
-            # The file system opened it for direct writing but does not do it.
+            # The file system refuses direct writes after the open.
             os.close(self._fd)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             written = os.pwrite(self._fd, padded, start)
-        if written < len(
-            padded
-        ):  # a full disk takes what fits; the next call says so, if it begins at a whole page
+        if written < len(padded):  # full disk: the next call fails, if it begins at a whole page
             written -= written % PAGE
         return min(written, end - start)

@@ -1,7 +1,6 @@
-"""The shared buffer between trainer and writer: one reused file image, in memory that has no name.
+"""The buffer that trainer and writer share: an anonymous file (memfd on Linux, an unlinked file elsewhere).
 
-It is an anonymous file (memfd on Linux, an unlinked temporary file elsewhere) whose descriptor the writer
-inherits: when both processes are gone, however they went, so is the memory.
+The writer inherits its descriptor. The memory is freed when both processes have exited.
 """
 
 import mmap
@@ -25,7 +24,7 @@ def open_anonymous_file() -> int:
 
 
 class StagingBuffer:
-    """Maps the file; grows it when asked. Both sides have one over the same descriptor, which each owns."""
+    """Maps the file and grows it on demand. Each side has one, with its own descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -38,9 +37,9 @@ class StagingBuffer:
             size = os.fstat(self.fd).st_size
             if size < padded:
                 os.ftruncate(self.fd, padded)
-                if hasattr(os, "posix_fallocate"):  # too little memory is an OSError here, a SIGBUS later
+                if hasattr(os, "posix_fallocate"):  # out of memory is an OSError here, a SIGBUS later
                     os.posix_fallocate(self.fd, size, padded - size)
-            # The old mapping is released with its last view: mmap.resize would fail while one is held.
+            # The old mapping is freed with its last view.
             self._map = mmap.mmap(self.fd, padded, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         return np.frombuffer(self._map, dtype=np.uint8)[:padded]
 

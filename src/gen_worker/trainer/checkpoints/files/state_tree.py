@@ -37,7 +37,7 @@ _ALLOWED = "dict, list, tuple, torch tensors, numpy arrays and scalars, int, flo
 
 
 class TensorSink(Protocol):
-    """Takes the tensors found in a state and gives each its row in the tensor table."""
+    """Collects the tensors of a state; returns their rows in the tensor table."""
 
     def add_torch(self, tensor: Any, name: str) -> int: ...
 
@@ -45,9 +45,9 @@ class TensorSink(Protocol):
 
 
 def encode(value: object, sink: TensorSink, *, root: str = "state", name_prefix: str = "") -> object:
-    """`value` as JSON-able objects. Tensors go to `sink`, named by their place (`model.fc.weight`).
+    """`value` as JSON objects; tensors go to `sink`, named by path (`model.fc.weight`).
 
-    Raises CheckpointError for anything that could not be restored exactly, naming where it is.
+    CheckpointError, with the path, for what could not be restored exactly.
     """
     return _Encoder(sink, root, name_prefix).node(value)
 
@@ -69,7 +69,7 @@ def decode(node: object, tensors: Sequence[object], *, where: str = "state") -> 
 
 
 def format_path(root: str, trail: Sequence[object]) -> str:
-    """`state["optimizer"]["state"][0]`, as one would write it in Python."""
+    """`state["optimizer"]["state"][0]`."""
     return root + "".join(f'["{key}"]' if isinstance(key, str) else f"[{key!r}]" for key in trail)
 
 
@@ -80,7 +80,7 @@ class _Encoder:
         self._name_prefix = name_prefix
         self._trail: list[object] = []
         self._open: set[int] = set()  # ids of the containers around the current value
-        # Torch is looked up, not imported: where it is not loaded, no value can be a tensor.
+        # Where torch is not imported, no value can be a tensor.
         torch = sys.modules.get("torch")
         self._tensor_type: type | None = getattr(torch, "Tensor", None)
         self._by_type: dict[type, Callable[[Any], object]] = {
@@ -140,8 +140,8 @@ class _Encoder:
     def _container(self, value: Any, encode_items: Callable[[Any], object]) -> object:
         if id(value) in self._open:
             raise CheckpointError(
-                f"{format_path(self._root, self._trail)} contains itself; a checkpoint cannot hold a cycle: "
-                "break it in state_dict and rebuild it in load_state_dict"
+                f"{format_path(self._root, self._trail)} contains itself, which a checkpoint cannot hold: "
+                "remove the cycle in state_dict and rebuild it in load_state_dict"
             )
         if len(self._trail) >= MAX_DEPTH:
             raise CheckpointError(
@@ -171,7 +171,7 @@ class _Encoder:
         name = ".".join(str(key) for key in self._trail) or self._root
         try:
             return add(value, self._name_prefix + name)
-        except CheckpointError as error:  # the sink knows what is wrong, the encoder knows where
+        except CheckpointError as error:  # add the path
             raise CheckpointError(f"{format_path(self._root, self._trail)} {error}") from None
 
     def _refusal(self, value: object, what: str | None = None, remedy: str | None = None) -> CheckpointError:

@@ -1,7 +1,7 @@
-"""Live tensors and arrays -> what they are (specs), where their bytes are (sources), and back.
+"""Tensors and arrays -> specs and bytes, and back.
 
-A storage is the span of bytes that the saved tensors of one allocation cover: a small view of a large tensor
-costs only its span, and tensors that share memory share a storage.
+A storage is the span of bytes that the saved tensors of one allocation cover: a small view of a large tensor costs only
+its span, and tensors that share memory share a storage.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ _SMALL = 1 << 18  # below it a plain copy is quicker than asking torch, which wo
 
 
 class TensorSpec(NamedTuple):
-    """All that decides where a tensor's bytes go, and nothing of their values. Strides and offset in bytes.
+    """The layout of one tensor, without its values. Strides and offset in bytes.
 
-    A tuple because every save makes one per tensor and compares them with those of the last save.
+    A tuple: every save makes one per tensor and compares them with the last save.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TensorSpec(NamedTuple):
 
 @dataclass(slots=True)
 class _Allocation:
-    """Memory that at least one saved tensor lies in. `low` and `high` are bytes from its base."""
+    """Memory of saved tensors. `low` and `high` are bytes from its base."""
 
     owner: Any
     kind: Literal["torch", "numpy"]
@@ -72,7 +72,7 @@ class _Allocation:
 
 
 class TensorTable:
-    """Collects the tensors of one checkpoint; then `finish` fixes specs and storages, and `copy_into` copies them."""
+    """Collects the tensors of one checkpoint; `finish` returns specs and storages, `copy_into` copies the bytes."""
 
     def __init__(self) -> None:
         self.is_state = True  # the trees that come after the state are not scanned for non-finite values
@@ -145,7 +145,7 @@ class TensorTable:
         return specs, tuple(item.high - start for item, start in zip(self._allocations, starts, strict=True))
 
     def copy_into(self, image: Bytes, storage_offsets: Sequence[int]) -> None:
-        """One copy of every storage to its place in the file image. Returns when the bytes are there."""
+        """Copy every storage into the file image; blocks until done."""
         torch = sys.modules.get("torch")
         image_address = image.ctypes.data
         target = None

@@ -22,8 +22,8 @@ from harness import HERE, Prepare, Round, Sample, serve
 from pseudo_terminal import PseudoTerminal
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.registry.base import NewRun
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.base import Ending, NewRun
+from trn.registry.sqlite import RunRegistry
 
 TRN = str(BIN / "trn")
 

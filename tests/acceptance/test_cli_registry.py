@@ -28,9 +28,9 @@ from trn.core.digest import run_digest
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything

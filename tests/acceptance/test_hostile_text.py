@@ -11,8 +11,9 @@ from test_cli_registry import Terminal, end_everything, new_run, trn
 from trn.core.causes import failure
 from trn.core.home import Home
 from trn.core.runs import RunState
+from trn.registry.base import Ending
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 EVIL = "gpj\u202e.\x1b[2J\x1b]0;owned\x07\x9b5m\u2066\u200bX"
 

@@ -34,9 +34,9 @@ from trn.daemon.upkeep.removal import Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.executors.fake import FakeExecutor
 from trn.executors.local.files import LocalFiles
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 INVENTORY = InventorySettings(
     devices=[DeviceSetting(id="cuda:0", memory_mb=1000), DeviceSetting(id="cuda:1", memory_mb=1000)],

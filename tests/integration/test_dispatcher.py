@@ -25,8 +25,7 @@ from trn.daemon.dispatch.dispatcher import TrainerDispatcher
 from trn.daemon.upkeep import retries
 from trn.executors.base import AttemptKey, LaunchPlan, LaunchUnknownError, WorkerExit
 from trn.executors.fake import FakeExecutor, Script, read_events
-from trn.registry.base import NewRun
-from trn.registry.sqlite import Ending
+from trn.registry.base import Ending, NewRun
 
 LASTING = Script(lasts=True)
 RETRIES = {"max_attempts": 3, "backoff_s": 0}

@@ -16,9 +16,9 @@ from gen_worker.contract.process_identity import read_process
 from trn.core.causes import Cause
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 NUM_STEPS = 3
 CONFIG = {"name": "submit-0", "mock_batches": list(range(NUM_STEPS)), "hyperparams": {}}

@@ -27,9 +27,9 @@ from trn.daemon.api.broadcaster import FellBehind, RunEventBroadcaster
 from trn.daemon.ingest.event_file import replay
 from trn.daemon.ingest.ingest import Ingest
 from trn.executors.local.files import LocalFile, LocalFiles
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 DEADLINE_S = 60
 

@@ -17,9 +17,9 @@ from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.ingest.ingest import Ingest
 from trn.executors.local.files import LocalFiles
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore, Place, find_behind
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 DEADLINE_S = 60
 NUM_EVENTS = 5

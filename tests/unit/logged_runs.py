@@ -19,8 +19,8 @@ from trn.core.runs import RunState
 from trn.core.settings import Settings
 from trn.daemon.outlets.log_copier import LogCopier
 from trn.executors.local.files import LocalFiles
-from trn.registry.base import NewRun
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.base import Ending, NewRun
+from trn.registry.sqlite import RunRegistry
 
 DAY_MS = 24 * 3600 * 1000
 NOON_MS = 20_000 * DAY_MS + DAY_MS // 2

@@ -13,8 +13,8 @@ from trn.core.digest import run_digest
 from trn.core.runs import RunState
 from trn.daemon.api.broadcaster import EventWatch, FellBehind, RunEventBroadcaster
 from trn.daemon.ingest.event_file import EventBatch
-from trn.registry.base import NewRun
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.base import Ending, NewRun
+from trn.registry.sqlite import RunRegistry
 
 
 @pytest.fixture

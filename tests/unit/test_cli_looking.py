@@ -23,10 +23,10 @@ from trn.core.home import Home
 from trn.core.runs import Needs, RunState
 from trn.daemon.outlets.bus_publisher import _encode_record
 from trn.daemon.outlets.log_lines import job_ended
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.connection import open_writer
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 SUBMITTED_MS = 1_760_000_000_000
 

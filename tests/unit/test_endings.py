@@ -20,7 +20,7 @@ from trn.daemon.dispatch.endings import (
 )
 from trn.daemon.ingest.event_file import Terminal
 from trn.executors.base import WorkerExit
-from trn.registry.sqlite import Ending
+from trn.registry.base import Ending
 
 
 def run(**fields: Any) -> RunRecord:

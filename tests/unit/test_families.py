@@ -14,10 +14,10 @@ import pytest
 from trn.core.causes import Cause
 from trn.core.errors import AmbiguousError, InvalidRequestError, NotFoundError
 from trn.core.runs import LineagePart, RunState
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.connection import check_integrity
 from trn.registry.metrics import Stretch, line_of_descent
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 _numbers = itertools.count()
 

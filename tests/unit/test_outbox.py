@@ -18,9 +18,9 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.outlets.outbox import Backlog, Outbox, Place
 from trn.executors.local.files import LocalFiles
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.connection import check_integrity
-from trn.registry.sqlite import PLACE_EVERY_BYTES, Ending, RunRegistry
+from trn.registry.sqlite import PLACE_EVERY_BYTES, RunRegistry
 
 
 @pytest.fixture

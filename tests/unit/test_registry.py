@@ -25,11 +25,11 @@ from trn.core.errors import AmbiguousError, ConflictError, NotFoundError, Regist
 from trn.core.home import Home, find_home
 from trn.core.runs import OWNERS, TERMINAL, TRANSITIONS, Needs, RunState, require_transition
 from trn.daemon.__main__ import main as daemon_main
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.connection import back_up, check_integrity, migrate, open_reader, open_writer
 from trn.registry.named_queries import queries
 from trn.registry.reader import RegistryReader
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import RegistryWriter
 
 WAITS = Cause(id="waits-for-gpu", waits_for=("gpu",), values={"gpus": 1})
@@ -58,6 +58,15 @@ def new(run_id: str, **changes: Any) -> NewRun:
 
 def ended(state: RunState, **fields: Any) -> Ending:
     return Ending(state=state, cause=failure("killed", signal="SIGKILL"), **fields)
+
+
+def test_an_option_without_a_column_is_kept_with_the_run(registry: RunRegistry) -> None:
+    registry.submit(new("one", log_dir="/logs")).result()
+    kept = """UPDATE runs SET log_dir = '', options = '{"event_log": "/e", "of a newer release": 1}'"""
+    registry.writer.write(lambda connection: connection.execute(kept))
+    run = registry.get("one")
+    assert (run.log_dir, run.event_log) == ("", "/e")
+    assert registry.page()[0].event_log == "/e"
 
 
 def test_any_reader_can_ask_what_changed_since(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from trn.core.errors import ConflictError
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.daemon.upkeep.removal import Freed, PruneRule, Removal
-from trn.registry.base import NewRun
+from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
-from trn.registry.sqlite import Ending, RunRegistry
+from trn.registry.sqlite import RunRegistry
 
 NEVER, ALWAYS = 0, 1 << 60
 

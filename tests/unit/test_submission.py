@@ -129,6 +129,14 @@ def test_all_faults_come_at_once_with_the_requests_own() -> None:
     assert any(fault.startswith("trainer: not given") for fault in caught.value.faults)
 
 
+def test_a_job_that_names_another_pool_than_local_is_refused() -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"resources\.pool: found 'lab', but this daemon has only local"
+    ):
+        submit({"trainer": "a:B", "mock_batches": [1], "resources": {"pool": "lab"}})
+    submit({"trainer": "a:B", "mock_batches": [1], "resources": {"pool": "local"}})
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -343,7 +351,7 @@ def test_a_checkpoint_that_is_named_must_be_as_it_was_saved(tmp_path: Path) -> N
     plain.write_text('{"state": {"sum": 3}}')
     assert (read_checkpoint(plain).step, read_checkpoint(plain).run_id) == (0, "")
     plain.write_text('{"sum": 3}')
-    with pytest.raises(InvalidRequestError, match="is no checkpoint"):
+    with pytest.raises(InvalidRequestError, match="is not a checkpoint"):
         read_checkpoint(plain)
 
 

@@ -107,49 +107,60 @@ class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
     interpreter: str = ""
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for, and what became of it."""
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is given beside a job and kept with its run. How to add one: docs/contributing.md."""
+
+    priority: int = 0
+    snapshot: str = ""
+    frozen_from: str = ""  # the folder that the snapshot was taken of
+    base_dir: str = ""
+    interpreter: str = ""
+    log_dir: str = ""  # where its lines are written as well, besides the home's logs
+    event_log: str = ""
+    submission_id: str = ""  # drawn by the caller, and repeated after a lost reply
+    # Set by the daemon for a resume, never by a caller.
+    parent_run_id: str = ""
+    start_step: int = 0  # of the checkpoint that it began at
+
+
+class RunFacts(RunOptions, frozen=True, kw_only=True):
+    """What the daemon knows of a run and tells its clients."""
 
     run_id: str
     digest: str
-    state: RunState
-    cause: Cause  # why it is in this state
-    config: dict[str, Any]
     name: str = ""
-    priority: int = 0
-    parent_run_id: str = ""
-    snapshot: str = ""
-    frozen_from: str = ""  # the folder that the snapshot was taken of
     secret_env: tuple[str, ...] = ()  # names of variables that its worker is given and nobody records
     stop_reason: str = ""  # why a callback, such as early stopping, ended it before its last step
-    base_dir: str = ""
-    interpreter: str = ""
     is_cancel_wanted: bool = False
     cancel_reason: str = ""
-    submitted_ms: int
-    updated_ms: int
+    submitted_ms: int = 0
+    updated_ms: int = 0
     ended_ms: int | None = None
     not_before_ms: int = 0
     attempt: int = 0
     max_attempts: int = 1
-    num_interruptions: int = 0  # attempts that never had a process
     step: int = 0
     end_step: int | None = None
     last_seq: int = 0
-    event_offset: int = 0  # bytes of its events file that are taken in
     metrics: dict[str, float] = {}
     devices: tuple[str, ...] = ()
     needs: Needs = Needs()
     tags: dict[str, str] = {}
     change: int = 0
-    log_dir: str = ""  # where its lines are written as well, besides the home's logs
-    event_log: str = ""
     family: str = (
         ""  # the run_id that was asked for; its first run has it, further ones are `family.2`, `family.3`…
     )
+
+
+class RunRecord(RunFacts, frozen=True, kw_only=True):
+    """What was asked for, and what became of it, as the registry has it."""
+
+    state: RunState
+    cause: Cause  # why it is in this state
+    config: dict[str, Any]
+    num_interruptions: int = 0  # attempts that never had a process
+    event_offset: int = 0  # bytes of its events file that are taken in
     member: int = 1  # its number in the family
-    submission_id: str = ""  # drawn by who submitted it, and repeated after a lost reply
-    start_step: int = 0  # of the checkpoint that it began at
     nonce: str = ""  # drawn when it was submitted; its files carry it. Empty: of before there were any
 
     @property

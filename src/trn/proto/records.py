@@ -9,50 +9,18 @@ import msgspec
 
 from gen_worker.errors import Fault
 from trn.core.causes import NO_CAUSE, Cause
-from trn.core.runs import TERMINAL, LineagePart, Needs
+from trn.core.runs import TERMINAL, LineagePart, RunFacts
 
 TERMINAL_WORDS = frozenset(state.value for state in TERMINAL)
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(RunFacts, frozen=True, kw_only=True):
     """A run as the daemon last said it is. `config` is None where it was not asked for."""
 
-    run_id: str
-    digest: str
     state: str
     reason: str  # `cause` in words
     cause: Cause = NO_CAUSE  # why it is in this state
     config: dict[str, Any] | None = None
-    name: str = ""
-    priority: int = 0
-    parent_run_id: str = ""
-    snapshot: str = ""
-    frozen_from: str = ""
-    secret_env: tuple[str, ...] = ()  # names of variables that its worker is given and nobody records
-    stop_reason: str = ""  # why a callback, such as early stopping, ended it before its last step
-    base_dir: str = ""
-    interpreter: str = ""
-    is_cancel_wanted: bool = False
-    cancel_reason: str = ""
-    submitted_ms: int = 0
-    updated_ms: int = 0
-    ended_ms: int | None = None
-    not_before_ms: int = 0
-    attempt: int = 0
-    max_attempts: int = 1
-    step: int = 0
-    end_step: int | None = None
-    last_seq: int = 0
-    metrics: dict[str, float] = {}
-    devices: tuple[str, ...] = ()
-    needs: Needs = Needs()
-    tags: dict[str, str] = {}
-    change: int = 0
-    log_dir: str = ""
-    event_log: str = ""
-    family: str = ""  # the run_id that was asked for
-    submission_id: str = ""
-    start_step: int = 0  # of the checkpoint that it began at
 
     @property
     def is_terminal(self) -> bool:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from trn.core.causes import Cause
-from trn.core.runs import AttemptRecord, LineagePart, Needs, QueuedRun, RunRecord, RunState
+from trn.core.runs import AttemptRecord, LineagePart, Needs, QueuedRun, RunOptions, RunRecord, RunState
 
 if TYPE_CHECKING:
     from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
-    from trn.registry.sqlite import Ending
 
 
-class NewRun(msgspec.Struct, frozen=True, kw_only=True):
+class NewRun(RunOptions, frozen=True, kw_only=True):
     """A run as it is submitted. `run_id` names its family: it gets that id, or the next of the family. `config` is as
     it was asked for, with a `run_id` only where one was given.
     """
@@ -28,21 +27,24 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     config: dict[str, Any]
     name: str = ""
-    priority: int = 0
-    parent_run_id: str = ""
-    snapshot: str = ""
-    frozen_from: str = ""  # the folder that the snapshot was taken of
     secret_env: tuple[str, ...] = ()  # names alone
-    base_dir: str = ""
-    interpreter: str = ""
     max_attempts: int = 1
     needs: Needs = Needs()
-    tags: dict[str, str] = {}
-    log_dir: str = ""
-    event_log: str = ""
-    submission_id: str = ""
-    start_step: int = 0
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
     nonce: str = ""  # drawn anew by each submit, unlike `submission_id`
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended, and what that makes of the run. A retry goes back to PENDING."""
+
+    state: RunState
+    cause: Cause  # of the attempt's end, and so of the run's new state
+    category: str = ""
+    exit_code: int | None = None
+    delay_ms: int = 0  # before the next attempt
+    is_interruption: bool = False  # no process was started
+    stop_reason: str = ""  # of one that completed before its last step
+    saved_step: int = 0  # the step that the next attempt would resume from
 
 
 class ReadableRegistry(Protocol):
@@ -194,7 +196,7 @@ class Registry(ReadableRegistry, Protocol):
     def set_cause(self, run_id: str, cause: Cause) -> "Future[None]":
         """Say why a run still waits."""
 
-    def end(self, run_id: str, number: int, ending: "Ending") -> "Future[RunRecord]":
+    def end(self, run_id: str, number: int, ending: Ending) -> "Future[RunRecord]":
         """End an attempt: its slots are freed and the run moves on, in one transaction. Safe to repeat."""
 
     def set_slots(self, device_ids: Sequence[str]) -> "Future[None]":

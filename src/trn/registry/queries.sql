@@ -7,10 +7,10 @@ UPDATE change_counter SET value = value + 1 RETURNING value
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, cause, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
-                  frozen_from, secret_env, family, member, submission_id, start_step, nonce)
+                  frozen_from, secret_env, family, member, submission_id, start_step, nonce, options)
 SELECT :run_id, :digest, :state, :cause, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
-       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce
+       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce, :options
 WHERE :is_certain OR (
     NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
                 WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')

@@ -31,6 +31,8 @@ def _convert(row: sqlite3.Row, record: type[R]) -> R:
     for name in _JSON_COLUMNS:
         if name in values:
             values[name] = msgspec.json.decode(values[name])
+    if values.get("options", "{}") != "{}":
+        values |= msgspec.json.decode(values["options"])
     if "metrics" in values:  # some may be words
         values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
     if "is_cancel_wanted" in values:

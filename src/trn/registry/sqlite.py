@@ -17,8 +17,8 @@ import msgspec
 from trn.core.causes import QUEUED, Cause
 from trn.core.errors import ConflictError, NotFoundError
 from trn.core.number_words import with_words
-from trn.core.runs import AttemptRecord, RunRecord, RunState, require_transition
-from trn.registry.base import NewRun
+from trn.core.runs import AttemptRecord, RunOptions, RunRecord, RunState, require_transition
+from trn.registry.base import Ending, NewRun
 from trn.registry.connection import (
     OpenFile,
     checkpoint_file,
@@ -38,6 +38,20 @@ PLACE_EVERY_BYTES = 256 << 10
 MAX_NAMES = 1000  # of metrics, in a run's record; the metric store has all
 
 _encode = msgspec.json.encode
+
+# Options whose column is from before there was `options`, or that a query asks for.
+_COLUMNS = {
+    "priority",
+    "snapshot",
+    "frozen_from",
+    "base_dir",
+    "interpreter",
+    "log_dir",
+    "event_log",
+    "submission_id",
+}
+_COLUMNS |= {"parent_run_id", "start_step"}
+_OPTIONS = [name for name in RunOptions.__struct_fields__ if name not in _COLUMNS]
 _QUEUED = _encode(QUEUED).decode()
 
 # What names a run goes before the run itself.
@@ -50,21 +64,8 @@ _REMOVALS = (
 )
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, and what that makes of the run. A retry goes back to PENDING."""
-
-    state: RunState
-    cause: Cause  # of the attempt's end, and so of the run's new state
-    category: str = ""
-    exit_code: int | None = None
-    delay_ms: int = 0  # before the next attempt
-    is_interruption: bool = False  # no process was started
-    stop_reason: str = ""  # of one that completed before its last step
-    saved_step: int = 0  # the step that the next attempt would resume from
-
-
 class RunRegistry(RegistryReader):
-    """The daemon's registry. There is one of these for a home, in one process."""
+    """A `Registry`: the contract of its methods is there. One for a home, in one process."""
 
     def __init__(
         self, path: Path | None, *, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -147,13 +148,12 @@ class RunRegistry(RegistryReader):
             "needs": _encode(run.needs).decode(),
             "tags": _encode(run.tags).decode(),
             "secret_env": _encode(run.secret_env).decode(),
+            "options": _encode({name: getattr(run, name) for name in _OPTIONS}).decode(),
             "is_certain": is_certain,
         }
         return run if connection.execute(sql("add_run"), values).rowcount == 1 else None
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
-        """Record that it is to end; a run that waits ends at once. (the run, whether it was still live)."""
-
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
             run = _get(connection, run_id)
             if run.state.is_terminal:
@@ -167,8 +167,6 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def claim(self, run_id: str, device_ids: Sequence[str]) -> "Future[AttemptRecord]":
-        """Take a pending run and its slots together, or neither: ConflictError where one of them is gone."""
-
         def change(connection: sqlite3.Connection) -> AttemptRecord:
             run = _get(connection, run_id)
             if run.is_cancel_wanted:
@@ -196,8 +194,6 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def launched(self, run_id: str, number: int, *, worker: str, pid: int = 0) -> "Future[RunRecord]":
-        """The attempt has a worker."""
-
         def change(connection: sqlite3.Connection) -> RunRecord:
             _require_live(connection, run_id, number)
             named = {"worker": worker, "pid": pid, "now_ms": self._clock_ms()}
@@ -225,8 +221,6 @@ class RunRegistry(RegistryReader):
         metrics: Mapping[str, float],
         end_step: int | None = None,
     ) -> "Future[RunRecord]":
-        """Events up to `offset` bytes of the run's file are taken in, exactly once."""
-
         def change(connection: sqlite3.Connection) -> RunRecord:
             run = _get(connection, run_id)
             if offset <= run.event_offset or last_seq < run.last_seq:
@@ -255,8 +249,6 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def rewind(self, run_id: str, offset: int) -> "Future[None]":
-        """The run's file was cut back to there: its next attempt removed what was damaged. Known seqs stay known."""
-
         def change(connection: sqlite3.Connection) -> None:
             place = {"run_id": run_id, "offset": offset}
             connection.execute(sql("rewind"), place)
@@ -265,8 +257,6 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def set_cause(self, run_id: str, cause: Cause) -> "Future[None]":
-        """Say why a run still waits."""
-
         def change(connection: sqlite3.Connection) -> None:
             run = _get(connection, run_id)
             if run.state is RunState.PENDING and run.cause != cause:
@@ -320,8 +310,6 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def set_slots(self, device_ids: Sequence[str]) -> "Future[None]":
-        """Make sure that each of these devices has a slot."""
-
         def change(connection: sqlite3.Connection) -> None:
             for device_id in device_ids:
                 connection.execute(sql("add_slot"), {"device_id": device_id})
@@ -329,16 +317,12 @@ class RunRegistry(RegistryReader):
         return self.writer.submit(change)
 
     def quarantine(self, device_id: str, reason: str) -> "Future[None]":
-        """Keep a slot from being handed out; an empty reason hands it out again."""
-
         def change(connection: sqlite3.Connection) -> None:
             connection.execute(sql("quarantine"), {"device_id": device_id, "reason": reason})
 
         return self.writer.submit(change)
 
     def remove(self, run_ids: Sequence[str]) -> "Future[None]":
-        """Forget ended runs, all or none: ConflictError where one has not ended, or a run that stays began from it."""
-
         def change(connection: sqlite3.Connection) -> None:
             runs = [_get(connection, run_id) for run_id in run_ids]
             for run in runs:

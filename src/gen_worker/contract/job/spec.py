@@ -88,6 +88,7 @@ class ResourcesSpec(Record, frozen=True, kw_only=True):
     memory_mb: Count | None = None
     processes: Count = 1
     nodes: Count = 1
+    pool: Name = "local"
 
     def __post_init__(self) -> None:
         if isinstance(self.devices, str):

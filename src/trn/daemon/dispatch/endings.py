@@ -37,7 +37,7 @@ from trn.core.causes import (
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.daemon.ingest.event_file import Terminal
 from trn.executors.base import WorkerExit
-from trn.registry.sqlite import Ending
+from trn.registry.base import Ending
 
 MAX_BACKOFF_S = 300.0
 MAX_INTERRUPTIONS = 100

@@ -48,7 +48,7 @@ from trn.daemon.upkeep.retries import (
 )
 from trn.executors.base import AttemptKey, LaunchUnknownError, RunFile, Worker, WorkerExit
 from trn.executors.run_folders import find_foreign, set_aside
-from trn.registry.sqlite import Ending
+from trn.registry.base import Ending
 
 logger = logging.getLogger("trn.daemon.dispatch.supervisor")
 

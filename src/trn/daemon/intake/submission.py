@@ -23,7 +23,7 @@ from gen_worker.errors import Fault, SpecError
 from trn.core import variables
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
-from trn.core.runs import Needs
+from trn.core.runs import Needs, RunOptions
 from trn.core.variables import is_variable_name
 from trn.daemon.dispatch.placement import kind_of
 from trn.daemon.machine.devices import Inventory
@@ -34,34 +34,24 @@ MAX_TEXT = 4096  # of a path, a name, an identity
 MAX_SECRET = 64 << 10
 NONCE_BYTES = 8
 CPU = "cpu"
+LOCAL_POOL = "local"
 _SOURCE = "the job"
 _IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(RunOptions, frozen=True, kw_only=True):
     """What a submit or a resume gives: the message `Submission` of the proto, and what the daemon finds for a resume."""
 
     config_json: bytes
     code_identity: str = ""
-    snapshot: str = ""
-    frozen_from: str = ""
-    base_dir: str = ""
-    interpreter: str = ""
-    priority: int = 0
-    log_dir: str = ""
-    event_log: str = ""
-    submission_id: str = ""
     force_new: bool = False  # a new run even if an equal one exists
     is_dry_run: bool = False
-    is_import_tried: bool = False  # check its data, disk and code first
+    is_import_tried: bool = False  # load its code first
     takes_refusal: bool = False  # a refusal is an answer, not an error
     secret_env: Mapping[str, Secret] = {}
     caller_env: Mapping[str, str] = {}  # fingerprints, made with the salt
     caller_salt: str = ""
-    # Set by the daemon for a resume, never by a caller.
-    parent_run_id: str = ""
-    family: str = ""  # of a run without a run_id; empty: a name is drawn
-    start_step: int = 0
+    family: str = ""  # of a resume without a run_id, set by the daemon; empty: a name is drawn
 
 
 def read_submission(submission: Submission, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
@@ -82,6 +72,9 @@ def read_submission(submission: Submission, *, inventory: Inventory, max_config_
     if job.trainer is None:
         message = "not given, expected the trainer class as module:symbol"
         faults.append(Fault(message, path="trainer", kind="missing", expected="module:symbol"))
+    if job.resources.pool != LOCAL_POOL:
+        message = f"found {job.resources.pool!r}, but this daemon has only {LOCAL_POOL}, its own machine: leave it out"
+        faults.append(_device_fault("pool", message))
     if job.resources.nodes > 1:
         message = (
             f"found {job.resources.nodes}, but this daemon starts workers on its own machine only: set it to 1, or"
@@ -94,23 +87,14 @@ def read_submission(submission: Submission, *, inventory: Inventory, max_config_
     needs = needs_of(job, inventory)
     check_fit(job, needs, inventory)
     return NewRun(
+        **{name: getattr(submission, name) for name in RunOptions.__struct_fields__},
         run_id=job.run_id,
         digest="",
         config=config,
         name=job.name or "",
-        priority=submission.priority,
-        parent_run_id=submission.parent_run_id,
-        snapshot=submission.snapshot,
-        frozen_from=submission.frozen_from,
-        base_dir=submission.base_dir,
-        interpreter=submission.interpreter,
         max_attempts=job.retry.max_attempts,
         needs=needs,
         tags=job.tags if job.group is None else {**job.tags, "group": job.group},
-        log_dir=submission.log_dir,
-        event_log=submission.event_log,
-        submission_id=submission.submission_id,
-        start_step=submission.start_step,
         secret_env=tuple(sorted(submission.secret_env)),
         nonce=secrets.token_hex(NONCE_BYTES),
     )

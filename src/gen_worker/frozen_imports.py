@@ -1,11 +1,10 @@
-"""A run's own modules are imported from its frozen code, whatever the environment's editable installs say.
+"""Imports a run's own modules from its frozen copy, also where an editable install points to the original folder.
 
-Without this, an editable install (a path file or a finder of setuptools) leads to the folder that was frozen, and a
-retry would train what was edited since. So the frozen code's folders come before those they are copies of, and a
-finder in front of all others maps what they find: below the frozen folder, the copy is imported. What the copy does
-not have is imported from where it lies; `trainer.outside_code` names it.
+Without this, a retry would train code that was edited since. The folders of the copy come first on the import path, and a
+finder before all others maps what they find to the copy. Modules that the copy does not have are imported from their
+place; `author.code_identity` reports them.
 
-Which folder was frozen, and where its copy is, two variables say: they reach every process that a worker starts.
+Two environment variables name the original folder and the copy, for every process that a worker starts.
 """
 
 import importlib.machinery
@@ -23,7 +22,7 @@ from typing import NamedTuple
 ORIGINAL = "GEN_WORKER_FROZEN_FROM"
 COPY = "GEN_WORKER_FROZEN_CODE"
 
-OURS = frozenset({"gen_worker", "trn"})  # never the author's, also where the author is one of us
+OURS = frozenset({"gen_worker", "trn"})  # never the author's
 _MAIN = frozenset({"__main__", "__mp_main__"})
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages(?:[/\\]|\Z)")
 _STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
@@ -31,7 +30,7 @@ _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # no
 
 
 class FrozenCode(NamedTuple):
-    """A folder and its frozen copy, by their absolute paths. The real ones differ where a link leads there."""
+    """A folder and its frozen copy, as absolute paths. The real ones have links resolved."""
 
     original: str
     copy: str
@@ -39,18 +38,18 @@ class FrozenCode(NamedTuple):
     real_copy: str
 
     def to_copy(self, path: str) -> str | None:
-        """Where the copy of that path would be; None where the path is not below the original folder."""
-        if self.to_original(path) is not None:  # the copy may itself lie below the original folder
+        """The path in the copy; None where `path` is not below the original folder."""
+        if self.to_original(path) is not None:  # the copy may be below the original folder
             return None
         return _moved(path, (self.original, self.real_original), self.copy)
 
     def to_original(self, path: str) -> str | None:
-        """What that path is a copy of; None where it is not below the copy."""
+        """The path in the original folder; None where `path` is not below the copy."""
         return _moved(path, (self.copy, self.real_copy), self.original)
 
 
 def frozen_variables(original: str, copy: str) -> dict[str, str]:
-    """What tells a process and its children that one folder is a frozen copy of the other."""
+    """The environment variables for a process and its children."""
     return {ORIGINAL: original, COPY: copy} if original and copy else {}
 
 
@@ -68,7 +67,7 @@ def _frozen_code(original: str, copy: str) -> FrozenCode:
 
 
 def import_frozen_code(environ: MutableMapping[str, str] = os.environ) -> FrozenCode | None:
-    """Before any import of the author's code; safe to repeat. From here on it is the copy that is imported."""
+    """Call it before any import of the author's code: from then on the copy is imported. Safe to repeat."""
     code = read_frozen_code(environ)
     if code is None:
         return None
@@ -83,7 +82,7 @@ def import_frozen_code(environ: MutableMapping[str, str] = os.environ) -> Frozen
 
 
 def name_originals(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The text, with the author's own file beside each frozen one, also in the lines of a traceback."""
+    """The text, with the original file beside each frozen one, also in tracebacks."""
     code = read_frozen_code(environ)
     if code is None or code.copy not in text:
         return text
@@ -108,7 +107,7 @@ def _places_in(copy: str) -> re.Pattern[str]:
 
 
 def find_left_out(name: str) -> str | None:
-    """The author's file of a module of that name that was not frozen, where there is one."""
+    """The original file of a module that is not in the copy, if there is one."""
     code = read_frozen_code()
     if code is None:
         return None
@@ -121,13 +120,13 @@ def find_left_out(name: str) -> str | None:
 
 
 def file_of(module: object) -> str | None:
-    """Where a module came from, as far as it says so itself: nothing is loaded for the answer."""
+    """`__file__` of a module, without loading anything."""
     file = getattr(module, "__dict__", {}).get("__file__")
     return file if isinstance(file, str) else None
 
 
 def outside_imports() -> dict[str, str]:
-    """Modules that were found and are neither installed nor of this process's frozen code, with their files."""
+    """Imported modules that are neither installed nor in the frozen code, with their files."""
     for finder in sys.meta_path:
         if isinstance(finder, _FrozenFinder):
             return finder.outside.copy()
@@ -135,10 +134,7 @@ def outside_imports() -> dict[str, str]:
 
 
 def note_warm_modules() -> None:
-    """In a process that is about to be forked: look at its modules once, so that no fork has to.
-
-    To look at a module copies its page in a fork, and there are thousands.
-    """
+    """Before a fork: check all modules once. In a fork each check would copy a memory page."""
     _warm.num_modules = len(sys.modules)
     _warm.strangers = [
         name
@@ -148,14 +144,14 @@ def note_warm_modules() -> None:
 
 
 def is_installed(path: str) -> bool:
-    """Whether it is Python's own or a regular install's, and so nobody's own code."""
+    """Whether it belongs to Python or to a regularly installed package."""
     if _INSTALLED.search(path):
         return True
     return path.startswith(f"{_STDLIB}{os.sep}")
 
 
 class _FrozenFinder:
-    """Asks all other finders and answers in their place, since it knows better where the author's modules are."""
+    """Asks all other finders, and maps what they find to the copy."""
 
     def __init__(self, code: FrozenCode) -> None:
         self._code = code
@@ -175,7 +171,7 @@ class _FrozenFinder:
         return None if path is None else self._find_left_out(name, path)
 
     def _frozen(self, spec: ModuleSpec) -> ModuleSpec:
-        """The copy's spec; as it is where it is none of the author's, or the copy does not have it."""
+        """The spec in the copy; unchanged for installed modules and what the copy does not have."""
         locations = spec.submodule_search_locations
         if spec.origin is None or not spec.has_location:
             if spec.loader is None and locations is not None:  # a package without a file: only folders
@@ -201,7 +197,7 @@ class _FrozenFinder:
         )
 
     def _find_left_out(self, name: str, path: Sequence[str]) -> ModuleSpec | None:
-        """A module of a frozen package that the copy does not have: ignored by git, or built in its place."""
+        """A module of a frozen package that the copy does not have: ignored by git, or built in place."""
         originals = [original for folder in path if (original := self._code.to_original(folder)) is not None]
         spec = importlib.machinery.PathFinder.find_spec(name, originals) if originals else None
         if spec is None or spec.loader is None:
@@ -211,7 +207,7 @@ class _FrozenFinder:
 
 
 def _with_copies(folders: Iterable[str], code: FrozenCode) -> list[str]:
-    """Each copy before the folder that it is a copy of, which stays for what the copy does not have."""
+    """Each copy before its original folder, which stays for what the copy does not have."""
     found: dict[str, None] = {}
     for folder in folders:
         copy = code.to_copy(folder) if folder else None
@@ -223,11 +219,11 @@ def _with_copies(folders: Iterable[str], code: FrozenCode) -> list[str]:
 
 
 class _WarmModules:
-    """What a launcher had imported before it forked this process."""
+    """What the launcher had imported before the fork."""
 
     def __init__(self) -> None:
         self.num_modules = 0
-        self.strangers: list[str] = []  # of them, those that are neither ours nor installed
+        self.strangers: list[str] = []  # of these, neither ours nor installed
 
 
 _warm = _WarmModules()

@@ -1,7 +1,7 @@
-"""`python -m gen_worker.pytorch_runner --config C`: train from a JSON, YAML or TOML file alone.
+"""`python -m gen_worker.pytorch_runner --config C`: train from a JSON, YAML or TOML file, without code.
 
-The file is a job whose `hyperparams` say model, data columns, loss and optimizer. The run is a worker's: same
-events, checkpoints, signals, exit codes and exact resume. Stdout is JSON lines and nothing else.
+The file is a job whose `hyperparams` name model, data columns, loss and optimizer. Events, checkpoints, signals, exit codes
+and resume are those of a worker. Stdout is JSON lines only.
 """
 
 import argparse
@@ -39,7 +39,7 @@ EXAMPLE = """example:
 
   python -m gen_worker.pytorch_runner --config config.yaml --set max_steps=1000
 
-Every field is in docs/job-reference.md and docs/runner-reference.md. Run it again to go on after a stop."""
+Every field is in docs/job-reference.md and docs/runner-reference.md. Run it again to resume after a stop."""
 
 
 def __getattr__(name: str) -> Any:
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gen_worker.pytorch_runner",
-        description="Train from a file alone. Events are JSON lines on stdout, logs go to stderr.",
+        description="Train from a config file. Events are JSON lines on stdout, logs go to stderr.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,14 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<run_id>)")
     add("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="change a field")
-    add("--profile", metavar="NAME", help="lay one of the file's profiles over it")
-    add("--check", action="store_true", help="only say whether it would start: fields, data columns, model")
+    add("--profile", metavar="NAME", help="apply one of the file's profiles")
+    add("--check", action="store_true", help="only check fields, data columns and model; do not train")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code is the worker's."""
-    # A stop that comes while we still import is kept for the attempt, which answers it with its terminal event.
+    # A signal that arrives during the imports is kept: the attempt answers it with its terminal event.
     early: list[int] = []
     try:
         options = build_parser().parse_args(arguments)
@@ -110,7 +110,7 @@ def _run(job_file: "JobFile", folder: Path, fd: int, early_signals: Sequence[int
     folder = folder.absolute()
     events_path = folder / "metrics" / "events.jsonl"
     run_id = job_file.job.run_id
-    # `--output` decides, whatever this process was given for workers of another kind.
+    # `--output` wins over variables for other workers.
     for name in ("TRAINER_PLUGIN", "TRAINER_CONTRACT_PATH"):
         os.environ.pop(name, None)
     os.environ.update(
@@ -121,7 +121,7 @@ def _run(job_file: "JobFile", folder: Path, fd: int, early_signals: Sequence[int
         TRAINER_SAMPLES_DIR=str(folder / "samples"),
         TRAINER_EVENTS_PATH=str(events_path),
     )
-    mirror = EventMirror(events_path, fd)  # from here on: what was written before is of earlier attempts
+    mirror = EventMirror(events_path, fd)  # from here on: earlier events are of earlier attempts
     _say(
         fd,
         "job_started",
@@ -138,7 +138,7 @@ def _run(job_file: "JobFile", folder: Path, fd: int, early_signals: Sequence[int
 
 
 def _check(job_file: "JobFile") -> dict[str, Any]:
-    """Everything that a worker would find before its first step, without a folder, an event or a step."""
+    """The checks of a worker before its first step, without writing anything."""
     from gen_worker.contract.job.rules import RUNNER
     from gen_worker.trainer.api import load_trainer_plugin
     from gen_worker.trainer.attempt.data_sources import open_held_out_data, open_training_data
@@ -192,7 +192,7 @@ def _check(job_file: "JobFile") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _stdout_for_events() -> Iterator[int]:
-    """A descriptor of the real stdout. Meanwhile whatever others print goes to stderr."""
+    """A descriptor of the real stdout; other prints go to stderr meanwhile."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -208,7 +208,7 @@ def _say(fd: int, event: str, **fields: Any) -> None:
     from gen_worker.pytorch.event_mirror import write_all
 
     line = {"event": event, "timestamp_ms": time.time_ns() // 1_000_000, **fields}
-    with contextlib.suppress(OSError):  # nobody reads; the exit code still tells
+    with contextlib.suppress(OSError):  # the reader is gone; the exit code remains
         write_all(fd, msgspec.json.encode(line) + b"\n")
 
 

@@ -279,16 +279,6 @@ class ArtifactWriter:
             self._take_reports(remaining)
         return self.poll()
 
-    def wait_durable(self, timeout_s: float | None = None) -> bool:
-        """Wait until the save in flight survives a power cut (it is read back after that). True if none is open."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._in_flight is not None and self._in_flight.durable_s is None:
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
-                return False
-            self._take_reports(remaining)
-        return True
-
     def sample_dir(self, step: int) -> Path:
         """A new folder for the author's `sample` hook."""
         return self._samples.open(step)

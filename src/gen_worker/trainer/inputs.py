@@ -71,11 +71,11 @@ def fetch(
 
 
 class _UselessError(Exception):
-    """The download is not to be kept; `told` is the error for the caller."""
+    """The download is not to be kept; `error` is for the caller."""
 
-    def __init__(self, told: InputError) -> None:
-        super().__init__(told)
-        self.told = told
+    def __init__(self, error: InputError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Download:
@@ -116,7 +116,7 @@ class _Download:
                 return self._try_until_done(source, partial, known)
             except _UselessError as exc:
                 partial.restart()
-                raise exc.told from None
+                raise exc.error from None
             except OSError as exc:
                 if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                     partial.discard()  # it does not fit, and others need the space

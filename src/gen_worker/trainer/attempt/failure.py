@@ -65,9 +65,9 @@ _TORCH_NO_MEMORY = re.compile(
 
 def say(fault: BaseException) -> str:
     """`str(fault)`, else `repr(fault)`."""
-    for words in (str, repr):
+    for make_text in (str, repr):
         with contextlib.suppress(BaseException):
-            return str.__str__(words(fault))
+            return str.__str__(make_text(fault))
     return "no text: its __str__ and __repr__ raise"
 
 
@@ -131,8 +131,8 @@ def _describe(cause: BaseException, phase: Category) -> tuple[Category, str]:
         category, text = Category.CANCELLED, "interrupted"
     else:
         category = phase
-        words = say(cause)
-        text = f"{kind_of(cause)}: {words}" if words else kind_of(cause)
+        said = say(cause)
+        text = f"{kind_of(cause)}: {said}" if said else kind_of(cause)
         place = author_place(cause)
         if place is not None:
             text = f"{text} (at {place})"

@@ -97,10 +97,10 @@ def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any], unsaid: Colle
     changed = changed_fields(saved, now)
     if not changed:  # a field that `_shown_config` leaves out; older checkpoints do not show it
         return ["the job changed"] if "job_digest" in saved else []
-    told = [describe_change(name, was, is_) for name, (was, is_) in changed.items() if name not in unsaid]
-    if not told:
+    shown = [describe_change(name, was, is_) for name, (was, is_) in changed.items() if name not in unsaid]
+    if not shown:
         return []
-    return [f"the job changed: {name_some(told, separator='; ')}"]
+    return [f"the job changed: {name_some(shown, separator='; ')}"]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -106,14 +106,14 @@ class ReadTracker:
     def close(self, trainer: TrainerPlugin) -> list[str]:
         """After step 1: messages about what was never read. From here on nothing is recorded."""
         self.is_open = False
-        words = list(self._words(trainer))
+        texts = list(self._messages(trainer))
         untrack(self._hyperparams)
         untrack(self._handles)
         object.__setattr__(self.ctx, "__class__", StepContext)
         object.__setattr__(self.ctx, "job", _plain(self._job, self._hyperparams))
-        return words
+        return texts
 
-    def _words(self, trainer: TrainerPlugin) -> Iterator[str]:
+    def _messages(self, trainer: TrainerPlugin) -> Iterator[str]:
         kind = type(trainer).__qualname__
         unread = self._unread_hyperparams()
         if unread:

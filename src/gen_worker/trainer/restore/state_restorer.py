@@ -169,12 +169,12 @@ class StateRestorer:
         unread = [f"hyperparams.{name}" for name in self.reads.later]
         for change in changes_since(checkpoint.identity, self.identity, unsaid=unread):
             self.notes.append(("warning", f"since the checkpoint {change}"))
-        told = [
+        changed = [
             f"{part.optimizer} {part.name} {part.was} → {part.now}" for part in applied if part.group == 0
         ]
-        if told:
+        if changed:
             self.notes.append(
-                ("info", f"optimizer options set after the load: {'; '.join(told[:_MAX_SHOWN])}")
+                ("info", f"optimizer options set after the load: {'; '.join(changed[:_MAX_SHOWN])}")
             )
 
     def _schedule_steps(self) -> int | None:

@@ -45,8 +45,8 @@ def run_training_loop(
     `batches` start at the right position. Reporter, artifact writer and uploader need only the methods of the original
     library, see `parts`. Writes `started` and one terminal event; the root cause of a failure is re-raised after it.
     """
-    told = loop_reporter(reporter)
-    if told is not reporter or told.stop not in (None, ctx.is_canceled):
+    adapted = loop_reporter(reporter)
+    if adapted is not reporter or adapted.stop not in (None, ctx.is_canceled):
         stop = ReporterStop(ctx.is_canceled, reporter)  # type: ignore[arg-type]  # every reporter has `is_canceled`
         object.__setattr__(ctx, "_stop", stop)
     restorer = StateRestorer(trainer=trainer, ctx=ctx)
@@ -55,13 +55,13 @@ def run_training_loop(
         ctx=ctx,
         trainer=trainer,
         source=IterableSource(batches),
-        reporter=told,
+        reporter=adapted,
         artifacts=loop_writer(artifact_writer),
         uploader=loop_uploader(uploader),
         restorer=restorer,
     )
     loop = TrainingLoop(parts=parts, start=Start(step=start_step))
-    told.started(run_id=job.run_id, step=start_step, trainer=type(trainer).__qualname__)
+    adapted.started(run_id=job.run_id, step=start_step, trainer=type(trainer).__qualname__)
     phase = Category.MODEL_LOAD
     try:
         loop.state = restorer.configure()
@@ -77,13 +77,13 @@ def run_training_loop(
         step = loop.run()
     except BaseException as cause:
         try:
-            told.ended_by(
+            adapted.ended_by(
                 cause, phase=phase, step=ctx.step, attempted_step=max(loop.attempted_step, ctx.step)
             )
         except Exception:  # the caller must see `cause`
             logger.exception("the terminal event could not be written")
         raise
-    told.completed(step=step, final_checkpoint=loop.final_checkpoint)
+    adapted.completed(step=step, final_checkpoint=loop.final_checkpoint)
     return step
 
 

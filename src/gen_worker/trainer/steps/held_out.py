@@ -47,7 +47,7 @@ def compare_held_out(evaluators: Sequence["Evaluator"], identity: Mapping[str, A
             head = f"the {evaluator.kind} data changed since the checkpoint: its metrics cannot be compared with earlier ones"
             notes.append(("warning", "\n".join([head, *(f"  - {line}" for line in lines)])))
         else:
-            notes += [(level, f"{evaluator.kind}: {words}") for level, words in compared.notes]
+            notes += [(level, f"{evaluator.kind}: {text}") for level, text in compared.notes]
     return notes
 
 

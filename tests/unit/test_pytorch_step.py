@@ -152,7 +152,7 @@ def test_a_step_is_bit_for_bit_the_loop_written_by_hand() -> None:
             forward=ours,
             loss=build_loss(LossSpec(name="cross_entropy"), device=CPU),
             optimizer=optimizer,
-            schedule=build_schedule(schedule_spec, optimizer, total_steps=5),
+            scheduler=build_schedule(schedule_spec, optimizer, total_steps=5),
             clip_norm=0.5,
             clip_value=0.1,
             autocast=torch.autocast("cpu", dtype=torch.bfloat16),
@@ -189,7 +189,7 @@ def test_the_gradient_scaler_skips_what_overflows_and_recovers() -> None:
             forward=module,
             loss=build_loss(LossSpec(name="cross_entropy"), device=CPU),
             optimizer=optimizer,
-            schedule=schedule,
+            scheduler=schedule,
             scaler=scaler,
             clip_norm=1.0,
             autocast=torch.autocast("cpu", dtype=torch.float16),
@@ -250,7 +250,7 @@ def test_a_schedule_by_epochs_waits_for_them_and_catches_up() -> None:
     schedule = build_schedule(spec, optimizer, total_steps=None)
     loss = build_loss(LossSpec(name="cross_entropy"), device=CPU)
     step = build_step(
-        StepParts(module=module, forward=module, loss=loss, optimizer=optimizer, schedule=schedule)
+        StepParts(module=module, forward=module, loss=loss, optimizer=optimizer, scheduler=schedule)
     )
     ctx = context()
     rates = []

@@ -376,7 +376,7 @@ def test_weights_that_do_not_fit_are_listed_and_change_nothing(tmp_path: Path) -
     for name, reason in (
         ("bad.pt", "cannot be read"),
         ("bad.safetensors", "cannot be read"),
-        ("json.meta.json", "holds no `model` weights"),
+        ("json.meta.json", "has no `model` weights"),
         ("absent.pt", "cannot be read"),
     ):
         with pytest.raises(CheckpointError, match=reason):

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +34,16 @@ Select = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(slots=True, kw_only=True)
-class RunnerState:
+class RunnerState(StepParts):
     """`module` is the model without wrappers. `average`, if there is one, is evaluated instead."""
 
-    module: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Schedule | None
-    scaler: torch.amp.GradScaler | None
-    average: WeightAverage | None
-    loss: Loss
     prepare: Preparation
-    step: Step
     evaluate: Forward
-    autocast: AbstractContextManager[Any]
     metrics: dict[str, Any]
     select: Select | None
     classes: list[str] | None = None  # names of the target's numbers, if the data has them
     evaluation: Evaluation | None = None
+    step: Step = field(init=False)
 
     @property
     def evaluated_module(self) -> torch.nn.Module:
@@ -109,40 +102,28 @@ def build_state(config: RunnerConfig, ctx: StepContext) -> RunnerState:
         averaging = WeightAverage(average, live=module, decay=config.ema.decay, every=config.ema.every)
 
     optimizer = build_optimizer(config.optimizer_spec, module, config.learning_rate)
-    schedule = _schedule(config, optimizer, ctx)
-    scaler = torch.amp.GradScaler(device.type) if ctx.job.precision == "fp16" else None
-    step = build_step(
-        StepParts(
-            module=module,
-            forward=_forward(_compiled(config, wrapped), is_single=is_single),
-            loss=loss,
-            optimizer=optimizer,
-            schedule=schedule,
-            scaler=scaler,
-            average=averaging,
-            autocast=autocast,
-            clip_norm=config.gradient_clip_norm,
-            clip_value=config.gradient_clip_value,
-            num_parts=config.gradient_accumulation,
-            world_size=ctx.world_size,
-            exchange=exchange,
-        )
-    )
-    return RunnerState(
+    state = RunnerState(
         module=module,
-        optimizer=optimizer,
-        scheduler=schedule,
-        scaler=scaler,
-        average=averaging,
+        forward=_forward(_compiled(config, wrapped), is_single=is_single),
         loss=loss,
-        prepare=prepare,
-        step=step,
-        evaluate=_forward(module if averaging is None else averaging.module, is_single=is_single),
+        optimizer=optimizer,
+        scheduler=_schedule(config, optimizer, ctx),
+        scaler=torch.amp.GradScaler(device.type) if ctx.job.precision == "fp16" else None,
+        average=averaging,
         autocast=autocast,
+        clip_norm=config.gradient_clip_norm,
+        clip_value=config.gradient_clip_value,
+        num_parts=config.gradient_accumulation,
+        world_size=ctx.world_size,
+        exchange=exchange,
+        prepare=prepare,
+        evaluate=_forward(module if averaging is None else averaging.module, is_single=is_single),
         metrics=metrics,
         select=select,
         classes=_classes(ctx),
     )
+    state.step = build_step(state)
+    return state
 
 
 def _classes(ctx: StepContext) -> list[str] | None:

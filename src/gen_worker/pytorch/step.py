@@ -6,7 +6,7 @@ part is weighted by its rows (or tokens). So a short last batch, the number of p
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,16 +25,16 @@ Exchange = Callable[[bool], AbstractContextManager[Any]]
 _NUM_STAND_IN_ROWS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepParts:
     module: torch.nn.Module
     forward: Callable[[Any], Any]
     loss: Loss
     optimizer: torch.optim.Optimizer
-    schedule: Schedule | None = None
+    scheduler: Schedule | None = None
     scaler: torch.amp.GradScaler | None = None
     average: WeightAverage | None = None
-    autocast: AbstractContextManager[Any] | None = None
+    autocast: AbstractContextManager[Any] = field(default_factory=nullcontext)
     clip_norm: float | None = None
     clip_value: float | None = None
     num_parts: int = 1
@@ -50,7 +50,7 @@ def build_step(parts: StepParts) -> Step:
 
 
 def _whole_batch_step(parts: StepParts) -> Step:
-    forward, mean, autocast = parts.forward, parts.loss.mean, parts.autocast or nullcontext()
+    forward, mean, autocast = parts.forward, parts.loss.mean, parts.autocast
     zero_grad, backward, apply = parts.optimizer.zero_grad, _backward(parts), _apply(parts)
     follow_epoch = _follow_epoch(parts)
 
@@ -68,7 +68,7 @@ def _whole_batch_step(parts: StepParts) -> Step:
 
 
 def _window_step(parts: StepParts) -> Step:
-    forward, loss, autocast = parts.forward, parts.loss, parts.autocast or nullcontext()
+    forward, loss, autocast = parts.forward, parts.loss, parts.autocast
     zero_grad, backward, apply = parts.optimizer.zero_grad, _backward(parts), _apply(parts)
     follow_epoch = _follow_epoch(parts)
     num_parts, world_size, exchange = parts.num_parts, parts.world_size, parts.exchange
@@ -108,7 +108,7 @@ def _window_step(parts: StepParts) -> Step:
 
 
 def _follow_epoch(parts: StepParts) -> Callable[[int], None] | None:
-    schedule = parts.schedule
+    schedule = parts.scheduler
     return schedule.follow_epoch if schedule is not None and schedule.is_by_epoch else None
 
 
@@ -130,7 +130,7 @@ def _apply(parts: StepParts) -> Callable[[StepContext], None]:
     optimizer, scaler, average = parts.optimizer, parts.scaler, parts.average
     clip_norm, clip_value = parts.clip_norm, parts.clip_value
     parameters = [value for group in optimizer.param_groups for value in group["params"]]
-    schedule = parts.schedule
+    schedule = parts.scheduler
     next_rate = None if schedule is None or schedule.is_by_epoch else schedule.scheduler.step
 
     def apply(ctx: StepContext) -> None:

@@ -18,6 +18,7 @@ from gen_worker.errors import ExitCode, InputError, SpecError, WorkerError
 from gen_worker.tools.program import print_record, run_tool
 from gen_worker.trainer.datasets.index import INDEX_NAME, DatasetIndex, OnProgress, ShardRecord
 from gen_worker.trainer.datasets.shard_hash import hash_shard, in_threads
+from gen_worker.trainer.datasets.shard_loader import count_rows
 
 MAX_WORKERS = 8  # beyond this a disk is slower for it
 
@@ -83,7 +84,7 @@ def _find_fault(shard: ShardRecord, path: Path, is_stopped: Callable[[], bool]) 
         if content != shard.hash:
             how = f"content changed: hash {content}, expected {shard.hash}{_rows_in_words(path, shard)}"
             return fault("content", how, content, shard.hash)
-        rows = _count_rows(path)
+        rows = count_rows(path)
     except (FileNotFoundError, NotADirectoryError):
         return fault("missing", "is missing")
     except OSError as error:
@@ -97,20 +98,10 @@ def _find_fault(shard: ShardRecord, path: Path, is_stopped: Callable[[], bool]) 
 
 def _rows_in_words(path: Path, shard: ShardRecord) -> str:
     try:
-        rows = _count_rows(path)
+        rows = count_rows(path)
     except (OSError, InputError):
         return "; it cannot be read as parquet"
     return f"; it has {rows} rows, expected {shard.rows}" if rows != shard.rows else ""
-
-
-def _count_rows(path: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (ValueError, pa.ArrowException) as error:
-        raise InputError(f"cannot be read as parquet: {error}") from error
 
 
 def build_parser() -> argparse.ArgumentParser:

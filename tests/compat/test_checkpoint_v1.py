@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gen_worker.contract.checkpoints.choice import scan
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 FOLDER = Path(__file__).parent / "checkpoint_v1"
@@ -52,7 +53,7 @@ def test_v1_resume_order_and_the_gate():
     checkpoint, passed_over = CheckpointStore(FOLDER).newest_verified()
     assert checkpoint.step == 4
     assert passed_over == []
-    by_stem = {info.stem: info for info in CheckpointStore(FOLDER).list()}
+    by_stem = {info.stem: info for info in scan(FOLDER)[0]}
     assert not by_stem["step-00000003"].verified
     assert by_stem["step-00000003"].reason == "non-finite values in w"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from worker_process import DEADLINE_S, Run, write_rows
 
-from gen_worker.trainer.checkpoints.store import CheckpointStore
+from gen_worker.contract.checkpoints.choice import scan
 
 
 def last(run: Run) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def test_a_sample_hook_that_fails_half_way_spoils_no_checkpoint(tmp_path: Path) 
     run = Run(tmp_path / "run", trainer="counting:EmaSampling", mock_batches=[1, 2, 3], sample_every=2)
     assert run.work().returncode == 14
     assert "sampling went wrong" in last(run)["error"]
-    assert CheckpointStore(run.checkpoints).list() == []
+    assert scan(run.checkpoints)[0] == []
 
 
 def test_what_save_checkpoint_returns_comes_back_even_without_files(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sealed_meta import edit_meta, sealed
 
+from gen_worker.contract.checkpoints.choice import read_info, scan, verify_files
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
 from gen_worker.trainer.checkpoints.store import CheckpointStore
@@ -69,7 +70,7 @@ def test_the_newest_is_the_final_one_and_comes_back_whole(folder):
 
 
 def test_listing_is_newest_first_and_counts_the_final_one_as_its_step(folder):
-    assert [info.stem for info in CheckpointStore(folder).list()] == [
+    assert [info.stem for info in scan(folder)[0]] == [
         "final",
         "step-00000003",
         "step-00000002",
@@ -149,7 +150,7 @@ def test_with_nothing_sound_there_is_none_and_every_reason(folder):
 def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
     assert CheckpointStore(tmp_path).newest_verified() == (None, [])
     assert CheckpointStore(tmp_path / "absent").newest_verified() == (None, [])
-    assert CheckpointStore(tmp_path / "absent").list() == []
+    assert scan(tmp_path / "absent")[0] == []
 
 
 def test_load_takes_the_meta_or_the_data_path(folder):
@@ -159,11 +160,10 @@ def test_load_takes_the_meta_or_the_data_path(folder):
 
 
 def test_verify_compares_every_file(folder):
-    store = CheckpointStore(folder)
-    assert store.verify(folder / "final.meta.json").step == 4
+    assert verify_files(read_info(folder, "final")).step == 4
     flip(folder, "final")
     with pytest.raises(CheckpointError, match="hash mismatch"):
-        store.verify(folder / "final.meta.json")
+        verify_files(read_info(folder, "final"))
 
 
 def test_load_of_one_that_does_not_verify_raises(folder):
@@ -230,7 +230,7 @@ def test_no_meta_however_mangled_gives_anything_but_a_checkpoint_or_a_checkpoint
     (tmp_path / "step-00000001.meta.json").write_bytes(sealed(document))
     (tmp_path / "step-00000001.pt").write_bytes((template / "step-00000001.pt").read_bytes())
     store = CheckpointStore(tmp_path)
-    store.list()
+    scan(tmp_path)
     store.newest_verified()
     with contextlib.suppress(CheckpointError):
         store.load(tmp_path / "step-00000001.meta.json")

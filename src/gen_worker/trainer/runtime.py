@@ -1,6 +1,6 @@
 """A training worker: environment or contract file -> job -> `Trainer` -> exit code.
 
-A run of several processes goes to torch's launcher (`processes.torchrun`), which starts this runtime in each of them.
+A run of several processes goes to torchrun (`processes.torchrun`), which starts this runtime in each of them.
 """
 
 import contextlib
@@ -175,7 +175,7 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
             category = runtime.category or Category.STARTUP
             _, text = describe_failure(cause, phase=category)
             if runtime.process is not None and runtime.process.outcome_dir is not None:
-                # The launcher reports it, once for all processes. A stop that all agreed on is no failure.
+                # The parent reports it, once for all processes. A stop that all agreed on is no failure.
                 is_agreed = runtime.is_agreed_stop
                 leave_outcome(
                     runtime.process,

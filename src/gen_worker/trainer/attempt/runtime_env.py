@@ -25,12 +25,12 @@ FALSE_WORDS = ("", "0", "false", "no", "off")
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of a run's processes this one is, from torch's launcher."""
+    """Which of a run's processes this one is, from torchrun."""
 
     rank: int
     local_rank: int
     world_size: int
-    outcome_dir: Path | None = None  # set by our own launcher, which writes the terminal event of a failure
+    outcome_dir: Path | None = None  # set by the parent, which writes the terminal event of a failure
     parent: str | None = None  # its process, as `pid:start`
 
 
@@ -171,7 +171,7 @@ def take_capability_token(environ: Mapping[str, str] = os.environ) -> str | None
 
 
 def _process(environ: Mapping[str, str], faults: list[str]) -> RankEnvironment | None:
-    """Only under torch's launcher: other tools set RANK with another meaning."""
+    """Only under torchrun: other tools set RANK with another meaning."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     numbers = {}

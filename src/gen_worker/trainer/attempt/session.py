@@ -130,7 +130,7 @@ class AttemptSession:
         if self._failure is None:
             category, error = self._failure = describe_failure(cause, phase=self.phase)
             try:
-                if not self._is_reported_by_launcher(cause):
+                if not self._is_reported_by_parent(cause):
                     self.reporter.failed(
                         step=self.progress.step,
                         error=error,
@@ -142,8 +142,8 @@ class AttemptSession:
                 logger.exception("the terminal event could not be written")
         return self._failure
 
-    def _is_reported_by_launcher(self, cause: BaseException) -> bool:
-        """Of several processes that fail, only the launcher knows which was the first."""
+    def _is_reported_by_parent(self, cause: BaseException) -> bool:
+        """Of several processes that fail, only the parent knows which was the first."""
         process = self.environment.process
         has_parent = process is not None and process.outcome_dir is not None and _is_alive(process.parent)
         return has_parent and not issubclass(type(cause), TrainingCanceled | TrainingTimeout)
@@ -176,10 +176,10 @@ class AttemptSession:
         process = self.environment.process
         self.lifecycle.on_overrun = lambda category, error: leave_outcome(process, category, error)
         if process is not None and process.rank == 0 and process.parent is not None:
-            launcher = process.parent
+            parent = process.parent
 
             def look() -> None:
-                if not _is_alive(launcher):
+                if not _is_alive(parent):
                     self.stop.request("cancelled: the process that started this run has exited")
 
             self.lifecycle.on_look.append(look)
@@ -220,8 +220,8 @@ def fetch_inputs(
     )
 
 
-def _is_alive(launcher: str | None) -> bool:
-    if launcher is None:
+def _is_alive(parent: str | None) -> bool:
+    if parent is None:
         return False
-    pid, _, ticks = launcher.partition(":")
+    pid, _, ticks = parent.partition(":")
     return is_process_alive(int(pid), int(ticks) if ticks else None)

@@ -20,8 +20,6 @@ from gen_worker.contract.checkpoints.choice import (
     meta_path_of,
     read_info,
     read_named,
-    scan,
-    verify_files,
 )
 from gen_worker.contract.checkpoints.file_check import check_file, check_size, compare_hash
 from gen_worker.contract.checkpoints.meta import CheckpointMeta
@@ -50,26 +48,11 @@ class Checkpoint:
     meta: CheckpointMeta | None  # None: read from a plain state file
 
 
-# Named here because the class has a method called `list`.
-_Infos = list[CheckpointInfo]
-_PassedOver = list[PassedOver]
-
-
 class CheckpointStore:
     """Reads a checkpoints folder. Never writes, never deletes."""
 
     def __init__(self, checkpoints_dir: Path) -> None:
         self._dir = checkpoints_dir
-
-    def list(self) -> _Infos:
-        """Newest first, by their metas. Unreadable ones are in `unreadable`."""
-        infos, _ = scan(self._dir)
-        return infos
-
-    def unreadable(self) -> _PassedOver:
-        """Files named like checkpoints whose meta is missing or unreadable."""
-        _, passed_over = scan(self._dir)
-        return passed_over
 
     def choose(
         self,
@@ -89,7 +72,7 @@ class CheckpointStore:
             nonce=nonce,
         )
 
-    def newest_verified(self) -> tuple[Checkpoint | None, _PassedOver]:
+    def newest_verified(self) -> tuple[Checkpoint | None, list[PassedOver]]:
         """The newest checkpoint that verifies, and the newer ones that do not, with reasons."""
         choice = self.choose()
         return choice.taken, list(choice.passed_over)
@@ -123,11 +106,6 @@ class CheckpointStore:
             of_run=None if named is None else named.meta.run_id,
             nonce="" if named is None else named.meta.nonce,
         )
-
-    def verify(self, meta_path: Path) -> CheckpointMeta:
-        """Compare every file with its hash, without building tensors; CheckpointError if one differs."""
-        meta_path = Path(meta_path)
-        return verify_files(read_info(meta_path.parent, meta_path.name.removesuffix(META_SUFFIX))).meta
 
     def _load(self, info: CheckpointInfo) -> Checkpoint:
         from gen_worker.trainer.checkpoints.files.state_tree import decode

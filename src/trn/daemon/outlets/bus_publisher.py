@@ -1,6 +1,6 @@
 """Publishes every event and every change of state on the bus: at least once, in order for each run.
 
-While the bus is away nothing is held in memory. Events stay in the outbox, which means in the runs' files, and no other
+While the bus is not available, nothing is held in memory. Events stay in the outbox, which means in the runs' files, and no other
 part of the daemon is affected.
 """
 
@@ -63,7 +63,7 @@ class BusPublisher(ThreadedPart):
         self._away_since: float | None = None
 
     def publish_changes(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Publish everything, or until `is_over`. BusUnavailableError if the bus is away."""
+        """Publish everything, or until `is_over`. BusUnavailableError if the bus is not available."""
         try:
             while not is_over() and (runs := self._outbox.changed_runs(PAGE)):
                 cursor = self._outbox.cursor

@@ -509,16 +509,13 @@ def test_a_cancel_ends_a_waiting_run_at_once_and_tells_who_ends_a_running_one(tm
             await host.start("runs")
             cancel = method(channel, "CancelRun")
             ended = await cancel(pb.CancelRunRequest(run_id="waits", reason="enough"))
-            assert (ended.run.state, ended.run.reason, ended.was_live) == (
-                pb.RUN_STATE_CANCELLED,
-                "enough",
-                True,
-            )
+            assert (ended.run.state, ended.was_live) == (pb.RUN_STATE_CANCELLED, True)
+            assert ended.run.reason.startswith("enough")
             ending = await cancel(pb.CancelRunRequest(run_id="runs"))
             assert (ending.run.state, ending.run.is_cancel_wanted) == (pb.RUN_STATE_RUNNING, True)
             assert "runs" in host.dispatcher.cancels
             again = await cancel(pb.CancelRunRequest(run_id="waits", reason="again"))
-            assert (again.was_live, again.run.reason) == (False, "enough")
+            assert (again.was_live, again.run.reason) == (False, ended.run.reason)
 
     asyncio.run(main())
 
@@ -531,7 +528,7 @@ def test_an_ended_run_is_resumed_as_a_run_of_its_own_and_a_live_one_is_not(tmp_p
             resume = method(channel, "ResumeRun")
             code, text = await refusal(resume(pb.ResumeRunRequest(run_id="old")))
             assert code == grpc.StatusCode.FAILED_PRECONDITION
-            assert "goes on by itself" in text
+            assert "has not ended" in text
             await host.end("old", RunState.FAILED)
             answer = await resume(pb.ResumeRunRequest(run_id="old"))
             assert answer.run.parent_run_id == "old"

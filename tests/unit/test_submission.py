@@ -240,7 +240,7 @@ def test_a_resumed_run_is_a_run_of_its_own_that_goes_on_from_the_checkpoint() ->
     assert plan.config["hyperparams"] == {"lr": 3, "b": 2}
     assert plan.config["inputs"] == {"base_model_ref": "hf:y"}  # the two may not be given together
     assert {"run_id", "profiles"} & plan.config.keys() == set()
-    assert plan.note == "goes on from step-00000010.meta.json of run old at step 10"
+    assert plan.note == "resumes from step-00000010.meta.json of run old at step 10"
     again = submit({**plan.config, "inputs": {}}, parent_run_id="old")
     assert again.parent_run_id == "old"
     assert again.run_id != "old"
@@ -249,7 +249,7 @@ def test_a_resumed_run_is_a_run_of_its_own_that_goes_on_from_the_checkpoint() ->
 def test_a_run_without_a_checkpoint_starts_anew_and_is_not_taken_for_its_parent() -> None:
     config = {**JOB, "max_steps": 10}
     plan = plan_resume(parent(config={**config, "run_id": "old"}), overrides={}, checkpoint=None)
-    assert plan.note == "run old saved no checkpoint: this one starts from the beginning"
+    assert plan.note == "run old saved no checkpoint: this one starts from step 0"
     assert plan.config == config
 
 

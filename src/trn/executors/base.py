@@ -1,7 +1,7 @@
 """What an executor is: a plan goes in, a worker with an opaque reference comes out, and one day its exit.
 
 The plan is pure data that can be printed. An attempt is named by its key, and at most one process can ever stand for
-a key: the worker makes the attempt's record file before it does anything else, and whoever gives an attempt up makes
+a key: the worker makes the attempt's record file before it does anything else, and giving up an attempt makes
 the same file first, so that only one of the two can. Record and exit carry the submission's nonce: those of another
 submission are not believed.
 """
@@ -80,7 +80,7 @@ class FoundWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker's process ended. The code is None where nobody was there to see it."""
+    """How a worker's process ended. The code is None if it is not known."""
 
     exit_code: int | None = None  # negative: ended by that signal
     is_out_of_memory: bool = False  # the system says that it killed it for memory
@@ -146,7 +146,7 @@ class Executor(RunFiles, Protocol):
         ...
 
     async def find_workers(self) -> Sequence[FoundWorker]:
-        """Every worker that is alive, also those that nobody knows. OSError where that cannot be found out."""
+        """Every live worker, also unknown ones. OSError if that cannot be found out."""
         ...
 
     async def wait(self, key: AttemptKey, worker: Worker) -> WorkerExit:

@@ -102,7 +102,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 
 def _find_living(folder: RunFolder) -> str:
-    """Who works in the folder, by its records and its lease; empty: nobody."""
+    """The live process in the folder, by its records and its lease; empty: none."""
     for _, record in _read_records(folder):
         if is_same_process(record.pid, record.start_ticks, record.boot_id):
             return f"process {record.pid}"

@@ -68,9 +68,7 @@ class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
     existed: bool  # an equal run answers: nothing is trained again
     run_token: str = ""  # lets its holder see and cancel this run, and nothing else
     plan: dict[str, Any] | None = None  # of a dry run
-    notes: tuple[
-        str, ...
-    ] = ()  # worth knowing: where it goes on, what was passed over or could not be found out
+    notes: tuple[str, ...] = ()  # where it resumes, what was passed over or is not known
     env_differences: tuple[EnvDifference, ...] = ()
 
 

@@ -1,7 +1,7 @@
 """Opening the registry's file: one connection that writes, any number that read.
 
 SQLite writes to the file that it opened, wherever that is by now. A commit into a file that was deleted or replaced is
-durable, and nobody finds it again. So `OpenFile` looks at the path after each commit, before the commit is reported:
+durable, and lost all the same. So `OpenFile` looks at the path after each commit, before the commit is reported:
 - The file and its log (`-wal`) are known by device and inode.
 - If only this process writes the file, its size and time of change are known as well: in WAL mode it changes only in a
   checkpoint, and this process makes them all. So a copy over it (`cp backup registry.db`) is noticed, too.
@@ -18,9 +18,7 @@ from trn.core.errors import RegistryError, RegistryGoneError
 from trn.core.home import Home
 
 BUSY_TIMEOUT_MS = 30_000
-WRITER_BUSY_MS = (
-    2_000  # there is one writer: whoever else holds the lock is a stranger, and a loop would wait for them
-)
+WRITER_BUSY_MS = 2_000  # there is one writer; another program that holds the lock would block the loop
 
 
 _Place = tuple[int, int]  # device, inode
@@ -107,7 +105,7 @@ def open_writer(path: Source, *, is_durable: bool = True) -> sqlite3.Connection:
 def checkpoint(connection: sqlite3.Connection) -> tuple[int, int, int]:
     """Bring the log back into the file: (busy, frames in the log, frames checkpointed), as SQLite says.
 
-    Waits for nobody: while a reader is in the way, the writer has better things to do.
+    Does not wait for readers.
     """
     connection.execute("PRAGMA busy_timeout = 0")
     try:
@@ -168,7 +166,7 @@ def migrate(connection: sqlite3.Connection, package: str) -> int:
 
 
 def check_integrity(path: Path) -> list[str]:
-    """What SQLite itself finds wrong; empty where all is well. Waits for nobody."""
+    """What SQLite itself finds wrong; empty if all is well. Does not block others."""
     try:
         with contextlib.closing(open_reader(path)) as connection:
             found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
@@ -178,7 +176,7 @@ def check_integrity(path: Path) -> list[str]:
 
 
 def back_up(path: Path, target: Path) -> None:
-    """A consistent copy, for the owner alone, while everything goes on."""
+    """A consistent copy, for the owner alone, while others read and write."""
     with contextlib.closing(open_reader(path)) as source:
         copy_to(source, target)
 

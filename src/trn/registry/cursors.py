@@ -45,7 +45,7 @@ class OutboxTable(_Cursors):
         self._consumer = consumer
 
     def begin(self) -> "Future[int]":
-        """The last change that the consumer was told of; one that is new begins with what changes from now on."""
+        """The last change that the consumer has; a new one starts with the next change."""
 
         def change(connection: sqlite3.Connection) -> int:
             consumer = {"consumer": self._consumer}
@@ -66,7 +66,7 @@ class OutboxTable(_Cursors):
         return Backlog(row["num_runs"], row["num_events"])
 
     def move(self, places: Mapping[str, Place], change: int) -> "Future[None]":
-        """The consumer was told of all that; in one transaction."""
+        """The consumer has all of that; in one transaction."""
         moved = [
             {"run_id": run_id, "consumer": self._consumer, **p._asdict()} for run_id, p in places.items()
         ]

@@ -1,4 +1,4 @@
-"""Reads of the registry: for the daemon, and for commands while there is none. They wait for nobody."""
+"""Reads of the registry: for the daemon, and for commands while there is none. They do not wait for writers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,8 +24,8 @@ from trn.registry.rows import read_attempt, read_queued, read_run
 
 MAX_PAGE = 1000
 MAX_KINDS = 256  # of needs, that a look at the queue tells apart
-# A backoff that began so far in the future began before the clock was put back: nobody knows when it is over, so it is.
-# Not 0: who asks may have looked at the clock before the writer did.
+# A backoff that began so far in the future began before the clock was set back, and counts as over.
+# Not 0: the caller may have read the clock before the writer did.
 CLOCK_SLACK_MS = 1000
 
 

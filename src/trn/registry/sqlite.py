@@ -127,7 +127,7 @@ class RunRegistry(RegistryReader):
     def _add(
         self, connection: sqlite3.Connection, new: NewRun, *, member: int, is_certain: bool = False
     ) -> RunRecord | None:
-        """The run, queued. Unless `is_certain`: None where something that is there speaks against it."""
+        """The run, queued. Unless `is_certain`: None if an equal run, submission or family exists."""
         now_ms = self._clock_ms()
         run_id = member_id(new.run_id, member)
         asked = msgspec.structs.asdict(new)
@@ -170,7 +170,7 @@ class RunRegistry(RegistryReader):
         def change(connection: sqlite3.Connection) -> AttemptRecord:
             run = _get(connection, run_id)
             if run.is_cancel_wanted:
-                raise ConflictError(f"run {run_id} is to be cancelled")
+                raise ConflictError(f"run {run_id} is being cancelled")
             number, now_ms = run.attempt + 1, self._clock_ms()
             self._move(
                 connection, run, RunState.DISPATCHING, Cause(id="launching", values={"attempt": number})

@@ -1,14 +1,14 @@
 """One connection that writes. Changes that come while the disk is busy share the next commit, and so one fsync.
 
-A change is applied by whoever hands it in, as soon as no commit is under way; a thread does nothing but wait for the
+A change is applied by its caller, as soon as no commit is under way; a thread does nothing but wait for the
 disk. So a group of changes costs two changes of threads, and none for each statement: where two threads both want the
 interpreter, a statement costs more by waiting than by its work. Where changes are heavy, the thread applies them, too.
 
 Invariant: a future is resolved only after the commit that holds its change. A change that raises is taken back alone;
 the others of its group are not touched. If the commit fails, every one of the group fails, and none of it happened.
 Where the file is not at its path any more, every one of the group fails, too, and so do all after it: what was
-committed is in a file that nobody will find (see `connection`).
-While a commit is under way, nobody but the thread touches the connection.
+committed is in a file that is lost (see `connection`).
+While a commit is under way, only the thread uses the connection.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class RegistryWriter:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._settle_in = None  # whoever closes may be the one that would have settled
+            self._settle_in = None  # the caller may be the loop that would have settled
         self._orders.put(None)
         self._thread.join()
         if not self._gone:  # closing it would bring the log into a file that is not its own
@@ -122,7 +122,7 @@ class RegistryWriter:
         if self._is_closed:
             raise UnavailableError("the registry is closed")
 
-    # With the lock held, by whoever has the connection
+    # With the lock held, by the thread that has the connection
 
     def _go_on(self) -> None:
         """Apply what waits, and have it committed."""
@@ -135,7 +135,7 @@ class RegistryWriter:
     def _apply_waiting(self) -> None:
         while self._waiting and len(self._group) < MAX_GROUP:
             item = self._waiting.popleft()
-            if item.future.set_running_or_notify_cancel():  # else nobody wants it any more
+            if item.future.set_running_or_notify_cancel():  # else it was cancelled
                 self._apply(item)
 
     def _apply(self, item: _Item) -> None:
@@ -177,7 +177,7 @@ class RegistryWriter:
         self._gone = "" if self._file is None else self._file.find_problem()
         if self._gone:
             raise RegistryGoneError(
-                f"{self._gone}: nothing can be recorded. Stop the daemon (workers go on), put the file or a backup in its"
+                f"{self._gone}: nothing can be recorded. Stop the daemon (workers keep running), put the file or a backup in its"
                 " place, and start the daemon again: see `Backup and check` in docs/daemon.md"
             )
 
@@ -186,7 +186,7 @@ class RegistryWriter:
         self._roll_back(*(["ROLLBACK"] if is_first else ["ROLLBACK TO change", "RELEASE change"]))
         failed = [item.future]
         if not is_first and not self._connection.in_transaction:
-            group, self._group = self._group, []  # before anyone is told, and hands in more
+            group, self._group = self._group, []  # before a callback submits more
             failed += [applied.future for applied in group]
         for future in failed:
             future.set_exception(_explain(fault))
@@ -204,7 +204,7 @@ class RegistryWriter:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             order()
-        self._settle()  # closed: nobody else comes any more
+        self._settle()  # closed: nothing else is submitted
         while self._waiting or self._group:
             self._commit()
 
@@ -229,7 +229,7 @@ class RegistryWriter:
                 future.set_result(task())
             except Exception as fault:
                 future.set_exception(fault)
-        self._ended = ended  # only now: whoever settles it takes the connection
+        self._ended = ended  # only now: settling it takes the connection
         self._settle_soon()
 
     def _end_group(self) -> _Ended:
@@ -245,7 +245,7 @@ class RegistryWriter:
             self._connection.execute("COMMIT")
             failpoint("registry.committed")
             self.require_file()
-        except Exception as fault:  # whatever it is, this thread goes on and nobody waits in vain
+        except Exception as fault:  # whatever it is, every future is resolved
             self._roll_back("ROLLBACK")
             return _explain(fault)
         self.num_commits += 1
@@ -265,7 +265,7 @@ class RegistryWriter:
     # Where commits are settled
 
     def _settle(self) -> None:
-        """Resolve the futures of the commit that ended, let go of the connection, and go on. Safe to call again."""
+        """Resolve the futures of the commit that ended, release the connection, and continue. Safe to call again."""
         with self._lock:
             if self._ended is None:
                 return
@@ -284,7 +284,7 @@ class RegistryWriter:
             try:
                 self.on_commit()
             except Exception:
-                logger.exception("who was to hear of a commit failed")
+                logger.exception("the callback of a commit failed")
 
 
 def _explain(fault: BaseException) -> Exception:

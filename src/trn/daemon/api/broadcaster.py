@@ -1,8 +1,8 @@
-"""Live streams: what was committed, told to whoever watches. Nobody ever waits for a watcher.
+"""Live streams: what was committed, published to watchers. Nothing ever waits for a watcher.
 
 A topic (one run's events; the changes of all runs) has one bounded ring of what was published last, and each of its
-watchers a place in it. A watcher whose place has dropped out of the ring is told which numbers it missed, reads those
-from the run's file or the registry, and goes on. Since things are published after they are committed, and a watcher
+watchers a place in it. A watcher whose place has dropped out of the ring learns which numbers it missed, reads those
+from the run's file or the registry, and continues. Since things are published after they are committed, and a watcher
 takes its place before it reads what is stored, there is no gap between the two; what it gets twice it knows by number.
 """
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Published(Generic[T]):
-    """A thing in a ring, shared by all who watch. `encoded` is theirs to fill: it is serialised once for all."""
+    """An item of a ring, shared by all watchers. `encoded` is filled by the first: it is serialised once."""
 
     __slots__ = ("encoded", "first", "item", "last", "size_bytes")
 
@@ -85,7 +85,7 @@ class _Ring(Generic[T]):
         self.wake()
 
     def wake(self) -> None:
-        """Let those who wait look again; the others look anyway, when they come by."""
+        """Wake the watchers that wait."""
         self._news.set()
         self._news.clear()
 
@@ -141,7 +141,7 @@ class Watch(Generic[T]):
         if self.place < self._ring.begin and not self.is_behind:
             self.is_behind = True
             logger.warning(
-                "the watcher %s of %s fell behind: it has %d and the newest is %d; it is told to read what it missed",
+                "the watcher %s of %s fell behind: it has %d and the newest is %d; it reads what it missed from the store",
                 self._identity,
                 self._ring.topic,
                 self._seen,
@@ -191,11 +191,11 @@ class RunEventBroadcaster:
         ring = self._events.get(run_id)
         if ring is None:
             ring = self._events[run_id] = _Ring(run_id, max_items=self._max_items, max_bytes=self._max_bytes)
-        self._wake.set()  # what was committed meanwhile may have seen nobody watch
+        self._wake.set()  # a commit just before this one may have seen no watcher
         return Watch(ring, identity, self)
 
     def watch_runs(self, identity: str) -> RunWatch:
-        """Runs that change from now on, each as it is by then: of several changes in a row the last is told."""
+        """Runs that change from now on, each as it is by then: of several changes in a row only the last comes."""
         self._begin()
         if self._runs is None:
             self._runs = _Ring(_RUNS, max_items=self._max_items, max_bytes=self._max_bytes)
@@ -217,9 +217,9 @@ class RunEventBroadcaster:
         """Something was committed. Any thread; many calls are one wake."""
         loop = self._loop
         if self._is_woken or loop is None or (self._runs is None and not self._events):
-            return  # also where nobody watches: who begins to, reads the registry first
+            return  # also without watchers: a new one reads the registry first
         self._is_woken = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody watches any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._wake.set)
 
     async def run(self) -> None:
@@ -259,12 +259,12 @@ class RunEventBroadcaster:
         return len(records) == PAGE
 
     def _begin(self) -> None:
-        """With the first watcher: what changed while nobody watched is no news."""
+        """With the first watcher: earlier changes are not news."""
         if self._runs is None and not self._events:
             self._change = self._registry.last_change()
 
     def forget(self, topic: str) -> None:
-        """Drop a topic that nobody watches any more."""
+        """Drop a topic without watchers."""
         ring = self._events.get(topic)
         if ring is not None and not ring.watches:
             del self._events[topic]

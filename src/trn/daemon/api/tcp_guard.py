@@ -1,6 +1,6 @@
 """Connections from the network whose caller has not shown a token yet: few of them, and not for long.
 
-gRPC accepts connections, makes TLS and reads requests by itself, and tells nobody of a connection before its first call.
+gRPC accepts connections, makes TLS and reads requests by itself, and reports a connection only at its first call.
 So the guard looks at this process's own descriptors: which of them are connections to our port, and which of those have
 made a call with a valid token. Every other one is a stranger. A stranger is shut when its time is over; where there are
 too many, the oldest are shut first. A newcomer is never refused for them, so a flood of idle connections does not keep

@@ -1,4 +1,4 @@
-"""Who may call over TCP. Through the socket, whose folder is the owner's alone, nobody is asked.
+"""Who may call over TCP. Calls through the socket need no token: its folder is private to the owner.
 
 The operator's token is a secret in a file of the home. A run token is made from it: it names a run by its id and the
 nonce of its submission, a day on which it ends, and an HMAC that only the daemon can make. Nothing is stored; another
@@ -118,7 +118,7 @@ _OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "
 def require_allowed(
     grant: RunGrant | None, method: str, request: Any, nonce_of: Callable[[str], str | None]
 ) -> None:
-    """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do all.
+    """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do everything.
 
     With a run's token its name means that very run, and neither the newest of its family nor another submission that has
     the id by now. `nonce_of` a run that is not there is None.

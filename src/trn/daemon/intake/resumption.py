@@ -1,4 +1,4 @@
-"""Going on from where an ended run stood: the config of the run that does, and the checkpoint it begins at."""
+"""Resuming an ended run: the config of the new run, and the checkpoint it starts from."""
 
 import asyncio
 import contextlib
@@ -33,14 +33,14 @@ class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to submit, and where it begins, in words."""
+    """What to submit, and where it starts, in words."""
 
     config: dict[str, Any]
     note: str
 
 
 class Resumption:
-    """Reads what a resume asks for, in a daemon's home."""
+    """Turns a resume into a submission."""
 
     def __init__(
         self, registry: ReadableRegistry, home: Home, *, secrets: SecretValues, max_config_bytes: int
@@ -67,9 +67,7 @@ class Resumption:
         if request.run_id:
             return await self._resume_run(request, overrides, checkpoint)
         if checkpoint is None or not given.config_json:
-            raise InvalidRequestError(
-                "resume needs a run_id, or a checkpoint_path with the config to go on with"
-            )
+            raise InvalidRequestError("resume needs a run_id, or a checkpoint_path with a config")
         config = merge(self._read_config(given.config_json), overrides)
         saver = self._find_saver(checkpoint)
         resumed = msgspec.structs.replace(
@@ -121,7 +119,7 @@ class Resumption:
     def _find_secrets(
         self, parent: RunRecord, config: Mapping[str, Any], given: Mapping[str, Secret]
     ) -> dict[str, Secret]:
-        """Those that are given, and those that its parent had. InvalidRequestError where a value is not known."""
+        """Those that are given, and those of its parent. InvalidRequestError if a value is not known."""
         env = config.get("env") or {}
         wanted = [name for name in parent.secret_env if name not in given and name not in env]
         found, missing = self._secrets.find(parent.submission_id, wanted)
@@ -147,10 +145,10 @@ class Resumption:
 def plan_resume(
     parent: RunRecord, *, overrides: Mapping[str, Any], checkpoint: SavedCheckpoint | None
 ) -> ResumePlan:
-    """The config that goes on from that checkpoint of an ended run; None: it never saved one."""
+    """The config that resumes an ended run from that checkpoint; None: it never saved one."""
     if not parent.state.is_terminal:
         raise ConflictError(
-            f"run {parent.run_id} is {parent.state}: it goes on by itself; cancel it first, or wait for its end"
+            f"run {parent.run_id} is {parent.state}: it has not ended; cancel it first, or wait for its end"
         )
     config = merge(
         {name: value for name, value in parent.config.items() if name not in _NOT_INHERITED}, overrides
@@ -160,7 +158,7 @@ def plan_resume(
         _require_more(parent, config, overrides)
     if checkpoint is None:
         begins = config.get("resume_checkpoint_path")
-        where = f"begins at {begins}, as it did" if begins else "starts from the beginning"
+        where = f"starts from {begins}, as it did" if begins else "starts from step 0"
         return ResumePlan(config=config, note=f"run {parent.run_id} saved no checkpoint: this one {where}")
     return ResumePlan(config=with_checkpoint(config, checkpoint), note=describe(checkpoint))
 
@@ -169,11 +167,11 @@ def describe(checkpoint: SavedCheckpoint) -> str:
     of = f" of run {checkpoint.run_id}" if checkpoint.run_id else ""
     forced = f", although it holds {checkpoint.non_finite}" if checkpoint.non_finite else ""
     unverifiable = "" if checkpoint.is_verifiable else "; its meta has no digest, so it cannot be verified"
-    return f"goes on from {checkpoint.path.name}{of} at step {checkpoint.step}{forced}{unverifiable}"
+    return f"resumes from {checkpoint.path.name}{of} at step {checkpoint.step}{forced}{unverifiable}"
 
 
 def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """The config, to begin at that checkpoint; instead of where it began before."""
+    """The config, starting from that checkpoint instead of the one before."""
     resumed = {**config, "resume_checkpoint_path": str(checkpoint.path)}
     if checkpoint.non_finite:
         resumed["resume_non_finite"] = True
@@ -201,7 +199,7 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _require_more(parent: RunRecord, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """A complete run has nothing left to do: its worker would load the checkpoint and end at once."""
+    """InvalidRequestError if the run is complete: its worker would load the checkpoint and exit."""
     if parent.state is not RunState.COMPLETED:
         return
     batches = config.get("mock_batches")
@@ -222,5 +220,5 @@ def _require_more(parent: RunRecord, config: Mapping[str, Any], overrides: Mappi
         given = f" (max_steps is {wanted})" if "max_steps" in overrides else ""
         raise InvalidRequestError(
             f"run {parent.run_id} is complete at step {parent.step}: there is nothing left to do{given}; raise max_steps"
-            " or epochs to go on"
+            " or epochs to continue"
         )

@@ -3,7 +3,7 @@
 Whether the result of an equal run still stands is looked up on the disk:
 - Modules that it imported from outside its frozen code: they are known only once it has run.
 - Files that its hyperparams name, if they changed after its end (the class may write to them). Folders do not count.
-- Its final checkpoint: who deletes a run's files wants it trained again.
+- Its final checkpoint: a run whose files were deleted is trained again.
 """
 
 import asyncio

@@ -142,7 +142,7 @@ class RunJudge:
         return msgspec.structs.replace(new, digest=found.digest), found.by_name
 
     def find_differences(self, new: NewRun, submission: Submission) -> list[EnvDifference]:
-        """Variables that the worker will not have as the caller has them, where the caller told its own."""
+        """Variables that the worker will not have as the caller has them, if the caller sent its own."""
         if not submission.caller_salt:
             return []
         decided = {*self._dispatcher.plan(with_id(new, new.run_id)).plan.env, *submission.secret_env}

@@ -22,7 +22,7 @@ from trn.core.errors import InvalidRequestError
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One that looks whole. `passed_over`: newer ones that are not taken, and why. `non_finite`: what is NaN or infinite.
 
-    `is_verifiable`: its meta has a digest. `is_chosen`: nobody named it, so its worker may take an older one instead.
+    `is_verifiable`: its meta has a digest. `is_chosen`: the daemon chose it, so its worker may take an older one instead.
     """
 
     path: Path

@@ -149,7 +149,7 @@ def parse_job(config: dict[str, Any]) -> TrainingJobSpec:
 
 
 def make_run_id(config: dict[str, Any]) -> str:
-    """A name that a person can tell from others, and that nobody has."""
+    """A readable name that no run has."""
     name = config.get("name") or str(config.get("trainer") or "").rpartition(":")[2] or "run"
     return f"{slug_from(str(name)) or 'run'}-{secrets.token_hex(4)}"
 

@@ -108,7 +108,7 @@ class LocalExecutor(LocalFiles):
         return self._launchers.state
 
     async def aclose(self) -> None:
-        """Let go of the launcher. It and the workers go on."""
+        """Disconnect from the launcher. It and the workers keep running."""
         await self._launchers.aclose()
 
     def _note_end(self, message: Ended) -> None:
@@ -173,7 +173,7 @@ class LocalExecutor(LocalFiles):
         return ImportCheck(problem=reply.message)
 
     async def _settle_launch(self, plan: LaunchPlan, problem: str) -> Worker:
-        """After this it is certain: either the worker has the attempt, or nobody ever will."""
+        """Decide it: either the worker has the attempt, or no worker ever will."""
         try:
             found = await asyncio.to_thread(take_or_find, plan.attempt_dir, plan.number, plan.nonce)
         except OSError as fault:
@@ -185,7 +185,7 @@ class LocalExecutor(LocalFiles):
         return worker_of(found)
 
     async def find(self, key: AttemptKey) -> Worker | None:
-        """See `Executor.find`. UnavailableError where the disk lets nobody decide."""
+        """See `Executor.find`. UnavailableError if its record cannot be read or written."""
         try:
             found = await asyncio.to_thread(take_or_find, self._attempt_dir(key), key.number, key.nonce)
             return None if found is None else worker_of(found)

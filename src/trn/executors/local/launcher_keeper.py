@@ -43,7 +43,7 @@ _Name = tuple[int, int | None]  # of a launcher's process: pid and start
 
 
 class LauncherKeeper:
-    """Belongs to one event loop. `on_ended` hears of every worker's end that a launcher tells.
+    """Belongs to one event loop. `on_ended` is called for every worker's end that a launcher reports.
 
     A launcher that hangs is given up early enough for another one to start a worker in `start_timeout_s`.
     """
@@ -77,7 +77,7 @@ class LauncherKeeper:
         self._keeper = asyncio.create_task(self._keep_launcher(), name="launcher-keeper")
 
     async def aclose(self) -> None:
-        """Let go of the launcher. It and the workers go on."""
+        """Disconnect from the launcher. It and the workers keep running."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -99,7 +99,9 @@ class LauncherKeeper:
                 delay.reset()
                 await link.lost.wait()
                 if self._link is link:  # else it was replaced
-                    logger.warning("the launcher (pid %d) is gone; its workers go on", link.info.pid)
+                    logger.warning(
+                        "the launcher (pid %d) has exited; its workers keep running", link.info.pid
+                    )
 
     async def have_link(self) -> LauncherLink:
         """To a launcher that has what is installed now."""
@@ -220,7 +222,8 @@ class LauncherKeeper:
     def _note_hung(self, info: LauncherInfo) -> None:
         """We never ask it again. Should it wake up, it finds that it is retired."""
         logger.warning(
-            "the launcher with pid %d does not answer and is given up; its workers go on", info.pid
+            "the launcher with pid %d does not answer; another one is used. Its workers keep running",
+            info.pid,
         )
         self._hung.add(_name(info))
         with contextlib.suppress(OSError):

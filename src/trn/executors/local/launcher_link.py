@@ -30,7 +30,7 @@ LOG_NAME = "launcher.log"
 
 
 class HungError(ConnectionError):
-    """The launcher lives and answers nothing: as good as dead, but that it may wake up one day."""
+    """The launcher is alive and does not answer."""
 
 
 class LauncherLink:
@@ -56,7 +56,7 @@ class LauncherLink:
     async def connect(
         cls, folder: Path, info: LauncherInfo, on_ended: Callable[[Ended], None]
     ) -> "LauncherLink":
-        """OSError where nobody listens."""
+        """OSError if nothing listens there."""
         address = socket_address(folder / Path(info.socket).name)
         reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
         return cls(info, reader, writer, on_ended)
@@ -83,7 +83,7 @@ class LauncherLink:
         finally:
             self._waiting.pop(id_, None)
             if reply.done() and not reply.cancelled():
-                reply.exception()  # it is told already, or nobody asks any more
+                reply.exception()  # it was raised already, or is not wanted any more
 
     async def _knock(self, timeout_s: float) -> None:
         try:
@@ -100,7 +100,7 @@ class LauncherLink:
                 elif (reply := self._waiting.get(message.id)) is not None and not reply.done():
                     reply.set_result(message)
         except (OSError, ValueError, msgspec.MsgspecError):
-            pass  # a launcher that speaks another language is as good as gone
+            pass  # of a protocol that we do not know: treated as gone
         finally:
             self.lost.set()
             for reply in self._waiting.values():

@@ -35,6 +35,8 @@ SHARES = {
     "redis out of memory": 1,
 }
 LOOK_EVERY_S = 0.05
+ANSWER_S = 10 * DEADLINE_S  # daemons and Redis are killed every few seconds
+NEWEST = 400
 EVENTS, RUNS, COMMANDS, REPLIES = "trn:events", "trn:runs", "trn:commands", "trn:replies"
 
 
@@ -47,6 +49,7 @@ class FaultyBus:
         self._restarts: set[asyncio.Task[None]] = set()
         self.requests: dict[str, str] = {}  # request id -> what was asked
         self.is_away = False
+        self._is_over = False
         if shutil.which("redis-server") is None:
             self.problem = "redis-server is not installed"
         else:
@@ -58,6 +61,7 @@ class FaultyBus:
         return "" if self.server is None else f'event_bus = "{self.server.url}?maxlen=100000000"\n'
 
     def end(self) -> None:
+        self._is_over = True
         if self.server is not None:
             self.server.__exit__(None, None, None)
 
@@ -124,7 +128,7 @@ class FaultyBus:
         await self._insist({"command": "cancel", "run_id": run_id, "reason": "the harness wants it"})
 
     async def _insist(self, fields: dict[str, str]) -> dict[str, str]:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(ANSWER_S):
             while True:
                 reply = await asyncio.to_thread(self._ask, fields)
                 if reply["ok"] == "1":
@@ -138,7 +142,7 @@ class FaultyBus:
         self.requests[request_id] = fields["command"]
         is_sent = False
         with contextlib.closing(self.server.connect()) as client:
-            while True:
+            while not self._is_over:
                 try:
                     if not is_sent:
                         # What Redis had taken before it was killed is there again; so look before sending it twice.
@@ -152,10 +156,13 @@ class FaultyBus:
                 except redis.RedisError:
                     pass
                 self.server.wait_a_moment()
+        return {"ok": "0", "code": "unavailable"}
 
     @staticmethod
     def _find(client: "redis.Redis", stream: str, request_id: str) -> list[dict[str, str]]:
-        found: Any = client.xrange(stream)
+        found: Any = client.xrevrange(
+            stream, count=NEWEST
+        )  # a long soak has thousands, and each asker looks often
         entries = [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
         return [entry for entry in entries if entry.get("request_id") == request_id]
 

@@ -13,11 +13,12 @@ from daemon_process import DEADLINE_S, DaemonProcess
 from small_disk import SmallDisk
 
 from gen_worker.contract.failpoints import ORCHESTRATOR
+from trn.core.errors import AlreadyRunningError
 from trn.core.home import Home
 
 LOOK_EVERY_S = 0.02
 AROUND_A_COMMIT = tuple(name for name in ORCHESTRATOR if name.startswith("registry."))
-REFUSED = 1  # the exit code of a daemon that did not start
+REFUSED = (1, AlreadyRunningError.daemon_exit_code)  # of a daemon that did not start
 
 
 T = TypeVar("T")
@@ -120,14 +121,14 @@ class DaemonKeeper:
         if daemon is self._shot:  # who shot it has counted it
             self._owe(name)
             return
-        if code == REFUSED:
+        if code in REFUSED:
             self._owe(name)
         if code == -signal.SIGKILL and name:
             self._has_died_at_failpoint = True
             self._struck[f"daemon killed at {name}"] += 1
-        elif code == REFUSED and has_rival:  # even if that one was killed before we looked
+        elif code in REFUSED and has_rival:  # even if that one was killed before we looked
             self._struck["daemon gave way to another"] += 1
-        elif code == REFUSED and self._disk.full_until >= self._began_at:
+        elif code in REFUSED and self._disk.full_until >= self._began_at:
             self._struck["daemon refused to start on a full disk"] += 1
         else:
             self.faults.append(f"a daemon ended by itself, with {code}: see {daemon.log}")

@@ -41,7 +41,7 @@ from moved_clock import MovedClock
 from small_disk import SmallDisk
 
 from gen_worker.contract.files.durable import replace_file
-from gen_worker.contract.process_identity import is_same_process, read_process
+from gen_worker.contract.process_identity import ProcessIdentity, is_same_process, read_process
 from gen_worker.launcher.attempt_records import AttemptRecord, record_path
 from gen_worker.launcher.messages import LauncherInfo, encode
 from trn.core.errors import TrnError
@@ -201,10 +201,11 @@ class FaultStrikes:
                 ]
         except (TrnError, sqlite3.Error):  # the disk is full, say
             return []
+        processes = [(run_id, one.number, ProcessIdentity.of(one.worker)) for run_id, one in attempts]
         return [
-            (run_id, one.number, one.pid, one.start_ticks)
-            for run_id, one in attempts
-            if is_same_process(one.pid, one.start_ticks, one.boot_id)
+            (run_id, number, process.pid, process.start_ticks)
+            for run_id, number, process in processes
+            if process.is_alive()
         ]
 
     async def _signal_launcher(self, number: int) -> bool:

@@ -6,8 +6,8 @@ own are checked by the worker and by `--check`.
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pyarrow as pa
@@ -27,13 +27,6 @@ from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
 MAX_PARAMETERS = 50_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaOnly:
-    """Data of which only the schema is known."""
-
-    schema: pa.Schema
-
-
 def find_start_faults(config: RunnerConfig, job: TrainingJobSpec, base_dir: Path) -> list[str]:
     """One text for each fault. What cannot be checked here is no fault. Blocks."""
     try:
@@ -45,7 +38,7 @@ def find_start_faults(config: RunnerConfig, job: TrainingJobSpec, base_dir: Path
         return []
     ctx = StepContext(
         job=msgspec.structs.replace(job, resources=ResourcesSpec(devices=["cpu"]), precision="fp32"),
-        dataset=None if training is None else SchemaOnly(training),
+        dataset=None if training is None else SimpleNamespace(schema=training),
         device="cpu",
     )
     try:

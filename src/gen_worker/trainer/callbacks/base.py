@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gen_worker.callbacks")
 
-HOOKS = (
-    "on_train_begin",
-    "on_epoch_begin",
-    "on_batch_begin",
-    "on_batch_end",
-    "on_metrics",
-    "on_validation_begin",
-    "on_validation_end",
-    "on_epoch_end",
-    "on_checkpoint",
-    "on_train_end",
-    "on_exception",
-)
-
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class RunHandle:
@@ -166,3 +152,6 @@ class Callback:
         """Restore what a checkpoint kept. Constructor arguments keep their new values."""
         for name, value in payload.items():
             setattr(self, name, value)
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

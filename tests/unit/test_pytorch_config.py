@@ -274,7 +274,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weights of another model": (
         job(HYPERPARAMS, weights="other.pt"),
-        "the file has, and the model lacks: other.weight",
+        "missing in the model: other.weight",
     ),
     "data that is not there": (
         job(HYPERPARAMS, dataset={"parquet_paths": ["cows.parquet"], "batch_size": 8}),

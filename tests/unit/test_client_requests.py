@@ -51,6 +51,7 @@ def test_a_resume_of_a_checkpoint_has_its_job_and_that_of_a_run_the_changes() ->
     of_checkpoint = make_resume_request("", {"checkpoint_path": "c.meta.json", "config": config}, passed={})
     assert of_checkpoint.submission.config_json == b'{"max_steps":2}'
     assert of_checkpoint.submission.base_dir == str(Path.cwd())
+    assert make_submit_request({}, {}).config_json == b"{}", "the daemon names what is missing"
     assert of_checkpoint.checkpoint_path == str(Path.cwd() / "c.meta.json")
 
 

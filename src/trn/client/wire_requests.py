@@ -88,8 +88,8 @@ def make_resume_request(
     """`passed` are variables of this process that the settings always pass on."""
     _require_known(options, ResumeOptions)
     overrides, config = dict(options.get("overrides") or {}), options.get("config")
-    document, folder = read_config(config) if config is not None else ({}, Path.cwd())
-    changed = overrides if config is None else document
+    document, folder = (None, None) if config is None else read_config(config)
+    changed = overrides if document is None else document
     secrets = lay_variables(changed, passed, options.get("env", {}), options.get("secret_env", {}))
     return pb.ResumeRunRequest(
         run_id=run_id,
@@ -97,12 +97,14 @@ def make_resume_request(
         overrides_json=encode(overrides, "overrides") if overrides else b"",
         is_forced=options.get("is_forced", False),
         is_exact=options.get("is_exact", False),
-        submission=_make_submission(document, {"base_dir": folder} if document else {}, options, secrets),
+        submission=_make_submission(
+            document, {} if folder is None else {"base_dir": folder}, options, secrets
+        ),
     )
 
 
 def _make_submission(
-    document: Mapping[str, Any],
+    document: Mapping[str, Any] | None,
     defaults: Mapping[str, Any],
     options: SubmitOptions,
     secret_env: Mapping[str, str],
@@ -126,7 +128,7 @@ def _make_submission(
     given["submission_id"] = given.get("submission_id") or draw_submission_id()
     caller_env, caller_salt = tell_environment()
     return pb.Submission(
-        config_json=encode(document, "config") if document else b"",
+        config_json=b"" if document is None else encode(document, "config"),
         caller_env=caller_env,
         caller_salt=caller_salt,
         takes_refusal=True,

@@ -11,7 +11,7 @@ from trn.core.errors import InvalidRequestError
 
 UNNAMED = "unnamed"
 _TRAINER_REF = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-TEXTS = ("tags", "env")  # their values are text, also where they look like numbers
+TEXTS = ("tags", "env")  # their values are text, even if they look like numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def read_job(path: Path, changes: Changes) -> Job:
 
 
 def is_trainer_ref(path: Path) -> bool:
-    """Whether what was given as a job is `module:Symbol`, a trainer class without a file."""
+    """Whether the job is `module:Symbol`, a trainer class without a file."""
     return _TRAINER_REF.fullmatch(path.name) is not None and not _exists(path)
 
 
@@ -95,7 +95,7 @@ def find_field_faults(config: dict[str, Any]) -> list[Fault]:
 
 
 def read_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` texts as one object, to be laid over a job."""
+    """`key=value` texts as one object, to be merged into a job."""
     overrides: dict[str, Any] = {}
     faults = [fault for text in assignments if (fault := assign(overrides, text))]
     if faults:
@@ -119,7 +119,7 @@ def assign(document: dict[str, Any], text: str) -> Fault | None:
             return _option_fault(
                 f"--set {text}", f"{'.'.join(names[:depth])} is {below!r}, which has no fields"
             )
-        place[name] = dict(below or {})  # what it was read from is not ours to change
+        place[name] = dict(below or {})  # a copy: the document that was read is not changed
         place = place[name]
     is_text = names[0] in TEXTS and len(names) > 1 and value != "null"
     try:
@@ -135,7 +135,7 @@ def _option_fault(option: str, message: str) -> Fault:
 
 
 def _apply(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
-    """Change the config in place; the faults of what cannot be."""
+    """Change the config in place; yields the faults."""
     for text in changes.assignments:
         if fault := assign(config, text):
             yield fault

@@ -8,7 +8,6 @@ import click
 from trn.cli.exit_codes import ExitCode
 from trn.cli.following.follow import Follower, describe
 from trn.cli.submitting.submit_options import describe_differences, say_differences, say_kept
-from trn.core.runs import NOT_TRAINED
 from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
@@ -50,13 +49,14 @@ async def submit_and_follow(
     with output.holding_lines():
         code.say(output)
         submission = await answered(output, request)
-        for note in map(plain, submission.notes):
-            if note.startswith(NOT_TRAINED):  # before all other lines
-                output.say_first(note)
+        notes = [plain(note) for note in submission.notes]
+        if (
+            submission.existed and notes
+        ):  # an equal run answers: the first note says so, before all other lines
+            output.say_first(notes.pop(0))
     say_kept(output, asked, submission)
-    for note in map(plain, submission.notes):
-        if not note.startswith(NOT_TRAINED):
-            output.say(f"trn: {note}")
+    for note in notes:
+        output.say(f"trn: {note}")
     say_differences(output, submission.env_differences)
     run, is_detached = submission.run, options["is_detached"]
     if is_detached and not options["is_json"]:

@@ -20,7 +20,7 @@ from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import CheckpointError, Fault
 from trn.core.home import Home, RunFolder
 
-# Whatever may end a run before its `max_steps`: then these are only a limit.
+# These may end a run before its `max_steps`.
 EARLIER_ENDS = ("epochs", "mock_batches", "early_stopping", "callbacks", "time_limit_s")
 TIGHT = 1.25
 MAX_LOOKED = 32  # earlier runs
@@ -80,7 +80,7 @@ def _judge(config: Mapping[str, Any], base_dir: Path, home: Home, free: int, min
 
 
 def count_at_once(config: Mapping[str, Any], from_step: int = 0) -> tuple[int, int]:
-    """(at least, likely) how many checkpoints lie in the run's folder at once: kept, and the one being written."""
+    """(min, likely) number of checkpoints on disk at once: those kept, and the one being written."""
     kept = config.get("checkpoints")
     kept = kept if isinstance(kept, Mapping) else {}
     keep_last, keep_best = (
@@ -126,7 +126,7 @@ def _find_known(config: Mapping[str, Any], base_dir: Path, home: Home) -> _Known
 
 
 def _find_earlier(config: Mapping[str, Any], home: Home) -> _Known | None:
-    """The newest checkpoint of the newest run of that trainer class under that name, of those we look at."""
+    """The newest checkpoint of the newest run with that trainer class and name."""
     begin = slug_from(str(config.get("name") or str(config.get("trainer", "")).rpartition(":")[2]))
     try:
         with os.scandir(home.root / "runs") as entries:
@@ -158,7 +158,7 @@ def _find_earlier(config: Mapping[str, Any], home: Home) -> _Known | None:
 
 
 def _size(path: Path) -> int:
-    """Of a checkpoint, given by any of its files: what lies beside its meta under the same name."""
+    """The size of a checkpoint, given by any of its files."""
     stem = path.name.removesuffix(META_SUFFIX) if path.name.endswith(META_SUFFIX) else path.stem
     total = 0
     with os.scandir(path.parent) as entries:

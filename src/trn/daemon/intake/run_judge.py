@@ -42,7 +42,7 @@ class DeviceInventory(Protocol):
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that may be queued. `by_name`: data that was compared by its name alone, for people."""
+    """A run that may be queued. `by_name`: data that is compared by name only."""
 
     run: NewRun
     notes: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class RunJudge:
         return faults, check_room(new.config, Path(new.base_dir or "/"), self._home, min_free_bytes=least)
 
     async def _identify(self, new: NewRun, submission: Submission) -> tuple[NewRun, tuple[str, ...]]:
-        """The run with its family and its digest, and what of its data was compared by its name."""
+        """The run with its family and digest, and which of its data is compared by name only."""
         is_named, family = "run_id" in new.config, new.run_id
         known = self._registry.family_of(family)
         while known and not is_named and not submission.family:
@@ -176,7 +176,7 @@ class RunJudge:
             return None
 
     async def _find_log_faults(self, submission: Submission) -> list[Fault]:
-        """Of the paths for log lines that the daemon cannot write to."""
+        """Log paths that the daemon cannot write to."""
         faults = []
         for name, path, find in (
             ("log_dir", submission.log_dir, find_folder_fault),
@@ -188,7 +188,7 @@ class RunJudge:
         return faults
 
     def read(self, submission: Submission) -> NewRun:
-        """By what was submission alone. InvalidRequestError, InfeasibleError."""
+        """From the submission alone. InvalidRequestError, InfeasibleError."""
         return read_submission(
             submission,
             inventory=self._devices.inventory,
@@ -202,7 +202,7 @@ def with_id(new: NewRun, run_id: str) -> NewRun:
 
 
 def _say_recorded(new: NewRun) -> list[str]:
-    """The job's own `env` is part of what was submission for, and so of the record; that must not be a surprise."""
+    """Warn of secrets in the job's own `env`, which is recorded with the run."""
     names = [name for name in new.config.get("env", {}) if looks_secret(name)]
     return [
         f"env.{name} of the job looks like a secret and is recorded with the run: take it out of the job, and pass it"

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from operator import attrgetter
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -30,11 +31,12 @@ Convert = Callable[[Any], Any]
 
 def to_message(record: Any, kind: type[M], *, without: str = "") -> M:
     """The message of that kind with all that the record has of it; `without` names a field that is left out."""
-    values = {}
-    for name, attribute, convert in _writers(type(record), kind):  # type: ignore[arg-type]
+    names, get, others = _writers(type(record), kind)  # type: ignore[arg-type]
+    values = {name: value for name, value in zip(names, get(record), strict=False) if value}
+    for name, attribute, convert in others:
         value = getattr(record, attribute)
         if value is not None and name != without:
-            values[name] = value if convert is None else convert(value)
+            values[name] = convert(value)
     return kind(**values)
 
 
@@ -45,14 +47,12 @@ def from_message(message: Message, kind: type[T]) -> T:
 
 def read_fields(message: Message, kind: Callable[..., Any]) -> dict[str, Any]:
     """What the message has of the fields of a record, or of the parameters of a function."""
-    values = {}
-    for name, field, is_required, convert in _readers(type(message), kind):  # type: ignore[arg-type]
-        value = getattr(message, field.name)
-        is_absent = (
-            not message.HasField(field.name) if field.has_presence else name != field.name and not value
-        )
-        if is_required or not is_absent:
-            values[name] = convert(value)
+    readers, unset = _readers(type(message), kind)  # type: ignore[arg-type]
+    values = dict(unset)
+    for field, value in message.ListFields():
+        reader = readers.get(field.name)
+        if reader is not None:
+            values[reader[0]] = reader[1](value)
     return values
 
 
@@ -95,16 +95,26 @@ def state_word(number: int) -> str:
 
 
 @functools.cache
-def _writers(record: type, message: type[Message]) -> list[tuple[str, str, Convert | None]]:
-    """(field, attribute of the record, conversion) for all that both have."""
-    found: list[tuple[str, str, Convert | None]] = []
+def _writers(
+    record: type, message: type[Message]
+) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[tuple[str, str, Convert]]]:
+    """Of all that both have: the fields that are taken as they are, if they are set, and what gets their values; then
+    (field, attribute of the record, conversion) of the others.
+    """
+    plain: list[str] = []
+    others: list[tuple[str, str, Convert]] = []
     for field in message.DESCRIPTOR.fields:
-        plain = field.name.removesuffix(JSON)
+        data = field.name.removesuffix(JSON)
         if hasattr(record, field.name):
-            found.append((field.name, field.name, _writer(field)))
-        elif plain != field.name and hasattr(record, plain):
-            found.append((field.name, plain, lambda value: msgspec.json.encode(value) if value else b""))
-    return found
+            convert = _writer(field)
+            if convert is None and not field.has_presence:
+                plain.append(field.name)
+            else:
+                others.append((field.name, field.name, convert or _same))
+        elif data != field.name and hasattr(record, data):
+            others.append((field.name, data, lambda value: msgspec.json.encode(value) if value else b""))
+    get = attrgetter(*plain, "__class__", "__class__")  # with two names at least it makes a tuple
+    return plain, get, others
 
 
 def _writer(field: Any) -> Convert | None:
@@ -121,18 +131,28 @@ def _writer(field: Any) -> Convert | None:
 
 
 @functools.cache
-def _readers(message: type[Message], kind: Callable[..., Any]) -> list[tuple[str, Any, bool, Convert]]:
-    """(parameter, field, whether it must be given, conversion) for all that both have."""
+def _readers(
+    message: type[Message], kind: Callable[..., Any]
+) -> tuple[dict[str, tuple[str, Convert]], dict[str, Any]]:
+    """Of all that both have: field -> (parameter, conversion); and the values of fields that are not set, where they are
+    not the parameter's own default.
+    """
     hints = get_type_hints(kind)
     fields = message.DESCRIPTOR.fields_by_name
-    found = []
-    for parameter in inspect.signature(kind).parameters.values():
-        name, is_required = parameter.name, parameter.default is parameter.empty
-        if name in fields:
-            found.append((name, fields[name], is_required, _reader(fields[name], hints[name])))
-        elif name + JSON in fields:
-            found.append((name, fields[name + JSON], is_required, _read_json))
-    return found
+    readers: dict[str, tuple[str, Convert]] = {}
+    unset: dict[str, Any] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        field = fields.get(name) or fields.get(name + JSON)
+        if field is None:
+            continue
+        convert = _reader(field, hints[name]) if field.name == name else _read_json
+        readers[field.name] = name, convert
+        value = convert(getattr(message(), field.name))
+        if parameter.default is parameter.empty:
+            unset[name] = value
+        elif not field.has_presence and not isinstance(value, dict) and value != parameter.default:
+            unset[name] = value  # 0 on the wire is 0, also if the default here is another
+    return readers, unset
 
 
 def _reader(field: Any, hint: Any) -> Convert:

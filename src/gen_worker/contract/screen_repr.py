@@ -1,9 +1,10 @@
 """A `repr` that fits a screen, for notebooks and debuggers."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 
@@ -39,14 +40,17 @@ def screen_repr(owner: object, fields: Mapping[str, object]) -> str:
 
 def struct_repr(owner: msgspec.Struct) -> str:
     """`screen_repr` of the fields that are not at their defaults."""
-    fields = {}
+    return screen_repr(owner, {field.name: value for field, value in changed_fields(owner)})
+
+
+def changed_fields(owner: msgspec.Struct) -> Iterator[tuple[msgspec.structs.FieldInfo, Any]]:
+    """(field, value) of the fields that are not at their defaults."""
     for field in msgspec.structs.fields(owner):
         value = getattr(owner, field.name)
         factory = field.default_factory
         default = field.default if factory is msgspec.NODEFAULT else factory()
         if default is msgspec.NODEFAULT or value != default:
-            fields[field.name] = value
-    return screen_repr(owner, fields)
+            yield field, value
 
 
 class _Shorten(reprlib.Repr):

@@ -11,6 +11,7 @@ from gen_worker.contract.documents import read_document, render_value, require_p
 from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
+from gen_worker.contract.screen_repr import changed_fields
 from gen_worker.errors import Fault, SpecError
 
 RUNNER = "gen_worker.pytorch_runner:PyTorchTrainer"
@@ -109,15 +110,10 @@ def _merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any
 
 
 def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for field in msgspec.structs.fields(record):
-        value = getattr(record, field.name)
-        default = field.default
-        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
-            default = field.default_factory()
-        if default is msgspec.NODEFAULT or value != default:
-            kept[field.encode_name] = _without_defaults(value) if isinstance(value, msgspec.Struct) else value
-    return kept
+    return {
+        field.encode_name: _without_defaults(value) if isinstance(value, msgspec.Struct) else value
+        for field, value in changed_fields(record)
+    }
 
 
 def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen_worker.contract.files.durable import temporary_path
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import CheckpointError, ExitCode, WorkerError
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
@@ -134,8 +135,7 @@ def _flat_tensors(state: Any) -> "dict[str, torch.Tensor]":
 
     look(state, "")
     if others or not found:
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        what = f"{', '.join(others[:5])}{more} are not tensors" if others else "there are no tensors"
+        what = f"{name_some(others)} are not tensors" if others else "there are no tensors"
         raise CheckpointError(
             f"a .safetensors file can hold only tensors, but {what}: give a `part` of the state that has only tensors,"
             " or export to a .pt file"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.files.hashes import hash_bytes
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.foreign import load_pickle
 
@@ -288,10 +289,8 @@ def _trainable_parameters(module: "torch.nn.Module") -> dict[str, "torch.Tensor"
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def _names(names: Iterable[str], most: int = 20) -> str:
-    every = list(names)
-    rest = f" and {len(every) - most} more" if len(every) > most else ""
-    return (", ".join(every[:most]) or "none") + rest
+def _names(names: Iterable[str]) -> str:
+    return name_some(list(names), 20) or "none"
 
 
 def _write(path: Path, content: bytes) -> str:

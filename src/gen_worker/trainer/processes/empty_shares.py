@@ -69,7 +69,7 @@ class EmptyShareWatch:
         self._processes = processes
         self._reporter = reporter
         self._raw_batch: Any = None
-        self._is_told = self._is_noted = False
+        self._is_warned = self._is_noted = False
 
     def prepare_batch(self, raw_batch: Any, state: Any, ctx: StepContext) -> Any:
         self._raw_batch = raw_batch
@@ -85,7 +85,7 @@ class EmptyShareWatch:
         except Exception as cause:
             note_empty_share(cause, self._raw_batch, ctx)
             raise
-        if not self._is_told and count_rows(self._raw_batch) <= 1:
+        if not self._is_warned and count_rows(self._raw_batch) <= 1:
             rows = _global_rows(self._raw_batch, ctx)
             if rows is not None and rows < ctx.world_size:
                 self._look(result, state, ctx, rows)
@@ -100,8 +100,8 @@ class EmptyShareWatch:
             f"the loss of process {', '.join(map(str, ranks))} became NaN in step {ctx.step + 1}: its share of that"
             f" batch has no rows ({_rows(rows)} for {ctx.world_size} processes)."
         )
-        self._is_told = self._processes.any_of(not _are_weights_finite(self._trainer, state))
-        if self._is_told:
+        self._is_warned = self._processes.any_of(not _are_weights_finite(self._trainer, state))
+        if self._is_warned:
             self._reporter.log(f"{message} The weights are not finite after it: {REMEDIES}", level="warning")
         elif not self._is_noted and not getattr(self._trainer, "handles_empty_shares", False):
             self._is_noted = True

@@ -24,6 +24,7 @@ from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, enco
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import sync_path
 from gen_worker.contract.files.hashes import hash_file
+from gen_worker.contract.screen_repr import name_some
 from gen_worker.errors import Cause, CheckpointError
 from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
 from gen_worker.trainer.checkpoints.files.image import ImageWriter
@@ -88,10 +89,7 @@ class Save:
         self._replaced = self._folder.read(self._request.stem)
         self._place_data(data_entry)
         failpoint("checkpoint.data_renamed")
-        reason = ""
-        if bad:
-            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-            reason = f"non-finite values in {', '.join(bad[:3])}{more}"
+        reason = f"non-finite values in {name_some(bad, 3)}" if bad else ""
         meta = msgspec.structs.replace(
             self._request.meta,
             verified=not bad,

@@ -40,7 +40,7 @@ class StallTimer:
         self._warn_s = self._give_up_s = float("inf")
         self._quiet_s = 0.0
         self._looked_s = 0.0
-        self._is_told = False
+        self._is_warned = False
 
     def begin(self, stem: str, size_bytes: int) -> None:
         limits = self._limits
@@ -50,9 +50,9 @@ class StallTimer:
         self.reset()
 
     def reset(self) -> None:
-        if self._is_told:
+        if self._is_warned:
             self._tell(f"the checkpoint writer answers again, after {self._quiet_s:.0f} s")
-        self._quiet_s, self._looked_s, self._is_told = 0.0, self._clock(), False
+        self._quiet_s, self._looked_s, self._is_warned = 0.0, self._clock(), False
 
     def slice_s(self, remaining_s: float | None) -> float:
         """How long to wait until the next check."""
@@ -68,8 +68,8 @@ class StallTimer:
         now = self._clock()
         self._quiet_s += min(now - self._looked_s, MAX_COUNTED_S)
         self._looked_s = now
-        if self._quiet_s >= self._warn_s and not self._is_told:
-            self._is_told = True
+        if self._quiet_s >= self._warn_s and not self._is_warned:
+            self._is_warned = True
             self._tell(
                 f"the checkpoint writer (process {pid}{describe_state(pid)}) has not answered for {self._quiet_s:.0f} s"
                 f" while saving {self._stem}; it is killed after {self._give_up_s:.0f} s"

@@ -523,3 +523,64 @@ def test_no_module_grows_beyond_what_a_reader_holds() -> None:
 def test_migrations_are_numbered_without_gap_or_double() -> None:
     names = sorted(path.name for path in (SRC / "trn" / "registry" / "migrations").glob("*.sql"))
     assert [int(name.partition("_")[0]) for name in names] == list(range(1, len(names) + 1)), names
+
+
+# Attributes that hold text for people.
+_TEXTS = frozenset(
+    {"reason", "error", "detail", "message", "sentence", "what", "why", "remedy", "problem", "hint", "words"}
+)
+_SEARCHES = frozenset(
+    {"startswith", "endswith", "find", "index", "split", "removeprefix", "removesuffix", "count"}
+)
+_MATCHES = frozenset({"match", "search", "fullmatch", "findall"})
+# module -> whose text it is, where it is not ours and there is nothing better to go by
+FOREIGN_TEXTS = {
+    "gen_worker.pytorch.model.optimizers": "torch's, of a schedule that was stepped beyond its end",
+    "gen_worker.trainer.author.plugin_import": "Python's, of a module that is not found",
+    "gen_worker.trainer.transfer.object_store": "of a storage library; shortened, not decided by",
+    "trn.cli.reading.registry_view": "SQLite's, of a table that is not there",
+    "trn.daemon.outlets.redis_streams": "Redis's, of a group that exists",
+    "trn.daemon.ingest.ingest": "its own, whether that was logged before",
+    "trn.daemon.outlets.log_copier": "its own, whether that was logged before",
+}
+
+
+def _text_of(node: ast.AST, caught: set[str]) -> bool:
+    """An attribute that holds text for people, or the text of a caught exception."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("lower", "strip") and _text_of(node.func.value, caught)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
+        return bool(node.args) and isinstance(node.args[0], ast.Name) and node.args[0].id in caught
+    return isinstance(node, ast.Attribute) and node.attr in _TEXTS
+
+
+def _searches_text(node: ast.AST, caught: set[str]) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in _MATCHES:
+            return any(_text_of(argument, caught) for argument in node.args)
+        return node.func.attr in _SEARCHES and _text_of(node.func.value, caught)
+    if not isinstance(node, ast.Compare):
+        return False
+    for operator, left, right in zip(
+        node.ops, [node.left, *node.comparators], node.comparators, strict=False
+    ):
+        if isinstance(operator, ast.In | ast.NotIn) and _text_of(right, caught):
+            return True
+        if isinstance(operator, ast.Eq | ast.NotEq) and _text_of(left, caught) != _text_of(right, caught):
+            other = right if _text_of(left, caught) else left
+            if not (isinstance(other, ast.Constant) and other.value in ("", None)):
+                return True
+    return False
+
+
+def test_nothing_decides_by_text_that_was_written_for_people() -> None:
+    """Causes, faults and errors carry ids and values; a changed word must change no decision."""
+    found: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
+        lines = [ast.unparse(node) for node in ast.walk(tree) if _searches_text(node, caught)]
+        if lines:
+            found[name] = lines
+    assert {name: lines for name, lines in found.items() if name not in FOREIGN_TEXTS} == {}
+    assert set(FOREIGN_TEXTS) <= set(found), "these decide by no text any more"

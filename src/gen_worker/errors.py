@@ -4,6 +4,7 @@ WorkerError
 ├── StartupError      startup     the worker cannot start what it was asked for
 │   ├── SpecError                 the job has faults (lists all of them)
 │   ├── PluginError               `module:symbol` does not name a valid trainer class
+│   │   ├── PluginNotFoundError   there is no such module
 │   │   ├── PluginTypeError       also a TypeError: not a class, or hooks are missing
 │   │   └── PluginValueError      also a ValueError: nothing found, or several candidates
 │   └── LeaseHeldError            another worker is training this run
@@ -186,6 +187,10 @@ class SpecError(StartupError):
 
 
 class PluginError(StartupError):
+    pass
+
+
+class PluginNotFoundError(PluginError):
     pass
 
 

@@ -47,7 +47,7 @@ def find_import_faults(config: dict[str, Any]) -> list[Fault]:
         if job.test is not None:
             require_hook(trainer, "test")
     except WorkerError as fault:
-        faults.append(Fault(str(fault).removeprefix("trainer "), path="trainer", kind="code"))
+        faults.append(Fault(str(fault), path="trainer", kind="code"))
     for number, ref in enumerate(job.callbacks):
         try:
             load_callback(ref, f"callbacks[{number}]")

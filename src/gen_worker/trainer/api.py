@@ -8,6 +8,7 @@ from typing import Any, cast
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import (
     PluginError,
+    PluginNotFoundError,
     PluginTypeError,
     PluginValueError,
     SpecError,
@@ -47,9 +48,9 @@ def load_jobs_plugin(ref: str | None, *, job_dir: Path) -> TrainerPlugin:
         raise PluginError(NO_TRAINER)
     try:
         return load_trainer_plugin(ref)
-    except PluginError as fault:
+    except PluginNotFoundError as fault:
         name = ref.partition(":")[0].partition(".")[0]
-        if "is not found" in str(fault) and (job_dir / f"{name}.py").exists():
+        if (job_dir / f"{name}.py").exists():
             fault.add_note(f"{name}.py is in {job_dir}: start the worker there, or set PYTHONPATH={job_dir}")
         raise
 

@@ -99,7 +99,7 @@ class Examination:
         try:
             straight_run = self._train_straight()
         except OwnFaultError as fault:
-            message = str(fault) if "(at " in str(fault) else f"{fault} (at {source_line(plugin.train_step)})"
+            message = str(fault) if fault.has_place else f"{fault} (at {source_line(plugin.train_step)})"
             checks.append(Check(check="straight", is_passed=False, message=message))
             return self._certificate(None, [], checks)
         straight, job = straight_run.trace(), straight_run.job
@@ -144,7 +144,7 @@ class Examination:
         if any(moment.kind == "step" for moment in run.trace()):
             return run
         if run.is_own_fault(is_data_theirs=self.has_config):
-            raise OwnFaultError(run.explain(code))
+            raise OwnFaultError(run.explain(code), has_place=run.has_place)
         if self.has_config:
             raise ProbeFailedError(run.explain(code))
         raise ProbeFailedError(

@@ -41,6 +41,10 @@ class ProbeFailedError(WorkerError):
 class OwnFaultError(WorkerError):
     """The trainer class itself failed: other data would not help."""
 
+    def __init__(self, message: str, *, has_place: bool) -> None:
+        super().__init__(message)
+        self.has_place = has_place  # the text names a line of the author's code
+
 
 @dataclass(slots=True, kw_only=True)
 class ProbeRun:
@@ -115,6 +119,12 @@ class ProbeRun:
         if is_data_theirs:
             return category == Category.TRAIN_STEP or "(at " in error
         return category == Category.TRAIN_STEP and error.startswith(BREACHES)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the last reported error names a line of the author's code."""
+        failed = [event for event in self._events() if event.get("event") == "failed"]
+        return bool(failed) and "place" in (failed[-1].get("values") or {})
 
     def explain(self, code: int) -> str:
         """How a worker ended: its reported error, else the last line of its log."""

@@ -161,6 +161,13 @@ def _is_our_fault(cause: BaseException) -> bool:
     return bool(frames) and frames[-1].filename.startswith(_OURS)
 
 
+def find_place(cause: BaseException) -> str | None:
+    """`author_place` that never raises; None for our own errors, whose text names what matters."""
+    with contextlib.suppress(BaseException):
+        return None if isinstance(cause, WorkerError) else author_place(cause)
+    return None
+
+
 def author_place(cause: BaseException) -> str | None:
     """`file:line` of the innermost frame in the author's code: not ours, Python's or an installed package's."""
     for frame in reversed(traceback.extract_tb(cause.__traceback__)):

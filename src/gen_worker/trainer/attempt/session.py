@@ -20,7 +20,7 @@ from gen_worker.contract.job.spec import InputsSpec
 from gen_worker.contract.lease import RunLease
 from gen_worker.contract.process_identity import is_process_alive
 from gen_worker.errors import Category, StartupError, TrainingCanceled, TrainingTimeout
-from gen_worker.trainer.attempt.failure import describe_failure, find_cause, is_our_fault
+from gen_worker.trainer.attempt.failure import describe_failure, find_cause, find_place, is_our_fault
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal
@@ -137,6 +137,7 @@ class AttemptSession:
                         category=category,
                         cause=find_cause(cause),
                         fault="trn" if is_our_fault(cause) else "",
+                        values={"place": place} if (place := find_place(cause)) else None,
                     )
             except BaseException:  # `cause` is what the caller must see
                 logger.exception("the terminal event could not be written")

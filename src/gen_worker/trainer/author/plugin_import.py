@@ -8,7 +8,13 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from gen_worker.errors import PluginError, PluginValueError, TrainingCanceled, TrainingTimeout
+from gen_worker.errors import (
+    PluginError,
+    PluginNotFoundError,
+    PluginValueError,
+    TrainingCanceled,
+    TrainingTimeout,
+)
 from gen_worker.frozen_imports import find_left_out, import_frozen_code
 from gen_worker.trainer.attempt.failure import kind_of, say
 
@@ -25,7 +31,7 @@ def split_ref(ref: str) -> tuple[str, str | None]:
         path, _, symbol = ref.partition(":")
         module = re.sub(r"[/\\]+", ".", re.sub(r"\.py$", "", re.sub(r"^\./", "", path))).strip(".")
         expected = f"it names a file, expected a module: {module}:{symbol or 'MyTrainer'}"
-    raise PluginValueError(f"trainer {ref!r}: {expected}")
+    raise PluginValueError(f"{ref!r} names no trainer: {expected}")
 
 
 def import_symbol(ref: str) -> Any:
@@ -47,7 +53,7 @@ def import_author_module(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if author_line(error.__traceback__) is None and _is_or_holds(error.name, name):
-            raise PluginError(_not_found(name, error)) from error
+            raise PluginNotFoundError(_not_found(name, error)) from error
         raise _import_fault(name, error) from error
     except SyntaxError as error:
         where = f"{error.filename}:{error.lineno}" if error.filename and error.lineno else f"module {name!r}"

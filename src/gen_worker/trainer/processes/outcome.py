@@ -44,6 +44,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
     category: Category
     error: str
     cause: str = ""
+    is_exit: bool = False  # no process reported it: `error` says how the process ended
 
 
 def report_start(process: RankEnvironment | None) -> None:
@@ -141,7 +142,7 @@ def _seen(failure: AgentFailure) -> tuple[float, Root]:
         error = f"was killed by {name}{': out of memory?' if name == 'SIGKILL' else ''}"
     else:
         error = f"exited with code {failure.exit_code}"
-    return failure.at_s, Root(rank=failure.rank, category=category, error=error, cause=name)
+    return failure.at_s, Root(rank=failure.rank, category=category, error=error, cause=name, is_exit=True)
 
 
 def _write(path: Path, content: bytes) -> None:

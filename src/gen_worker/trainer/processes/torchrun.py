@@ -150,8 +150,7 @@ def _judge(
             f"torchrun exited with code {code}; no process reported an error"
         )
     else:
-        verb = "" if root.error.startswith(("was ", "exited ")) else ": "
-        text = f"process {root.rank} of {job.resources.processes}{verb or ' '}{root.error}"
+        text = f"process {root.rank} of {job.resources.processes}{' ' if root.is_exit else ': '}{root.error}"
         cause = ChildAttemptError(Category(root.category), text, root.cause)
     with contextlib.suppress(LeaseHeldError):  # then the run is another worker's, and so is its event file
         report_missing_end(environment, job, cause, redact, is_continued=True)

@@ -52,6 +52,7 @@ _BY_CATEGORY = {category.value: category.value for category in Category} | {"can
 _VALUE_TYPES: dict[str, tuple[type, ...]] = {
     "signal": (str,),
     "detail": (str,),
+    "place": (str,),
     "step": (int,),
     "exit_code": (int,),
     "silent_s": (int,),

@@ -22,7 +22,7 @@ from gen_worker.trainer.checkpoints.files.archive import CrcRecord
 from gen_worker.trainer.checkpoints.files.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
 from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
 from gen_worker.trainer.checkpoints.files.format import FloatRange, build_layout
-from gen_worker.trainer.checkpoints.files.image import ImageWriter
+from gen_worker.trainer.checkpoints.files.image import ImageFile
 from gen_worker.trainer.checkpoints.files.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.files.tensors import StorageBuffers, TensorTable
 
@@ -43,7 +43,7 @@ def write(path, tensors, file_format="pt"):
     for offset, constant in layout.constants:
         image[offset : offset + len(constant)] = np.frombuffer(constant, np.uint8)
     table.copy_into(image, layout.storage_offsets)
-    writer = ImageWriter(image, layout.size_bytes, path)
+    writer = ImageFile(image, layout.size_bytes, path)
     digest = writer.hash(layout.crcs)
     writer.finish()
     writer.close()
@@ -256,7 +256,7 @@ def test_an_image_of_many_chunks_is_hashed_and_written_whole(tmp_path):
     staging = StagingBuffer(open_anonymous_file())
     image = staging.view(size + 4096)
     image[:size] = np.random.default_rng(1).integers(0, 256, size, np.uint8)
-    writer = ImageWriter(image, size, tmp_path / "x")
+    writer = ImageFile(image, size, tmp_path / "x")
     digest = writer.hash((CrcRecord(100, 5 * (1 << 20), size - 8, size - 4),))
     writer.finish()
     writer.close()

@@ -21,7 +21,7 @@ _PIECE = 1 << 20  # checksummed, then hashed, while in the cache
 _CHUNK = 4 << 20  # written with one call
 
 
-class ImageWriter:
+class ImageFile:
     """Writes `image` to a new file. `hash` computes while a thread writes what is final; `finish` joins it."""
 
     def __init__(self, image: Bytes, size_bytes: int, path: Path) -> None:

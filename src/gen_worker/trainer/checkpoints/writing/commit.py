@@ -27,7 +27,7 @@ from gen_worker.contract.files.hashes import hash_file
 from gen_worker.contract.screen_repr import name_some
 from gen_worker.errors import Cause, CheckpointError
 from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
-from gen_worker.trainer.checkpoints.files.image import ImageWriter
+from gen_worker.trainer.checkpoints.files.image import ImageFile
 from gen_worker.trainer.checkpoints.writing.folder import CheckpointFolder
 from gen_worker.trainer.checkpoints.writing.messages import Done, SaveRequest
 
@@ -104,7 +104,7 @@ class Save:
 
     def _write_data(self) -> tuple[str, list[str]]:
         """Write, checksum and hash at once; (hash, names of non-finite tensors)."""
-        writer = ImageWriter(self._image, self._request.size_bytes, self._data_tmp)
+        writer = ImageFile(self._image, self._request.size_bytes, self._data_tmp)
         try:
             digest = writer.hash(self._request.crcs)
             bad = find_non_finite(self._image, self._request.floats)

@@ -266,6 +266,26 @@ def test_a_module_imports_only_what_its_room_may(name: str) -> None:
     assert strangers == set()
 
 
+@pytest.mark.parametrize(
+    ("seam", "users"),
+    [
+        # Another transport of the API needs an adapter beside this one, and nothing else.
+        ("trn.proto.trainer_pb2", {"trn.daemon.api.server"}),
+        # What identifies a worker, and where its files are, is known to its executor alone.
+        ("trn.executors.local", {"trn.daemon.app"}),
+        # All others program against the Protocol.
+        ("trn.registry.sqlite", {"trn.daemon.app"}),
+    ],
+)
+def test_a_seam_of_the_daemon_has_one_user(seam: str, users: set[str]) -> None:
+    found = {
+        name
+        for name, path in MODULES.items()
+        if is_below(name, "trn.daemon") and any(is_below(other, seam) for other in imported(path))
+    }
+    assert found == users
+
+
 def test_no_room_has_too_many_modules() -> None:
     rooms: dict[str, int] = {}
     for path in SRC.rglob("*.py"):

@@ -92,15 +92,6 @@ WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
   AND (submitted_ms, run_id) < (:before_ms, :before_id)
 ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
 
--- name: page_with_config
-SELECT * FROM runs
-WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
-  AND (:name = '' OR instr(name, :name))
-  AND (:num_tags = 0 OR :num_tags = (
-      SELECT count(*) FROM json_each(:tags) AS wanted JOIN json_each(tags) AS own USING (key, value)))
-  AND (submitted_ms, run_id) < (:before_ms, :before_id)
-ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit
-
 -- name: counts
 SELECT state, count(*) AS num FROM runs GROUP BY state
 

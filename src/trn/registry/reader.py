@@ -73,7 +73,7 @@ class RegistryReader:
     ) -> list[RunRecord]:
         before_ms, before_id = before or (1 << 62, "")
         rows = self._read.execute(
-            sql("page_with_config" if with_config else "page"),
+            sql("page").replace("run_heads", "runs") if with_config else sql("page"),
             {
                 "state_words": f"|{'|'.join(states)}|" if states else "",
                 "name": name,

@@ -6,6 +6,7 @@ docs/terminal.svg. Everything in the picture is what the programs printed.
 
 import argparse
 import codecs
+import contextlib
 import fcntl
 import io
 import itertools
@@ -151,7 +152,13 @@ class Recorder:
             )
 
     def stop_daemon(self) -> None:
-        subprocess.run([TRN, "daemon", "stop"], env=self._environ, capture_output=True, check=True)
+        """Stop the daemon and its launcher, which would otherwise wait for another daemon."""
+        done = subprocess.run(
+            [TRN, "daemon", "stop", "--json"], env=self._environ, capture_output=True, check=True
+        )
+        for pid in json.loads(done.stdout).get("launcher_pids", []):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def read_chunk(master: int) -> bytes:
@@ -193,7 +200,7 @@ def draw(screen: StyledScreen) -> str:
 
 def record() -> str:
     """Run the example, kill its worker once, and return the picture."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         write_example(folder)
         recorder = Recorder(folder)

@@ -184,7 +184,7 @@ def test_a_worker_that_hangs_is_ended_and_says_why(client: trn.Client, tmp_path:
     os.kill(client.details(run_id).attempts[0].pid, signal.SIGSTOP)
     run = client.wait(run_id, timeout_s=DEADLINE_S)
     assert run.state == "FAILED"
-    assert "silent for" in run.reason
+    assert "no heartbeat for" in run.reason
 
 
 def is_alive(process: psutil.Process) -> bool:

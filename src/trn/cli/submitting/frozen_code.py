@@ -90,7 +90,7 @@ def freeze(
             )
         )
     except InvalidRequestError as fault:
-        return FrozenCode(reason=str(fault).partition("\n")[0])
+        return FrozenCode(reason=fault.reason)
 
 
 def find_changed_files(home: "Home", folder: Path, snapshot: str) -> list[str]:

@@ -19,17 +19,23 @@ from launched_run import wait_until
 
 import trn
 from gen_worker.contract.process_identity import is_process_alive
-from trn.cli.reading.explanation import NOT_READY, explain
+from trn.cli.reading.explanation import explain
+from trn.core.causes import Cause
 from trn.core.home import Home
 from trn.core.runs import RunState
-from trn.daemon.dispatch.readiness import NOT_YET, DoctorReadiness
+from trn.daemon.dispatch.readiness import DoctorReadiness
 from trn.daemon.machine.devices import CUDA, ROCM, Inventory
 from trn.daemon.machine.doctor_reports import DoctorReport, DoctorReports, Finding
 from trn.daemon.machine.environment_report import EnvironmentReports
 from trn.registry.reader import RegistryReader
 
 OURS = sys.executable
-BAD = f"{NOT_YET}torch is built without CUDA: install another"
+BAD = Cause(
+    id="gpu-not-usable",
+    fault="machine",
+    waits_for=("doctor",),
+    values={"check": "torch", "message": "torch is built without CUDA", "remedy": "install another"},
+)
 
 
 def test_a_run_on_a_gpu_that_is_not_ready_waits_with_the_reason_and_starts_once_it_is(tmp_path: Path) -> None:
@@ -40,7 +46,7 @@ def test_a_run_on_a_gpu_that_is_not_ready_waits_with_the_reason_and_starts_once_
             world.submit("cpu", resources={"devices": ["cpu"]})
             [cpu] = await world.until_ended("cpu")
             assert cpu.state is RunState.COMPLETED
-            await world.until(lambda: world.registry.get("gpu").reason == BAD)
+            await world.until(lambda: world.registry.get("gpu").cause == BAD)
             assert world.registry.get("gpu").attempt == 0
             world.readiness.obstacles.clear()  # the sweep asks again
             [gpu] = await world.until_ended("gpu")
@@ -61,7 +67,7 @@ def test_runs_of_an_interpreter_that_is_not_ready_do_not_hide_those_of_another(t
         async with world.daemon():
             [good] = await world.until_ended("good")
             assert good.state is RunState.COMPLETED
-            await world.until(lambda: world.registry.get("a-00").reason == BAD)
+            await world.until(lambda: world.registry.get("a-00").cause == BAD)
             assert world.registry.get("a-69").attempt == 0
         world.check_nothing_is_held()
 
@@ -74,7 +80,7 @@ def test_a_round_asks_once_for_each_question_however_many_runs_wait(tmp_path: Pa
         for number in range(40):
             world.submit(f"run-{number:02}", resources={"gpus": 1})
         async with world.daemon():
-            await world.until(lambda: world.registry.get("run-39").reason == BAD)
+            await world.until(lambda: world.registry.get("run-39").cause == BAD)
         num_rounds = len(world.readiness.questions)
         assert set(world.readiness.questions) == {(OURS, CUDA, 1)}
         assert num_rounds < 40 * 2  # each run would have asked in each round
@@ -106,7 +112,7 @@ def test_a_kind_of_gpu_that_is_not_ready_leaves_the_other_kind(tmp_path: Path) -
             world.submit("named", resources={"devices": ["cuda:0"]})
             [run] = await world.until_ended("any")
             assert run.devices == ("rocm:0",)
-            await world.until(lambda: world.registry.get("named").reason == BAD)
+            await world.until(lambda: world.registry.get("named").cause == BAD)
 
     in_world(tmp_path, story, is_detected=True)
 
@@ -123,15 +129,16 @@ def reports_with(tmp_path: Path, *findings: Finding, error: str = "") -> DoctorR
 def test_only_errors_about_torch_and_gpus_keep_a_run_from_a_gpu(tmp_path: Path) -> None:
     def obstacle(*findings: Finding, kind: str = CUDA, num_gpus: int = 1, error: str = "") -> str:
         ready = DoctorReadiness(reports_with(tmp_path, *findings, error=error))
-        return ready.obstacle(OURS, kind=kind, num_gpus=num_gpus)
+        found = ready.obstacle(OURS, kind=kind, num_gpus=num_gpus)
+        return "" if found is None else f"{found.id}: {found.values['message']}: {found.values['remedy']}"
 
     def finding(check: str, level: str = "error") -> Finding:
         return Finding(check=check, level=level, message=f"{check} is broken", remedy="mend it")
 
     assert obstacle() == ""
     assert obstacle(finding("disk"), finding("limits", "warning"), finding("torch", "note")) == ""
-    assert obstacle(finding("driver"), finding("cuda")) == f"{NOT_YET}cuda is broken: mend it"
-    assert obstacle(finding("torch"), kind=ROCM) == f"{NOT_YET}torch is broken: mend it"
+    assert obstacle(finding("driver"), finding("cuda")) == "gpu-not-usable: cuda is broken: mend it"
+    assert obstacle(finding("torch"), kind=ROCM) == "gpu-not-usable: torch is broken: mend it"
     assert obstacle(finding("cuda"), kind=ROCM) == ""
     assert obstacle(finding("collectives")) == ""
     assert "collectives is broken" in obstacle(finding("collectives"), num_gpus=2)
@@ -160,11 +167,14 @@ def test_the_doctor_is_asked_once_and_again_when_packages_change_and_the_next_da
     async def main() -> None:
         reports = DoctorReports(home=home, expected={"cuda": 1}, environ=dict(os.environ), delay_s=0)
         ready = DoctorReadiness(reports)
-        assert "it is being looked at" in ready.obstacle(OURS, kind=CUDA, num_gpus=1)
+        asked = ready.obstacle(OURS, kind=CUDA, num_gpus=1)
+        assert asked is not None
+        assert asked.id == "waits-for-doctor"
         assert await answer(reports) == 1
-        words = ready.obstacle(OURS, kind=CUDA, num_gpus=1)
-        assert words.startswith(f"{NOT_YET}this machine has 1 CUDA GPU, and torch ")
-        assert "install a build of torch with CUDA" in words
+        found = ready.obstacle(OURS, kind=CUDA, num_gpus=1)
+        assert found is not None
+        assert found.values["message"].startswith("this machine has 1 CUDA GPU, but torch ")
+        assert "install a build of torch with CUDA" in found.values["remedy"]
         report = reports.newest(OURS)
         assert report is not None
         assert report.document["schema_version"] == "machine_report.v1"
@@ -205,7 +215,7 @@ def test_an_interpreter_that_gives_no_report_is_said_so_and_stops_nobody(tmp_pat
         document = json.loads(path.read_text())
         assert document["run_id"] == "one"
         assert "did not answer" in document["doctor"]["error"]
-        assert DoctorReadiness(reports).obstacle(str(mute), kind=CUDA, num_gpus=1) == ""
+        assert DoctorReadiness(reports).obstacle(str(mute), kind=CUDA, num_gpus=1) is None
 
     asyncio.run(main())
 
@@ -292,10 +302,6 @@ def test_a_doctor_that_is_cancelled_while_it_is_started_leaves_no_process(
     wait_until(lambda: not is_process_alive(pid, None), "its end")
 
 
-def test_the_words_of_the_readiness_are_those_that_why_knows() -> None:
-    assert NOT_YET.startswith(NOT_READY)
-
-
 FAKE_NVML = '''
 """A driver with one GPU."""
 from types import SimpleNamespace
@@ -349,15 +355,15 @@ def test_a_daemon_that_finds_a_gpu_asks_the_doctor_and_a_torch_without_cuda_keep
                 if "torch" in change.reason:
                     break
         assert change.state == "PENDING"
-        assert change.reason.startswith(NOT_YET)
+        assert change.cause.id == "gpu-not-usable"
         assert "is built without CUDA" in change.reason
         reader = RegistryReader(Home(home).registry)
         record = reader.get(run.run_id)
         reader.close()
         said = explain(record, [], at_ms=record.submitted_ms + 1000, is_daemon_up=True)
         assert said.fault == "machine"
-        assert "install a build of torch with CUDA" in said.sentence
-        assert "looked at again" in said.next
+        assert "install a build of torch with CUDA" in said.record()["sentence"]
+        assert "checked again" in said.next
         kept = Home(home).run(cpu.run_id).report
         deadline = time.monotonic() + DEADLINE_S
         while (doctor := json.loads(kept.read_text())["doctor"]) is None:  # what came before is completed

@@ -79,6 +79,16 @@ def read_cause(cause: str, category: str) -> tuple[str, dict[str, object]]:
     return cause or category, {}
 
 
+# How a worker marks in its log what its terminal event says, too: a line of its last report, and the logger of its end.
+REPORT_MARK = "gen_worker: "
+END_LOGGER = "gen_worker.end"
+
+
+def mark_report(text: str) -> str:
+    """The last report of a worker for its stderr, every line marked."""
+    return "\n".join(f"{REPORT_MARK}{line}" for line in text.splitlines())
+
+
 class ExitCode(IntEnum):
     """Exit codes of a worker. 75 and 76 mean: a checkpoint is saved, run the job again to resume."""
 

@@ -538,12 +538,14 @@ def test_nothing_is_launched_while_the_disk_is_nearly_full(tmp_path: Path) -> No
 def test_a_run_that_this_machine_cannot_hold_any_more_keeps_nothing_from_others(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.submit("large", resources={"gpus": 2})
-        world.registry.quarantine("cuda:1", "broken").result()
+        world.registry.quarantine("cuda:1", "in use by a stranger").result()
+        world.devices.foreign = {"cuda:1": [4711]}
         world.clock.ms += 10**9  # long past any patience
         async with world.daemon() as dispatcher:
             world.submit("small", resources={"gpus": 1})
             await world.until_ended("small")
             assert "devices are missing" in world.registry.get("large").reason
+            world.devices.foreign = {}
             world.registry.quarantine("cuda:1", "").result()
             dispatcher.wake()
             await world.until_ended("large")

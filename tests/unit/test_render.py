@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from gen_worker.errors import mark_report
 from trn.cli.verbs.logs import find_tail
 from trn.client.screen.figures import show_duration, show_number, show_rate
 from trn.client.screen.render import HELD_S, MAX_WAITING_LINES, Screen
@@ -101,10 +102,11 @@ def show(text: str) -> list[str]:
 
 def test_log_lines_are_short_and_what_the_end_says_is_not_said_twice() -> None:
     assert show("2026-01-02 16:00:49,582 WARNING my.module: careful") == ["16:00:49 careful"]
-    assert show("2026-01-02 16:00:49,582 INFO gen_worker.runtime: completed at step 5: x") == []
+    assert show("2026-01-02 16:00:49,582 INFO gen_worker.end: completed at step 5: x") == []
     assert show("print of the author") == ["print of the author"]
-    assert show("gen_worker: cancelled: cancelled by SIGTERM\nsaved at step 3: `trn resume r` goes on") == []
-    assert show("gen_worker: input: there is no data") == ["gen_worker: input: there is no data"]
+    assert (
+        show(mark_report("cancelled: cancelled by SIGTERM\nsaved at step 3: `trn resume r` continues")) == []
+    )
 
 
 def test_of_a_traceback_the_authors_frames_are_shown_and_its_error_once() -> None:
@@ -120,8 +122,8 @@ RuntimeError: no
 way
 saved at step 3: `trn resume r` goes on
 gen_worker: train-step: RuntimeError: no
-way (at /code/mine.py:46, in train_step)
-saved at step 3: `trn resume r` goes on
+gen_worker: way (at /code/mine.py:46, in train_step)
+gen_worker: saved at step 3: `trn resume r` goes on
 print of the author"""
     assert show(log) == [
         "16:00:49 the attempt failed",

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, TrainingCanceled, TrainingTimeout
+from gen_worker.errors import EXIT_CODE_BY_CATEGORY, Category, TrainingCanceled, TrainingTimeout, mark_report
 from gen_worker.trainer.contracts import Progress, StopSignal
 from gen_worker.trainer.reporting import TrainingReporter
 
@@ -170,7 +170,7 @@ class JobLifecycle:
         try:
             self.on_overrun(category, error)
             self._reporter.failed(step=self._progress.step, error=error, category=category)
-            print(f"gen_worker: {category}: {error}", file=sys.stderr)  # noqa: T201
+            print(mark_report(f"{category}: {error}"), file=sys.stderr)  # noqa: T201
         except Exception:  # it must exit in any case
             logger.exception("the terminal event could not be written")
         sys.stderr.flush()

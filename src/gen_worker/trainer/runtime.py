@@ -21,6 +21,7 @@ from gen_worker.errors import (
     TrainingCanceled,
     TrainingTimeout,
     WorkerError,
+    mark_report,
 )
 from gen_worker.frozen_imports import name_originals
 from gen_worker.trainer.attempt.failure import describe_failure, find_cause, is_our_fault
@@ -186,9 +187,9 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
                 )
                 return ExitCode.COMPLETED if is_agreed else EXIT_CODE_BY_CATEGORY[category]
             if is_our_fault(cause):
-                print(f"gen_worker: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
+                print(mark_report(runtime.redact(text)), file=sys.stderr)  # noqa: T201
                 return ExitCode.BUG
-            print(f"gen_worker: {category}: {runtime.redact(text)}", file=sys.stderr)  # noqa: T201
+            print(mark_report(f"{category}: {runtime.redact(text)}"), file=sys.stderr)  # noqa: T201
             return EXIT_CODE_BY_CATEGORY[category]
     leave_outcome(runtime.process, None)
     return ExitCode.COMPLETED

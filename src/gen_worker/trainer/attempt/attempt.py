@@ -11,7 +11,7 @@ import msgspec
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.lease import FILE_NAME as LEASE_FILE
 from gen_worker.contract.screen_repr import screen_repr
-from gen_worker.errors import Category
+from gen_worker.errors import END_LOGGER, Category
 from gen_worker.trainer.attempt.assembly import Assembly, InjectedParts, is_finished
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.attempt.session import AttemptSession
@@ -98,7 +98,7 @@ class Attempt:
         step, reason = session.progress.step, loop.parts.trainer_state.stop_reason
         session.complete(loop.final_checkpoint, **({} if reason is None else {"reason": reason}))
         early = "" if reason is None else f" (stopped early: {reason})"
-        logger.info("completed at step %d%s: %s", step, early, loop.final_checkpoint)
+        logging.getLogger(END_LOGGER).info("completed at step %d%s: %s", step, early, loop.final_checkpoint)
         if uploads is not None:
             uploads.send_completed(step, loop.final_checkpoint)
         return loop

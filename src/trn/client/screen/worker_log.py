@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from gen_worker.errors import END_LOGGER, REPORT_MARK
 from trn.core.terminal_text import SHORT_LINE, clean
-
-MAX_ERROR_LINES = 100
 
 _LOG_LINE = re.compile(
     r"(\d{4})-(\d\d)-(\d\d) ((\d\d):(\d\d):(\d\d)),(\d{3}) ([A-Z]+) ([\w.]+): (.*)", re.ASCII
@@ -21,11 +20,6 @@ _STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]*)", line \d+')
 _OURS = re.compile(r"/gen_worker/[\w/]*\.py|<frozen runpy>")
-_LAST_WORDS = re.compile(r"gen_worker: ([a-z-]+): (.*)")
-_PLACE = " (at "  # how the place of a fault begins that stands behind its words
-# Also in the line about the end of the run.
-_SAID_AT_THE_END = re.compile(r"(completed|failed|cancelled) at step ")
-_HOW_TO_GO_ON = re.compile(r"saved at step \d+: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +38,6 @@ class WorkerLog:
         self._lines = WholeLines(is_begun_in_the_middle=is_begun_in_the_middle)
         self._at_ms = 0
         self._is_traceback = self._is_our_frame = False
-        self._error: set[str] | None = None  # the words below a traceback, once there was one
-        self._is_repeated = False
 
     def take(self, data: bytes) -> list[Line]:
         return self._show(self._lines.take(data))
@@ -63,43 +55,30 @@ class WorkerLog:
         if found is not None:
             return self._take_record(found)
         if text == _TRACEBACK:
-            self._is_traceback, self._is_our_frame, self._error = True, False, set()
+            self._is_traceback, self._is_our_frame = True, False
         elif self._is_traceback and text.startswith("  "):
             frame = _FRAME.match(text)
             if frame is not None:
                 self._is_our_frame = _OURS.search(frame[1]) is not None
             return None if self._is_our_frame else Text(text)
-        elif self._is_said(text):
+        elif text.startswith(REPORT_MARK):  # the line about the end of the attempt has it
             return None
         else:
             self._is_traceback = False
-            if self._error is not None and len(self._error) < MAX_ERROR_LINES:
-                self._error.add(text)
         return Text(text)
 
     def _take_record(self, found: "re.Match[str]") -> Text | None:
         year, month, day, clock, hour, minute, second, ms, level, logger, message = found.groups()
-        self._is_traceback, self._is_repeated, self._error = False, False, None
+        self._is_traceback = False
         local = (int(year), int(month), int(day), int(hour), int(minute), int(second), 0, 0, -1)
         with contextlib.suppress(ValueError, OverflowError):  # a line of the author's that looks like one
             self._at_ms = max(self._at_ms, int(time.mktime(local)) * 1000 + int(ms))
-        if logger.startswith("gen_worker") and _SAID_AT_THE_END.match(message):
+        if logger == END_LOGGER:
             return None
         shown = Text()
         shown.append(f"{clock} ", style="dim")
         shown.append(message, style=_STYLES.get(level, ""))
         return shown
-
-    def _is_said(self, text: str) -> bool:
-        """Whether it repeats the traceback above, or the line about the end of the run."""
-        last = _LAST_WORDS.match(text)
-        if last is not None:
-            self._is_repeated = last[1] == "cancelled" or self._is_in_error(last[2])
-            return self._is_repeated
-        return self._is_repeated and (self._is_in_error(text) or _HOW_TO_GO_ON.match(text) is not None)
-
-    def _is_in_error(self, text: str) -> bool:
-        return self._error is not None and text.partition(_PLACE)[0] in self._error
 
 
 class WholeLines:

@@ -48,7 +48,7 @@ def test_a_daemon_with_a_bus_starts_without_a_verb_and_shows_no_password(home: P
         texts.append(said)
     code, refused, said = trn(home, "daemon", "start", "--event-bus", "redis://:s3cret@elsewhere")
     assert (code, refused["code"]) == (6, "failed-precondition"), said
-    assert f"runs with {shown} and not with redis://elsewhere" in refused["message"]
+    assert f"runs with {shown}, not with redis://elsewhere" in refused["message"]
     assert "trn daemon stop" in refused["message"]
     texts.append(said)
     code, status, said = trn(home, "daemon", "status")
@@ -68,8 +68,8 @@ def test_a_daemon_with_a_bus_starts_without_a_verb_and_shows_no_password(home: P
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["daemon"], 2, "Start, stop and look at the daemon"),
-        (["daemon", "--event-bus", "redis://host", "status"], 2, "--event-bus stands after the verb"),
+        (["daemon"], 2, "Start, stop and inspect the daemon"),
+        (["daemon", "--event-bus", "redis://host", "status"], 2, "--event-bus goes after the command"),
         (["daemon", "start", "--event-bus", "s3cret"], 3, "the event bus is no URL"),
         (["daemon", "start", "--event-bus", "kafka://:s3cret@host"], 5, "known schemes: redis, rediss, unix"),
         (["daemon", "start", "--event-bus", "redis://:s3cret@host?maxlen=x"], 5, "maxlen='x'"),

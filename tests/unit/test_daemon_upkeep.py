@@ -83,6 +83,17 @@ def test_a_command_warns_of_a_daemon_that_started_from_other_files() -> None:
     assert "this is trn" in daemon(version="0.0.1").version_warning
 
 
+def test_temporary_files_of_a_killed_daemon_are_removed_by_the_next(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for name in (".daemon.json.77", ".daemon.json.77-ab12.tmp", ".probe-77"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / ".mine").write_bytes(b"of somebody")
+    singleton = Singleton(home)
+    singleton.acquire()
+    assert {path.name for path in tmp_path.iterdir()} == {".mine", "daemon.lock"}
+    singleton.release()
+
+
 def test_a_second_daemon_is_told_who_the_first_one_is(home: Home) -> None:
     first = Singleton(home)
     first.acquire()

@@ -1,11 +1,13 @@
 """One daemon per home: a file lock, which the system releases when the process exits, and a file with its address."""
 
+import contextlib
+
 import msgspec
 from filelock import FileLock, Timeout
 
 from gen_worker.contract.files.durable import replace_file
 from trn.core.errors import AlreadyRunningError, UnavailableError
-from trn.core.home import Home
+from trn.core.home import PROBE, Home
 
 
 class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,14 @@ class Singleton:
             ) from None
         except OSError as fault:
             raise UnavailableError(f"{self._home.lock} cannot be locked: {fault.strerror}") from fault
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Temporary files of processes that were killed before they renamed or deleted them."""
+        for pattern in (f".{self._home.daemon_info.name}.*", f"{PROBE}*"):
+            for path in self._home.root.glob(pattern):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def announce(self, info: DaemonInfo) -> None:
         """Publish this daemon's address. Call once it answers there."""

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from isal.isal_zlib import crc32
 
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.content import GroupChecksums
@@ -315,14 +315,14 @@ def _checksum_spans(file: pa.OSFile, spans: Iterable[Span]) -> int:
     checksum = 0
     for start, stop in spans:
         for at in range(start, stop, CHECKSUM_BYTES):
-            checksum = zlib.crc32(file.read_at(min(CHECKSUM_BYTES, stop - at), at), checksum)
+            checksum = crc32(file.read_at(min(CHECKSUM_BYTES, stop - at), at), checksum)
     return checksum
 
 
 def _checksum_array(array: pa.Array, checksum: int) -> int:
     for buffer in array.buffers():
         if buffer is not None:
-            checksum = zlib.crc32(buffer, checksum)
+            checksum = crc32(buffer, checksum)
     if pa.types.is_dictionary(array.type):
         checksum = _checksum_array(array.dictionary, checksum)
     return checksum

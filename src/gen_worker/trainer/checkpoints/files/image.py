@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from gen_worker.contract.files.hashes import PAGE, open_direct
 from gen_worker.trainer.checkpoints.files.archive import CrcRecord
@@ -54,7 +54,7 @@ class ImageFile:
             end = record.offset + record.size_bytes
             for start in range(record.offset, end, _PIECE):
                 stop = min(start + _PIECE, end)
-                crc = zlib.crc32(self._view[start:stop], crc)
+                crc = crc32(self._view[start:stop], crc)
                 advance(stop)
             # Both slots come later in the file.
             for slot in (record.descriptor_slot, record.directory_slot):

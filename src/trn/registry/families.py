@@ -43,11 +43,8 @@ def find_submission(connection: sqlite3.Connection, submission_id: str) -> RunRe
 
 def family_of(connection: sqlite3.Connection, name: str) -> str:
     """The family of the run that has or had that id, which a new one of that name is of, too; empty where none did."""
-    found = _get(connection, name)
-    if found is not None:
-        return found.family
-    removed = connection.execute(sql("removed_run"), {"run_id": name}).fetchone()
-    return "" if removed is None else str(removed["family"])
+    row = connection.execute(sql("family_of"), {"run_id": name}).fetchone()
+    return "" if row is None else str(row["family"])
 
 
 def next_member(connection: sqlite3.Connection, family: str) -> int:

@@ -36,6 +36,9 @@ SELECT * FROM runs INDEXED BY runs_by_family WHERE family = :family AND member >
 -- name: run
 SELECT * FROM runs WHERE run_id = :run_id
 
+-- name: family_of
+SELECT family FROM runs WHERE run_id = :run_id UNION ALL SELECT family FROM removed_runs WHERE run_id = :run_id LIMIT 1
+
 -- name: families_with_prefix
 SELECT DISTINCT family FROM runs WHERE run_id >= :prefix AND run_id < :prefix || char(1114111)
 ORDER BY family LIMIT :limit

@@ -13,7 +13,8 @@ from trn.cli.reading.explanation import Surroundings, explain
 from trn.cli.reading.remedies import REMEDIES, find_remedy
 from trn.client.screen.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
-from trn.core.causes import FAILURES, Cause, failure
+from trn.core.cause_words import say_cause
+from trn.core.causes import FAILURES, STAGES, WAITS, Cause, failure
 from trn.core.runs import AttemptRecord, RunRecord, RunState
 from trn.core.terminal_text import plain
 from trn.core.variables import WORKER_NAMES, without_workers_variables
@@ -34,6 +35,24 @@ def run(state: RunState, **more: Any) -> RunRecord:
 def attempt(cause: str = "", **more: Any) -> AttemptRecord:
     fields = {"launched_ms": AT_MS - 50_000, "ended_ms": AT_MS - 1000, **more}
     return AttemptRecord(run_id="r-1", number=1, **({"cause": failure(cause)} if cause else {}), **fields)
+
+
+@pytest.mark.parametrize("cause_id", sorted(WAITS | STAGES))
+def test_every_cause_has_words_of_its_own(cause_id: str) -> None:
+    values = {
+        "attempt": 1,
+        "pid": 7,
+        "step": 3,
+        "memory_mb": 5,
+        "python": "/p",
+        "detail": "d",
+        "message": "m",
+    }
+    more = {"path": "/d", "free": "1 MB", "min_free": "2 MB"}
+    words = say_cause(Cause(id=cause_id, waits_for=("gpu",), values={**values, **more}))
+    assert words
+    assert "None" not in words
+    assert cause_id in ("queued", "cancelled") or words != cause_id
 
 
 def test_every_failure_has_a_remedy_and_no_other_has() -> None:

@@ -1,5 +1,6 @@
 """The only module that makes words from causes. Nothing reads these words to decide something."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gen_worker.errors import ExitCode
@@ -14,9 +15,7 @@ from trn.core.causes import (
     NOT_RETRIED,
     REPEATED,
     RETRY_OFF,
-    STAGES,
     TOO_OFTEN,
-    WAITS,
     Cause,
 )
 
@@ -92,11 +91,6 @@ def say_cause(cause: Cause) -> str:
     return f"{say_what(cause)}; {outlook}" if outlook else say_what(cause)
 
 
-def is_known(cause: Cause) -> bool:
-    """False where a newer or older release wrote it: its own words are all that there is."""
-    return cause.id in FAILURES or cause.id in WAITS or cause.id in STAGES
-
-
 def say_what(cause: Cause) -> str:
     """What happened or is waited for, without what follows."""
     values = cause.values
@@ -114,34 +108,33 @@ def say_what(cause: Cause) -> str:
 def say_outlook(cause: Cause) -> str:
     """Whether and when the next attempt follows; empty where no attempt ended."""
     values = cause.values
-    follows = f"attempt {values.get('next_attempt')}"
-    match values.get("outlook"):
-        case str(kind) if kind in (AT_ONCE, BACKOFF):
-            start = values.get("from_step")
-            where = "" if start is None else f" from step {start}" if start else " from the start"
-            delay_s = values.get("delay_s", 0)
-            when = f"in {delay_s:.3g} s" if delay_s >= 1 else "at once"
-            stalled = values.get("num_stalled")
-            more = (
-                f"; {stalled} of {values.get('max_attempts')} without a newer checkpoint" if stalled else ""
-            )
-            return f"retrying {when}{where} ({follows}{more})"
-        case kind if kind == NOT_RETRIED:
-            return FAILURE_WORDS[cause.id].why if cause.id in FAILURE_WORDS else "not retried"
-        case kind if kind == RETRY_OFF:
-            return "not retried: retry.max_attempts is 0"
-        case kind if kind == REPEATED:
-            return f"not retried: the same error at step {values.get('step', 0)} twice in a row"
-        case kind if kind == NO_PROGRESS:
-            number = values.get("num_stalled", 1)
-            stalled = "this attempt saved no newer checkpoint"
-            if number != 1:
-                stalled = f"{number} attempts without a newer checkpoint"
-            return f"not retried: {stalled} (retry.max_attempts is {values.get('max_attempts')})"
-        case kind if kind == TOO_OFTEN:
-            return f"not retried: this happened {values.get('num_times')} times"
-        case _:
-            return ""
+    outlook = values.get("outlook")
+    if outlook in (AT_ONCE, BACKOFF):
+        return _say_retry(values)
+    if outlook == NOT_RETRIED:
+        return FAILURE_WORDS[cause.id].why if cause.id in FAILURE_WORDS else "not retried"
+    why = {
+        RETRY_OFF: "retry.max_attempts is 0",
+        REPEATED: f"the same error at step {values.get('step', 0)} twice in a row",
+        NO_PROGRESS: f"{_say_stalled(values)} (retry.max_attempts is {values.get('max_attempts')})",
+        TOO_OFTEN: f"this happened {values.get('num_times')} times",
+    }
+    return f"not retried: {why[outlook]}" if outlook in why else ""
+
+
+def _say_retry(values: Mapping[str, Any]) -> str:
+    start, delay_s, stalled = values.get("from_step"), values.get("delay_s", 0), values.get("num_stalled")
+    where = "" if start is None else f" from step {start}" if start else " from the start"
+    when = f"in {delay_s:.3g} s" if delay_s >= 1 else "at once"
+    more = f"; {stalled} of {values.get('max_attempts')} without a newer checkpoint" if stalled else ""
+    return f"retrying {when}{where} (attempt {values.get('next_attempt')}{more})"
+
+
+def _say_stalled(values: Mapping[str, Any]) -> str:
+    number = values.get("num_stalled", 1)
+    if number == 1:
+        return "this attempt saved no newer checkpoint"
+    return f"{number} attempts without a newer checkpoint"
 
 
 def say_exit(exit_code: int | None) -> str:
@@ -184,7 +177,7 @@ def _say_exit_code(id: str, exit_code: int) -> str:  # noqa: A002
     return f"{say_exit(exit_code)}; {where}"
 
 
-def _say_completed(values: Any) -> str:
+def _say_completed(values: Mapping[str, Any]) -> str:
     parts = [f"completed at step {values.get('step', 0)}"]
     if values.get("stop_reason"):
         parts.append(f"stopped early: {values['stop_reason']}")
@@ -195,7 +188,7 @@ def _say_completed(values: Any) -> str:
     return "; ".join(parts)
 
 
-def _say_cancelled(values: Any) -> str:
+def _say_cancelled(values: Mapping[str, Any]) -> str:
     asked = str(values.get("asked") or "cancelled")
     match values.get("stage"):
         case "not-started":

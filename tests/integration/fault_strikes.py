@@ -118,7 +118,7 @@ class FaultStrikes:
         self._deck = Deck([name for name, share in shares.items() for _ in range(share)], dice)
 
     async def strike(self, num_faults: int, *, min_kills: int = 0) -> None:
-        """That many faults, one after the other; more until daemons and workers were killed `min_kills` times each."""
+        """That many faults of all kinds, then kills until daemons and workers were killed `min_kills` times each."""
         acts: dict[str, Callable[[], Awaitable[bool]]] = {
             "daemon killed": self._kill_daemon,
             "daemon stopped and continued": self._pause_daemon,
@@ -144,7 +144,7 @@ class FaultStrikes:
         began = time.monotonic()
         while self.num_struck < num_faults or min(self._num_kills()) < min_kills:
             await asyncio.sleep(self._dice.random() * LONGEST_PAUSE_S)
-            name = self._deck.deal()
+            name = self._deck.deal() if self.num_struck < num_faults else self._rarer_kill()
             while True:
                 if await acts[name]():
                     break
@@ -153,6 +153,10 @@ class FaultStrikes:
             self.num_struck += 1
             with self._diary.open("a") as diary:
                 print(f"{time.monotonic() - began:8.2f} s  {name}", file=diary)
+
+    def _rarer_kill(self) -> str:
+        daemons, workers = self._num_kills()
+        return "daemon killed" if daemons < workers else "worker killed"
 
     def _num_kills(self) -> tuple[int, int]:
         """Of daemons, at random moments and at failpoints, and of workers."""

@@ -504,6 +504,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so_and_refused_where_it_is
     assert "passed over step-00000006.meta.json: hash mismatch: step-00000006.pt is " in done.stdout
     resumed = losses(read_lines(done))
     assert (min(resumed), resumed[8]) == (5, straight[8])
+    assert read_lines(done)[-1]["start_step"] == 4, (
+        "where it really began, not the checkpoint that was chosen"
+    )
 
     done = trn(home, "resume", "--checkpoint", checkpoints / "step-00000006.meta.json")
     *_, failed, last = read_lines(done)

@@ -186,6 +186,7 @@ class Registry(ReadableRegistry, Protocol):
         step: int,
         heartbeat_ms: int,
         metrics: Mapping[str, float],
+        start_step: int | None = None,
         end_step: int | None = None,
     ) -> "Future[RunRecord]":
         """Events up to `offset` bytes of the run's file are taken in, exactly once."""

@@ -111,7 +111,8 @@ UPDATE runs SET is_cancel_wanted = 1, cancel_reason = :reason, updated_ms = :now
 WHERE run_id = :run_id
 
 -- name: progress
-UPDATE runs SET step = :step, end_step = coalesce(:end_step, end_step), last_seq = :last_seq, metrics = :metrics,
+UPDATE runs SET step = :step, end_step = coalesce(:end_step, end_step),
+                start_step = coalesce(:start_step, start_step), last_seq = :last_seq, metrics = :metrics,
                 event_offset = :offset, updated_ms = :now_ms, change = :change
 WHERE run_id = :run_id
 

@@ -219,6 +219,7 @@ class RunRegistry(RegistryReader):
         step: int,
         heartbeat_ms: int,
         metrics: Mapping[str, float],
+        start_step: int | None = None,
         end_step: int | None = None,
     ) -> "Future[RunRecord]":
         def change(connection: sqlite3.Connection) -> RunRecord:
@@ -237,6 +238,7 @@ class RunRegistry(RegistryReader):
                     "run_id": run_id,
                     "offset": offset,
                     "step": step,
+                    "start_step": start_step,
                     "end_step": end_step,
                     "last_seq": last_seq,
                     "metrics": _encode(with_words(_newest(run.metrics, metrics))).decode(),

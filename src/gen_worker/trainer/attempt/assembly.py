@@ -138,9 +138,13 @@ class Assembly:
         if self.processes.rank == 0:
             self._watch_outside_code(identity, loop.parts.folder, checkpoint)
         if checkpoint is not None:
+            is_own = checkpoint.meta is not None and checkpoint.meta.run_id == job.run_id
+            # Where the run continues another one. It may have passed over a damaged checkpoint.
+            fields: dict[str, Any] = {} if is_own else {"start_step": start.step}
             reporter.log(
                 f"resumed at step {start.step}, epoch {start.epoch}, batch {start.batch} from {checkpoint.path.name}",
                 step=start.step,
+                **fields,
             )
             if checkpoint.meta is not None and not checkpoint.meta.digest:
                 reporter.log(

@@ -48,6 +48,7 @@ class Event(Head, frozen=True, kw_only=True, gc=False):
     value: float | str | None = None
     values: dict[str, float | str] | None = None
     end_step: _Count | None = None
+    start_step: _Count | None = None  # of the checkpoint of another run that it continues
     max_steps: _Count | None = None
 
     def points(self) -> Iterable[tuple[str, float]]:

@@ -308,12 +308,14 @@ class Ingest:
     def _follow(
         self, tail: FollowedRun, offset: int, events: list[Event], points: list[Point]
     ) -> "Future[RunRecord]":
-        known, end_step, heartbeat_ms = tail.registry_seq, None, 0
+        known, start_step, end_step, heartbeat_ms = tail.registry_seq, None, None, 0
         for event in events:
             if event.seq > known:
                 tail.step = _step_after(event, tail.step)
                 if event.attempt == tail.number:
                     heartbeat_ms = max(heartbeat_ms, event.timestamp_ms)
+                if event.start_step is not None:
+                    start_step = event.start_step
                 if event.end_step is not None or event.max_steps is not None:
                     end_step = event.max_steps if event.end_step is None else event.end_step
         return self._registry.follow(
@@ -324,6 +326,7 @@ class Ingest:
             step=tail.step,
             heartbeat_ms=heartbeat_ms,
             metrics={name: value for seq, _, name, _, value, _ in points if seq > known},
+            start_step=start_step,
             end_step=end_step,
         )
 

@@ -689,3 +689,13 @@ def test_a_damaged_registry_is_told_with_the_commands_that_put_a_sound_backup_in
     shutil.rmtree(home.backups)
     assert daemon_main(["--home", str(home.root), "check"]) == 1
     assert "has no good one" in capsys.readouterr().err
+
+
+def test_a_run_that_is_being_cancelled_says_so_until_it_has_ended(registry: RunRegistry) -> None:
+    registry.submit(new("one")).result()
+    registry.claim("one", []).result()
+    registry.want_cancel("one", "not needed").result()
+    registry.launched("one", 1, worker="w", pid=7).result()
+    run = registry.get("one")
+    assert (run.state, run.cause.id) == (RunState.RUNNING, "cancelling")
+    assert run.reason == "attempt 1 is being stopped: not needed"

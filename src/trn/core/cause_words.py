@@ -213,6 +213,8 @@ def _say_waiting(cause: Cause) -> str:
         case "running":
             where = values.get("worker") or f"process {values.get('pid')}"
             return f"attempt {values.get('attempt')} runs as {where}"
+        case "cancelling":
+            return f"attempt {values.get('attempt')} is being stopped: {values.get('asked') or 'cancelled'}"
         case "waits-for-disk":
             return (
                 f"the disk of {values.get('path')} is nearly full"

@@ -100,7 +100,7 @@ WAITS = frozenset(
         "devices-missing",
     }
 )
-STAGES = frozenset({"launching", "running", "completed", "cancelled"})
+STAGES = frozenset({"launching", "running", "cancelling", "completed", "cancelled"})
 
 
 def failure(id: str, **values: Any) -> Cause:  # noqa: A002

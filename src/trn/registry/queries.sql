@@ -107,7 +107,7 @@ WHERE run_id = :run_id
 UPDATE runs SET attempt = :attempt, devices = :devices WHERE run_id = :run_id
 
 -- name: want_cancel
-UPDATE runs SET is_cancel_wanted = 1, cancel_reason = :reason, updated_ms = :now_ms, change = :change
+UPDATE runs SET is_cancel_wanted = 1, cancel_reason = :reason, cause = :cause, updated_ms = :now_ms, change = :change
 WHERE run_id = :run_id
 
 -- name: progress

@@ -158,7 +158,8 @@ class RunRegistry(RegistryReader):
             run = _get(connection, run_id)
             if run.state.is_terminal:
                 return run, False
-            values = {"run_id": run_id, "reason": reason, "now_ms": self._clock_ms()}
+            cause = _encode(Cause(id="cancelling", values={"asked": reason, "attempt": run.attempt})).decode()
+            values = {"run_id": run_id, "reason": reason, "cause": cause, "now_ms": self._clock_ms()}
             connection.execute(sql("want_cancel"), {**values, "change": _next_change(connection)})
             if run.state is RunState.PENDING:
                 self._move(connection, run, RunState.CANCELLED, _cancelled(reason, run.attempt))
@@ -204,7 +205,7 @@ class RunRegistry(RegistryReader):
                     id="running",
                     values={"attempt": number, "pid": pid} if pid else {"attempt": number, "worker": worker},
                 )
-                self._move(connection, run, RunState.RUNNING, running)
+                self._move(connection, run, RunState.RUNNING, run.cause if run.is_cancel_wanted else running)
             return _get(connection, run_id)
 
         return self.writer.submit(change)

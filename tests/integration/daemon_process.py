@@ -97,6 +97,7 @@ def worker_record(daemon: DaemonProcess, run_id: str, number: int = 1) -> Attemp
 def end_everything(home: Path) -> None:
     """Every process that has to do with that home: daemon, launcher, workers."""
     ours = set()
+    psutil.process_iter.cache_clear()  # an object of it may stand for an ended process of the same number
     for process in psutil.process_iter():
         try:
             text = " ".join(process.cmdline())

@@ -10,7 +10,8 @@ import sys
 from typing import Any, NoReturn
 
 import pyarrow.parquet  # noqa: F401
-import torch  # noqa: F401
+import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
+import torchmetrics  # noqa: F401
 
 import gen_worker.trainer.runtime  # noqa: F401
 from gen_worker.trainer.checkpoints.writing import warm_writer

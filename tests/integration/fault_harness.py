@@ -55,7 +55,7 @@ MAX_IN_FLIGHT = 12  # while faults strike
 MIN_IN_FLIGHT = 4  # so that there is always something to strike
 NUM_DEAF_WATCHERS = 5
 LOOK_EVERY_S = 0.05
-LONG_RUNS, LONG_KILLS = 1500, 500
+LONG_RUNS, LONG_KILLS = 1000, 500
 # Counted by what clients and daemons do, not dealt.
 OTHER_KINDS = (
     "reply lost after the commit",

@@ -475,7 +475,7 @@ def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_daemon_left_is_no_daemon_and_another_takes_its_place(live_home: Home) -> None:
-    first = DaemonProcess(live_home.root)
+    first = DaemonProcess(live_home.root, is_bare=True)
     first.wait_ready()
     assert find_daemon(live_home) is not None
     first.kill()
@@ -490,7 +490,7 @@ def test_what_a_dead_daemon_left_is_no_daemon_and_another_takes_its_place(live_h
 
 
 def test_a_pid_that_is_not_the_listener_is_never_signalled(live_home: Home) -> None:
-    daemon = DaemonProcess(live_home.root)
+    daemon = DaemonProcess(live_home.root, is_bare=True)
     info = daemon.wait_ready()
     with subprocess.Popen(["sleep", "600"]) as bystander:
         text = live_home.daemon_info.read_text().replace(str(info.pid), str(bystander.pid))
@@ -502,7 +502,7 @@ def test_a_pid_that_is_not_the_listener_is_never_signalled(live_home: Home) -> N
 
 
 def test_a_daemon_of_another_version_is_named(live_home: Home) -> None:
-    daemon = DaemonProcess(live_home.root)
+    daemon = DaemonProcess(live_home.root, is_bare=True)
     info = daemon.wait_ready()
     text = live_home.daemon_info.read_text().replace(f'"{info.version}"', '"0.0.9"')
     live_home.daemon_info.write_text(text)

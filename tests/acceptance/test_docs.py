@@ -1,6 +1,5 @@
 """Every command and snippet of the docs runs; what the docs name exists; what they list is what the code has."""
 
-import contextlib
 import json
 import os
 import re
@@ -24,6 +23,9 @@ from documents import (
     read_blocks,
     table_rows,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from daemon_process import kill_processes
 
 DOCS = ROOT / "docs"
 DEADLINE_S = 120
@@ -90,10 +92,7 @@ def end_processes(folder: Path) -> int:
     """End all that was started there, and how many that were."""
     num_ended = 0
     while ours := [process for process in psutil.process_iter() if is_of(process, folder)]:
-        for process in ours:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        num_ended += len(psutil.wait_procs(ours, timeout=DEADLINE_S)[0])
+        num_ended += kill_processes(ours)
     return num_ended
 
 

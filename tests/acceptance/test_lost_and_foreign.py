@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 @contextlib.contextmanager
 def serving(home: Home) -> Iterator[tuple[DaemonProcess, trn.Client]]:
     """A daemon, and a client of it; it is killed at the end, launcher and workers go on."""
-    daemon = DaemonProcess(home.root, settings=SETTINGS)
+    daemon = DaemonProcess(home.root, settings=SETTINGS, is_bare=True)
     daemon.wait_ready()
     try:
         with trn.Client(home.root) as client:

@@ -1,10 +1,13 @@
 """Real daemons in homes of their own, started, killed and ended by tests."""
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,12 +20,14 @@ from trn.daemon.upkeep.singleton import DaemonInfo, read_daemon_info
 DEADLINE_S = 120
 SRC = Path(__file__).parents[2] / "src"
 MOVED_CLOCK = Path(__file__).with_name("moved_clock.py")
+BARE_DAEMON = Path(__file__).with_name("bare_daemon.py")
 
 
 class DaemonProcess:
     """One daemon of a home. Leaves nothing behind: `end_everything` also ends launcher and workers.
 
-    `clock` is the file of a `MovedClock` that it goes by; `max_open_files` is the most that it can have.
+    `clock` is the file of a `MovedClock` that it goes by; `max_open_files` is the most that it can have; `is_bare` is for
+    runs that need no torch (see bare_daemon.py).
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class DaemonProcess:
         settings: str | None = None,
         clock: Path | None = None,
         max_open_files: int | None = None,
+        is_bare: bool = False,
     ) -> None:
         self.home = Home(home)
         self.failpoints = failpoints
@@ -41,7 +47,11 @@ class DaemonProcess:
             self.home.settings.write_text(settings)
         self.log = home / "daemon-output.txt"
         environ = {**os.environ, "GEN_WORKER_FAILPOINTS": failpoints}
-        program = ["-m", "trn.daemon"] if clock is None else ["-P", str(MOVED_CLOCK), str(clock)]
+        program = ["-m", "trn.daemon"]
+        if clock is not None:
+            program = ["-P", str(MOVED_CLOCK), str(clock)]
+        elif is_bare:
+            program = ["-P", str(BARE_DAEMON)]
         python = [sys.executable]
         if max_open_files is not None:
             python = ["prlimit", f"--nofile={max_open_files}:{max_open_files}", *python]
@@ -105,12 +115,23 @@ def end_everything(home: Path) -> None:
                 ours |= {process, *process.children(recursive=True)}
         except psutil.Error:
             continue
-    for process in ours:
-        try:
-            process.kill()
-        except psutil.Error:
-            continue
-    psutil.wait_procs(list(ours), timeout=DEADLINE_S)
+    kill_processes(ours)
     for daemon in _started:
         if daemon.home.root == home:
             daemon.process.wait(DEADLINE_S)
+
+
+def kill_processes(processes: Iterable[psutil.Process]) -> int:
+    """Kill them; returns how many have ended. It does not wait for orphans to be reaped: init may take seconds for that."""
+    fds = []
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            fds.append(os.pidfd_open(process.pid))
+            signal.pidfd_send_signal(fds[-1], signal.SIGKILL)
+    deadline = time.monotonic() + DEADLINE_S
+    num_ended = 0
+    for fd in fds:
+        ended, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        num_ended += len(ended)
+        os.close(fd)
+    return num_ended

@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def start(home: Path, server: RedisServer, failpoints: str = "") -> DaemonProcess:
-    return DaemonProcess(home, settings=SETTINGS.format(url=server.url), failpoints=failpoints)
+    return DaemonProcess(home, settings=SETTINGS.format(url=server.url), failpoints=failpoints, is_bare=True)
 
 
 def job(folder: Path, num_steps: int = 3, **more: Any) -> dict[str, Any]:

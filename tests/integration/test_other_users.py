@@ -114,7 +114,7 @@ def find_python() -> str:
 
 def test_another_user_reaches_neither_socket_nor_doorbell_nor_launcher_nor_worker(folder: Path) -> None:
     python = find_python()
-    daemon = DaemonProcess(folder / "home", settings=SETTINGS)
+    daemon = DaemonProcess(folder / "home", settings=SETTINGS, is_bare=True)
     job: dict[str, Any] = {
         "run_id": "one",
         "trainer": "witnessed:Witnessed",

@@ -72,7 +72,7 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
 
 def test_whatever_is_in_the_place_of_a_file_of_an_ended_run_freezes_nobody(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    daemon = DaemonProcess(home, settings=SETTINGS)
+    daemon = DaemonProcess(home, settings=SETTINGS, is_bare=True)
     daemon.wait_ready()
     replaced: dict[str, str] = {}
     try:
@@ -85,7 +85,7 @@ def test_whatever_is_in_the_place_of_a_file_of_an_ended_run_freezes_nobody(tmp_p
         for (name, path), kind in zip(FILES.items(), itertools.cycle(KINDS), strict=False):
             put_in_place(path(daemon.home.run(name)), kind)
             replaced[name] = kind
-        daemon = DaemonProcess(home)
+        daemon = DaemonProcess(home, is_bare=True)
         daemon.wait_ready()
         with trn.Client(home) as client:
             for name in replaced:
@@ -120,7 +120,7 @@ def test_a_worker_whose_events_are_replaced_is_left_alone_and_its_run_ends(
     tmp_path: Path, is_daemon_there: bool
 ) -> None:
     home = tmp_path / "home"
-    daemon = DaemonProcess(home, settings=SETTINGS)
+    daemon = DaemonProcess(home, settings=SETTINGS, is_bare=True)
     daemon.wait_ready()
     names = [f"run-{index}" for index in range(len(KINDS))]
     try:
@@ -139,7 +139,7 @@ def test_a_worker_whose_events_are_replaced_is_left_alone_and_its_run_ends(
         for name, kind in zip(names, KINDS, strict=True):
             put_in_place(daemon.home.run(name).events, kind)
         if not is_daemon_there:
-            daemon = DaemonProcess(home)
+            daemon = DaemonProcess(home, is_bare=True)
             daemon.wait_ready()
         with trn.Client(home) as client:
             client.submit(job(tmp_path, "after"), base_dir=TRAINERS)

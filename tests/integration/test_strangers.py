@@ -35,7 +35,7 @@ devices = []
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    daemon = DaemonProcess(tmp_path / "home", settings=SETTINGS, max_open_files=MAX_OPEN_FILES)
+    daemon = DaemonProcess(tmp_path / "home", settings=SETTINGS, max_open_files=MAX_OPEN_FILES, is_bare=True)
     daemon.wait_ready()
     yield daemon
     end_everything(daemon.home.root)
@@ -127,7 +127,7 @@ def test_the_daemon_raises_its_limit_of_open_files_and_its_workers_do_not_notice
         pytest.skip("the system allows no more")
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
-        daemon = DaemonProcess(tmp_path / "home", settings=SETTINGS)
+        daemon = DaemonProcess(tmp_path / "home", settings=SETTINGS, is_bare=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:

@@ -55,21 +55,15 @@ def test_an_orchestrated_run_fetches_resumes_and_delivers_everything(tmp_path: P
     assert TOKEN not in run.events_path.read_text() + done.stderr + done.stdout
 
 
-def test_a_dead_endpoint_ends_the_run_as_upload_with_everything_kept(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", mock_batches=[1, 2, 3], metric_every=1)
+def test_a_dead_endpoint_ends_the_run_as_upload_with_everything_kept_for_the_next_attempt(
+    tmp_path: Path, http_server
+) -> None:
+    run = Run(tmp_path / "run", trainer="counting:OwnFiles", mock_batches=[1, 2, 3], metric_every=1)
     done = run.work(TRAINER_UPLOAD_CHECKPOINT_URL=f"http://127.0.0.1:{closed_port()}/checkpoint")
     assert done.returncode == 15, done.stderr
     failed = run.events()[-1]
     assert (failed["event"], failed["category"], failed["step"]) == ("failed", "upload", 3)
     assert (run.checkpoints / "final.pt").exists()
-
-
-def test_a_run_that_failed_on_its_upload_delivers_when_it_is_run_again(tmp_path: Path, http_server) -> None:
-    run = Run(tmp_path / "run", trainer="counting:OwnFiles", mock_batches=[1, 2, 3])
-    assert (
-        run.work(TRAINER_UPLOAD_CHECKPOINT_URL=f"http://127.0.0.1:{closed_port()}/checkpoint").returncode
-        == 15
-    )
     again = run.work(TRAINER_UPLOAD_CHECKPOINT_URL=f"{http_server.url}/checkpoint")
     assert again.returncode == 0, again.stderr
     names = [request.headers["x-trn-file-name"] for request in http_server.seen("/checkpoint")]

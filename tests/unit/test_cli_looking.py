@@ -394,6 +394,22 @@ def test_a_registry_of_an_older_release_is_said_to_be_one(
         assert "older trn: `trn daemon start` brings it up to date" in capsys.readouterr().err
 
 
+def test_a_registry_that_lacks_only_the_newest_migration_is_said_to_be_of_an_older_release(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "old")
+    home.make()
+    scripts = sorted(item.name for item in files("trn.registry.migrations").iterdir() if item.name[0] == "0")
+    connection = open_writer(home.registry)
+    for name in scripts[:-1]:
+        connection.executescript(files("trn.registry.migrations").joinpath(name).read_text())
+    connection.execute(f"PRAGMA user_version = {len(scripts) - 1}")
+    connection.close()
+    for words in (["status", "x"], ["why", "x"]):
+        assert verbs.run(["--home", str(home.root), *words]) != 0
+        assert "older trn: `trn daemon start` brings it up to date" in capsys.readouterr().err
+
+
 def test_which_value_is_the_best_is_said_where_that_is_known(made: HandMade) -> None:
     made.submit("r", config={"early_stopping": {"metric": "val/accuracy", "mode": "max"}})
     made.start("r", pid=77)

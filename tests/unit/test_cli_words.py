@@ -110,7 +110,7 @@ LOST = {"outlook": "backoff", "delay_s": 5.0, "next_attempt": 2}
         ),
         (
             (run(RunState.RUNNING, step=5, end_step=10, attempt=1), [attempt(ended_ms=None)], {}),
-            ["r-1 is running for 50s: attempt 1, step 5 of 10."],
+            ["r-1 has been running for 50s: attempt 1, step 5 of 10."],
         ),
         (
             (run(RunState.RUNNING, attempt=1, is_cancel_wanted=True, cancel_reason="enough"), [], {}),

@@ -18,6 +18,7 @@ from trn.core.causes import (
     TOO_OFTEN,
     Cause,
 )
+from trn.core.terminal_text import without_copies
 
 
 class Words(NamedTuple):
@@ -30,7 +31,7 @@ class Words(NamedTuple):
 
 _SAME_AGAIN = "the same would happen again"
 _NOT_THE_JOB = "the job did not cause it"
-_AUTHOR = "an exception in the job's own code; final unless `retry.on_error` is true"
+_AUTHOR = "an exception in the job's own code, and `retry.on_error` is false"
 _NO_PROCESS = "no process was started"
 _TIME_OVER = "the time limit is over; resume with a larger time_limit_s"
 
@@ -52,7 +53,7 @@ FAILURE_WORDS: dict[str, Words] = {
     "crashed": Words("crashed", "a crash can come from the machine; retries end without progress"),
     "bug": Words(
         "process exited without a terminal event",
-        "the job's own code ended the process; final unless `retry.on_error` is true",
+        "the job's own code ended the process, and `retry.on_error` is false",
     ),
     "lost": Words("process exited; exit status unknown", _NOT_THE_JOB),
     "reboot": Words("the machine restarted", _NOT_THE_JOB),
@@ -95,7 +96,7 @@ def say_what(cause: Cause) -> str:
     """What happened or is waited for, without what follows."""
     values = cause.values
     if "text" in values:  # recorded by a release that kept words alone
-        return str(values["text"])
+        return without_copies(str(values["text"]))
     if cause.id in FAILURES:
         return _say_failure(cause)
     if cause.id == "completed":
@@ -112,7 +113,8 @@ def say_outlook(cause: Cause) -> str:
     if outlook in (AT_ONCE, BACKOFF):
         return _say_retry(values)
     if outlook == NOT_RETRIED:
-        return FAILURE_WORDS[cause.id].why if cause.id in FAILURE_WORDS else "not retried"
+        why_not = FAILURE_WORDS[cause.id].why if cause.id in FAILURE_WORDS else ""
+        return f"not retried: {why_not}" if why_not else "not retried"
     why = {
         RETRY_OFF: "retry.max_attempts is 0",
         REPEATED: f"the same error at step {values.get('step', 0)} twice in a row",
@@ -125,7 +127,7 @@ def say_outlook(cause: Cause) -> str:
 def _say_retry(values: Mapping[str, Any]) -> str:
     start, delay_s, stalled = values.get("from_step"), values.get("delay_s", 0), values.get("num_stalled")
     where = "" if start is None else f" from step {start}" if start else " from the start"
-    when = f"in {delay_s:.3g} s" if delay_s >= 1 else "at once"
+    when = f"in {delay_s:.0f} s" if delay_s >= 1 else "at once"
     more = f"; {stalled} of {values.get('max_attempts')} without a newer checkpoint" if stalled else ""
     return f"retrying {when}{where} (attempt {values.get('next_attempt')}{more})"
 
@@ -147,7 +149,8 @@ def say_exit(exit_code: int | None) -> str:
 
 def _say_failure(cause: Cause) -> str:
     values, words = cause.values, FAILURE_WORDS[cause.id]
-    what, detail = words.what, str(values.get("error") or values.get("detail") or words.hint)
+    what = words.what
+    detail = without_copies(str(values.get("error") or values.get("detail") or words.hint))
     if signal := values.get("signal"):
         what = f"{what} by {signal}" if cause.id == "killed" else f"{what} with {signal}"
         detail = detail or _SIGNAL_HINTS.get(str(signal), "")

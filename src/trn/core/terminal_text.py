@@ -41,6 +41,11 @@ def clean(text: str) -> str:
     return re.sub(_ANY, "", text.rpartition("\r")[2].expandtabs(8))
 
 
+def without_copies(text: str) -> str:
+    """An error or a frame of a traceback that names the author's file alone, not its frozen copy too."""
+    return re.sub(r" \(frozen copy: [^()\n]*\)", "", text) if "(frozen copy: " in text else text
+
+
 def keep_lines(text: str) -> str:
     """As many lines as it has, with a mark for each other character that a terminal would obey."""
     return text if text.isprintable() else re.sub(_ANY_BUT_LINES, "�", text)

@@ -145,9 +145,8 @@ def migrate(connection: sqlite3.Connection, package: str) -> int:
 
     RegistryError where the file is from a newer release: it may mean things that we do not know.
     """
-    scripts = sorted(item.name for item in files(package).iterdir() if item.name.endswith(".sql"))
-    newest = int(scripts[-1].partition("_")[0])
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    scripts = _scripts(package)
+    newest, version = len(scripts), _version(connection)
     if version > newest:
         raise RegistryError(
             f"the registry has schema {version} and this release knows {newest}: it was written by a newer trn; use that"
@@ -163,6 +162,20 @@ def migrate(connection: sqlite3.Connection, package: str) -> int:
                 connection.execute("ROLLBACK")
             raise RegistryError(f"migration {name} failed and was taken back: {fault}") from fault
     return newest
+
+
+def is_older(connection: sqlite3.Connection, package: str) -> bool:
+    """The file has the schema of an older release: a daemon has to migrate it first."""
+    return _version(connection) < len(_scripts(package))
+
+
+def _scripts(package: str) -> list[str]:
+    """The migrations, numbered from 1."""
+    return sorted(item.name for item in files(package).iterdir() if item.name.endswith(".sql"))
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def check_integrity(path: Path) -> list[str]:

@@ -206,7 +206,7 @@ def _live(
         next_ = "it starts by itself" if is_daemon_up else "the next daemon finds out whether it started"
         return _say(run, f"is starting ({number})", next=next_, remedy="" if is_daemon_up else START_DAEMON)
     since = f" for {say_duration(at_ms - newest.launched_ms)}" if newest is not None else ""
-    what = f"is running{since}: {number}, step {run.step}{of}"
+    what = f"{'has been' if since else 'is'} running{since}: {number}, step {run.step}{of}"
     over_ms = _over_limit_ms(run, newest, at_ms)
     if over_ms > 0:
         return _say_over(run, what, over_ms, is_daemon_up=is_daemon_up)

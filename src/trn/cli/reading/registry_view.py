@@ -138,10 +138,14 @@ class RegistryView:
 def unreadable(home: Home, fault: "sqlite3.Error") -> RegistryError:
     """What to say where the registry does not answer."""
     if str(fault).startswith("no such "):
-        return RegistryError(
-            f"{home.registry} was written by an older trn: `trn daemon start` brings it up to date ({fault})"
-        )
+        return older_release(home)
     return RegistryError(f"{home.registry} cannot be read: {fault}; `{home.check_command}` looks through it")
+
+
+def older_release(home: Home) -> RegistryError:
+    return RegistryError(
+        f"{home.registry} was written by an older trn: `trn daemon start` brings it up to date"
+    )
 
 
 def open_read_only(path: str) -> "sqlite3.Connection":

@@ -12,10 +12,11 @@ import msgspec
 from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
 from gen_worker.contract.process_identity import ProcessIdentity, boot_id
 from trn.cli.reading.explanation import Checkpoint, Surroundings
-from trn.cli.reading.registry_view import open_read_only, unreadable
+from trn.cli.reading.registry_view import older_release, open_read_only, unreadable
 from trn.core.errors import NotFoundError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.registry.connection import is_older
 from trn.registry.families import FIRST
 from trn.registry.metrics import Extremes, MetricReader, Series, line_of_descent
 from trn.registry.reader import RegistryReader
@@ -44,6 +45,8 @@ class _Reader(RegistryReader):
 
     def __init__(self, home: Home) -> None:
         self._read = open_read_only(str(home.registry))
+        if is_older(self._read, "trn.registry.migrations"):
+            raise older_release(home)
         self._read.row_factory = sqlite3.Row
 
 

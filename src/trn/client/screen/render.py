@@ -109,7 +109,7 @@ class Screen:
         """Print the remaining lines, how the run ended, and what to do next."""
         self.pause()
         self._flush(is_last=True)
-        self.console.print(conclude(self.view, took_s), soft_wrap=True)
+        self.console.print(conclude(self.view, took_s, self.console.width), soft_wrap=True)
 
 
 def _when(item: tuple[float, Line]) -> tuple[int, bool]:

@@ -13,10 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trn.client.screen.cells import wrap
 from trn.client.screen.figures import show_duration, show_number, show_rate
 from trn.client.screen.worker_log import Line
-from trn.core.cause_words import say_outlook
-from trn.core.terminal_text import clean
+from trn.core.cause_words import say_outlook, say_what
+from trn.core.terminal_text import clean, without_copies
 
 if TYPE_CHECKING:
     from trn.proto.records import Run
@@ -281,7 +282,7 @@ class RunView:
 
 
 def _ended(attempt: object, words: str) -> str:
-    return f"attempt {attempt} ended: {clean(words)}"
+    return f"attempt {attempt} ended: {clean(without_copies(words))}"
 
 
 def _value(value: object) -> str:
@@ -293,8 +294,8 @@ def _name_values(values: Mapping[str, object]) -> str:
     return "  ".join(f"{clean(str(name))} {_value(value)}" for name, value in values.items())
 
 
-def conclude(view: RunView, took_s: float) -> Text:
-    """How a run ended, in words."""
+def conclude(view: RunView, took_s: float, width: int = 80) -> Text:
+    """How a run ended, in words. Its reason is wrapped between words."""
     run = view.run
     text = Text()
     text.append(run.run_id, style="bold")
@@ -310,9 +311,11 @@ def conclude(view: RunView, took_s: float) -> Text:
         if tested:
             text.append(f"\n  test  {_name_values(tested)}", style="green")
         return text
-    reason = clean(run.reason.replace("\n", "; "))
-    if reason:
-        text.append(f"\n  {reason}")
+    is_known = run.cause.id or run.cause.values
+    reasons = [say_what(run.cause), say_outlook(run.cause)] if is_known else [run.reason]
+    for reason in filter(None, reasons):
+        lines = wrap(clean(reason.replace("\n", "; ")), width - 2, indent=2)
+        text.append("".join(f"\n  {line}" for line in lines))
     if run.state == "FAILED":
         text.append(f"\n  trn logs {run.run_id}", style="dim")
     if view.saved_step is not None:

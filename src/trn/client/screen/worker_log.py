@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from gen_worker.errors import END_LOGGER, REPORT_MARK
-from trn.core.terminal_text import SHORT_LINE, clean
+from trn.core.terminal_text import SHORT_LINE, clean, without_copies
 
 _LOG_LINE = re.compile(
     r"(\d{4})-(\d\d)-(\d\d) ((\d\d):(\d\d):(\d\d)),(\d{3}) ([A-Z]+) ([\w.]+): (.*)", re.ASCII
@@ -60,7 +60,7 @@ class WorkerLog:
             frame = _FRAME.match(text)
             if frame is not None:
                 self._is_our_frame = _OURS.search(frame[1]) is not None
-            return None if self._is_our_frame else Text(text)
+            return None if self._is_our_frame else Text(without_copies(text) if frame is not None else text)
         elif text.startswith(REPORT_MARK):  # the line about the end of the attempt has it
             return None
         else:

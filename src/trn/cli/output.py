@@ -25,6 +25,7 @@ STATE_COLOURS = {
     "CANCELLED": "magenta",
 }
 DEFAULT_WIDTH = 100
+MIN_WRAPPED = 20  # shorter text is not wrapped at any width
 TABLE, JSON = "table", "json"
 
 
@@ -125,7 +126,21 @@ def _print(text: str) -> None:
 def say(text: str) -> None:
     """A line for people on stderr. Never fails, not even if stderr is closed."""
     with contextlib.suppress(OSError):
-        print(shield(text), file=sys.stderr, flush=True)  # noqa: T201
+        print(_wrap(shield(text)), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _wrap(text: str) -> str:
+    """Long lines wrapped between words, if stderr is a terminal."""
+    if len(text) < MIN_WRAPPED or not sys.stderr.isatty():
+        return text
+    from trn.client.screen.cells import wrap
+
+    width = os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
+    lines: list[str] = []
+    for line in text.splitlines():
+        margin = len(line) - len(line.lstrip(" -"))
+        lines += wrap(line, width, indent=margin or 2)
+    return "\n".join(lines)
 
 
 def json_option(command: F) -> F:

@@ -154,6 +154,8 @@ def _say_failure(cause: Cause) -> str:
     if signal := values.get("signal"):
         what = f"{what} by {signal}" if cause.id == "killed" else f"{what} with {signal}"
         detail = detail or _SIGNAL_HINTS.get(str(signal), "")
+    if cause.id == "timeout" and detail:  # `the time limit of 2 s was reached`, and a line about the save
+        what, detail = detail.partition("\n")[0], ""
     if (silent_s := values.get("silent_s")) is not None:
         what = _say_silence(cause.id, silent_s, values.get("limit_s"))
     elif (limit_s := values.get("limit_s")) is not None:
@@ -237,7 +239,7 @@ def _say_waiting(cause: Cause) -> str:
             lacks = f"waits for {_say_lacks(cause)}"
             kept_for = values.get("kept_for")
             return (
-                f"{lacks}; free devices are reserved for {kept_for}, which has waited longer"
+                f"{lacks}; free resources are reserved for {kept_for}, which has waited longer"
                 if kept_for
                 else lacks
             )

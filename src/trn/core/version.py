@@ -6,6 +6,6 @@ VERSION = "0.1.0"
 # Both packages of this distribution: a daemon that started from other files than these runs other code.
 SOURCES = (Path(__file__).parents[1], Path(__file__).parents[2] / "gen_worker")
 CHANGED = (
-    "the files of trn have changed since the daemon started, and it still runs the old ones: `trn daemon stop` and"
-    " `trn daemon start` bring it up to date; runs go on meanwhile"
+    "the daemon still runs the code from before an update of trn: restart it with `trn daemon stop` and"
+    " `trn daemon start`; runs continue meanwhile"
 )

@@ -132,7 +132,7 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
     if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
         yield _fault(
             "max_steps",
-            "neither it nor `epochs` is given, expected at least one (only `mock_batches` needs none)",
+            "neither it nor `epochs` is given, expected one of them (only `mock_batches` needs neither)",
         )
     yield from _data_source_faults(
         given("dataset", "parquet_paths"),

@@ -54,7 +54,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         faults = []
         if self.epochs is None and self.max_steps is None and not self.fast_dev_run:
-            faults.append("epochs: neither it nor `max_steps` is given, expected at least one")
+            faults.append("epochs: neither it nor `max_steps` is given, expected one of them")
         given = self.hyperparams if isinstance(self.hyperparams, dict) else {}
         doubled = [name for name in _HYPERPARAMS if getattr(self, name) is not None and name in given]
         faults += [

@@ -57,6 +57,8 @@ def read_job(path: Path, changes: Changes) -> Job:
     from gen_worker.errors import SpecError
 
     path = path.absolute()
+    if not is_trainer_ref(path) and not path.exists():
+        raise InvalidRequestError(f"there is no job file {path}")
     try:
         document = {"trainer": path.name} if is_trainer_ref(path) else read_document(path)
         if changes.profile is not None:

@@ -93,12 +93,16 @@ class Screen:
         self._waiting = waiting
         ready.sort(key=_when)
         self._drop(ready)
-        shown = [line.text for _, line in ready]
+        shown = [part for _, line in ready for part in self._wrap(line)]
         if self._num_dropped:
             count, self._num_dropped = self._num_dropped, 0
             shown.insert(0, Text(f"… {count:,} more lines: see trn logs and trn watch --json", style="dim"))
         if shown:
             self.console.print(Text("\n").join(shown), soft_wrap=True)
+
+    def _wrap(self, line: Line) -> list[Text]:
+        """Our own words are wrapped between words; a worker's output stays as it is."""
+        return list(line.text.wrap(self.console, self.console.width)) if line.is_event else [line.text]
 
     def _drop(self, lines: list[tuple[float, Line]]) -> None:
         num_over = max(0, len(lines) - MAX_WAITING_LINES)

@@ -33,7 +33,7 @@ bench:
 soak: $(VENV)/.test-ready
 	@$(BIN)/python tests/integration/fault_harness.py
 
-# The same for about an hour, with at least 500 kills of daemons and of workers; its report is part of the docs.
+# The same for about half an hour, with at least 500 kills of daemons and of workers; its report is part of the docs.
 soak-long: $(VENV)/.test-ready
 	@$(BIN)/python tests/integration/fault_harness.py --long --report docs/soak-report.md
 

@@ -69,6 +69,15 @@ SHARES = {
     "record deleted": 1,
     "checkpoint of another": 1,
 }
+# The clock ends the backoffs of runs that were killed too often in a row: else there is soon nobody to kill.
+KILLS = (
+    "daemon killed",
+    "daemon killed",
+    "worker killed",
+    "worker killed",
+    "worker killed",
+    "clock moved forward",
+)
 FULL_S = (0.5, 1.0, 1.5)  # below the heartbeat timeout of the harness
 JUMPS_S = (60.0, 20 * 60.0, 5 * 3600.0)
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -116,6 +125,7 @@ class FaultStrikes:
             self.left_out |= dict.fromkeys(faulty_bus.SHARES, bus.problem)
             shares = {name: share for name, share in shares.items() if name not in faulty_bus.SHARES}
         self._deck = Deck([name for name, share in shares.items() for _ in range(share)], dice)
+        self._kills = Deck(list(KILLS), dice)
 
     async def strike(self, num_faults: int, *, min_kills: int = 0) -> None:
         """That many faults of all kinds, then kills until daemons and workers were killed `min_kills` times each."""
@@ -144,7 +154,7 @@ class FaultStrikes:
         began = time.monotonic()
         while self.num_struck < num_faults or min(self._num_kills()) < min_kills:
             await asyncio.sleep(self._dice.random() * LONGEST_PAUSE_S)
-            name = self._deck.deal() if self.num_struck < num_faults else self._rarer_kill()
+            name = (self._deck if self.num_struck < num_faults else self._kills).deal()
             while True:
                 if await acts[name]():
                     break
@@ -153,10 +163,6 @@ class FaultStrikes:
             self.num_struck += 1
             with self._diary.open("a") as diary:
                 print(f"{time.monotonic() - began:8.2f} s  {name}", file=diary)
-
-    def _rarer_kill(self) -> str:
-        daemons, workers = self._num_kills()
-        return "daemon killed" if daemons < workers else "worker killed"
 
     def _num_kills(self) -> tuple[int, int]:
         """Of daemons, at random moments and at failpoints, and of workers."""

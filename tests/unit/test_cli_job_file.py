@@ -116,7 +116,8 @@ def test_a_file_that_holds_no_job_is_refused(folder: Path, content: bytes) -> No
 
 
 def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
-    assert "cannot be read" in faults_of(folder / "absent.yaml")[0]
+    with pytest.raises(InvalidRequestError, match=r"there is no job file .*absent\.yaml"):
+        read_job(folder / "absent.yaml", Changes())
     assert "cannot be read" in faults_of(folder)[0]
 
 

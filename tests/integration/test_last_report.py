@@ -52,7 +52,7 @@ def test_what_the_class_raises_is_reported_whatever_it_is(tmp_path: Path, kind: 
         assert "x" * 1_100_000 in done.stderr, "the log has the whole text"
 
 
-@pytest.mark.parametrize("limit_bytes", [4_000, 80_000, 200_000])
+@pytest.mark.parametrize("limit_bytes", [6_000, 80_000, 200_000])
 def test_below_a_file_size_limit_the_last_line_is_still_written(tmp_path: Path, limit_bytes: int) -> None:
     """Events that do not fit below it are left out; checkpoints that do not fit fail the run."""
     run = hostile(tmp_path, limit_bytes=limit_bytes, names=3_000, size=100_000)

@@ -33,6 +33,7 @@ logger = logging.getLogger("gen_worker.events")
 WRITE_EVERY_S = 0.02  # how old the file may be; the loop does not wake the writer
 MAX_PENDING_BYTES = 32 << 20
 RESERVE_BYTES = 64 << 10
+MIN_LINE_BYTES = 512  # a terminal line is not cut below that
 LAST_LINE_BYTES = RESERVE_BYTES // 2  # of a terminal line that has only the reserve
 
 
@@ -207,7 +208,10 @@ class EventLog:
                 logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
             self._unwritten = unwritten[:begun_bytes]
             self._seq += 1
-            self._pending = [encode(self._seq, max_bytes=LAST_LINE_BYTES)]
+            room = self._room() - len(self._unwritten)
+            self._pending = [
+                encode(self._seq, max_bytes=int(max(min(LAST_LINE_BYTES, room), MIN_LINE_BYTES)))
+            ]
             self._after_sync.clear()
 
     @property
@@ -262,11 +266,15 @@ class EventLog:
 
         Read each time: the author's code may set the limit.
         """
+        if self._unwritten and len(self._unwritten) > self._room() - (
+            0 if self._is_sealed else RESERVE_BYTES
+        ):
+            raise OSError(errno.EFBIG, "the file-size limit (RLIMIT_FSIZE) is reached", str(self.path))
+
+    def _room(self) -> float:
+        """Bytes below the file-size limit."""
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if limit != resource.RLIM_INFINITY and self._unwritten:
-            room = limit - os.fstat(self._fd).st_size - (0 if self._is_sealed else RESERVE_BYTES)
-            if len(self._unwritten) > room:
-                raise OSError(errno.EFBIG, "the file-size limit (RLIMIT_FSIZE) is reached", str(self.path))
+        return float("inf") if limit == resource.RLIM_INFINITY else limit - os.fstat(self._fd).st_size
 
     def _write_forever(self) -> None:
         while not self._closing:

@@ -77,7 +77,9 @@ class FaultHarness:
         self, folder: Path, *, num_runs: int, num_faults: int, seed: int, min_kills: int = 0
     ) -> None:
         self.folder = folder
-        self.disk = SmallDisk(folder / "disk", size_bytes=DISK_BYTES + num_runs * DISK_BYTES_PER_RUN)
+        # Until the last kill there are more runs than were asked for.
+        size_bytes = DISK_BYTES + (num_runs + 4 * min_kills) * DISK_BYTES_PER_RUN
+        self.disk = SmallDisk(folder / "disk", size_bytes=size_bytes)
         self.home = Home(folder / "disk" / "home")
         self.witness = folder / "witness"
         self.witness.mkdir(parents=True)

@@ -644,7 +644,7 @@ def test_ctrl_c_twice_at_a_terminal_cancels(home: Path, folder: Path) -> None:
     terminal.wait_for("(Enter)?")
     terminal.press(b"\x03")
     code, seen = terminal.end()
-    assert (code, "  with Ctrl-C; stopped at step " in seen) == (8, True), seen
+    assert (code, "  cancelled with Ctrl-C; stopped at step " in seen) == (8, True), seen
 
 
 def test_with_json_a_terminal_gets_nothing_but_json_lines(home: Path, folder: Path) -> None:

@@ -228,7 +228,7 @@ class Follower:
         await self._cancelled.wait()
 
         async def cancel() -> AsyncGenerator["Run", None]:
-            yield (await self._client.cancel(self._run.run_id, "with Ctrl-C", is_exact=True))[0]
+            yield (await self._client.cancel(self._run.run_id, "cancelled with Ctrl-C", is_exact=True))[0]
 
         try:
             async with (

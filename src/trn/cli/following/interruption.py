@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Any
 
-QUESTION = "The run continues meanwhile: detach (d), cancel it (c) or keep following (Enter)? "
+QUESTION = "The run continues: detach (d), cancel it (c) or keep following (Enter)? "
 
 
 class StopReason(Enum):

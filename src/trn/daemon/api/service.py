@@ -122,7 +122,7 @@ class TrainerService:
 
     async def cancel_run(self, run_id: str, *, reason: str = "", is_exact: bool = False) -> Cancelled:
         run_id = self.find(run_id, is_exact=is_exact).run_id
-        reason = reason[:MAX_REASON] or "by request"
+        reason = reason[:MAX_REASON] or "cancelled by request"
         record, was_live = await committed(self._registry.want_cancel(run_id, reason))
         if was_live:
             self._dispatcher.cancel_wanted(run_id)

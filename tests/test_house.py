@@ -181,7 +181,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     "compare": ["RUN RUN…", "--format", "--json"],
     "watch": ["[RUN]", "--format", "--json"],
     "logs": ["RUN", "--follow", "--format", "--json", "--tail", "-f"],
-    "cancel": ["RUN", "--format", "--json", "--reason"],
+    "cancel": ["RUN…", "--format", "--json", "--reason"],
     "wait": ["RUN", "--format", "--json", "--timeout"],
     "rm": ["RUN…", "--dry-run", "--format", "--json"],
     "prune": [

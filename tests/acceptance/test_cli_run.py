@@ -290,6 +290,15 @@ def test_detached_waited_for_followed_and_cancelled(home: Path, folder: Path) ->
     assert out == trn(home, "logs", run_id).stdout
     assert out.splitlines()[-1:] == trn(home, "logs", run_id, "--tail", 1).stdout.splitlines()
     assert trn(home, "cancel", run_id).returncode == 6
+    waits = trn(home, "run", "-c", write_job(folder, 3000, step_ms=20, name="two"), "--detach").stdout.strip()
+    assert trn(home, "cancel", waits, "nothing").returncode == 4
+    both = trn(home, "cancel", run_id, waits)
+    assert both.returncode == 6
+    assert [(line["run_id"], line["was_live"]) for line in read_lines(both)] == [
+        (run_id, False),
+        (waits, True),
+    ]
+    assert trn(home, "wait", waits).returncode == 8
 
 
 def test_a_run_that_is_not_there_is_not_found(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench soak soak-long proto clean redis-server
+.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
@@ -41,8 +41,24 @@ soak-long: $(VENV)/.test-ready
 proto: $(VENV)/.test-ready
 	$(BIN)/python -m grpc_tools.protoc -Itrn/proto=proto --python_out=src --pyi_out=src trn/proto/trainer.proto
 
+# The page is TypeScript in web/. It is built into src/trn/gateway/static/ and committed: users need no Node.
+web:
+	@command -v npm >/dev/null || { echo "There is no Node: make web needs it (20.19 or newer, with npm)."; exit 1; }
+	@$(MAKE) --no-print-directory web/node_modules/.ready
+	@cd web && npm run --silent build
+
+test-web:
+	@if ! command -v npm >/dev/null; then echo "There is no Node: the page's own tests are skipped."; \
+	elif ! $(MAKE) -s web/node_modules/.ready >/dev/null 2>&1; then \
+		echo "The npm packages cannot be fetched: the page's own tests are skipped."; \
+	else cd web && npm run --silent check && npm run --silent test; fi
+
+web/node_modules/.ready: web/package.json web/package-lock.json
+	@cd web && timeout 300 npm ci --silent --ignore-scripts --fetch-retries=1 --fetch-timeout=30000
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .venv-bench .venv-bench-apart build dist demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-bench-apart build dist web/node_modules demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

@@ -1,0 +1,7 @@
+/* The machine. */
+
+import { Empty } from "../ui/notice";
+
+export function MachineView() {
+  return <Empty title="Machine" />;
+}

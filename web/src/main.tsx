@@ -1,0 +1,35 @@
+/* The page's start: theme, login, data, view. */
+
+import "./theme.css";
+
+import { render } from "preact";
+
+import { login, session, takeToken } from "./api";
+import { App } from "./app";
+import { startRouter } from "./router";
+import { startShortcuts } from "./shortcuts";
+import { startStore, stream } from "./store";
+import { pauseWhileHidden } from "./stream";
+import { startTheme } from "./theme";
+import { toast } from "./ui/overlay";
+
+async function start(): Promise<void> {
+  startTheme();
+  const token = takeToken();
+  startRouter();
+  startShortcuts();
+  if (token !== null) {
+    try {
+      await login(token);
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error), "bad");
+    }
+  }
+  startStore();
+  pauseWhileHidden(stream);
+  session.subscribe((state) => { if (state === "closed") stream.setPaused(true); });
+  const root = document.getElementById("app");
+  if (root !== null) render(<App />, root);
+}
+
+void start();

@@ -1,0 +1,164 @@
+/* Dialogs, menus and toasts. */
+
+import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
+
+import { Button } from "./controls";
+import type { IconName } from "./icon";
+import { Icon } from "./icon";
+
+interface DialogProps {
+  title: string;
+  onClose: () => void;
+  children: ComponentChildren;
+  footer?: ComponentChildren;
+  isWide?: boolean;
+}
+
+/** A modal dialog: the browser keeps the focus inside, Esc closes it. */
+export function Dialog({ title, onClose, children, footer, isWide = false }: DialogProps) {
+  const element = useRef<HTMLDialogElement>(null);
+  const id = useId();
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current?.showModal();
+    return () => {
+      if (before instanceof HTMLElement && before.isConnected) before.focus();
+    };
+  }, []);
+  return (
+    <dialog ref={element} class={`dialog${isWide ? " wide" : ""}`} aria-labelledby={id}
+      onCancel={(event) => { event.preventDefault(); onClose(); }}
+      onClick={(event) => { if (event.target === element.current) onClose(); }}>
+      <header>
+        <h2 id={id} class="grow">{title}</h2>
+        <Button kind="quiet" icon="close" label="Close" onClick={onClose} />
+      </header>
+      <div class="body">{children}</div>
+      {footer !== undefined && <footer>{footer}</footer>}
+    </dialog>
+  );
+}
+
+export interface MenuItem {
+  label: string;
+  icon?: IconName;
+  isDanger?: boolean;
+  isDisabled?: boolean;
+  /** Why it is disabled. */
+  title?: string;
+  onSelect: () => void;
+}
+
+interface MenuProps {
+  label: string; // of the button
+  text?: string; // shown beside the icon
+  icon?: IconName;
+  items?: readonly MenuItem[];
+  children?: ComponentChildren; // instead of items: checkboxes and the like
+  isLeft?: boolean;
+  isSmall?: boolean;
+  kind?: "plain" | "quiet";
+}
+
+/** A button that opens a list. Arrow keys move, Esc and a click elsewhere close it. */
+export function Menu({ label, text, icon = "more", items, children, isLeft = false, isSmall = false, kind = "quiet" }: MenuProps) {
+  const [isOpen, setOpen] = useState(false);
+  const root = useRef<HTMLDivElement>(null);
+
+  const entries = (): HTMLElement[] =>
+    [...(root.current?.querySelectorAll<HTMLElement>(".items button:not(:disabled), .items a, .items input") ?? [])];
+  const close = (): void => {
+    setOpen(false);
+    root.current?.querySelector<HTMLElement>(":scope > button")?.focus();
+  };
+
+  useEffect(() => {
+    if (!isOpen) return;
+    entries()[0]?.focus();
+    const leave = (event: Event): void => {
+      if (event.target instanceof Node && !root.current?.contains(event.target)) setOpen(false);
+    };
+    document.addEventListener("pointerdown", leave);
+    document.addEventListener("focusin", leave);
+    return () => {
+      document.removeEventListener("pointerdown", leave);
+      document.removeEventListener("focusin", leave);
+    };
+  }, [isOpen]);
+
+  const onKeyDown = (event: KeyboardEvent): void => {
+    if (!isOpen) return;
+    if (event.key === "Escape") {
+      event.preventDefault();
+      event.stopPropagation();
+      close();
+      return;
+    }
+    const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    if (step === 0) return;
+    event.preventDefault();
+    const all = entries();
+    const at = all.indexOf(document.activeElement as HTMLElement);
+    all[(at + step + all.length) % all.length]?.focus();
+  };
+
+  const isMenu = items !== undefined;
+  return (
+    <div class={`menu${isLeft ? " left" : ""}`} ref={root} onKeyDown={onKeyDown}>
+      <Button kind={kind} isSmall={isSmall} icon={icon} {...(text === undefined ? { label } : {})}
+        aria-haspopup={isMenu ? "menu" : "true"} aria-expanded={isOpen}
+        onClick={(event: MouseEvent) => { event.stopPropagation(); setOpen(!isOpen); }}>
+        {text}
+      </Button>
+      {isOpen && (
+        <div class="items" {...(isMenu ? { role: "menu" } : { role: "group" })} aria-label={label}>
+          {items?.map((item) => (
+            <button type="button" role="menuitem" key={item.label} disabled={item.isDisabled ?? false} title={item.title}
+              class={item.isDanger === true ? "danger" : ""}
+              onClick={(event) => { event.stopPropagation(); close(); item.onSelect(); }}>
+              {item.icon !== undefined && <Icon name={item.icon} />}
+              {item.label}
+            </button>
+          ))}
+          {children}
+        </div>
+      )}
+    </div>
+  );
+}
+
+interface Toast {
+  id: number;
+  text: string;
+  kind: "info" | "good" | "bad";
+}
+
+const toasts = signal<readonly Toast[]>([]);
+let nextToast = 1;
+const TOAST_MS = 6000;
+
+/** A short message. One that says what went wrong stays until it is closed. */
+export function toast(text: string, kind: Toast["kind"] = "info"): void {
+  const id = nextToast++;
+  toasts.value = [...toasts.value.slice(-3), { id, text, kind }];
+  if (kind !== "bad") setTimeout(() => closeToast(id), TOAST_MS);
+}
+
+function closeToast(id: number): void {
+  toasts.value = toasts.value.filter((one) => one.id !== id);
+}
+
+export function Toasts() {
+  return (
+    <div class="toasts" role="status" aria-live="polite">
+      {toasts.value.map((one) => (
+        <div class={`toast ${one.kind}`} key={one.id}>
+          <span class="grow">{one.text}</span>
+          <Button kind="quiet" isSmall icon="close" label="Close message" onClick={() => closeToast(one.id)} />
+        </div>
+      ))}
+    </div>
+  );
+}

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ MAX_FLOODED_STEPS = 6
 MAX_IN_FLIGHT = 12  # while faults strike
 MIN_IN_FLIGHT = 4  # so that there is always something to strike
 NUM_DEAF_WATCHERS = 5
+# Each client that asks by the bus blocks one until it is answered. Who starts Redis again needs one, too.
+NUM_THREADS = 4 * MAX_IN_FLIGHT
 LOOK_EVERY_S = 0.05
 LONG_RUNS, LONG_KILLS = 1000, 500
 # Counted by what clients and daemons do, not dealt.
@@ -92,6 +95,7 @@ class FaultHarness:
         self.struck: Counter[str] = Counter()
 
     async def run(self) -> Report:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS))
         try:
             clock = MovedClock(self.folder / "clock")
             keeper = DaemonKeeper(

@@ -9,6 +9,7 @@ themselves witnessed with all of them. The promises, whatever struck:
 - Terminal states never changed, whoever looked.
 - A run's file has its events 1, 2, 3…, each attempt in it ends with exactly one terminal event, the registry has taken in
   all of it, the metric store has its points, and a watcher has seen just these lines.
+- Each checkpoint that an event named is an artifact, once, and its file has the recorded bytes for as long as it is there.
 - COMPLETED means that the last event says so, that no step's metric is missing, and that every one has the value that a
   time without faults gives: what was resumed was resumed exactly.
 - CANCELLED is only what somebody cancelled. FAILED is only what was made to fail, or had no room.
@@ -26,12 +27,16 @@ The wall clock proves nothing here: it was moved. No promise of this list speaks
 
 import contextlib
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gen_worker.contract.files.hashes import hash_descriptor
 from gen_worker.contract.process_identity import read_process
+from trn.core.artifacts.files import open_artifact
+from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import TERMINAL, AttemptRecord, RunRecord
 from trn.daemon.dispatch.endings import count_stalled, is_counted
@@ -184,6 +189,7 @@ def _check_run(
     if set(ends) != {event["attempt"] for event in events}:
         report.faults.append(f"{run.run_id}: an attempt without a terminal event")
     _check_points(run, events, metrics, report)
+    _check_artifacts(home, run, events, registry, report)
     seen = history.events.get(run.run_id)
     if seen is not None:
         report.counts["events seen by watchers"] += len(seen)
@@ -232,6 +238,29 @@ def _check_bystanders(history: History, report: Report) -> None:
             report.faults.append(f"process {pid} is not ours, and was ended")
         elif state.letter == "T":
             report.faults.append(f"process {pid} is not ours, and was stopped")
+
+
+def _check_artifacts(
+    home: Home, run: RunRecord, events: list[dict[str, Any]], registry: RegistryReader, report: Report
+) -> None:
+    """Each checkpoint that an event named is recorded once, and those that are there have the bytes that are recorded."""
+    found = registry.artifacts(run.run_id, limit=1000)
+    wanted = [(event["seq"], event["step"]) for event in events if event["event"] == "checkpoint"]
+    report.counts["artifacts"] += len(found)
+    if sorted((artifact.seq, artifact.step) for artifact in found) != wanted:
+        report.faults.append(f"{run.run_id}: {len(wanted)} checkpoints, {len(found)} artifacts")
+    for artifact in found:
+        if artifact.state == "refused":
+            report.faults.append(f"{run.run_id}: {artifact.name} was refused: {artifact.reason}")
+        elif artifact.is_present:
+            try:
+                fd = open_artifact(home, artifact)
+            except TrnError as fault:
+                report.faults.append(f"{run.run_id}: {artifact.name} is recorded as present: {fault}")
+                continue
+            if hash_descriptor(fd) != f"sha256:{artifact.sha256}":
+                report.faults.append(f"{run.run_id}: {artifact.name} has another hash than is recorded")
+            os.close(fd)
 
 
 def _check_points(

@@ -37,6 +37,8 @@ ORCHESTRATOR: tuple[str, ...] = (
     "registry.told",
     "ingest.read",
     "ingest.committed",
+    "artifacts.checked",
+    "artifacts.recorded",
     "attempt.claimed",
     "attempt.files_written",
     "attempt.launched",

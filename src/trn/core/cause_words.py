@@ -13,6 +13,7 @@ from trn.core.causes import (
     MEMORY,
     NO_PROGRESS,
     NOT_RETRIED,
+    REFUSALS,
     REPEATED,
     RETRY_OFF,
     TOO_OFTEN,
@@ -99,6 +100,8 @@ def say_what(cause: Cause) -> str:
         return without_copies(str(values["text"]))
     if cause.id in FAILURES:
         return _say_failure(cause)
+    if cause.id in REFUSALS:
+        return _say_refusal(cause)
     if cause.id == "completed":
         return _say_completed(values)
     if cause.id == "cancelled":
@@ -206,6 +209,32 @@ def _say_cancelled(values: Mapping[str, Any]) -> str:
             return f"{asked}; stopped at step {values.get('step', 0)}"
         case _:
             return asked
+
+
+def _say_refusal(cause: Cause) -> str:
+    values = cause.values
+    match cause.id:
+        case "artifact-outside":
+            return "the path is not inside the run's folder"
+        case "artifact-link":
+            return f"{values.get('part')!r} in its path is a symbolic link"
+        case "artifact-not-file":
+            part = f"{values['part']!r} " if "part" in values else ""
+            return f"{part}is {values.get('found')}, expected {values.get('expected', 'a regular file')}"
+        case "artifact-missing":
+            return "the file does not exist"
+        case "artifact-empty":
+            return "the file is empty"
+        case "artifact-incomplete":
+            return f"the file has {values.get('size_bytes')} bytes, expected {values.get('expected_bytes')}"
+        case "artifact-half-written":
+            return "the MP4 file is incomplete: close the recorder before you report the file"
+        case "artifact-changing":
+            return "the file was written to while it was hashed"
+        case "artifact-no-checkpoint":
+            return f"not a committed checkpoint: {values.get('error')}"
+        case _:
+            return f"the file cannot be read: {values.get('error')}"
 
 
 def _say_waiting(cause: Cause) -> str:

@@ -101,6 +101,21 @@ WAITS = frozenset(
     }
 )
 STAGES = frozenset({"launching", "running", "cancelling", "completed", "cancelled"})
+# Why a file that an event named is not an artifact.
+REFUSALS = frozenset(
+    {
+        "artifact-outside",
+        "artifact-link",
+        "artifact-not-file",
+        "artifact-missing",
+        "artifact-empty",
+        "artifact-incomplete",
+        "artifact-half-written",
+        "artifact-changing",
+        "artifact-no-checkpoint",
+        "artifact-unreadable",
+    }
+)
 
 
 def failure(id: str, **values: Any) -> Cause:  # noqa: A002

@@ -150,6 +150,9 @@ class RunFacts(RunOptions, frozen=True, kw_only=True):
     family: str = (
         ""  # the run_id that was asked for; its first run has it, further ones are `family.2`, `family.3`…
     )
+    newest_video: str = ""  # ids of artifacts; empty: none
+    newest_sample: str = ""
+    num_refused_artifacts: int = 0  # files that an event named and that are not artifacts
 
 
 class RunRecord(RunFacts, frozen=True, kw_only=True):

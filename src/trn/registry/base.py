@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from trn.core.artifacts.records import ArtifactRecord, CheckedFile, NamedFile
 from trn.core.causes import Cause
 from trn.core.runs import AttemptRecord, LineagePart, Needs, QueuedRun, RunOptions, RunRecord, RunState
 
@@ -87,6 +88,25 @@ class ReadableRegistry(Protocol):
         """The newest first, with all of `tags`; `before` is (submitted_ms, run_id) of the last one of the page before."""
 
     def attempts(self, run_id: str) -> list[AttemptRecord]: ...
+
+    def artifact(self, artifact_id: str) -> ArtifactRecord:
+        """NotFoundError."""
+
+    def artifacts(
+        self,
+        run_id: str,
+        *,
+        kind: str = "",
+        state: str = "",
+        before: tuple[int, str] | None = None,
+        limit: int = 100,
+    ) -> list[ArtifactRecord]:
+        """The newest first; `before` is (seq, artifact_id) of the last one of the page before."""
+
+    def unchecked_artifacts(self, run_id: str, limit: int = 100) -> list[ArtifactRecord]:
+        """Files that events named and nobody has looked at, in the order of the events."""
+
+    def runs_with_unchecked_artifacts(self) -> list[str]: ...
 
     def queue(self, now_ms: int, limit: int, *, without: Sequence[str] = ()) -> list[QueuedRun]:
         """Pending runs whose backoff is over, in the order in which they are to start: of each kind of needs the first
@@ -188,8 +208,14 @@ class Registry(ReadableRegistry, Protocol):
         metrics: Mapping[str, float],
         start_step: int | None = None,
         end_step: int | None = None,
+        named_files: Sequence[NamedFile] = (),
     ) -> "Future[RunRecord]":
-        """Events up to `offset` bytes of the run's file are taken in, exactly once."""
+        """Events up to `offset` bytes of the run's file are taken in, exactly once, with the files that they name."""
+
+    def settle_artifacts(
+        self, run_id: str, checked: Sequence[CheckedFile] = (), gone: Sequence[str] = ()
+    ) -> "Future[None]":
+        """What was found of files that were named, in their order; and ids of present ones whose file is gone."""
 
     def rewind(self, run_id: str, offset: int) -> "Future[None]":
         """The run's file was cut back to there. Known seqs stay known."""

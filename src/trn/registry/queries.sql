@@ -258,6 +258,59 @@ ORDER BY submitted_ms, run_id
 SELECT consumer FROM outbox_cursors
 WHERE consumer IN (SELECT value FROM json_each(:consumers)) AND change < (SELECT change FROM runs WHERE run_id = :run_id)
 
+-- name: add_artifact
+INSERT INTO artifacts (artifact_id, run_id, seq, attempt, step, kind, name, path, media_type, size_bytes, created_ms,
+                       poster_id)
+VALUES (:artifact_id, :run_id, :seq, :attempt, :step, :kind, :name, :path, :media_type, :size_bytes, :created_ms,
+        :poster_id)
+ON CONFLICT (artifact_id) DO NOTHING
+
+-- name: artifact
+SELECT * FROM artifacts WHERE artifact_id = :artifact_id
+
+-- name: artifacts
+SELECT * FROM artifacts
+WHERE run_id = :run_id AND (:kind = '' OR kind = :kind) AND (:state = '' OR state = :state)
+  AND (seq, artifact_id) < (:before_seq, :before_id)
+ORDER BY seq DESC, artifact_id DESC LIMIT :limit
+
+-- name: unchecked_artifacts
+SELECT * FROM artifacts INDEXED BY artifacts_unchecked WHERE run_id = :run_id AND state = 'checking'
+ORDER BY seq LIMIT :limit
+
+-- name: runs_with_unchecked_artifacts
+SELECT DISTINCT run_id FROM artifacts INDEXED BY artifacts_unchecked WHERE state = 'checking'
+
+-- name: settle_artifact
+UPDATE artifacts SET state = :state, path = :path, size_bytes = :size_bytes, sha256 = :sha256, stamp = :stamp,
+                     cause = :cause
+WHERE artifact_id = :artifact_id AND run_id = :run_id AND state = 'checking'
+
+-- name: supersede_artifacts
+UPDATE artifacts SET state = 'removed'
+WHERE run_id = :run_id AND path = :path AND artifact_id != :artifact_id AND state = 'present'
+
+-- name: forget_poster
+UPDATE artifacts SET poster_id = '' WHERE run_id = :run_id AND poster_id = :artifact_id
+
+-- name: artifact_is_gone
+UPDATE artifacts SET state = 'removed' WHERE artifact_id = :artifact_id AND run_id = :run_id AND state = 'present'
+
+-- name: summarize_artifacts
+UPDATE runs SET
+    newest_video = coalesce((SELECT artifact_id FROM artifacts WHERE run_id = :run_id AND kind = 'video'
+                             AND state = 'present' ORDER BY seq DESC, artifact_id DESC LIMIT 1), ''),
+    newest_sample = coalesce((SELECT artifact_id FROM artifacts WHERE run_id = :run_id AND kind = 'sample'
+                              AND state = 'present' ORDER BY seq DESC, artifact_id DESC LIMIT 1), ''),
+    num_refused_artifacts = (SELECT count(*) FROM artifacts WHERE run_id = :run_id AND state = 'refused')
+WHERE run_id = :run_id
+
+-- name: note_change
+UPDATE runs SET change = :change, updated_ms = :now_ms WHERE run_id = :run_id AND ended_ms IS NULL
+
+-- name: remove_artifacts
+DELETE FROM artifacts WHERE run_id = :run_id
+
 -- name: remove_attempts
 DELETE FROM attempts WHERE run_id = :run_id
 

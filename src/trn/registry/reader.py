@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from trn.core.artifacts.records import ArtifactRecord
 from trn.core.errors import NotFoundError
 from trn.core.runs import AttemptRecord, LineagePart, QueuedRun, RunRecord, RunState
+from trn.registry.artifacts import find_artifact, find_artifacts, find_unchecked
 from trn.registry.connection import Source, open_reader
 from trn.registry.families import (
     family_of,
@@ -88,6 +90,26 @@ class RegistryReader:
 
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         return [read_attempt(row) for row in self._read.execute(sql("attempts"), {"run_id": run_id})]
+
+    def artifact(self, artifact_id: str) -> ArtifactRecord:
+        return find_artifact(self._read, artifact_id)
+
+    def artifacts(
+        self,
+        run_id: str,
+        *,
+        kind: str = "",
+        state: str = "",
+        before: tuple[int, str] | None = None,
+        limit: int = 100,
+    ) -> list[ArtifactRecord]:
+        return find_artifacts(self._read, run_id, kind=kind, state=state, before=before, limit=limit)
+
+    def unchecked_artifacts(self, run_id: str, limit: int = 100) -> list[ArtifactRecord]:
+        return find_unchecked(self._read, run_id, limit)
+
+    def runs_with_unchecked_artifacts(self) -> list[str]:
+        return [row["run_id"] for row in self._read.execute(sql("runs_with_unchecked_artifacts"))]
 
     def queue(self, now_ms: int, limit: int, *, without: Sequence[str] = ()) -> list[QueuedRun]:
         kinds = [row["needs"] for row in self._read.execute(sql("kinds_in_queue"), {"limit": MAX_KINDS})]

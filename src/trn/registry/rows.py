@@ -1,12 +1,14 @@
-"""Rows of the registry -> records."""
+"""Rows of the registry -> records; and those rows that every change looks up."""
 
 import sqlite3
 from typing import TypeVar
 
 import msgspec
 
-from trn.core.errors import RegistryError
+from trn.core.artifacts.records import ArtifactRecord
+from trn.core.errors import ConflictError, NotFoundError, RegistryError
 from trn.core.runs import AttemptRecord, QueuedRun, RunRecord
+from trn.registry.named_queries import sql
 
 _JSON_COLUMNS = ("cause", "config", "metrics", "devices", "needs", "tags", "secret_env")
 
@@ -23,7 +25,11 @@ def read_queued(row: sqlite3.Row) -> QueuedRun:
     return _convert(row, QueuedRun)
 
 
-R = TypeVar("R", RunRecord, AttemptRecord, QueuedRun)
+def read_artifact(row: sqlite3.Row) -> ArtifactRecord:
+    return _convert(row, ArtifactRecord)
+
+
+R = TypeVar("R", RunRecord, AttemptRecord, QueuedRun, ArtifactRecord)
 
 
 def _convert(row: sqlite3.Row, record: type[R]) -> R:
@@ -41,3 +47,24 @@ def _convert(row: sqlite3.Row, record: type[R]) -> R:
         return msgspec.convert(values, record)
     except msgspec.ValidationError as fault:
         raise RegistryError(f"the registry holds a record that is not valid: {fault}") from fault
+
+
+def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord:
+    row = connection.execute(sql("run"), {"run_id": run_id}).fetchone()
+    if row is None:
+        raise NotFoundError(f"there is no run {run_id!r}")
+    return read_run(row)
+
+
+def attempt_row(connection: sqlite3.Connection, run_id: str, number: int) -> sqlite3.Row:
+    row: sqlite3.Row | None = connection.execute(
+        sql("attempt"), {"run_id": run_id, "number": number}
+    ).fetchone()
+    if row is None:
+        raise NotFoundError(f"run {run_id} has no attempt {number}")
+    return row
+
+
+def require_live(connection: sqlite3.Connection, run_id: str, number: int) -> None:
+    if attempt_row(connection, run_id, number)["ended_ms"] is not None:
+        raise ConflictError(f"attempt {number} of run {run_id} has ended")

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from trn.core.artifacts.records import CheckedFile, NamedFile
 from trn.core.causes import QUEUED, Cause
-from trn.core.errors import ConflictError, NotFoundError
+from trn.core.errors import ConflictError
 from trn.core.number_words import with_words
 from trn.core.runs import AttemptRecord, RunOptions, RunRecord, RunState, require_transition
+from trn.registry.artifacts import add_named, settle
 from trn.registry.base import Ending, NewRun
 from trn.registry.connection import (
     OpenFile,
@@ -31,7 +33,7 @@ from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
 from trn.registry.families import find_submission, member_id, next_member
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader
-from trn.registry.rows import read_attempt, read_run
+from trn.registry.rows import attempt_row, get_run, read_attempt, read_run, require_live
 from trn.registry.writer import RegistryWriter
 
 PLACE_EVERY_BYTES = 256 << 10
@@ -56,6 +58,7 @@ _QUEUED = _encode(QUEUED).decode()
 
 # What names a run goes before the run itself.
 _REMOVALS = (
+    "remove_artifacts",
     "remove_attempts",
     "remove_event_places",
     "remove_outbox_places",
@@ -155,7 +158,7 @@ class RunRegistry(RegistryReader):
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
-            run = _get(connection, run_id)
+            run = get_run(connection, run_id)
             if run.state.is_terminal:
                 return run, False
             cause = _encode(Cause(id="cancelling", values={"asked": reason, "attempt": run.attempt})).decode()
@@ -163,13 +166,13 @@ class RunRegistry(RegistryReader):
             connection.execute(sql("want_cancel"), {**values, "change": _next_change(connection)})
             if run.state is RunState.PENDING:
                 self._move(connection, run, RunState.CANCELLED, _cancelled(reason, run.attempt))
-            return _get(connection, run_id), True
+            return get_run(connection, run_id), True
 
         return self.writer.submit(change)
 
     def claim(self, run_id: str, device_ids: Sequence[str]) -> "Future[AttemptRecord]":
         def change(connection: sqlite3.Connection) -> AttemptRecord:
-            run = _get(connection, run_id)
+            run = get_run(connection, run_id)
             if run.is_cancel_wanted:
                 raise ConflictError(f"run {run_id} is being cancelled")
             number, now_ms = run.attempt + 1, self._clock_ms()
@@ -190,23 +193,23 @@ class RunRegistry(RegistryReader):
             connection.execute(
                 sql("add_attempt"), {"run_id": run_id, "number": number, "now_ms": now_ms, "devices": devices}
             )
-            return read_attempt(_attempt_row(connection, run_id, number))
+            return read_attempt(attempt_row(connection, run_id, number))
 
         return self.writer.submit(change)
 
     def launched(self, run_id: str, number: int, *, worker: str, pid: int = 0) -> "Future[RunRecord]":
         def change(connection: sqlite3.Connection) -> RunRecord:
-            _require_live(connection, run_id, number)
+            require_live(connection, run_id, number)
             named = {"worker": worker, "pid": pid, "now_ms": self._clock_ms()}
             connection.execute(sql("launched"), {"run_id": run_id, "number": number, **named})
-            run = _get(connection, run_id)
+            run = get_run(connection, run_id)
             if run.state is RunState.DISPATCHING:
                 running = Cause(
                     id="running",
                     values={"attempt": number, "pid": pid} if pid else {"attempt": number, "worker": worker},
                 )
                 self._move(connection, run, RunState.RUNNING, run.cause if run.is_cancel_wanted else running)
-            return _get(connection, run_id)
+            return get_run(connection, run_id)
 
         return self.writer.submit(change)
 
@@ -222,9 +225,10 @@ class RunRegistry(RegistryReader):
         metrics: Mapping[str, float],
         start_step: int | None = None,
         end_step: int | None = None,
+        named_files: Sequence[NamedFile] = (),
     ) -> "Future[RunRecord]":
         def change(connection: sqlite3.Connection) -> RunRecord:
-            run = _get(connection, run_id)
+            run = get_run(connection, run_id)
             if offset <= run.event_offset or last_seq < run.last_seq:
                 return run  # an ingest that was repeated after a lost reply
             attempt = {"run_id": run_id, "number": number, "step": step, "heartbeat_ms": heartbeat_ms}
@@ -247,7 +251,18 @@ class RunRegistry(RegistryReader):
                     "change": _next_change(connection),
                 },
             )
-            return _get(connection, run_id)
+            add_named(connection, run_id, named_files)
+            return get_run(connection, run_id)
+
+        return self.writer.submit(change)
+
+    def settle_artifacts(
+        self, run_id: str, checked: Sequence[CheckedFile] = (), gone: Sequence[str] = ()
+    ) -> "Future[None]":
+        def change(connection: sqlite3.Connection) -> None:
+            if settle(connection, run_id, checked, gone):
+                news = {"change": _next_change(connection), "now_ms": self._clock_ms()}
+                connection.execute(sql("note_change"), {"run_id": run_id, **news})
 
         return self.writer.submit(change)
 
@@ -261,7 +276,7 @@ class RunRegistry(RegistryReader):
 
     def set_cause(self, run_id: str, cause: Cause) -> "Future[None]":
         def change(connection: sqlite3.Connection) -> None:
-            run = _get(connection, run_id)
+            run = get_run(connection, run_id)
             if run.state is RunState.PENDING and run.cause != cause:
                 values = {"run_id": run_id, "cause": _encode(cause).decode(), "now_ms": self._clock_ms()}
                 connection.execute(sql("set_cause"), {**values, "change": _next_change(connection)})
@@ -291,7 +306,7 @@ class RunRegistry(RegistryReader):
                     "saved_step": ending.saved_step,
                 },
             )
-            run = _get(connection, run_id)
+            run = get_run(connection, run_id)
             if ended.rowcount == 0:
                 return run  # it was ended before: slots are freed exactly once
             held = {"run_id": run_id, "attempt": number}
@@ -308,7 +323,7 @@ class RunRegistry(RegistryReader):
                 state, cause = RunState.CANCELLED, _cancelled(run.cancel_reason, run.attempt)
             not_before_ms = cause.next_attempt_ms if state is RunState.PENDING else 0
             self._move(connection, run, state, cause, now_ms=now_ms, not_before_ms=not_before_ms)
-            return _get(connection, run_id)
+            return get_run(connection, run_id)
 
         return self.writer.submit(change)
 
@@ -327,7 +342,7 @@ class RunRegistry(RegistryReader):
 
     def remove(self, run_ids: Sequence[str]) -> "Future[None]":
         def change(connection: sqlite3.Connection) -> None:
-            runs = [_get(connection, run_id) for run_id in run_ids]
+            runs = [get_run(connection, run_id) for run_id in run_ids]
             for run in runs:
                 if not run.state.is_terminal:
                     raise ConflictError(f"run {run.run_id} is {run.state}: cancel it first")
@@ -413,24 +428,3 @@ def _require_same(new: NewRun, made: RunRecord) -> None:
             f"the submission_id {new.submission_id!r} made run {made.run_id}, which is another job: draw a new one for"
             " each submit"
         )
-
-
-def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:
-    row = connection.execute(sql("run"), {"run_id": run_id}).fetchone()
-    if row is None:
-        raise NotFoundError(f"there is no run {run_id!r}")
-    return read_run(row)
-
-
-def _attempt_row(connection: sqlite3.Connection, run_id: str, number: int) -> sqlite3.Row:
-    row: sqlite3.Row | None = connection.execute(
-        sql("attempt"), {"run_id": run_id, "number": number}
-    ).fetchone()
-    if row is None:
-        raise NotFoundError(f"run {run_id} has no attempt {number}")
-    return row
-
-
-def _require_live(connection: sqlite3.Connection, run_id: str, number: int) -> None:
-    if _attempt_row(connection, run_id, number)["ended_ms"] is not None:
-        raise ConflictError(f"attempt {number} of run {run_id} has ended")

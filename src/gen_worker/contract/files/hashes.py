@@ -18,21 +18,26 @@ def hash_bytes(content: bytes) -> str:
 
 def hash_file(path: Path | str, *, follow: bool = True, from_disk: bool = False) -> str:
     """Hash a regular file. `from_disk` reads past the page cache, where the system can."""
-    digest = hashlib.sha256()
     fd = open_direct(path, os.O_RDONLY) if from_disk else open_regular(path, follow=follow)
     try:
-        size = os.fstat(fd).st_size
         if from_disk and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what was written without direct access
-        position = 0
-        pages_bytes = min(_CHUNK, -(-max(size, 1) // PAGE) * PAGE)  # direct reading wants whole pages
-        with mmap.mmap(-1, pages_bytes) as buffer, memoryview(buffer) as view:
-            # Up to the size, not to the end of file: a direct read at an odd offset is an error for some.
-            while position < size and (count := os.preadv(fd, [buffer], position)):
-                digest.update(view[:count])
-                position += count
+        return hash_descriptor(fd)
     finally:
         os.close(fd)
+
+
+def hash_descriptor(fd: int) -> str:
+    """Of an open regular file, from its start; its position does not matter and does not move."""
+    digest = hashlib.sha256()
+    size = os.fstat(fd).st_size
+    position = 0
+    pages_bytes = min(_CHUNK, -(-max(size, 1) // PAGE) * PAGE)  # direct reading wants whole pages
+    with mmap.mmap(-1, pages_bytes) as buffer, memoryview(buffer) as view:
+        # Up to the size, not to the end of file: a direct read at an odd offset is an error for some.
+        while position < size and (count := os.preadv(fd, [buffer], position)):
+            digest.update(view[:count])
+            position += count
     return "sha256:" + digest.hexdigest()
 
 

@@ -63,11 +63,16 @@ def _refuse_other(path: Path | str, *, follow: bool) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(found.st_mode):
-        raise NotRegularFileError(path, _KINDS.get(stat.S_IFMT(found.st_mode), "something else"))
+        raise NotRegularFileError(path, kind_of_mode(found.st_mode))
+
+
+def kind_of_mode(mode: int) -> str:
+    """What is not a regular file, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def _kind_of(path: Path | str) -> str:
     try:
-        return _KINDS.get(stat.S_IFMT(os.lstat(path).st_mode), "something else")
+        return kind_of_mode(os.lstat(path).st_mode)
     except OSError:
         return "something else"

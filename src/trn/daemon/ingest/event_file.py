@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import msgspec
 
 from gen_worker.contract.sizes import MAX_EVENT_BYTES
+from trn.core.artifacts.files import MAX_PATH
+from trn.core.artifacts.records import ArtifactKind, NamedFile, make_artifact_id
 from trn.executors.base import RunFile
 
 MAX_LINE_BYTES = MAX_EVENT_BYTES
@@ -23,10 +25,19 @@ BLOCK_BYTES = 64 << 10
 
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _METRIC_EVENTS = frozenset({"metric", "metrics", "validation"})
+# Events that name a file; of an `artifact` its own `kind` counts.
+_FILE_EVENTS: dict[str, ArtifactKind] = {
+    "checkpoint": "checkpoint",
+    "sample": "sample",
+    "video": "video",
+    "artifact": "file",
+}
+_KINDS_OF_FILES: dict[object, ArtifactKind] = {"sample": "sample", "video": "video", "file": "file"}
+MAX_COUNT = (1 << 53) - 1
 
 # What SQLite and a JavaScript reader can hold.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
-_Seq = Annotated[int, msgspec.Meta(ge=1, le=(1 << 53) - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+_Seq = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -50,6 +61,45 @@ class Event(Head, frozen=True, kw_only=True, gc=False):
     end_step: _Count | None = None
     start_step: _Count | None = None  # of the checkpoint of another run that it continues
     max_steps: _Count | None = None
+    # Of a file. An author's own events may use these names for anything.
+    path: Any = None
+    poster: Any = None
+    kind: Any = None
+    size_bytes: Any = None
+
+    def named_files(self) -> list[NamedFile]:
+        """The files that it names; a video's poster comes before it."""
+        kind = _FILE_EVENTS.get(self.event)
+        if kind is None or not isinstance(self.path, str):
+            return []
+        if self.event == "artifact":
+            kind = _KINDS_OF_FILES.get(self.kind, kind)
+        files, poster_id = [], ""
+        if kind == "video" and isinstance(self.poster, str):
+            files.append(self._name_file(self.poster, "file"))
+            poster_id = files[0].artifact_id
+        size = self.size_bytes
+        is_size = kind != "checkpoint" and type(size) is int and 0 < size <= MAX_COUNT
+        files.append(self._name_file(self.path, kind, size if is_size else None, poster_id))
+        return files
+
+    def _name_file(
+        self, path: str, kind: ArtifactKind, size_bytes: int | None = None, poster_id: str = ""
+    ) -> NamedFile:
+        path = path[: MAX_PATH + 1]  # one that is longer is refused
+        return NamedFile(
+            artifact_id=make_artifact_id(
+                run_id=self.run_id, nonce=self.nonce, attempt=self.attempt, seq=self.seq, path=path
+            ),
+            seq=self.seq,
+            attempt=self.attempt,
+            step=self.step or 0,
+            kind=kind,
+            path=path,
+            created_ms=self.timestamp_ms,
+            size_bytes=size_bytes,
+            poster_id=poster_id,
+        )
 
     def points(self) -> Iterable[tuple[str, float]]:
         """(name, value) of its metrics."""

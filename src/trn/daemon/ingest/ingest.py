@@ -6,6 +6,8 @@ place in memory moves after both commits. So a crash at any point repeats work a
 
 A file may become shorter: the next attempt cuts damaged lines off its end, and a power cut may take what was not synced.
 Then it is read again from a place that is still valid up to the last known event, and continues there.
+
+Files that events name are recorded with the events and looked at afterwards: see `artifact_intake`.
 """
 
 import asyncio
@@ -15,10 +17,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from gen_worker.contract.failpoints import failpoint
+from trn.core.artifacts.records import NamedFile
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.api.broadcaster import RunEventBroadcaster
+from trn.daemon.ingest.artifact_intake import ArtifactIntake
 from trn.daemon.ingest.event_file import (
     Batch,
     Chunk,
@@ -72,6 +76,7 @@ class Ingest:
         self._backlog = MetricBacklog(
             registry, home, files, follow_once=self._follow_once, retry_s=store_again_s
         )
+        self._artifacts = ArtifactIntake(registry=registry, home=home, retry_s=sweep_s)
         self._tails: dict[str, FollowedRun] = {}
         # Bounded: each run at most once. A run is queued again at the end after each batch, so none starves.
         self._due: asyncio.Queue[FollowedRun] = asyncio.Queue()
@@ -123,11 +128,12 @@ class Ingest:
                 tail.drains.remove(drain)
 
     async def unfollow(self, run_id: str) -> None:
-        """Drain once more, and forget the run."""
+        """Drain once more, check the files that its events named, and forget the run."""
         tail = self._tails.get(run_id)
         if tail is None:
             return
         await self.drain(run_id)
+        await self._artifacts.settle(run_id)
         self._tails.pop(run_id, None)
         if not self._tails:
             self._has_tails.clear()
@@ -147,6 +153,7 @@ class Ingest:
                 for _ in range(MAX_RUNS_AT_ONCE):
                     tasks.create_task(self._work())
                 tasks.create_task(self._backlog.run())
+                tasks.create_task(self._artifacts.run())
                 await self._sweep()
         finally:
             self._is_stopped = True
@@ -287,6 +294,8 @@ class Ingest:
             else:
                 failpoint("ingest.committed")
                 self._publish(tail, chunks)
+                if any(event.path is not None for event in events):
+                    self._artifacts.look(tail.run_id)
                 tail.registry_seq, tail.stored_seq = last_seq, max(last_seq, tail.stored_seq)
         if storing is not None:
             try:
@@ -309,8 +318,11 @@ class Ingest:
         self, tail: FollowedRun, offset: int, events: list[Event], points: list[Point]
     ) -> "Future[RunRecord]":
         known, start_step, end_step, heartbeat_ms = tail.registry_seq, None, None, 0
+        named_files: list[NamedFile] = []
         for event in events:
             if event.seq > known:
+                if event.path is not None:
+                    named_files += event.named_files()
                 tail.step = _step_after(event, tail.step)
                 if event.attempt == tail.number:
                     heartbeat_ms = max(heartbeat_ms, event.timestamp_ms)
@@ -328,6 +340,7 @@ class Ingest:
             metrics={name: value for seq, _, name, _, value, _ in points if seq > known},
             start_step=start_step,
             end_step=end_step,
+            named_files=named_files,
         )
 
     def _publish(self, tail: FollowedRun, chunks: list[Chunk]) -> None:

@@ -29,6 +29,7 @@ from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import collect_garbage
+from trn.daemon.ingest.artifact_intake import record_gone
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.base import Registry
 from trn.registry.metrics import Extremes, MetricStore
@@ -133,6 +134,8 @@ class Removal:
             if not is_dry_run:
                 await self._remove(wanted)
                 await asyncio.to_thread(_delete, [path for _, files in superseded for path in files])
+                for run_id in staying if superseded else ():
+                    await record_gone(self._registry, self._home, run_id)
             snapshots = self._registry.snapshots(without=wanted)
             freed += await asyncio.to_thread(self._collect_snapshots, snapshots, is_dry_run=is_dry_run)
             if not self._registry.has_unfinished():  # a live run may be about to use a cache

@@ -9,7 +9,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --con
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
 
-test: $(VENV)/.test-ready check redis-server
+test: $(VENV)/.test-ready check test-web redis-server
 	@$(BIN)/python -m compileall -q src  # tests start hundreds of interpreters, some of which may not write bytecode
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -2,7 +2,7 @@ import { fileURLToPath } from "node:url";
 
 import { defineConfig } from "vitest/config";
 
-import { stamp } from "./build/stamp";
+import { stamp } from "./build/stamp.ts";
 
 const webRoot = fileURLToPath(new URL(".", import.meta.url));
 const outDir = fileURLToPath(new URL("../src/trn/gateway/static", import.meta.url));

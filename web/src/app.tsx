@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
+import { ActionDialogs } from "./actions/actions";
 import { session } from "./api";
 import { lazy } from "./lazy";
 import { matchRoute, navigate, path, type Route } from "./router";
@@ -170,6 +171,7 @@ export function App() {
       <Banner />
       <main id="main" ref={main} tabIndex={-1}><View route={route} /></main>
       <Help />
+      <ActionDialogs />
       <Toasts />
       <div class="visually-hidden" aria-live="polite">{announcement.value}</div>
     </>

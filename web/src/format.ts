@@ -14,7 +14,7 @@ export function formatNumber(value: Num | null | undefined, digits = DIGITS): st
   if (number === 0) return "0";
   const size = Math.abs(number);
   if (size >= 1e6 || size < 1e-4) return sign(number.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e"));
-  if (Number.isInteger(number)) return sign(formatCount(number));
+  if (Number.isInteger(number) || size >= 10 ** (digits - 1)) return sign(formatCount(number));
   return sign(String(Number(number.toPrecision(digits))));
 }
 

@@ -1,12 +1,12 @@
 /* Buttons, fields, choices, progress. */
 
-import type { ComponentChildren, JSX } from "preact";
+import type { ButtonHTMLAttributes, ComponentChildren } from "preact";
 import { useId } from "preact/hooks";
 
 import type { IconName } from "./icon";
 import { Icon } from "./icon";
 
-type ButtonProps = Omit<JSX.HTMLAttributes<HTMLButtonElement>, "icon"> & {
+type ButtonProps = Omit<ButtonHTMLAttributes<HTMLButtonElement>, "icon" | "kind" | "label" | "type"> & {
   icon?: IconName;
   kind?: "plain" | "primary" | "quiet" | "danger" | "danger primary";
   isSmall?: boolean;

@@ -1,0 +1,151 @@
+/* The columns of the table of runs. */
+
+import type { ComponentChildren } from "preact";
+
+import { formatAgo, formatCount, formatDuration, formatExactTime, formatNumber } from "../format";
+import { query, runUrl, setQuery } from "../router";
+import { now } from "../store";
+import { isTerminal, type Run } from "../types";
+import { Bar } from "../ui/controls";
+import { Icon } from "../ui/icon";
+import { StateBadge, stateClass } from "../ui/state";
+import { estimateLeft, topMetrics } from "./selection";
+import { Sparkline } from "./sparkline";
+import { speedOf } from "./trends";
+
+export interface Column {
+  key: string;
+  label: string;
+  /** Of the whole column, in px; the last text column takes what is left. */
+  width: number;
+  isNumber?: boolean;
+  /** Not sortable where false. */
+  canSort?: boolean;
+  cell: (run: Run) => ComponentChildren;
+}
+
+function Time({ ms }: { ms: number | null }) {
+  if (ms === null || ms === 0) return null;
+  return <time title={formatExactTime(ms)} dateTime={new Date(ms).toISOString()}>{formatAgo(ms, now.value)}</time>;
+}
+
+export function Progress({ run }: { run: Run }) {
+  const text = run.end_step === null ? formatCount(run.step) : `${formatCount(run.step)} / ${formatCount(run.end_step)}`;
+  if (run.attempt === 0 && run.step === 0) return <span class="muted">not started</span>;
+  return (
+    <div class="progress">
+      <span class="steps">{text}</span>
+      <Bar value={run.step} max={run.end_step} label={`Steps of ${run.run_id}`} kind={stateClass(run.state)} />
+    </div>
+  );
+}
+
+export function TimeLeft({ run }: { run: Run }) {
+  const left = estimateLeft(run, speedOf(run.run_id));
+  return left === null ? null : <span title="From the speed of the last steps">{formatDuration(left)}</span>;
+}
+
+export function Duration({ run }: { run: Run }) {
+  const from = run.started_ms ?? run.submitted_ms;
+  if (run.attempt === 0) return null;
+  return <>{formatDuration((run.ended_ms ?? now.value) - from)}</>;
+}
+
+/** Why a run waits, failed or was stopped. Nothing for one that just runs. */
+export function Why({ run }: { run: Run }) {
+  if (run.state === "RUNNING" && !run.is_cancel_wanted && run.cause.id === "running") return null;
+  if (run.state === "COMPLETED") return run.stop_reason === "" ? null : <span class="muted">{run.stop_reason}</span>;
+  return <span class={run.state === "FAILED" ? "why-bad" : "muted"} title={run.reason}>{run.reason}</span>;
+}
+
+export function TagList({ run }: { run: Run }) {
+  return (
+    <>
+      {Object.entries(run.tags).map(([key, value]) => (
+        <button type="button" class="tag as-button" key={key} title={`Show only runs with ${key}: ${value}`}
+          onClick={() => setQuery({ tag: [...new Set([...query.value.getAll("tag"), `${key}:${value}`])] })}>
+          {value === "" ? key : `${key}: ${value}`}
+        </button>
+      ))}
+    </>
+  );
+}
+
+const EXACTNESS: Record<string, { word: string; kind: string }> = {
+  certified: { word: "certified", kind: "is-completed" },
+  exact: { word: "exact", kind: "is-completed" },
+  drifted: { word: "drifted", kind: "is-failed" },
+};
+
+export function ExactnessBadge({ run }: { run: Run }) {
+  const known = EXACTNESS[run.exactness?.state ?? ""];
+  if (known === undefined) return null;
+  const step = run.exactness?.state === "drifted" && run.exactness.step !== null ? ` at step ${formatCount(run.exactness.step)}` : "";
+  return (
+    <span class={`state ${known.kind}`} title={run.exactness?.text}>
+      <Icon name={known.kind === "is-failed" ? "warning" : "completed"} size={13} />{known.word}{step}
+    </span>
+  );
+}
+
+export function RunName({ run }: { run: Run }) {
+  return (
+    <span class="run-name">
+      <a href={runUrl(run.run_id)} title={run.run_id}>{run.run_id}</a>
+      {run.name !== "" && run.name !== run.run_id && run.name !== run.family && <span class="muted"> {run.name}</span>}
+      {run.attempt > 1 && <span class="tag" title={`Attempt ${run.attempt}`}>×{run.attempt}</span>}
+    </span>
+  );
+}
+
+export const COLUMNS: readonly Column[] = [
+  { key: "state", label: "State", width: 112, cell: (run) => <StateBadge run={run} /> },
+  { key: "run", label: "Run", width: 230, cell: (run) => <RunName run={run} /> },
+  { key: "progress", label: "Step", width: 150, cell: (run) => <Progress run={run} /> },
+  { key: "left", label: "Time left", width: 96, isNumber: true, canSort: false, cell: (run) => <TimeLeft run={run} /> },
+  { key: "trend", label: "Trend", width: 112, canSort: false, cell: (run) => <Sparkline run={run} /> },
+  {
+    key: "metrics", label: "Newest metrics", width: 250, canSort: false,
+    cell: (run) => topMetrics(run, 3).map((name) => (
+      <span class="metric" key={name} title={`${name} ${formatNumber(run.metrics[name], 8)}`}>
+        <span class="muted">{name}</span> {formatNumber(run.metrics[name])}
+      </span>
+    )),
+  },
+  { key: "devices", label: "Devices", width: 100, cell: (run) => run.devices.join(", ") || (isTerminal(run) || run.attempt === 0 ? "" : "CPU") },
+  { key: "submitted", label: "Submitted", width: 96, isNumber: true, cell: (run) => <Time ms={run.submitted_ms} /> },
+  { key: "duration", label: "Duration", width: 108, isNumber: true, cell: (run) => <Duration run={run} /> },
+  { key: "updated", label: "Updated", width: 96, isNumber: true, cell: (run) => <Time ms={run.updated_ms} /> },
+  { key: "ended", label: "Ended", width: 96, isNumber: true, cell: (run) => <Time ms={run.ended_ms} /> },
+  { key: "attempt", label: "Attempt", width: 80, isNumber: true, cell: (run) => (run.attempt === 0 ? "" : run.attempt) },
+  { key: "exactness", label: "Exactness", width: 150, cell: (run) => <ExactnessBadge run={run} /> },
+  { key: "group", label: "Group", width: 120, cell: (run) => run.group ?? "" },
+  { key: "trainer", label: "Trainer", width: 180, cell: (run) => <span title={run.trainer}>{run.trainer ?? ""}</span> },
+  { key: "parent", label: "Parent", width: 160, cell: (run) => (run.parent_run_id === "" ? "" : <a href={runUrl(run.parent_run_id)}>{run.parent_run_id}</a>) },
+  { key: "priority", label: "Priority", width: 80, isNumber: true, cell: (run) => run.priority },
+  { key: "tags", label: "Tags", width: 200, cell: (run) => <TagList run={run} /> },
+  { key: "notes", label: "Notes", width: 200, cell: (run) => <span title={run.notes}>{run.notes ?? ""}</span> },
+  { key: "why", label: "Why", width: 260, cell: (run) => <Why run={run} /> },
+];
+
+export const DEFAULT_COLUMNS: readonly string[] = [
+  "state", "run", "progress", "left", "trend", "metrics", "devices", "submitted", "tags", "why",
+];
+
+const metricColumn = (name: string): Column => ({
+  key: `m:${name}`, label: name, width: Math.max(90, 26 + name.length * 7.2), isNumber: true,
+  cell: (run) => <span title={formatNumber(run.metrics[name], 8)}>{formatNumber(run.metrics[name])}</span>,
+});
+
+const tagColumn = (name: string): Column => ({
+  key: `tag:${name}`, label: name, width: 120, cell: (run) => run.tags[name] ?? "",
+});
+
+/** Columns by their keys, in the order that was asked for. Unknown keys are left out. */
+export function findColumns(keys: readonly string[]): Column[] {
+  return keys.flatMap((key) => {
+    if (key.startsWith("m:")) return [metricColumn(key.slice(2))];
+    if (key.startsWith("tag:")) return [tagColumn(key.slice(4))];
+    return COLUMNS.filter((column) => column.key === key);
+  });
+}

@@ -1,0 +1,216 @@
+/* The table itself. Only rows in view are in the document, so that 10,000 runs scroll like 10. */
+
+import { type Signal, signal, useSignalEffect } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+
+import { listActions } from "../actions/actions";
+import { formatCount, formatNumber } from "../format";
+import { query, setQuery } from "../router";
+import type { Run } from "../types";
+import { Icon } from "../ui/icon";
+import { Menu } from "../ui/overlay";
+import { StateBadge, stateWord } from "../ui/state";
+import { chosenColumns } from "./chosen_columns";
+import { type Column, Duration, Progress, RunName, TimeLeft, Why } from "./columns";
+import { countStates, type Item, topMetrics } from "./selection";
+import { Sparkline } from "./sparkline";
+
+const ROW = 38;
+const CARD = 96;
+const SPARE = 8; // rows kept beyond the edges
+
+const narrow = typeof matchMedia === "undefined" ? null : matchMedia("(max-width: 640px)");
+const isNarrow = signal(narrow?.matches ?? false);
+narrow?.addEventListener("change", (event) => { isNarrow.value = event.matches; });
+
+interface TableProps {
+  items: readonly Item[];
+  picked: readonly string[];
+  current: Signal<number>;
+  visible: Signal<readonly Run[]>;
+  sort: string;
+  onPick: (runId: string) => void;
+  onToggleGroup: (key: string) => void;
+}
+
+export function RunTable(props: TableProps) {
+  const { items, current, visible } = props;
+  const scroller = useRef<HTMLDivElement>(null);
+  const range = useRef(signal({ from: 0, to: 40 })).current;
+  const rowHeight = isNarrow.value ? CARD : ROW;
+
+  const measure = (): void => {
+    const box = scroller.current;
+    if (box === null) return;
+    const from = Math.max(0, Math.floor(box.scrollTop / rowHeight) - SPARE);
+    const to = Math.ceil((box.scrollTop + box.clientHeight) / rowHeight) + SPARE;
+    if (from !== range.value.from || to !== range.value.to) range.value = { from, to };
+  };
+
+  useEffect(() => {
+    measure();
+    const box = scroller.current;
+    if (box === null) return;
+    const observer = new ResizeObserver(measure);
+    observer.observe(box);
+    return () => observer.disconnect();
+  }, [rowHeight]);
+
+  const { from, to } = range.value;
+  const start = Math.min(from, Math.max(0, items.length - 1));
+  const shown = items.slice(start, to);
+
+  useEffect(() => {
+    const inView = shown.flatMap((item) => (item.kind === "run" ? [item.run] : []));
+    const old = visible.peek();
+    if (inView.length !== old.length || inView.some((run, index) => run.run_id !== old[index]?.run_id)) visible.value = inView;
+  });
+
+  useSignalEffect(() => {
+    const box = scroller.current;
+    const at = current.value;
+    if (box === null || at < 0) return;
+    const top = at * rowHeight;
+    const room = box.clientHeight - (isNarrow.peek() ? 0 : ROW); // the head covers one row
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (top + rowHeight > box.scrollTop + room) box.scrollTop = top + rowHeight - room;
+  });
+
+  const before = start * rowHeight;
+  const after = Math.max(0, (items.length - start - shown.length) * rowHeight);
+  const body = { ...props, shown, start, before, after };
+  return (
+    <div class="scroller card" ref={scroller} onScroll={measure} tabIndex={0} role="region" aria-label="Runs">
+      {isNarrow.value ? <Cards {...body} /> : <Rows {...body} />}
+    </div>
+  );
+}
+
+interface BodyProps extends TableProps {
+  shown: readonly Item[];
+  start: number;
+  before: number; // px of rows above and below that are not in the document
+  after: number;
+}
+
+function Rows({ shown, start, before, after, items, picked, current, sort, onPick, onToggleGroup }: BodyProps) {
+  const columns = chosenColumns.value;
+  const chosen = new Set(picked);
+  const width = columns.reduce((sum, column) => sum + column.width, 36 + 44);
+  return (
+    <table class="runs-table" style={{ minWidth: `${width}px` }} aria-rowcount={items.length + 1}>
+      <colgroup>
+        <col style={{ width: "36px" }} />
+        {columns.map((column, index) => (
+          <col key={column.key} {...(index === columns.length - 1 ? {} : { style: { width: `${column.width}px` } })} />
+        ))}
+        <col style={{ width: "44px" }} />
+      </colgroup>
+      <thead>
+        <tr aria-rowindex={1}>
+          <th scope="col"><span class="visually-hidden">Selected</span></th>
+          {columns.map((column) => <HeadCell key={column.key} column={column} sort={sort} />)}
+          <th scope="col"><span class="visually-hidden">Actions</span></th>
+        </tr>
+      </thead>
+      <tbody>
+        {before > 0 && <tr aria-hidden="true" class="space"><td colSpan={columns.length + 2} style={{ height: `${before}px` }} /></tr>}
+        {shown.map((item, index) => {
+          const at = start + index;
+          const isCurrent = at === current.value;
+          if (item.kind === "group") {
+            return (
+              <tr key={`group ${item.key}`} aria-rowindex={at + 2} class={`group${isCurrent ? " is-current" : ""}`}>
+                <td colSpan={columns.length + 2}><GroupHead item={item} onToggle={onToggleGroup} /></td>
+              </tr>
+            );
+          }
+          const { run } = item;
+          return (
+            <tr key={run.run_id} aria-rowindex={at + 2} class={`${isCurrent ? "is-current" : ""}${chosen.has(run.run_id) ? " is-picked" : ""}`}
+              aria-selected={chosen.has(run.run_id)}>
+              <td class="pick"><Pick run={run} isPicked={chosen.has(run.run_id)} onPick={onPick} /></td>
+              {columns.map((column) => (
+                <td key={column.key} class={column.isNumber === true ? "number" : ""}>{column.cell(run)}</td>
+              ))}
+              <td class="act"><Menu isSmall label={`Actions of ${run.run_id}`} items={listActions(run)} /></td>
+            </tr>
+          );
+        })}
+        {after > 0 && <tr aria-hidden="true" class="space"><td colSpan={columns.length + 2} style={{ height: `${after}px` }} /></tr>}
+      </tbody>
+    </table>
+  );
+}
+
+/** Where each run has the whole width of a phone. */
+function Cards({ shown, start, before, after, picked, current, onPick, onToggleGroup }: BodyProps) {
+  const chosen = new Set(picked);
+  return (
+    <ul class="run-cards" style={{ paddingTop: `${before}px`, paddingBottom: `${after}px` }}>
+      {shown.map((item, index) => {
+        const isCurrent = start + index === current.value ? " is-current" : "";
+        if (item.kind === "group") {
+          return <li key={`group ${item.key}`} class={`group${isCurrent}`}><GroupHead item={item} onToggle={onToggleGroup} /></li>;
+        }
+        const { run } = item;
+        return (
+          <li key={run.run_id} class={`run-card${isCurrent}${chosen.has(run.run_id) ? " is-picked" : ""}`}>
+            <div class="line">
+              <Pick run={run} isPicked={chosen.has(run.run_id)} onPick={onPick} />
+              <RunName run={run} />
+              <span class="grow" />
+              <StateBadge run={run} />
+              <Menu isSmall label={`Actions of ${run.run_id}`} items={listActions(run)} />
+            </div>
+            <div class="line">
+              <Progress run={run} />
+              <span class="muted ellipsis">{run.state === "RUNNING" ? <TimeLeft run={run} /> : <Duration run={run} />}</span>
+              <span class="grow" />
+              <Sparkline run={run} />
+            </div>
+            <div class="line small">
+              <Why run={run} />
+              {(run.state === "RUNNING" || run.state === "COMPLETED") && topMetrics(run, 2).map((name) => (
+                <span class="metric" key={name}><span class="muted">{name}</span> {formatNumber(run.metrics[name])}</span>
+              ))}
+            </div>
+          </li>
+        );
+      })}
+    </ul>
+  );
+}
+
+function HeadCell({ column, sort }: { column: Column; sort: string }) {
+  const isSorted = sort === column.key || sort === `-${column.key}`;
+  const isDown = sort === `-${column.key}`;
+  const kind = column.isNumber === true ? "number" : "";
+  if (column.canSort === false) return <th scope="col" class={kind}><span>{column.label}</span></th>;
+  return (
+    <th scope="col" class={kind} aria-sort={isSorted ? (isDown ? "descending" : "ascending") : "none"}>
+      <button type="button" onClick={() => setQuery({ sort: isDown ? column.key : `-${column.key}` })} title={`Sort by ${column.label}`}>
+        {column.label}{isSorted && <Icon name={isDown ? "down" : "up"} size={12} />}
+      </button>
+    </th>
+  );
+}
+
+function Pick({ run, isPicked, onPick }: { run: Run; isPicked: boolean; onPick: (runId: string) => void }) {
+  return <input type="checkbox" aria-label={`Select ${run.run_id}`} checked={isPicked} onChange={() => onPick(run.run_id)} />;
+}
+
+function GroupHead({ item, onToggle }: { item: Extract<Item, { kind: "group" }>; onToggle: (key: string) => void }) {
+  const by = query.value.get("by") ?? "";
+  const label = item.label === "" ? "none" : by === "state" ? stateWord(item.label) : item.label;
+  const counts = Object.entries(countStates(item.runs));
+  return (
+    <button type="button" class="group-head" aria-expanded={!item.isShut} onClick={() => onToggle(item.key)}>
+      <Icon name={item.isShut ? "right" : "down"} size={14} />
+      <span class="muted">{by.replace(/^tag:/, "")}</span>
+      <strong class="ellipsis">{label}</strong>
+      <span class="tag">{formatCount(item.runs.length)}</span>
+      {by !== "state" && <span class="muted ellipsis">{counts.map(([state, count]) => `${formatCount(count)} ${stateWord(state).toLowerCase()}`).join(" · ")}</span>}
+    </button>
+  );
+}

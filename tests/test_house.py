@@ -54,6 +54,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.cli",
         *SHARED,
     ),
+    "trn.gateway": (
+        "trn.core",
+        "trn.proto",
+        "trn.registry",
+        "trn.client",
+        "trn.gateway",
+        *SHARED,
+    ),
     "trn": ("trn",),
 }
 MAX_MODULES = 15  # side by side in one room
@@ -195,6 +203,8 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "--yes",
         "-y",
     ],
+    "ui": ["--address", "--format", "--json", "--no-browser", "--stop"],
+    "open": ["RUN", "--format", "--json", "--no-browser"],
     "check": ["MODULE:SYMBOL", "--config", "--format", "--json", "--output", "--seed", "--steps"],
     "doctor": ["--format", "--json"],
     "dataset": [],
@@ -332,7 +342,8 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.trainer.attempt.runtime_env",  # everything else
         "trn.client.caller_environment",  # what a run is given of it, and what is said that it is not
         "trn.cli.output",  # NO_COLOR, TERM
-        "trn.client.daemon_start",  # what a daemon must not inherit
+        "trn.cli.verbs.ui",  # whether there is a screen for a browser
+        "trn.client.background_start",  # what a daemon must not inherit
         "trn.core.home",  # TRN_HOME
         "trn.daemon.__main__",  # switches gRPC's fork handlers off
         "trn.daemon.app",  # what workers inherit

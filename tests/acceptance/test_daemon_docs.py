@@ -58,7 +58,7 @@ def test_the_failure_table_is_the_one_that_is_obeyed() -> None:
 def test_the_settings_in_the_operating_guide_are_all_that_there_are() -> None:
     import msgspec
 
-    from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
+    from trn.core.settings import DeviceSetting, HttpSettings, InventorySettings, ListenSettings, Settings
 
     def defaults(record: type[msgspec.Struct], prefix: str) -> dict[str, object]:
         fields = msgspec.structs.fields(record)
@@ -75,6 +75,7 @@ def test_the_settings_in_the_operating_guide_are_all_that_there_are() -> None:
     expected = {
         **defaults(Settings, ""),
         **defaults(ListenSettings, "listen."),
+        **defaults(HttpSettings, "http."),
         **defaults(InventorySettings, "inventory."),
         **defaults(DeviceSetting, "inventory.devices[]."),
     }

@@ -34,6 +34,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "wait": ("wait", "Wait for the end of a run."),
     "rm": ("rm", "Remove ended runs."),
     "prune": ("prune", "Remove old runs, checkpoints, code and caches."),
+    "ui": ("ui", "Open the page: all runs, live, in a browser."),
+    "open": ("open_run", "Open the page at one run."),
     "check": ("check", "Test a trainer class: is it correct, and does it resume exactly?"),
     "doctor": ("doctor", "Show what this machine can do."),
     "dataset": ("dataset", "Index and verify folders of data."),

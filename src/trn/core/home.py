@@ -107,6 +107,19 @@ class Home(NamedTuple):
         return self.root / "daemon.json"
 
     @property
+    def gateway_info(self) -> Path:
+        """Where the gateway listens, and the secret that programs send it."""
+        return self.root / "gateway.json"
+
+    @property
+    def gateway_lock(self) -> Path:
+        return self.root / "gateway.lock"
+
+    @property
+    def gateway_log(self) -> Path:
+        return self.root / "gateway.log"
+
+    @property
     def token(self) -> Path:
         """The operator's secret, for connections that do not come through the socket."""
         return self.root / "token"

@@ -35,10 +35,20 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     is_insecure: bool = False  # without TLS, on loopback only; the token is still asked for
 
 
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the page and the HTTP API are. With an address, the daemon keeps them there."""
+
+    address: str = ""  # host:port
+    certificate: str = ""  # PEM files; another address than loopback needs them
+    private_key: str = ""
+    names: list[str] = []  # under which browsers reach it, besides the address: gpu-box.lan
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The daemon's settings."""
 
     listen: ListenSettings = ListenSettings()
+    http: HttpSettings = HttpSettings()
     inventory: InventorySettings = InventorySettings()
     # Variables that a run always takes over from who submits it, where they are set there: names, or patterns (WANDB_*).
     pass_env: list[str] = []

@@ -2,8 +2,6 @@
 
 import argparse
 import asyncio
-import logging
-import logging.handlers
 import os
 import sys
 import time
@@ -13,9 +11,8 @@ from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import AlreadyRunningError, TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
 from trn.core.settings import read_settings
-from trn.core.terminal_text import keep_lines
+from trn.core.terminal_text import keep_lines, set_up_log
 
-LOG_BYTES = 10 << 20
 EXIT_REFUSED = 1
 MAX_BACKUPS = 5  # that are checked
 
@@ -90,29 +87,11 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     if options.event_bus or event_bus:
         settings = msgspec.structs.replace(settings, event_bus=options.event_bus or event_bus)
     home.make()
-    _set_up_logging(home, is_quiet=options.quiet)
+    set_up_log(home.daemon_log, is_quiet=options.quiet)
     from trn.daemon.app import TrainerDaemon
 
     asyncio.run(TrainerDaemon(home, settings).serve())
     return 0
-
-
-def _set_up_logging(home: Home, *, is_quiet: bool) -> None:
-    handlers: list[logging.Handler] = [
-        logging.handlers.RotatingFileHandler(home.daemon_log, maxBytes=LOG_BYTES, backupCount=3)
-    ]
-    if not is_quiet:
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.setFormatter(_HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=handlers)
-
-
-class _HarmlessFormatter(logging.Formatter):
-    """Removes control characters: messages may quote workers and clients."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return keep_lines(super().format(record))
 
 
 def _check(home: Home, _options: argparse.Namespace) -> int:

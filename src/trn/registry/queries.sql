@@ -347,3 +347,13 @@ SELECT * FROM removed_runs WHERE run_id = :run_id
 
 -- name: newest_removed_of_family
 SELECT max(member) AS member FROM removed_runs WHERE family = :family
+
+-- name: removed_after
+SELECT run_id, change FROM removed_runs WHERE change > :after ORDER BY change LIMIT :limit
+
+-- name: members
+SELECT run_id FROM runs WHERE run_id = :family OR (family = :family AND member > 1) ORDER BY member
+
+-- name: trainers
+SELECT run_id, coalesce(CAST(json_extract(config, '$.trainer') AS TEXT), '') AS trainer FROM runs
+WHERE run_id IN (SELECT value FROM json_each(:run_ids))

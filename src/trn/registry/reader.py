@@ -179,6 +179,20 @@ class RegistryReader:
     def last_change(self) -> int:
         return int(self._read.execute(sql("last_change")).fetchone()["value"])
 
+    def removed(self, after: int, limit: int = 500) -> list[tuple[str, int]]:
+        """(run, change) of those that were removed after that change, in the order of the changes."""
+        rows = self._read.execute(sql("removed_after"), {"after": after, "limit": limit})
+        return [(row["run_id"], row["change"]) for row in rows]
+
+    def members(self, family: str) -> list[str]:
+        """The runs of a family, the oldest first."""
+        return [row["run_id"] for row in self._read.execute(sql("members"), {"family": family})]
+
+    def trainers(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """The trainer class that each of these runs names; empty where its job names none."""
+        wanted = {"run_ids": msgspec.json.encode(list(run_ids)).decode()}
+        return {row["run_id"]: row["trainer"] for row in self._read.execute(sql("trainers"), wanted)}
+
     def counts(self) -> dict[str, int]:
         return {row["state"]: row["num"] for row in self._read.execute(sql("counts"))}
 

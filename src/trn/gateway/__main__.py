@@ -1,0 +1,54 @@
+"""`python -m trn.gateway`: serve the page and the HTTP API of a home. `trn ui` starts it."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from trn.core.errors import AlreadyRunningError, TrnError
+from trn.core.home import DISK_FAULTS, Home, find_home
+from trn.core.settings import read_settings
+from trn.core.terminal_text import keep_lines, set_up_log
+
+EXIT_REFUSED = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trn.gateway", description=__doc__)
+    parser.add_argument(
+        "--home", type=Path, help="the daemon's folder (default: $TRN_HOME, else the platform's)"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="default: `http` in the settings, else a free port of 127.0.0.1",
+    )
+    parser.add_argument("--quiet", action="store_true", help="log only to gateway.log")
+    options = parser.parse_args(arguments)
+    home = Home(options.home.expanduser().absolute() if options.home else find_home())
+    try:
+        return _serve(home, options.address, is_quiet=options.quiet)
+    except (TrnError, OSError) as fault:
+        if isinstance(fault, OSError) and fault.errno not in DISK_FAULTS:
+            raise
+        error = home.unwritable(fault) if isinstance(fault, OSError) else fault
+        print(keep_lines(f"trn: {error}"), file=sys.stderr)  # noqa: T201
+        return error.daemon_exit_code if isinstance(error, AlreadyRunningError) else EXIT_REFUSED
+
+
+def _serve(home: Home, address: str | None, *, is_quiet: bool) -> int:
+    os.umask(0o077)  # all that it writes is its owner's alone
+    settings = read_settings(home.settings)
+    home.make()
+    set_up_log(home.gateway_log, is_quiet=is_quiet)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    from trn.gateway.app import Gateway
+
+    asyncio.run(Gateway(home, settings.http, address or "").serve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

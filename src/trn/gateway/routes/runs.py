@@ -1,0 +1,122 @@
+"""Runs as the registry has them, also while no daemon runs."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from starlette.responses import Response
+
+from trn.core.errors import InvalidRequestError
+from trn.core.runs import RunRecord, RunState
+from trn.gateway.answers import json_answer
+from trn.gateway.endpoints import Call, endpoint
+from trn.gateway.parts import Parts
+from trn.gateway.records import HttpRun, RunDetails, RunId, RunPage, show_attempt, show_run
+from trn.registry.reader import RegistryReader
+
+GROUP = "group"  # a job's group is kept as this tag
+CACHED = "private, no-cache"
+
+
+class RunsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    page_token: Annotated[str, msgspec.Meta(max_length=300)] = ""  # of the page before
+    state: list[RunState] = []
+    name: Annotated[str, msgspec.Meta(max_length=300)] = ""  # part of the run's name
+    tag: list[Annotated[str, msgspec.Meta(pattern=":")]] = []  # key:value; a run has all of them
+    group: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    with_config: bool = False
+
+
+class RunPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    run_id: RunId
+
+
+@endpoint("GET", "/runs", RunPage)
+async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
+    """The runs, newest first. Answers with an ETag: unchanged runs cost 304 and no body."""
+    asked = call.asked
+    change = await parts.stores.last_change()
+    headers = {"etag": parts.stores.tag(change), "cache-control": CACHED}
+    if call.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    before = _read_page_token(asked.page_token)
+
+    def make(reader: RegistryReader) -> RunPage:
+        change = reader.last_change()  # first: a run that changes meanwhile comes again by the stream
+        found = _read_page(reader, asked, before)
+        is_more = len(found) == asked.limit
+        return RunPage(
+            runs=show_runs(reader, found, with_config=asked.with_config),
+            next_page_token=_make_page_token(found[-1]) if is_more else "",
+            change=change,
+        )
+
+    answer = await parts.stores.cached(("runs", msgspec.json.encode(asked)), change, make)
+    return json_answer(answer, call.accept_encoding, headers=headers)
+
+
+@endpoint("GET", "/runs/{run_id}", RunDetails)
+async def get_run(parts: Parts, call: Call[RunPath]) -> Response:
+    """One run with its config, its attempts and its relatives."""
+    return json_answer(
+        await parts.stores.read(lambda reader: _read_details(parts, reader, call.asked.run_id)),
+        call.accept_encoding,
+    )
+
+
+def _read_page(reader: RegistryReader, asked: RunsQuery, before: tuple[int, str] | None) -> list[RunRecord]:
+    tags = dict(tag.split(":", 1) for tag in asked.tag)
+    if asked.group:
+        tags[GROUP] = asked.group
+    return reader.page(
+        states=asked.state,
+        name=asked.name,
+        tags=tags,
+        before=before,
+        limit=asked.limit,
+        with_config=asked.with_config,
+    )
+
+
+def show_runs(
+    reader: RegistryReader, runs: Sequence[RunRecord], *, with_config: bool = False
+) -> list[HttpRun]:
+    trainers = reader.trainers([run.run_id for run in runs])
+    return [show_run(run, trainers.get(run.run_id, ""), with_config=with_config) for run in runs]
+
+
+def _read_details(parts: Parts, reader: RegistryReader, run_id: str) -> RunDetails:
+    run = reader.get(run_id)
+    return RunDetails(
+        run=show_runs(reader, [run], with_config=True)[0],
+        attempts=[show_attempt(attempt) for attempt in reader.attempts(run_id)],
+        folder=str(parts.home.run(run_id).root),
+        family=reader.members(run.family),
+        parents=[part.run_id for part in reader.lineage(run)[:-1]],
+        children=[child for child, _ in reader.children([run_id])],
+    )
+
+
+def _make_page_token(last: RunRecord) -> str:
+    return base64.urlsafe_b64encode(f"{last.submitted_ms}/{last.run_id}".encode()).decode().rstrip("=")
+
+
+def _read_page_token(token: str) -> tuple[int, str] | None:
+    if not token:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+        submitted, slash, run_id = text.partition("/")
+        if not slash or not submitted.isascii() or not submitted.isdigit() or len(submitted) > 18:
+            raise ValueError(text)
+    except (binascii.Error, UnicodeError, ValueError) as fault:
+        raise InvalidRequestError(
+            f"page_token is {token[:60]!r}, expected one from an earlier answer: start with an empty one"
+        ) from fault
+    return int(submitted), run_id
+
+
+ENDPOINTS = [list_runs, get_run]

@@ -1,0 +1,255 @@
+"""Claims about the gateway: it answers what the registry has, follows what happens, and holds no truth."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_process import DEADLINE_S, DaemonProcess, end_everything
+from gateway_process import SETTINGS, TRN, EventReader, GatewayWorld
+
+import trn
+from trn.client.gateway_start import find_gateway
+from trn.core.home import Home
+
+NUM_STEPS = 200
+TRAINERS = Path(__file__).parent / "trainers"
+
+
+def job(run_id: str, num_steps: int = 5, *, step_ms: int = 0, folder: Path, **more: Any) -> dict[str, Any]:
+    witness = folder / f"witness-{run_id}"
+    witness.mkdir(exist_ok=True)
+    return {
+        "run_id": run_id,
+        "trainer": "witnessed:Witnessed",
+        "mock_batches": list(range(1, num_steps + 1)),
+        "metric_every": 1,
+        "resources": {"devices": ["cpu"]},
+        "hyperparams": {"witness": str(witness), "step_ms": step_ms},
+        **more,
+    }
+
+
+def wait_until(what: str, holds: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayWorld]:
+    """One home for the tests that only look; `one` has ended."""
+    folder = tmp_path_factory.mktemp("world")
+    with GatewayWorld(folder / "home") as world:
+        with trn.Client(world.home.root) as client:
+            config = job("one", NUM_STEPS, folder=folder, tags={"kind": "first"}, group="all")
+            client.submit(config, base_dir=TRAINERS)
+            assert client.wait("one", DEADLINE_S).state == "COMPLETED"
+        yield world
+
+
+@pytest.fixture
+def own_world(tmp_path: Path) -> Iterator[GatewayWorld]:
+    with GatewayWorld(tmp_path / "home") as world:
+        yield world
+
+
+def test_runs_are_listed_filtered_paged_and_unchanged_ones_cost_no_body(world: GatewayWorld) -> None:
+    listed = world.get("/runs")
+    (run,) = listed.data["runs"]
+    assert (run["run_id"], run["state"], run["trainer"]) == ("one", "COMPLETED", "witnessed:Witnessed")
+    assert run["config"] is None
+    assert listed.data["change"] == run["change"]
+    assert world.get("/runs", **{"If-None-Match": listed.headers["etag"]}).status == 304
+    assert world.get("/runs?with_config=1").data["runs"][0]["config"]["metric_every"] == 1
+    for query, num in (
+        ("state=COMPLETED", 1),
+        ("state=RUNNING&state=FAILED", 0),
+        ("tag=kind:first", 1),
+        ("tag=kind:other", 0),
+        ("group=all", 1),
+        ("group=none", 0),
+    ):
+        assert len(world.get(f"/runs?{query}").data["runs"]) == num, query
+    page = world.get("/runs?limit=1").data
+    assert world.get(f"/runs?limit=1&page_token={page['next_page_token']}").data["runs"] == []
+
+
+def test_one_run_is_shown_with_its_config_attempts_and_relatives(world: GatewayWorld) -> None:
+    found = world.get("/runs/one").data
+    assert found["run"]["config"]["hyperparams"]["step_ms"] == 0
+    assert [attempt["number"] for attempt in found["attempts"]] == [1]
+    assert found["folder"] == str(world.home.run("one").root)
+    assert (found["family"], found["parents"], found["children"]) == (["one"], [], [])
+
+
+def test_metric_points_come_whole_in_ranges_and_thinned_out(world: GatewayWorld) -> None:
+    (series,) = world.get("/runs/one/metrics?name=train/loss").data["series"]
+    assert series["steps"] == list(range(1, NUM_STEPS + 1))
+    assert series["num_points"] == NUM_STEPS
+    (part,) = world.get("/runs/one/metrics?name=train/loss&from_step=5&to_step=7").data["series"]
+    assert part["values"] == series["values"][4:7]
+    (thin,) = world.get("/runs/one/metrics?name=train/loss&max_points=10").data["series"]
+    assert len(thin["steps"]) <= 10
+    assert len(thin["mins"]) == len(thin["maxs"]) == len(thin["steps"])
+    overlaid = world.get("/metrics?run=one&name=train/loss").data["runs"]
+    assert overlaid["one"]["series"] == [series]
+
+
+def test_the_log_comes_in_pieces_with_its_size(world: GatewayWorld) -> None:
+    whole = world.home.run("one").log.read_bytes()
+    found = world.get("/runs/one/log?limit=4000000")
+    assert found.body == whole
+    assert found.headers["x-log-size"] == str(len(whole))
+    assert found.headers["content-type"].startswith("text/plain")
+    tail = world.get("/runs/one/log?tail=10")
+    assert tail.body == whole[-10:]
+    assert world.get("/runs/one/log?offset=3&limit=4").body == whole[3:7]
+
+
+def test_a_large_answer_is_compressed_where_the_client_takes_it(world: GatewayWorld) -> None:
+    plain = world.get("/runs/one/metrics")
+    packed = world.get("/runs/one/metrics", **{"Accept-Encoding": "br, gzip;q=0.8"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    refused = world.get("/runs/one/metrics", **{"Accept-Encoding": "gzip;q=0"})
+    assert "content-encoding" not in refused.headers
+
+
+def test_a_wrong_request_names_every_fault_and_nothing_is_ignored(world: GatewayWorld) -> None:
+    answer = world.get("/runs?limit=many&nonsense=1&name=a&name=b")
+    assert answer.status == 400
+    faults = {fault["path"] for fault in answer.data["error"]["faults"]}
+    assert faults == {"limit", "nonsense", "name"}
+    for path in ("/runs?limit=0", "/runs?state=LOST", "/runs?page_token=!", "/runs/one/metrics?from_step=-1"):
+        assert world.get(path).status == 400, path
+    assert world.get("/runs/none").status == 404
+    assert world.get("/nothing").status == 404
+    assert world.send("POST", "/runs/one").status == 405
+
+
+def test_a_stream_replays_follows_and_continues_where_it_was_left(
+    own_world: GatewayWorld, tmp_path: Path
+) -> None:
+    with (
+        trn.Client(own_world.home.root) as client,
+        EventReader(own_world, "watch=runs&after_change=0") as runs,
+    ):
+        assert runs.next("health")[1]["daemon"] == "up"
+        client.submit(job("two", 200, step_ms=20, folder=tmp_path), base_dir=TRAINERS)
+        assert runs.next("run")[1]["run_id"] == "two"
+        with EventReader(own_world, "events=two:0&log=two:0") as events:
+            seqs = [event["seq"] for event in events.next("events")[1]["events"]]
+            while len(seqs) < 20:
+                seqs += [event["seq"] for event in events.next("events")[1]["events"]]
+            left = events.last_id
+        with EventReader(own_world, "events=two", **{"Last-Event-ID": left}) as events:
+            while len(seqs) < 60:
+                seqs += [event["seq"] for event in events.next("events")[1]["events"]]
+            assert seqs == list(range(1, len(seqs) + 1))
+            client.cancel("two")
+            assert events.next("end")[1] == {"run_id": "two"}
+        client.wait("two", DEADLINE_S)
+        while runs.next("run")[1]["state"] != "CANCELLED":
+            pass
+        client.remove(["two"])
+        assert runs.next("removed")[1] == {"run_id": "two"}
+
+
+def test_the_page_outlives_a_killed_daemon_and_its_stream_continues_with_the_next(
+    own_world: GatewayWorld, tmp_path: Path
+) -> None:
+    with EventReader(own_world, "watch=runs") as stream:
+        assert stream.next("health")[1]["daemon"] == "up"
+        own_world.daemon.kill()
+        assert stream.next("health")[1]["daemon"] == "down"
+        assert own_world.get("/runs").status == 200
+        assert own_world.get("/health").data["daemon"] == "down"
+        refused = own_world.get("/devices")
+        assert (refused.status, refused.data["error"]["code"]) == (503, "unavailable")
+        own_world.daemon = DaemonProcess(own_world.home.root, is_bare=True)
+        own_world.daemon.wait_ready()
+        assert stream.next("health")[1]["daemon"] == "up"
+        with trn.Client(own_world.home.root) as client:
+            client.submit(job("three", 2, folder=tmp_path), base_dir=TRAINERS)
+        assert stream.next("run")[1]["run_id"] == "three"
+
+
+def test_the_gateway_ends_with_a_daemon_that_is_stopped_and_not_with_one_that_is_killed(
+    own_world: GatewayWorld,
+) -> None:
+    own_world.daemon.kill()
+    own_world.daemon = DaemonProcess(own_world.home.root, is_bare=True)
+    own_world.daemon.wait_ready()
+    assert own_world.is_gateway_running()
+    with EventReader(own_world, "watch=runs") as stream:
+        stream.next("health")
+        own_world.daemon.stop()
+        process = own_world.gateway.process
+        wait_until("the gateway still runs", lambda: not process.is_alive())
+        assert stream.answer.read() is not None  # the stream was ended, not left hanging
+    assert not own_world.home.gateway_info.exists()
+
+
+def test_ten_starts_at_once_make_one_gateway_and_one_daemon(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    Home(home).make()
+    (home / "settings.toml").write_text(SETTINGS)
+    environ = {**os.environ, "TRN_HOME": str(home), "DISPLAY": ""}
+    try:
+        started = [
+            subprocess.Popen([TRN, "ui", "--json"], env=environ, stdout=subprocess.PIPE, text=True)
+            for _ in range(10)
+        ]
+        said = [json.loads(process.communicate(timeout=DEADLINE_S)[0]) for process in started]
+        assert {process.returncode for process in started} == {0}
+        assert len({record["pid"] for record in said}) == 1
+        assert len({record["bearer"] for record in said}) == 1
+        assert len({record["url"] for record in said}) == 10  # each logs one browser in
+        stopped = subprocess.run(
+            [TRN, "ui", "--stop", "--json"], env=environ, capture_output=True, check=True
+        )
+        assert json.loads(stopped.stdout)["pid"] == said[0]["pid"]
+        assert find_gateway(Home(home)) is None
+    finally:
+        end_everything(home)
+
+
+def test_a_killed_gateway_harms_nothing_and_the_next_has_other_secrets(own_world: GatewayWorld) -> None:
+    before = own_world.gateway
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until("it lives", lambda: not before.process.is_alive())
+    after = own_world.start_gateway()
+    assert after.pid != before.pid
+    assert after.bearer != before.bearer
+    assert (
+        own_world.ask("GET", "/api/v1/runs", headers={"Authorization": f"Bearer {before.bearer}"}).status
+        == 401
+    )
+    assert own_world.get("/runs").status == 200
+
+
+def test_another_address_than_loopback_needs_tls(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    environ = {**os.environ, "TRN_HOME": str(home)}
+    Home(home).make()
+    (home / "settings.toml").write_text(SETTINGS)
+    try:
+        done = subprocess.run(
+            [TRN, "ui", "--address", "0.0.0.0:0", "--json"],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "TLS" in json.loads(done.stdout)["message"]
+    finally:
+        end_everything(home)

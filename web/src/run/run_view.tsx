@@ -1,7 +1,52 @@
-/* One run. */
+/* One run: what it is doing, its charts, its log, and everything that was kept of it. */
 
-import { Empty } from "../ui/notice";
+import "../chart/chart.css";
+import "./run.css";
+
+import { useEffect, useMemo } from "preact/hooks";
+
+import { query } from "../router";
+import { Tabs } from "../ui/controls";
+import { ErrorNotice, Loading } from "../ui/notice";
+import { ChartsTab } from "./charts_tab";
+import { CodeTab } from "./code_tab";
+import { ConfigTab } from "./config_tab";
+import { DocumentsTab } from "./documents_tab";
+import { FamilyTab } from "./family_tab";
+import { FilesTab } from "./files_tab";
+import { LogTab } from "./log_tab";
+import { MediaTab } from "./media_tab";
+import { RunHead } from "./run_head";
+import { RunModel } from "./run_model";
+
+const TABS: readonly { key: string; label: string; view: (props: { model: RunModel }) => preact.JSX.Element | null }[] = [
+  { key: "charts", label: "Charts", view: ChartsTab },
+  { key: "log", label: "Log", view: LogTab },
+  { key: "media", label: "Samples and videos", view: MediaTab },
+  { key: "config", label: "Config", view: ConfigTab },
+  { key: "code", label: "Code", view: CodeTab },
+  { key: "documents", label: "Environment and data", view: DocumentsTab },
+  { key: "family", label: "Attempts and family", view: FamilyTab },
+  { key: "files", label: "Files", view: FilesTab },
+];
 
 export function RunView({ runId }: { runId: string }) {
-  return <Empty title={runId} />;
+  const model = useMemo(() => new RunModel(runId), [runId]);
+  useEffect(() => model.start(), [model]);
+  const run = model.run.value;
+  if (run === null || model.details.value === null) {
+    const error = model.error.value;
+    return error === null ? <Loading what={`run ${runId}`} /> : <ErrorNotice error={error} retry={() => void model.read()} />;
+  }
+  const wanted = query.value.get("tab");
+  const tab = TABS.find(({ key }) => key === wanted) ?? TABS[0]!;
+  const View = tab.view;
+  return (
+    <div class="run-view" key={runId}>
+      <RunHead model={model} run={run} />
+      <Tabs label={`Parts of ${runId}`} current={tab.key}
+        tabs={TABS.map(({ key, label }) => ({ key, label, href: key === "charts" ? location.pathname : `${location.pathname}?tab=${key}` }))} />
+      <View model={model} key={tab.key} />
+    </div>
+  );
 }

@@ -1,1 +1,0 @@
-import{n as e,t}from"./index-BIio-cAN.js";function n({runId:n}){return e(t,{title:n})}export{n as RunView};

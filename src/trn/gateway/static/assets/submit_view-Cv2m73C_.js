@@ -1,1 +1,0 @@
-import{n as e,t}from"./index-BIio-cAN.js";function n(){return e(t,{title:`Submit`})}export{n as SubmitView};

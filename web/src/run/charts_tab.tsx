@@ -1,0 +1,61 @@
+/* The charts of a run, and forking from a point of a curve. */
+
+import { useEffect, useState } from "preact/hooks";
+
+import { Charts, useBoard } from "../chart/board";
+import { asApiError } from "../store";
+import { toast } from "../ui/overlay";
+import { ForkBar, ForkDialog } from "./fork_dialog";
+import type { ForkTarget } from "./fork_target";
+import type { RunModel } from "./run_model";
+
+export function ChartsTab({ model }: { model: RunModel }) {
+  const board = useBoard(() => model.makeFeed((error) => toast(asApiError(error).message, "bad")), model.runId);
+  const [target, setTarget] = useState<ForkTarget | null>(null);
+  board.renderPick = (step) => <ForkBar model={model} step={step} onFork={setTarget} onClose={() => board.clear()} />;
+  useEffect(() => model.marks.subscribe((marks) => { board.marks.value = marks; }), [model, board]);
+  useEffect(
+    () => model.clock.subscribe((clock) => { board.runs.value = [{ runId: model.runId, label: model.runId, index: 0, clock }]; }),
+    [model, board],
+  );
+  const withParents = board.state.value.withParents;
+  useEffect(() => {
+    if (model.withParents === withParents) return;
+    model.withParents = withParents;
+    board.feed.refetch();
+  }, [withParents]);
+  const hasParents = (model.details.value?.parents.length ?? 0) > 0;
+  return (
+    <>
+      <Charts board={board} names={model.names.value}>
+        {hasParents && (
+          <label class="check"><input type="checkbox" checked={withParents}
+            onChange={(event) => board.update({ withParents: event.currentTarget.checked, zoom: null })} /> with parents</label>
+        )}
+      </Charts>
+      <MarkLegend kinds={new Set(board.marks.value.map(({ kind }) => kind))} />
+      {target !== null && <ForkDialog model={model} target={target} onClose={() => setTarget(null)} />}
+    </>
+  );
+}
+
+const KINDS: readonly [string, string, string][] = [
+  ["checkpoint", "◆", "checkpoint"],
+  ["best", "◆", "best"],
+  ["attempt", "▶", "attempt"],
+  ["resume", "▶", "resumed"],
+  ["kill", "✕", "killed or failed"],
+  ["validation", "•", "validation"],
+];
+
+function MarkLegend({ kinds }: { kinds: ReadonlySet<string> }) {
+  const shown = KINDS.filter(([kind]) => kinds.has(kind));
+  return (
+    <p class="mark-legend muted">
+      {shown.map(([kind, sign, label]) => <span key={kind}><i class={`sign is-${kind}`} aria-hidden="true">{sign}</i> {label}</span>)}
+      <span>Click a point to fork from it. Drag to zoom, double-click to reset.</span>
+      <span class="keys">Keys in a chart: <kbd>←</kbd> <kbd>→</kbd> cursor, <kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> reset, <kbd>Enter</kbd> pick</span>
+    </p>
+  );
+}
+

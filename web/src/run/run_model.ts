@@ -1,0 +1,163 @@
+/* What is known of one run while its page is open: details, marks on the axis, speed; kept live by the stream. */
+
+import { computed, type ReadonlySignal, signal } from "@preact/signals";
+
+import { api, type ApiError } from "../api";
+import type { RunClock } from "../chart/axis";
+import { readSeries } from "../chart/curve";
+import { type CurveSet, MetricFeed } from "../chart/feed";
+import type { Mark } from "../chart/scene";
+import { findStepsPerEpoch, readStepsPerEpoch } from "../chart/run_clocks";
+import { asApiError, putRun, runs, stream } from "../store";
+import { isTerminal, type Marker, type Run, type RunDetails, type TrainerEvent } from "../types";
+
+const SOON_MS = 500;
+const SPEED_MS = 30_000; // the time that the speed is measured over
+const MAX_POINTS = 1000;
+/** After these events the details and the marks are read again. */
+const MARKING = new Set(["started", "checkpoint", "validation", "completed", "failed"]);
+const FILING = new Set(["checkpoint", "sample", "video", "artifact"]);
+
+export class RunModel {
+  readonly details = signal<RunDetails | null>(null);
+  readonly error = signal<ApiError | null>(null);
+  readonly marks = signal<readonly Mark[]>([]);
+  readonly stepsPerEpoch = signal<number | null>(null);
+  /** Steps per second, of the last half minute. */
+  readonly speed = signal<number | null>(null);
+  /** Grows when there are new files. */
+  readonly filesVersion = signal(0);
+  /** Lines of the attempts before the newest one are of the past. */
+  readonly run: ReadonlySignal<Run | null>;
+  readonly clock: ReadonlySignal<RunClock>;
+  readonly names: ReadonlySignal<readonly string[]>;
+  withParents = false;
+  private feeds = new Set<MetricFeed>();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private readonly abort = new AbortController();
+  private places: { timeMs: number; step: number }[] = [];
+
+  constructor(readonly runId: string) {
+    this.run = computed(() => {
+      const live = runs.value.get(runId);
+      const read = this.details.value?.run ?? null;
+      if (live === undefined || read === null) return read ?? live ?? null;
+      return live.change >= read.change ? { ...read, ...live, config: read.config } : read;
+    });
+    this.clock = computed(() => ({
+      stepsPerEpoch: this.stepsPerEpoch.value,
+      attempts: (this.details.value?.attempts ?? []).map((one) => ({ launchedMs: one.launched_ms, endedMs: one.ended_ms })),
+    }));
+    const names = computed(() => Object.keys(this.run.value?.metrics ?? {}).sort().join("\n"));
+    this.names = computed(() => names.value.split("\n").filter((name) => name !== "")); // the same list until a name is new
+  }
+
+  /** Reads and follows. Returns how to end it. */
+  start(): () => void {
+    let stopStream: (() => void) | null = null;
+    void this.read().then(() => {
+      const run = this.details.peek()?.run;
+      if (this.abort.signal.aborted || (run !== undefined && isTerminal(run))) return;
+      stopStream = stream.subscribe({
+        topic: { kind: "events", runId: this.runId },
+        onSync: () => {
+          void this.read();
+          for (const feed of this.feeds) feed.refetch();
+        },
+        onMessage: (message) => {
+          if (message.kind === "events") this.take(message.data.events);
+        },
+      });
+    });
+    void readStepsPerEpoch(this.runId, this.abort.signal).then((found) => { this.stepsPerEpoch.value ??= found; });
+    let state = "";
+    const stopRun = this.run.subscribe((run) => {
+      const now = run === null ? "" : `${run.state} ${run.attempt}`;
+      if (state !== "" && now !== state) this.readSoon();
+      state = now;
+    });
+    return () => {
+      this.abort.abort();
+      clearTimeout(this.timer);
+      stopRun();
+      stopStream?.();
+    };
+  }
+
+  makeFeed(onError: (error: unknown) => void): MetricFeed {
+    const feed: MetricFeed = new MetricFeed(async ({ names, steps, maxPoints }, abort) => {
+      const found = await api.getMetrics(this.runId, {
+        name: names,
+        from_step: steps?.[0],
+        to_step: steps?.[1],
+        max_points: maxPoints,
+        with_ancestors: this.withParents ? true : null,
+      }, abort);
+      const sets = new Map<string, CurveSet>();
+      for (const series of found.series) {
+        const discarded = (found.discarded ?? [])
+          .filter(({ name }) => name === series.name)
+          .map((one) => ({
+            attempt: one.attempt,
+            curve: readSeries({
+              mins: [], maxs: [], counts: [], timestamps_ms: one.steps.map(() => 0), num_points: one.steps.length, width: 1, ...one,
+            }),
+          }));
+        sets.set(series.name, new Map([[this.runId, { curve: readSeries(series), discarded }]]));
+      }
+      return sets;
+    }, MAX_POINTS, onError);
+    this.feeds.add(feed);
+    this.abort.signal.addEventListener("abort", () => this.feeds.delete(feed));
+    return feed;
+  }
+
+  async read(): Promise<void> {
+    try {
+      const details = await api.getRun(this.runId, this.abort.signal);
+      this.details.value = details;
+      this.error.value = null;
+      putRun(details.run);
+    } catch (reason) {
+      if (!this.abort.signal.aborted) this.error.value = asApiError(reason);
+      return;
+    }
+    try {
+      const { markers } = await api.getMarkers(this.runId, this.abort.signal);
+      this.marks.value = markers.map(readMark);
+    } catch {
+      // curves are shown without marks
+    }
+  }
+
+  private take(events: readonly TrainerEvent[]): void {
+    for (const feed of this.feeds) feed.take(this.runId, events);
+    this.stepsPerEpoch.value ??= findStepsPerEpoch(events);
+    for (const event of events) if (event.step !== undefined) this.places.push({ timeMs: event.timestamp_ms, step: event.step });
+    this.measure();
+    if (events.some(({ event }) => MARKING.has(event))) this.readSoon();
+    if (events.some(({ event }) => FILING.has(event))) this.filesVersion.value += 1;
+  }
+
+  private measure(): void {
+    const last = this.places.at(-1);
+    if (last === undefined) return;
+    const since = last.timeMs - SPEED_MS;
+    const first = this.places.findIndex(({ timeMs, step }) => timeMs >= since && step <= last.step);
+    const from = this.places[first];
+    if (this.places.length > 2000) this.places = this.places.slice(-1000);
+    if (from === undefined || last.timeMs - from.timeMs < 1000) return;
+    this.speed.value = ((last.step - from.step) * 1000) / (last.timeMs - from.timeMs);
+  }
+
+  private readSoon(): void {
+    this.timer ??= setTimeout(() => {
+      this.timer = undefined;
+      void this.read();
+    }, SOON_MS);
+  }
+}
+
+export const readMark = (marker: Marker): Mark => ({
+  kind: marker.kind, step: marker.step, timeMs: marker.time_ms || null, text: marker.text || marker.kind,
+});

@@ -1,0 +1,125 @@
+import { expect, test } from "vitest";
+
+import type { RunClock } from "../../src/chart/axis";
+import { appendPoint, coarsen, type Curve, emptyCurve } from "../../src/chart/curve";
+import { paintScene } from "../../src/chart/paint";
+import { Painter } from "../../src/chart/painter";
+import { buildScene, readAt, type Source, type View } from "../../src/chart/scene";
+
+const clock: RunClock = { stepsPerEpoch: null, attempts: [] };
+const view: View = { kind: "step", isLogX: false, isLogY: false, smoothing: 0, zoom: null };
+
+function source(points: [number, number][], more: Partial<Source> = {}): Source {
+  const curve = emptyCurve("loss");
+  for (const [step, value] of points) appendPoint(curve, step, value, step * 1000);
+  return { runId: "a", label: "a", colour: "red", curve, overview: curve, clock, discarded: [], ...more };
+}
+
+test("a scene shows all points, with room above and below", () => {
+  const scene = buildScene([source([[0, 1], [10, 3]])], [], view);
+  expect(scene.x).toEqual([0, 10]);
+  expect(scene.y[0]).toBeLessThan(1);
+  expect(scene.y[1]).toBeGreaterThan(3);
+});
+
+test("the height of a zoomed scene is that of what is visible", () => {
+  const scene = buildScene([source([[0, 1000], [5, 2], [6, 3], [7, 2], [20, 1000]])], [], { ...view, zoom: [5.5, 6.5] });
+  expect(scene.y[1]).toBeLessThan(5);
+  expect(scene.bounds).toEqual([0, 20]);
+});
+
+test("the bounds of a detail are those of the whole curve", () => {
+  const whole = source([[0, 1], [100, 1]]).curve;
+  expect(buildScene([source([[40, 1], [50, 1]], { overview: whole })], [], { ...view, zoom: [40, 50] }).bounds).toEqual([0, 100]);
+});
+
+test("values that are not finite, or not above zero on a log scale, are counted and leave the range alone", () => {
+  const points: [number, number][] = [[0, NaN], [1, -5], [2, 10], [3, Infinity], [4, 100]];
+  const scene = buildScene([source(points)], [], { ...view, isLogY: true });
+  expect([scene.numNonFinite, scene.numHidden]).toEqual([2, 1]);
+  expect(scene.y[0]).toBeGreaterThan(1);
+});
+
+test("step 0 has no place on a log axis", () => {
+  expect(buildScene([source([[0, 1], [1, 1], [100, 1]])], [], { ...view, isLogX: true }).x).toEqual([1, 100]);
+  expect(buildScene([source([[0, 1]])], [], { ...view, isLogX: true }).x).toEqual([1, 10]);
+});
+
+test("the cursor reads the nearest point of each curve, and none of a curve that is not there", () => {
+  const scene = buildScene([source([[0, 1], [10, 2], [1000, 3]]), source([[0, 5], [20, 6]], { runId: "b" })], [], view);
+  expect(readAt(scene, 12).map(({ line, step, value }) => [line.source.runId, step, value])).toEqual([["a", 10, 2], ["b", 20, 6]]);
+  expect(readAt(scene, 900).map(({ line }) => line.source.runId)).toEqual(["a"]);
+});
+
+test("marks are placed on the axis of one run, and left out where there are several", () => {
+  const marks = [{ kind: "checkpoint", step: 5, timeMs: null, text: "checkpoint" }];
+  expect(buildScene([source([[0, 1], [9, 1]])], marks, view).marks.map(({ x }) => x)).toEqual([5]);
+  expect(buildScene([source([[0, 1]]), source([[0, 1]])], marks, view).marks).toEqual([]);
+});
+
+/** Records what is drawn. */
+function canvas() {
+  const calls: string[] = [];
+  const target: Record<string, unknown> = {};
+  const ctx = new Proxy(target, {
+    get: (own, name: string) => own[name] ?? ((...given: number[]) => calls.push([name, ...given.map(Math.round)].join(" "))),
+    set: (own, name: string, value) => { own[name] = value; return true; },
+  }) as unknown as CanvasRenderingContext2D;
+  return { ctx, calls };
+}
+
+const palette = { text: "", muted: "", grid: "", bad: "", good: "", accent: "", surface: "" };
+const options = { isLogX: false, isLogY: false, isSmoothed: false, highlight: null, palette };
+const area = { left: 0, top: 0, width: 100, height: 100, ratio: 1 };
+
+function paint(curve: Curve) {
+  const { ctx, calls } = canvas();
+  const made = source([]);
+  const scene = { ...buildScene([{ ...made, curve, overview: curve }], [], view), y: [0, 10] as const };
+  paintScene(ctx, scene, area, options);
+  return calls;
+}
+
+test("a line breaks at a value that is not finite, which is marked with a cross", () => {
+  const calls = paint(source([[0, 5], [50, 5], [60, NaN], [70, 5], [100, 5]]).curve);
+  const stroke = calls.slice(calls.indexOf("beginPath", calls.indexOf("clip")), calls.indexOf("stroke"));
+  expect(stroke).toEqual(["beginPath", "moveTo 0 50", "lineTo 50 50", "moveTo 70 50", "lineTo 100 50"]);
+  expect(calls).toContain("lineTo 63 91"); // the cross
+});
+
+test("a bucketed curve of any length costs its buckets", () => {
+  const curve = emptyCurve("loss");
+  for (let step = 0; step < 100_000; step++) appendPoint(curve, step, 5, 0);
+  coarsen(curve, 500);
+  expect(paint(curve).length).toBeLessThan(5 * 500);
+});
+
+test("live changes of a chart are painted at most every 100 ms, others with the next frame", () => {
+  let now = 0;
+  let frame: (() => void) | null = null;
+  const painter = new Painter((handle) => { frame = () => handle(now); }, () => now);
+  const chart = {};
+  let painted = 0;
+  const request = (isLive: boolean) => painter.request(chart, () => { painted += 1; }, isLive);
+  const step = (ms: number) => {
+    now += ms;
+    const run = frame;
+    frame = null;
+    run?.();
+  };
+  request(true);
+  step(16);
+  expect(painted).toBe(1);
+  for (let i = 0; i < 60; i++) {
+    request(true);
+    step(16);
+  }
+  expect(painted).toBeLessThanOrEqual(11);
+  const before = painted;
+  request(true);
+  request(false);
+  step(16);
+  expect(painted).toBe(before + 1);
+  step(16);
+  expect(frame).toBe(null); // nothing to paint, no frames
+});

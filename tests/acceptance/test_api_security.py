@@ -159,6 +159,8 @@ def test_a_runs_token_does_nothing_for_another_run_and_nothing_else(tmp_path: Pa
                     anext(client.watch(run_ids=["mine", "yours"])),
                     anext(client.events("yours")),
                     anext(client.logs("yours")),
+                    anext(client.artifacts("yours")),
+                    anext(client.read_artifact("a" * 24)),
                 ):
                     with pytest.raises(errors.ForbiddenError):
                         await refused
@@ -218,11 +220,15 @@ def test_an_id_that_could_name_another_place_is_refused_everywhere(tmp_path: Pat
                 "StreamEvents": pb.StreamEventsRequest(run_id=run_id),
                 "StreamLogs": pb.StreamLogsRequest(run_id=run_id),
                 "GetMetrics": pb.GetMetricsRequest(run_id=run_id),
+                "ListArtifacts": pb.ListArtifactsRequest(run_id=run_id),
                 "SubmitRun": pb.Submission(config_json=json.dumps(job(run_id=run_id)).encode()),
             }
             for name, request in requests.items():
                 code = await status(channel, METHODS[name].path, request.SerializeToString())
                 assert (name, code) == (name, grpc.StatusCode.INVALID_ARGUMENT)
+            read = pb.ReadArtifactRequest(artifact_id=run_id)
+            code = await status(channel, METHODS["ReadArtifact"].path, read.SerializeToString())
+            assert code == grpc.StatusCode.NOT_FOUND
             for snapshot in ("../../a", "/etc", "sha256:../x"):
                 submit = pb.Submission(config_json=json.dumps(job()).encode(), snapshot=snapshot)
                 code = await status(channel, METHODS["SubmitRun"].path, submit.SerializeToString())

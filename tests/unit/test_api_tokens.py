@@ -132,21 +132,27 @@ MAY = {
     "GetMetrics": pb.GetMetricsRequest(run_id="mine"),
     "CancelRun": pb.CancelRunRequest(run_id="mine"),
     "WatchRuns": pb.WatchRunsRequest(run_ids=["mine"]),
+    "ListArtifacts": pb.ListArtifactsRequest(run_id="mine"),
+    "ReadArtifact": pb.ReadArtifactRequest(artifact_id="a1"),
 }
+
+
+def run_of(artifact_id: str) -> str | None:
+    return "mine" if artifact_id == "a1" else None
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_runs_token_is_good_for_its_run_and_for_nothing_else(name: str) -> None:
     method = METHODS[name]
-    require_allowed(None, name, method.request(), no_nonce)
+    require_allowed(None, name, method.request(), no_nonce, run_of)
     if name in MAY:
-        require_allowed(RunGrant("mine"), name, MAY[name], no_nonce)
+        require_allowed(RunGrant("mine"), name, MAY[name], no_nonce, run_of)
         with pytest.raises(ForbiddenError):
-            require_allowed(RunGrant("yours"), name, MAY[name], no_nonce)
+            require_allowed(RunGrant("yours"), name, MAY[name], no_nonce, run_of)
         with pytest.raises(ForbiddenError):
-            require_allowed(RunGrant("min"), name, MAY[name], no_nonce)
+            require_allowed(RunGrant("min"), name, MAY[name], no_nonce, run_of)
     with pytest.raises(ForbiddenError):
-        require_allowed(RunGrant("mine"), name, method.request(), no_nonce)
+        require_allowed(RunGrant("mine"), name, method.request(), no_nonce, run_of)
 
 
 def test_a_watch_of_two_runs_is_not_for_the_token_of_one() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from artifact_samples import make_checkpoint, make_mp4
 
+from artifact_samples import make_checkpoint, make_mp4
 from trn.core.artifacts.files import (
     check_file,
     find_checkpoint_meta,

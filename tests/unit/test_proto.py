@@ -53,6 +53,9 @@ RECORD = RunRecord(
     family="shapes",
     submission_id="s-1",
     start_step=7,
+    newest_video="a1",
+    newest_sample="a2",
+    num_refused_artifacts=3,
 )
 
 
@@ -70,7 +73,7 @@ def test_the_generated_code_is_what_the_proto_generates(tmp_path: Path) -> None:
 
 
 def test_every_call_of_the_contract_is_on_the_wire() -> None:
-    streams = {"WatchRuns", "StreamEvents", "StreamLogs"}
+    streams = {"WatchRuns", "StreamEvents", "StreamLogs", "ReadArtifact"}
     assert set(METHODS) == streams | {
         "SubmitRun",
         "CheckRun",
@@ -82,6 +85,7 @@ def test_every_call_of_the_contract_is_on_the_wire() -> None:
         "RemoveRuns",
         "Prune",
         "ListDevices",
+        "ListArtifacts",
         "GetHealth",
     }
     assert {name for name, method in METHODS.items() if method.is_stream} == streams

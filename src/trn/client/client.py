@@ -20,6 +20,8 @@ from trn.core.settings import read_settings
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import from_message, read_faults, read_refusal, state_number
 from trn.proto.records import (
+    Artifact,
+    ArtifactPage,
     Freed,
     Health,
     JobCheck,
@@ -283,6 +285,45 @@ class AsyncClient:
         answer = await self._connection.call("GetMetrics", request)
         parts = tuple(from_message(part, LineagePart) for part in answer.lineage)
         return Lineage(parts=parts, metrics=_by_name(answer))
+
+    async def artifacts(
+        self, run_id: str, *, kind: str = "", page_size: int = 0, is_exact: bool = False
+    ) -> AsyncGenerator[Artifact, None]:
+        """The files that a run's events named, newest first; fetched page by page. `kind`: checkpoint, sample, video or
+        file."""
+        token = ""
+        run_id = run_id if is_exact else await self._pin(run_id)
+        while True:
+            request = pb.ListArtifactsRequest(
+                run_id=run_id, kind=kind, page_size=page_size, page_token=token, is_exact=True
+            )
+            page = from_message(await self._connection.call("ListArtifacts", request), ArtifactPage)
+            for artifact in page.artifacts:
+                yield artifact
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def read_artifact(
+        self, artifact_id: str, offset: int = 0, length: int = 0
+    ) -> AsyncGenerator[bytes, None]:
+        """Its bytes from `offset` on, `length` of them or all, in pieces. ConflictError if the file is not the recorded one
+        any more; then what came before must not be used."""
+        at, end = offset, offset + length if length else None
+
+        def request() -> pb.ReadArtifactRequest:
+            rest = 0 if end is None else end - at
+            return pb.ReadArtifactRequest(artifact_id=artifact_id, offset=at, length=rest)
+
+        async with aclosing(
+            self._connection.stream("ReadArtifact", request, is_end=lambda answer: answer.is_end)
+        ) as answers:
+            async for answer in answers:
+                if answer.data:
+                    at = answer.offset + len(answer.data)
+                    yield answer.data
+                if end is not None and at >= end:
+                    return
 
     async def cancel(self, run_id: str, reason: str = "", *, is_exact: bool = False) -> tuple[Run, bool]:
         """Cancel a run; recorded when this returns. (the run, whether it was still live)."""

@@ -95,6 +95,8 @@ class Client:
     events = _iterating(AsyncClient.events)
     event_lines = _iterating(AsyncClient.event_lines)
     logs = _iterating(AsyncClient.logs)
+    artifacts = _iterating(AsyncClient.artifacts)
+    read_artifact = _iterating(AsyncClient.read_artifact)
 
     def wait(self, run_id: str, timeout_s: float | None = None, *, is_exact: bool = False) -> Run:
         """TimeoutError if it has not ended by then."""

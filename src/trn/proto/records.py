@@ -107,6 +107,39 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     is_end: bool = False
 
 
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that an event of a run named. Its name was written by the job and may contain anything."""
+
+    artifact_id: str
+    run_id: str
+    attempt: int
+    step: int
+    kind: str  # checkpoint, sample, video, file
+    name: str
+    media_type: str
+    size_bytes: int
+    sha256: str
+    created_ms: int
+    poster_id: str = ""  # of a video: the artifact to show before it plays
+    state: str = ""  # checking, present, removed, refused
+    is_present: bool = False  # its bytes can be read
+    reason: str = ""  # `cause` in words
+    cause: Cause = NO_CAUSE  # why it was refused
+
+
+class ArtifactPage(msgspec.Struct, frozen=True, kw_only=True):
+    artifacts: tuple[Artifact, ...] = ()
+    next_page_token: str = ""
+
+
+class ArtifactChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of an artifact. `is_end`: this was all that was asked for."""
+
+    offset: int
+    data: bytes
+    is_end: bool = False
+
+
 class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
     """Points of one metric; where thinned out, `lows` and `highs` are of what each point stands for."""
 

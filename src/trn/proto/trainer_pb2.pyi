@@ -51,7 +51,7 @@ class Cause(_message.Message):
     def __init__(self, id: _Optional[str] = ..., fault: _Optional[str] = ..., waits_for: _Optional[_Iterable[str]] = ..., next_attempt_ms: _Optional[int] = ..., values_json: _Optional[bytes] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause", "newest_video", "newest_sample", "num_refused_artifacts")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,9 @@ class Run(_message.Message):
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VIDEO_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -138,7 +141,10 @@ class Run(_message.Message):
     submission_id: str
     start_step: int
     cause: Cause
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+    newest_video: str
+    newest_sample: str
+    num_refused_artifacts: int
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., newest_video: _Optional[str] = ..., newest_sample: _Optional[str] = ..., num_refused_artifacts: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "reason", "last_heartbeat_ms", "step", "devices", "cause")
@@ -556,6 +562,82 @@ class GetMetricsResponse(_message.Message):
     series: _containers.RepeatedCompositeFieldContainer[MetricSeries]
     lineage: _containers.RepeatedCompositeFieldContainer[LineagePart]
     def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., lineage: _Optional[_Iterable[_Union[LineagePart, _Mapping]]] = ...) -> None: ...
+
+class ListArtifactsRequest(_message.Message):
+    __slots__ = ("run_id", "kind", "page_size", "page_token", "is_exact")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    kind: str
+    page_size: int
+    page_token: str
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+
+class ListArtifactsResponse(_message.Message):
+    __slots__ = ("artifacts", "next_page_token")
+    ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    artifacts: _containers.RepeatedCompositeFieldContainer[Artifact]
+    next_page_token: str
+    def __init__(self, artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Artifact(_message.Message):
+    __slots__ = ("artifact_id", "run_id", "attempt", "step", "kind", "name", "media_type", "size_bytes", "sha256", "created_ms", "poster_id", "state", "is_present", "reason", "cause")
+    ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    POSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    IS_PRESENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    artifact_id: str
+    run_id: str
+    attempt: int
+    step: int
+    kind: str
+    name: str
+    media_type: str
+    size_bytes: int
+    sha256: str
+    created_ms: int
+    poster_id: str
+    state: str
+    is_present: bool
+    reason: str
+    cause: Cause
+    def __init__(self, artifact_id: _Optional[str] = ..., run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., media_type: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., created_ms: _Optional[int] = ..., poster_id: _Optional[str] = ..., state: _Optional[str] = ..., is_present: _Optional[bool] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+
+class ReadArtifactRequest(_message.Message):
+    __slots__ = ("artifact_id", "offset", "length")
+    ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    artifact_id: str
+    offset: int
+    length: int
+    def __init__(self, artifact_id: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class ReadArtifactResponse(_message.Message):
+    __slots__ = ("offset", "data", "is_end")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    is_end: bool
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_end: _Optional[bool] = ...) -> None: ...
 
 class RemoveRunsRequest(_message.Message):
     __slots__ = ("run_ids", "is_dry_run", "is_exact")

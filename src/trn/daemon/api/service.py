@@ -5,8 +5,6 @@ transport converts both by field name, decides who may call, and makes its own s
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import logging
 import secrets
@@ -16,9 +14,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from trn.core.errors import InvalidRequestError, NotFoundError, TrnError, UnavailableError
+from trn.core.errors import NotFoundError, TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.daemon.api.artifact_calls import ArtifactCalls
+from trn.daemon.api.page_tokens import make_page_token, read_page_token
 from trn.daemon.api.run_streams import RunStreams
 from trn.daemon.api.tokens import ApiTokens
 from trn.daemon.intake.intake import Checked, Dispatcher, Intake, Submitted
@@ -103,6 +103,8 @@ class TrainerService:
             streams.stream_events,
             streams.stream_logs,
         )
+        artifacts = ArtifactCalls(registry=registry, home=home)
+        self.list_artifacts, self.read_artifact = artifacts.list_artifacts, artifacts.read_artifact
         self.num_calls = 0
         self._num_calls_seen = 0
 
@@ -144,7 +146,7 @@ class TrainerService:
         page_token: str = "",
         with_config: bool = False,
     ) -> RunPage:
-        before = _read_page_token(page_token)
+        before = read_page_token(page_token)
         known = [RunState(word) for word in states if word in RunState.__members__]
         if states and not known:
             return RunPage()  # no run of ours can be in a state that we do not know
@@ -165,7 +167,10 @@ class TrainerService:
                 break
             runs.append(record)
         is_more = runs and (len(records) == size or len(runs) < len(records))
-        return RunPage(runs=runs, next_page_token=_make_page_token(runs[-1]) if is_more else "")
+        return RunPage(
+            runs=runs,
+            next_page_token=make_page_token(runs[-1].submitted_ms, runs[-1].run_id) if is_more else "",
+        )
 
     async def get_metrics(
         self,
@@ -265,6 +270,12 @@ class TrainerService:
             return self._registry.get(run_id).nonce
         return None
 
+    def run_of_artifact(self, artifact_id: str) -> str | None:
+        """None where there is no such artifact."""
+        with contextlib.suppress(NotFoundError):
+            return self._registry.artifact(artifact_id).run_id
+        return None
+
     def _with_token(self, made: Submitted) -> Submitted:
         if not isinstance(made.run, RunRecord):
             return made
@@ -286,22 +297,3 @@ def as_trn_error(fault: Exception, call: str) -> TrnError:
 
 def _without_config(record: RunRecord) -> RunRecord:
     return msgspec.structs.replace(record, config={})
-
-
-def _make_page_token(last: RunRecord) -> str:
-    return base64.urlsafe_b64encode(f"{last.submitted_ms}/{last.run_id}".encode()).decode().rstrip("=")
-
-
-def _read_page_token(token: str) -> tuple[int, str] | None:
-    if not token:
-        return None
-    try:
-        text = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-        submitted, slash, run_id = text.partition("/")
-        if not slash or not submitted.isascii() or not submitted.isdigit() or len(submitted) > 18:
-            raise ValueError(text)
-    except (binascii.Error, UnicodeError, ValueError) as fault:
-        raise InvalidRequestError(
-            f"page_token is {token[:60]!r}, expected one from an earlier answer: start with an empty one"
-        ) from fault
-    return int(submitted), run_id

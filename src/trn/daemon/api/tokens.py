@@ -112,11 +112,15 @@ class ApiTokens:
 
 
 # What a run's token is good for, and where in the request the run is named.
-_OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "CancelRun"})
+_OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "CancelRun", "ListArtifacts"})
 
 
 def require_allowed(
-    grant: RunGrant | None, method: str, request: Any, nonce_of: Callable[[str], str | None]
+    grant: RunGrant | None,
+    method: str,
+    request: Any,
+    nonce_of: Callable[[str], str | None],
+    run_of_artifact: Callable[[str], str | None] = lambda _artifact_id: None,
 ) -> None:
     """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do everything.
 
@@ -130,6 +134,10 @@ def require_allowed(
         named = [request.run_id]
     elif method == "WatchRuns":
         named = list(request.run_ids)
+    elif method == "ReadArtifact":
+        if run_of_artifact(request.artifact_id) != run_id:
+            raise ForbiddenError(f"this token is for run {run_id} alone, and this artifact is not of it")
+        named = [run_id]
     else:
         raise ForbiddenError(f"a run's token is not good for {method}: use the operator's")
     if named != [run_id]:
@@ -139,4 +147,5 @@ def require_allowed(
         raise ForbiddenError(f"this token is for run {run_id} alone, and its ancestors were asked for")
     if nonce_of(run_id) not in (None, grant.nonce):
         raise ForbiddenError(f"this token is for an earlier run {run_id}, and another has its id by now")
-    request.is_exact = True
+    if method != "ReadArtifact":
+        request.is_exact = True

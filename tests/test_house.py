@@ -187,6 +187,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     "status": ["RUN", "--format", "--json", "--lineage", "--metric", "--no-lineage"],
     "why": ["RUN", "--format", "--json"],
     "compare": ["RUN RUN…", "--format", "--json"],
+    "artifacts": ["RUN", "--format", "--json", "--kind", "--limit", "--out", "--save"],
     "watch": ["[RUN]", "--format", "--json"],
     "logs": ["RUN", "--follow", "--format", "--json", "--tail", "-f"],
     "cancel": ["RUN…", "--format", "--json", "--reason"],

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from test_cli_registry import Terminal, end_everything, new_run, trn
 
+from trn.core.artifacts.files import check_file
+from trn.core.artifacts.records import NamedFile
 from trn.core.causes import failure
 from trn.core.home import Home
 from trn.core.runs import RunState
@@ -31,9 +33,28 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         registry.claim(run_id, []).result()
         registry.launched(run_id, 1, worker="b/77/1", pid=77).result()
         last = {f"val/{EVIL}": 1.0, "train/loss": 1.0}
+        video = NamedFile(
+            artifact_id=f"a-{run_id}",
+            seq=1,
+            attempt=1,
+            step=3,
+            kind="video",
+            path=f"{EVIL}<b>.mp4",
+            created_ms=1,
+        )
         registry.follow(
-            run_id, 1, offset=9, last_seq=9, step=3, heartbeat_ms=1, metrics=last, end_step=9
+            run_id,
+            1,
+            offset=9,
+            last_seq=9,
+            step=3,
+            heartbeat_ms=1,
+            metrics=last,
+            end_step=9,
+            named_files=[video],
         ).result()
+        checked = check_file(home, registry.artifact(video.artifact_id), "", may_be_gone=False)
+        registry.settle_artifacts(run_id, [checked]).result()
         points = [(seq, 1, f"val/{EVIL}", seq, 1.0 / seq, 1000 + seq) for seq in range(1, 4)]
         metrics.add(run_id, offset=9, last_seq=3, points=points).result()
         cause = f"RuntimeError: {EVIL}"
@@ -60,6 +81,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         ("why", "bad-1"),
         ("wait", "bad-1"),
         ("compare", "bad-1", "bad-2"),
+        ("artifacts", "bad-1"),
+        ("artifacts", "bad-1", "--json"),
+        ("artifacts", "bad-1", "--save", EVIL, "x"),
         ("logs", "bad-1"),
         ("logs", "bad-1", "--json"),
         ("status", "bad-1", "--json"),

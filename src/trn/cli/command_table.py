@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("status", "Show everything about one run."),
     "why": ("why", "Explain why a run waits, runs or ended."),
     "compare": ("compare", "Show what differs between runs."),
+    "artifacts": ("artifacts", "List and save the files of a run."),
     "watch": ("watch", "Follow a run, or all of them."),
     "logs": ("logs", "Print the output of a run's worker."),
     "cancel": ("cancel", "Stop a run."),

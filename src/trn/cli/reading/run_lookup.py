@@ -13,6 +13,7 @@ from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
 from gen_worker.contract.process_identity import ProcessIdentity, boot_id
 from trn.cli.reading.explanation import Checkpoint, Surroundings
 from trn.cli.reading.registry_view import older_release, open_read_only, unreadable
+from trn.core.artifacts.records import ArtifactRecord
 from trn.core.errors import NotFoundError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
@@ -20,6 +21,9 @@ from trn.registry.connection import is_older
 from trn.registry.families import FIRST
 from trn.registry.metrics import Extremes, MetricReader, Series, line_of_descent
 from trn.registry.reader import RegistryReader
+
+PAGE = 1000
+MAX_REFUSED = 5  # shown with a run
 
 
 class FoundRun(NamedTuple):
@@ -38,6 +42,13 @@ class FoundRun(NamedTuple):
         run = self.run
         is_older = run.member == 1 and self.newest not in ("", run.run_id)
         return msgspec.structs.replace(run, run_id=f"{run.run_id}{FIRST}") if is_older else run
+
+
+class ShownArtifacts(NamedTuple):
+    """The newest video and sample that are present, and files that were refused, the newest first."""
+
+    newest: list[ArtifactRecord]
+    refused: list[ArtifactRecord]
 
 
 class _Reader(RegistryReader):
@@ -99,6 +110,26 @@ def find_run(home: Home, run_id: str, *, is_exact: bool = False) -> FoundRun:
         run = reader.find(run_id, is_exact=is_exact)
         newest = reader.find(run.family).run_id
         return FoundRun(run, reader.attempts(run.run_id), reader.lineage(run), newest)
+
+
+def find_artifacts(home: Home, run_id: str, *, kind: str = "", state: str = "") -> list[ArtifactRecord]:
+    """All of them, the newest first."""
+    found: list[ArtifactRecord] = []
+    before: tuple[int, str] | None = None
+    with _reading(home) as reader:
+        while page := reader.artifacts(run_id, kind=kind, state=state, before=before, limit=PAGE):
+            found += page
+            before = page[-1].seq, page[-1].artifact_id
+    return found
+
+
+def find_shown_artifacts(home: Home, run: RunRecord) -> ShownArtifacts:
+    """What a look at the run shows of them."""
+    with _reading(home) as reader:
+        named = (run.newest_video, run.newest_sample)
+        newest = [reader.artifact(artifact_id) for artifact_id in named if artifact_id]
+        refused = reader.artifacts(run.run_id, state="refused", limit=MAX_REFUSED)
+    return ShownArtifacts(newest, refused if run.num_refused_artifacts else [])
 
 
 def require_known(home: Home, run_ids: Sequence[str]) -> None:

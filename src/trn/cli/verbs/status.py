@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trn.cli.reading.explanation import Checkpoint, Explanation
-    from trn.cli.reading.run_lookup import FoundMetrics, FoundRun
+    from trn.cli.reading.run_lookup import FoundMetrics, FoundRun, ShownArtifacts
+    from trn.core.artifacts.records import ArtifactRecord
     from trn.core.home import LogFolder
     from trn.core.runs import AttemptRecord, RunRecord
     from trn.registry.metrics import Series
@@ -59,7 +60,7 @@ def command(
 ) -> None:
     """Show a run: its state and why, its attempts, its metrics, its files; also while no daemon runs."""
     from trn.cli.reading.explanation import explain
-    from trn.cli.reading.run_lookup import find_metrics, find_run, look_around
+    from trn.cli.reading.run_lookup import find_metrics, find_run, find_shown_artifacts, look_around
     from trn.client.daemon_start import find_daemon
 
     output = Output(is_json=is_json)
@@ -71,6 +72,7 @@ def command(
         found.as_typed, found.attempts, at_ms=at_ms, is_daemon_up=daemon is not None, around=around
     )
     metrics = find_metrics(home, found, max_points=MAX_POINTS)
+    artifacts = find_shown_artifacts(home, found.run)
     if is_lineage is False:
         metrics, found = metrics._replace(curves=metrics.series), found._replace(lineage=found.lineage[-1:])
     if metric is not None and metric not in metrics.curves:
@@ -80,7 +82,8 @@ def command(
         )
     if output.is_json:
         curves = {"curves": _curves(metrics)} if is_lineage else {}
-        output.record({**_record(home, found, told, metrics, around.checkpoint), **curves})
+        refused = {"refused_artifacts": [_refusal(artifact) for artifact in artifacts.refused]}
+        output.record({**_record(home, found, told, metrics, around.checkpoint), **refused, **curves})
         return
     width = output.size[0]
     for line in [
@@ -89,7 +92,8 @@ def command(
         *_attempts(output, found, around.worker_gone, at_ms),
         *_metrics(output, found.run, metrics),
         *_chart(output, found, metrics.curves, metric),
-        *_files(output, home, found, around.checkpoint),
+        *_files(output, home, found, around.checkpoint, artifacts),
+        *_warnings(output, found, artifacts),
     ]:
         output.show(line)
 
@@ -293,7 +297,14 @@ def _as_it_is(path: "Path") -> "Path | None":
     return path if path.exists() else packed if packed.exists() else None
 
 
-def _files(output: Output, home: Home, found: "FoundRun", checkpoint: "Checkpoint | None") -> list[str]:
+def _files(
+    output: Output,
+    home: Home,
+    found: "FoundRun",
+    checkpoint: "Checkpoint | None",
+    artifacts: "ShownArtifacts",
+) -> list[str]:
+    from gen_worker.contract.sizes import show_bytes
     from trn.cli.reading.explanation import how_to_resume, where_it_resumes
 
     run, folder = found.as_typed, home.run(found.run.run_id)
@@ -304,9 +315,35 @@ def _files(output: Output, home: Home, found: "FoundRun", checkpoint: "Checkpoin
         facts.append((label, f"{paths[-1]}{before}"))
     if checkpoint is not None:
         facts.append(("saved", f"step {checkpoint.step} in {checkpoint.path}"))
+    for artifact in artifacts.newest:
+        size = show_bytes(artifact.size_bytes)
+        facts.append((artifact.kind, f"step {artifact.step}: {plain(shorten(artifact.name, 60))} ({size})"))
     is_worth_it = run.attempt and (checkpoint is not None or run.state != "COMPLETED")
     if run.state.is_terminal and is_worth_it and (how := how_to_resume(run)):
         facts.append(("resume", f"`{how}` {where_it_resumes(run, checkpoint)}"))
     for label, words in facts:
         lines += wrap(f"  {label:<{LABEL_WIDTH}}  {words}", output.size[0], indent=LABEL_WIDTH + 4)
     return lines
+
+
+def _warnings(output: Output, found: "FoundRun", artifacts: "ShownArtifacts") -> list[str]:
+    """Files of the run that were refused."""
+    number = found.run.num_refused_artifacts
+    if not number:
+        return []
+    lines = ["", output.paint("warnings", "yellow", is_bold=True)]
+    for artifact in artifacts.refused:
+        words = f"{artifact.kind} {shorten(artifact.name, 60)} was refused as an artifact: {artifact.reason}"
+        lines += wrap(f"  {plain(words)}", output.size[0], indent=4)
+    if number > len(artifacts.refused):
+        lines.append(
+            f"  … and {number - len(artifacts.refused)} more: `trn artifacts {found.as_typed.run_id}`"
+        )
+    return lines
+
+
+def _refusal(artifact: "ArtifactRecord") -> dict[str, Any]:
+    import msgspec
+
+    shown = {name: getattr(artifact, name) for name in ("artifact_id", "kind", "step", "name", "reason")}
+    return {**shown, "cause": msgspec.to_builtins(artifact.cause)}

@@ -18,10 +18,12 @@ import redis
 from harness import Prepare, Round, Sample, serve
 from trn.core.bus_url import read_bus_url
 from trn.core.home import Home
+from trn.core.runs import LOCAL_POOL
 from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.redis_streams import MAX_LENGTH, RedisBus
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import NewRun
 from trn.registry.sqlite import RunRegistry
 
@@ -85,7 +87,9 @@ def outbox(options: Mapping[str, Any]) -> Round:
     server = Server(home.root / "redis")
     registry = RunRegistry(home.registry)
     bus = RedisBus(read_bus_url(f"unix://{server.socket}"), reader="bench")
-    publisher = BusPublisher(outbox=Outbox(registry, LocalFiles(home), "bus"), bus=bus, shown="the bench's")
+    publisher = BusPublisher(
+        outbox=Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "bus"), bus=bus, shown="the bench's"
+    )
     run_ids = [f"run-{number}" for number in range(options["num_runs"])]
     num_each = options["num_events"] // len(run_ids)
     for run_id in run_ids:

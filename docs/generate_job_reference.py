@@ -130,7 +130,7 @@ MEANINGS = {
     "resources.processes": "Processes on each machine: see [many processes](distributed.md).",
     "resources.nodes": "Machines. Above 1 it is refused unless torchrun started the worker on each: see "
     "[several machines](distributed.md#several-machines).",
-    "resources.pool": "Where the run starts. There is only `local`, the daemon's machine; any other name is refused.",
+    "resources.pool": "Where the run starts: `local`, the daemon's machine, or a [pool](daemon.md#pools) of its settings.",
     "retry": "When to try again: see [retries](daemon.md#retries).",
     "retry.on_error": "Try again also after an exception of the trainer class.",
     "retry.max_attempts": "Attempts in a row without progress before the run fails. 0: never try again.",

@@ -52,6 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.registry",
         "trn.client",
         "trn.cli",
+        "trn.executors.local.liveness",  # whether a worker lives, while no daemon can be asked
         *SHARED,
     ),
     "trn.gateway": (
@@ -283,7 +284,7 @@ def test_a_module_imports_only_what_its_room_may(name: str) -> None:
         # Another transport of the API needs an adapter beside this one, and nothing else.
         ("trn.proto.trainer_pb2", {"trn.daemon.api.server"}),
         # What identifies a worker, and where its files are, is known to its executor alone.
-        ("trn.executors.local", {"trn.daemon.app"}),
+        ("trn.executors.local", set()),
         # All others program against the Protocol.
         ("trn.registry.sqlite", {"trn.daemon.app"}),
     ],
@@ -295,6 +296,43 @@ def test_a_seam_of_the_daemon_has_one_user(seam: str, users: set[str]) -> None:
         if is_below(name, "trn.daemon") and any(is_below(other, seam) for other in imported(path))
     }
     assert found == users
+
+
+# Who knows processes, besides the executors: it is about this machine or about trn's own processes, not about workers.
+KNOWS_PROCESSES = {
+    "trn.cli.verbs.daemon": "waits for the end of the daemon",
+    "trn.client.daemon_start": "whether a daemon lives that does not answer",
+    "trn.core.snapshots": "whether a client that was adding files still lives",
+    "trn.daemon.machine.doctor_reports": "a report is of this boot of the machine",
+    "trn.daemon.machine.process_limits": "the daemon's own control group",
+}
+
+
+def test_nothing_outside_the_executors_knows_processes_of_workers() -> None:
+    """A worker is known by its executor's reference: pids, boot ids and /proc are that executor's alone."""
+    found = {
+        name
+        for name, path in MODULES.items()
+        if is_below(name, "trn")
+        and not is_below(name, "trn.executors")
+        and not is_below(name, "trn.gateway")  # keeps its own process as the daemon does
+        and (
+            any(is_below(other, "gen_worker.contract.process_identity") for other in imported(path))
+            or "/proc" in path.read_text(encoding="utf-8")
+        )
+    }
+    assert found == set(KNOWS_PROCESSES)
+
+
+def test_a_registry_is_received_or_opened_by_one_function() -> None:
+    found = {
+        name
+        for name, path in MODULES.items()
+        if not is_below(name, "trn.registry")
+        and not is_below(name, "trn.gateway")  # a process of its own, as a command is
+        and "trn.registry.reader" in imported(path)
+    }
+    assert found == {"trn.cli.reading.run_lookup"}
 
 
 def test_no_room_has_too_many_modules() -> None:

@@ -6,9 +6,9 @@
 import functools
 import sys
 
-from trn.daemon import app
 from trn.daemon.__main__ import main
+from trn.executors.local import executor
 
 if __name__ == "__main__":
-    app.LocalExecutor = functools.partial(app.LocalExecutor, is_bare=True)  # type: ignore[misc, assignment]
+    executor.LocalExecutor = functools.partial(executor.LocalExecutor, is_bare=True)  # type: ignore[misc, assignment]
     sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from trn.core.home import Home
-from trn.core.runs import RunRecord, RunState
+from trn.core.runs import LOCAL_POOL, RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, Settings
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.api.secret_values import SecretValues
@@ -26,6 +26,7 @@ from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.base import AttemptKey
 from trn.executors.fake import FakeExecutor
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 
@@ -63,6 +64,7 @@ class World:
 
     home: Home
     executor: FakeExecutor = field(default_factory=FakeExecutor)
+    others: dict[str, FakeExecutor] = field(default_factory=dict)  # of pools besides `local`
     num_gpus: int = 2
     is_detected: bool = False  # the GPUs: then the readiness is asked about them
     readiness: FakeReadiness = field(default_factory=FakeReadiness)
@@ -107,7 +109,8 @@ class World:
             secret_env=secret_env or {},
             submission_id=f"{run_id}-{secrets.token_hex(4)}",
         )
-        new = read_submission(asked, inventory=self.devices.inventory, max_config_bytes=1 << 20)
+        pools = [LOCAL_POOL, *self.others]
+        new = read_submission(asked, inventory=self.devices.inventory, pools=pools, max_config_bytes=1 << 20)
         new = msgspec.structs.replace(new, digest=f"sha256:{run_id}")  # no two of them are equal
         self.secrets.keep(new.submission_id, asked.secret_env)
         record, existed = self.registry.submit(new).result()
@@ -142,15 +145,16 @@ class World:
             registry=self.registry,
             metrics=self.metrics,
             broadcaster=broadcaster,
-            files=LocalFiles(self.home),
+            files=Pools({LOCAL_POOL: LocalFiles(self.home), **self.others}),
             home=self.home,
             sweep_s=0.05,
         )
-        self.unknown = UnknownWorkers(registry=self.registry, executor=self.executor, home=self.home)
+        pools = self.pools = Pools({LOCAL_POOL: self.executor, **self.others})
+        self.unknown = UnknownWorkers(registry=self.registry, pools=pools, home=self.home)
         await self.unknown.look()
         self.dispatcher = TrainerDispatcher(
             registry=self.registry,
-            executor=self.executor,
+            pools=pools,
             ingest=ingest,
             devices=self.devices,
             home=self.home,
@@ -194,8 +198,9 @@ class World:
         assert [slot for slot in self.registry.slots() if slot["run_id"] is not None] == []
         assert self.registry.held() == (0, 0)
         assert self.registry.live() == []
-        assert self.executor.violations == []
-        assert self.executor.live() == []
+        for executor in (self.executor, *self.others.values()):
+            assert executor.violations == []
+            assert executor.live() == []
 
 
 def in_world(tmp_path: Path, story: Callable[[World], Any], **fields: Any) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from trn.core.causes import failure
 from trn.core.digest import run_digest
 from trn.core.home import Home
-from trn.core.runs import RunState
+from trn.core.runs import LOCAL_POOL, RunState
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.ingest.ingest import Ingest
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
@@ -78,7 +79,7 @@ class Stores:
             registry=self.registry,
             metrics=self.metrics,
             broadcaster=broadcaster,
-            files=LocalFiles(self.home),
+            files=Pools({LOCAL_POOL: LocalFiles(self.home)}),
             home=self.home,
             sweep_s=sweep_s,
         )

@@ -16,7 +16,7 @@ import msgspec
 
 from trn.core.causes import QUEUED, Cause
 from trn.core.home import Home
-from trn.core.runs import RunRecord, RunState
+from trn.core.runs import LOCAL_POOL, RunRecord, RunState
 from trn.core.settings import DeviceSetting, InventorySettings, ListenSettings, Settings
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.api.run_streams import RunStreams
@@ -34,6 +34,7 @@ from trn.daemon.upkeep.removal import Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.executors.fake import FakeExecutor
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
@@ -66,7 +67,7 @@ class Dispatcher:
     def cancel_wanted(self, run_id: str) -> None:
         self.cancels.append(run_id)
 
-    def worker_environ(self) -> Mapping[str, str]:
+    def worker_environ(self, _pool: str) -> Mapping[str, str]:
         return self.environ
 
     def plan(self, new: NewRun) -> WorkerFiles:
@@ -135,7 +136,7 @@ class Host:
             registry=self.registry,
             metrics=self.metrics,
             broadcaster=self.broadcaster,
-            files=LocalFiles(home),
+            files=Pools({LOCAL_POOL: LocalFiles(home)}),
             home=home,
         )
         devices = Devices(self.settings.inventory)
@@ -145,7 +146,7 @@ class Host:
             judge=RunJudge(
                 registry=self.registry,
                 dispatcher=self.dispatcher,
-                imports=ImportChecks(self.executor, home),
+                imports=ImportChecks(Pools({LOCAL_POOL: self.executor}), home),
                 devices=devices,
                 home=home,
                 settings=self.settings,
@@ -162,10 +163,13 @@ class Host:
             metrics=self.metrics,
             intake=intake,
             streams=RunStreams(
-                registry=self.registry, broadcaster=self.broadcaster, files=LocalFiles(home), home=home
+                registry=self.registry,
+                broadcaster=self.broadcaster,
+                files=Pools({LOCAL_POOL: LocalFiles(home)}),
+                home=home,
             ),
             dispatcher=self.dispatcher,
-            executor=Launcher(),
+            launcher=Launcher(),
             removal=Removal(
                 registry=self.registry, metrics=self.metrics, home=home, cache_dir=home.root / "cache"
             ),

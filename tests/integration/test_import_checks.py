@@ -21,12 +21,14 @@ from gen_worker.contract.process_identity import ProcessIdentity, boot_id, read_
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.sections import read_runner_config
 from trn.core.home import Home
+from trn.core.runs import LOCAL_POOL
 from trn.core.snapshots import SnapshotStore
 from trn.daemon.intake.import_checks import ImportChecks
 from trn.executors.base import ImportCheck
 from trn.executors.fake import FakeExecutor
 from trn.executors.local.executor import LocalExecutor
 from trn.executors.local.worker_process import worker_of
+from trn.executors.pools import Pools
 
 TRAINER = """
 class Mine:
@@ -366,16 +368,18 @@ def test_frozen_code_is_tried_as_it_was_frozen_and_named_by_its_place_in_it(
     run = LaunchedRun(shared, "frozen", trainer="mine:Mine")
 
     async def claims(executor: LocalExecutor) -> None:
-        checks = ImportChecks(executor, shared)
+        checks = ImportChecks(Pools({LOCAL_POOL: executor}), shared)
         plan = run.plan(code=tmp_path, cwd=str(tmp_path))
-        (fault,), _ = await checks.find_faults(plan, run.job, snapshot=digest)
+        (fault,), _ = await checks.find_faults(plan, run.job, pool=LOCAL_POOL, snapshot=digest)
         assert (
             fault
             == "trainer: mine.py:1: importing 'mine' raised ModuleNotFoundError: No module named 'nowhere'"
         )
         assert (fault.path, fault.kind) == ("trainer", "code")
-        assert await checks.find_faults(plan, run.job, snapshot="") == ([], [])
-        (fault,), _ = await checks.find_faults(plan, {**run.job, "trainer": "mien:Mine"}, snapshot=digest)
+        assert await checks.find_faults(plan, run.job, pool=LOCAL_POOL, snapshot="") == ([], [])
+        (fault,), _ = await checks.find_faults(
+            plan, {**run.job, "trainer": "mien:Mine"}, pool=LOCAL_POOL, snapshot=digest
+        )
         assert fault.startswith("trainer: module 'mien' is not found")
         assert "did you mean 'mine'?; searched: the code of this run, " in fault
         assert "\n" not in fault
@@ -392,10 +396,10 @@ def test_what_cannot_be_found_out_is_a_warning_and_what_a_killed_daemon_left_is_
     (home.trials / "of-a-dead-one").mkdir(parents=True)
     run = LaunchedRun(home, "run")
     executor = FakeExecutor(try_=lambda _plan, _config: ImportCheck(problem="no launcher"))
-    checks = ImportChecks(executor, home)
+    checks = ImportChecks(Pools({LOCAL_POOL: executor}), home)
     checks.prepare()
     assert not home.trials.exists()
-    assert asyncio.run(checks.find_faults(run.plan(), run.job, snapshot="")) == (
+    assert asyncio.run(checks.find_faults(run.plan(), run.job, pool=LOCAL_POOL, snapshot="")) == (
         [],
         ["the code was not checked: no launcher"],
     )

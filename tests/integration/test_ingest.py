@@ -20,10 +20,12 @@ from ingest_stores import DEADLINE_S, Stores, append, line
 from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.reporting import TrainingReporter
 from trn.core.errors import UnavailableError
+from trn.core.runs import LOCAL_POOL
 from trn.daemon.api.broadcaster import FellBehind, RunEventBroadcaster
 from trn.daemon.ingest.event_file import replay
 from trn.daemon.ingest.ingest import Ingest
 from trn.executors.local.files import LocalFile, LocalFiles
+from trn.executors.pools import Pools
 
 
 @pytest.fixture
@@ -486,7 +488,7 @@ def test_a_watcher_too_slow_for_the_stream_has_all_of_it_after_its_replays(store
             registry=stores.registry,
             metrics=stores.metrics,
             broadcaster=broadcaster,
-            files=LocalFiles(stores.home),
+            files=Pools({LOCAL_POOL: LocalFiles(stores.home)}),
             home=stores.home,
         )
         task = asyncio.create_task(ingest.run())
@@ -534,7 +536,7 @@ def test_the_clock_of_growth_is_the_one_that_was_given(stores: Stores) -> None:
         registry=stores.registry,
         metrics=stores.metrics,
         broadcaster=RunEventBroadcaster(stores.registry),
-        files=LocalFiles(stores.home),
+        files=Pools({LOCAL_POOL: LocalFiles(stores.home)}),
         home=stores.home,
         clock=clock,
     )

@@ -13,10 +13,11 @@ import pytest
 from trn.core.causes import Cause
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.core.runs import RunState
+from trn.core.runs import LOCAL_POOL, RunState
 from trn.daemon.api.broadcaster import RunEventBroadcaster
 from trn.daemon.ingest.ingest import Ingest
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore, Place, find_behind
 from trn.registry.sqlite import RunRegistry
@@ -46,7 +47,7 @@ async def ingesting(
         registry=registry,
         metrics=metrics,
         broadcaster=RunEventBroadcaster(registry),
-        files=LocalFiles(home),
+        files=Pools({LOCAL_POOL: LocalFiles(home)}),
         home=home,
         sweep_s=0.02,
         store_again_s=store_again_s,

@@ -236,7 +236,7 @@ def test_what_a_daemon_did_not_get_to_write_of_its_runs_the_next_one_completes_a
         reports = reports_with(tmp_path, Finding(check="torch"), error="a stand-in")
         environments = EnvironmentReports(world.devices.inventory, doctor=reports)
         environments._own = {paths["own"]}  # it is being written here
-        await environments.complete(world.home, python=OURS, after_s=0)
+        await environments.complete(world.home, world.registry.reader, python=OURS, after_s=0)
         environments._writer.shutdown(wait=True)
         kept = {name: json.loads(path.read_text()) for name, path in paths.items()}
         assert kept["without"] == {"run_id": "without", "doctor": {"error": "a stand-in"}, "is_late": True}

@@ -12,11 +12,13 @@ from redis_server import RedisServer, needs_redis
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
+from trn.core.runs import LOCAL_POOL
 from trn.daemon.outlets.bus_publisher import BusPublisher
 from trn.daemon.outlets.event_bus import BusUnavailableError, EventMessage
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.redis_streams import RedisBus, RedisCommands
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import NewRun
 from trn.registry.sqlite import RunRegistry
 
@@ -40,7 +42,7 @@ class World:
         self.home.make()
         self.registry = RunRegistry(self.home.registry)
         self.bus = RedisBus(read_bus_url(url), reader="me")
-        outbox = Outbox(self.registry, LocalFiles(self.home), "bus")
+        outbox = Outbox(self.registry, Pools({LOCAL_POOL: LocalFiles(self.home)}), "bus")
         self.publisher = BusPublisher(outbox=outbox, bus=self.bus, shown=url)
 
     def close(self) -> None:

@@ -15,10 +15,11 @@ import msgspec
 from gen_worker.contract import failpoints
 from trn.core.causes import Cause
 from trn.core.home import Home
-from trn.core.runs import RunState
+from trn.core.runs import LOCAL_POOL, RunState
 from trn.core.settings import Settings
 from trn.daemon.outlets.log_copier import LogCopier
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import Ending, NewRun
 from trn.registry.sqlite import RunRegistry
 
@@ -56,7 +57,7 @@ class LoggedRuns:
     def copier(self) -> Iterator[LogCopier]:
         copier = LogCopier(
             registry=self.registry,
-            files=LocalFiles(self.home),
+            files=Pools({LOCAL_POOL: LocalFiles(self.home)}),
             home=self.home,
             settings=self.settings,
             clock_ms=lambda: self.now_ms,

@@ -47,6 +47,7 @@ def test_every_cause_has_words_of_its_own(cause_id: str) -> None:
         "python": "/p",
         "detail": "d",
         "message": "m",
+        "pool": "lab",
     }
     more = {"path": "/d", "free": "1 MB", "min_free": "2 MB"}
     words = say_cause(Cause(id=cause_id, waits_for=("gpu",), values={**values, **more}))

@@ -19,6 +19,7 @@ from test_outbox import begin, end, write
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import InfeasibleError, InvalidRequestError, UnavailableError
 from trn.core.home import Home
+from trn.core.runs import LOCAL_POOL
 from trn.daemon.intake.submission import Submission
 from trn.daemon.outlets import bus_publisher
 from trn.daemon.outlets.bus_commands import BusCommands
@@ -34,6 +35,7 @@ from trn.daemon.outlets.event_bus import (
 )
 from trn.daemon.outlets.outbox import Outbox
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.sqlite import RunRegistry
 
 DEADLINE_S = 30
@@ -50,7 +52,7 @@ class World:
         self.publisher = self.make_publisher()
 
     def make_publisher(self) -> BusPublisher:
-        self.outbox = Outbox(self.registry, LocalFiles(self.home), "bus")
+        self.outbox = Outbox(self.registry, Pools({LOCAL_POOL: LocalFiles(self.home)}), "bus")
         # Time stands still: the first publication is committed, and others where a test says so.
         return BusPublisher(outbox=self.outbox, bus=self.bus, shown="memory://here", clock=lambda: 100.0)
 

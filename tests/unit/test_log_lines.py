@@ -6,11 +6,11 @@ import pytest
 
 from trn.daemon.outlets.log_lines import (
     MAX_MESSAGE_BYTES,
-    AttemptStart,
     OutputLine,
     encode_lines,
     split_output,
 )
+from trn.executors.base import AttemptStart
 
 LONG = MAX_MESSAGE_BYTES
 

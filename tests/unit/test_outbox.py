@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from trn.core.causes import Cause
 from trn.core.home import Home
-from trn.core.runs import RunRecord, RunState
+from trn.core.runs import LOCAL_POOL, RunRecord, RunState
 from trn.daemon.outlets.outbox import Backlog, Outbox, Place
 from trn.executors.local.files import LocalFiles
+from trn.executors.pools import Pools
 from trn.registry.base import Ending, NewRun
 from trn.registry.connection import check_integrity
 from trn.registry.sqlite import PLACE_EVERY_BYTES, RunRegistry
@@ -39,7 +40,7 @@ def registry(home: Home) -> Iterator[RunRegistry]:
 
 @pytest.fixture
 def outbox(registry: RunRegistry, home: Home) -> Iterator[Outbox]:
-    outbox = Outbox(registry, LocalFiles(home), "bus")
+    outbox = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "bus")
     yield outbox
     outbox.close()
 
@@ -119,13 +120,13 @@ def test_what_was_not_confirmed_is_told_again_by_the_next_daemon(
     run = write(registry, home, "r", range(4, 6))
     assert seqs_told(outbox, run) == [4, 5]  # and then this daemon dies
     outbox.close()
-    after = Outbox(registry, LocalFiles(home), "bus")
+    after = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "bus")
     assert tell_all(after) == {"r": [4, 5]}
     after.close()
 
 
 def test_consumers_do_not_know_of_each_other(registry: RunRegistry, home: Home, outbox: Outbox) -> None:
-    other = Outbox(registry, LocalFiles(home), "log")
+    other = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "log")
     begin(registry, "r")
     write(registry, home, "r", range(1, 3))
     assert tell_all(outbox) == {"r": [1, 2]}
@@ -140,7 +141,7 @@ def test_a_new_consumer_is_told_of_live_runs_from_their_first_event_and_of_ended
         begin(registry, run_id)
         write(registry, home, run_id, range(1, 4))
     end(registry, "ended")
-    outbox = Outbox(registry, LocalFiles(home), "new")
+    outbox = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "new")
     assert outbox.changed_runs() == []
     write(registry, home, "live", range(4, 5))
     end(registry, "live")
@@ -219,7 +220,7 @@ def test_in_order_and_without_gaps_whatever_is_repeated(
     shared_home: Home, shared_registry: RunRegistry, parts: list[tuple[int, bool, bool]]
 ) -> None:
     home, registry = shared_home, shared_registry
-    outbox = Outbox(registry, LocalFiles(home), "bus")
+    outbox = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "bus")
     run_id = f"r{uuid.uuid4().hex}"  # of this example
     begin(registry, run_id)
     last, seen = 0, 0
@@ -237,7 +238,7 @@ def test_in_order_and_without_gaps_whatever_is_repeated(
             outbox.commit().result()
         if is_restarted:
             outbox.close()
-            outbox = Outbox(registry, LocalFiles(home), "bus")
+            outbox = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "bus")
     outbox.close()
 
 
@@ -269,7 +270,7 @@ def test_a_registry_of_the_first_schema_is_migrated_with_all_its_runs(home: Home
     assert [attempt.launched_ms for attempt in registry.attempts("r1")] == [7]
     assert [run.change for run in registry.changed(0)] == [1, 2, 3]
     begin(registry, "new")
-    outbox = Outbox(registry, LocalFiles(home), "bus")
+    outbox = Outbox(registry, Pools({LOCAL_POOL: LocalFiles(home)}), "bus")
     write(registry, home, "new", range(1, 3))
     assert tell_all(outbox) == {"new": [1, 2]}
     outbox.close()

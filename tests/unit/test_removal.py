@@ -14,6 +14,7 @@ from trn.core.errors import ConflictError
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.daemon.upkeep.removal import Freed, PruneRule, Removal
+from trn.executors.base import Worker
 from trn.registry.base import Ending, NewRun
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
@@ -235,7 +236,7 @@ def test_a_folder_that_another_submission_left_is_moved_aside_and_not_deleted(wo
 
 def test_a_run_stays_while_a_worker_that_nobody_knows_works_in_its_folder(world: World) -> None:
     world.add("a")
-    world.removal.process_in = {"a": 4711}.get
+    world.removal.worker_in = {"a": Worker(ref="w", pid=4711)}.get
     with pytest.raises(ConflictError, match="process 4711, which is not in the registry"):
         world.remove("a")
     assert world.folders() == world.ids() == ["a"]

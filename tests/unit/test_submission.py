@@ -137,6 +137,50 @@ def test_a_job_that_names_another_pool_than_local_is_refused() -> None:
     submit({"trainer": "a:B", "mock_batches": [1], "resources": {"pool": "local"}})
 
 
+def submit_to(pool: str, **resources: Any) -> NewRun:
+    config = {"trainer": "a:B", "mock_batches": [1], "resources": {"pool": pool, **resources}}
+    asked = Submission(config_json=json.dumps(config).encode())
+    return read_submission(asked, inventory=machine(), pools=["lab", "local"], max_config_bytes=1 << 20)
+
+
+def test_what_a_run_asks_of_another_pool_is_not_measured_by_this_machine() -> None:
+    assert submit_to("lab", gpus=64, cpus=999, memory_mb=1 << 30).needs == Needs(
+        gpus=64, cpus=999, memory_mb=1 << 30, pool="lab"
+    )
+    assert submit_to("lab").needs == Needs(pool="lab"), "not the GPUs that this machine has"
+    assert submit_to("lab", devices=["cpu"]).needs == Needs(pool="lab")
+    assert submit_to("local").needs.gpus > 0
+
+
+@pytest.mark.parametrize(
+    ("pool", "resources", "words"),
+    [
+        (
+            "lba",
+            {},
+            "resources.pool: found 'lba', but the pools of this daemon are lab, local: name one of those",
+        ),
+        (
+            "lab",
+            {"devices": ["cuda:0"]},
+            "resources.devices: names devices of the daemon's machine, but the run is",
+        ),
+        (
+            "lab",
+            {"nodes": 2},
+            "resources.nodes: found 2, but this daemon starts the workers of a run on one machine",
+        ),
+        ("lab", {"gpus": 2, "processes": 4}, "4 processes need a GPU each and get 2"),
+    ],
+)
+def test_what_another_pool_cannot_be_asked_for_is_refused(
+    pool: str, resources: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        submit_to(pool, **resources)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

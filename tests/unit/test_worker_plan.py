@@ -19,6 +19,7 @@ from trn.daemon.dispatch.worker_plan import (
     encode_files,
     render_plan,
     with_devices,
+    without_gpus,
     write_attempt_files,
 )
 
@@ -164,6 +165,24 @@ def test_devices_that_only_the_settings_know_are_not_forced_on_a_worker() -> Non
     job = with_devices({**CONFIG, "resources": {"gpus": 1}}, ("cuda:0",), is_detected=False)
     assert job["resources"] == {}
     assert with_devices(CONFIG, (), is_detected=False)["resources"] == {"devices": ["cpu"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        ({"gpus": 4}, {}),
+        ({"gpus": 0}, {"devices": ["cpu"]}),
+        ({"devices": ["cpu"]}, {"devices": ["cpu"]}),
+        ({}, {}),
+    ],
+)
+def test_a_worker_in_another_pool_takes_the_gpus_that_it_is_given_there(
+    asked: dict[str, Any], seen: dict[str, Any]
+) -> None:
+    assert without_gpus({**CONFIG, "resources": {**asked, "pool": "lab"}}) == {
+        **CONFIG,
+        "resources": {**seen, "pool": "lab"},
+    }
 
 
 def test_the_written_files_are_what_a_worker_reads(folder: RunFolder) -> None:

@@ -255,6 +255,8 @@ def _say_waiting(cause: Cause) -> str:
                 f" ({values.get('free')} free, {values.get('min_free')} needed)"
             )
         case "waits-for-process":
+            if worker := values.get("worker"):
+                return f"waits for the unknown worker {worker} in its folder"
             pid = values.get("pid")
             return f"waits for process {pid}, an unknown worker in its folder (`kill {pid}` ends it)"
         case "waits-for-doctor":
@@ -264,6 +266,11 @@ def _say_waiting(cause: Cause) -> str:
             return f"cannot use a GPU yet: {values.get('message')}{remedy}"
         case "devices-missing":
             return f"devices are missing or set aside: {values.get('detail')}"
+        case "pool-missing":
+            pool = values.get("pool")
+            return (
+                f"the pool {pool!r} is not in settings.toml: add [pools.{pool}] again, and restart the daemon"
+            )
         case _:
             lacks = f"waits for {_say_lacks(cause)}"
             kept_for = values.get("kept_for")

@@ -98,6 +98,7 @@ WAITS = frozenset(
         "waits-for-doctor",
         "gpu-not-usable",
         "devices-missing",
+        "pool-missing",
     }
 )
 STAGES = frozenset({"launching", "running", "cancelling", "completed", "cancelled"})

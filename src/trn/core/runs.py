@@ -63,13 +63,22 @@ def require_transition(run_id: str, old: RunState, new: RunState) -> None:
         raise ConflictError(f"run {run_id} is {old} and cannot become {new}; from there it goes to {ways}")
 
 
+LOCAL_POOL = "local"  # the daemon's own machine
+
+
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run holds while it runs."""
+    """What a run holds while it runs, and where. What it needs in another pool is placed by that pool's executor."""
 
     devices: tuple[str, ...] = ()  # by name
     gpus: int = 0  # any so many
     cpus: int = 1
     memory_mb: int = 0
+    pool: str = LOCAL_POOL
+
+    @property
+    def is_local(self) -> bool:
+        """It holds devices, CPUs and memory of the daemon's own machine."""
+        return self.pool == LOCAL_POOL
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):

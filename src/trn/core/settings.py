@@ -1,13 +1,17 @@
 """What an operator may set: `settings.toml` in the home. Everything has a default that suits one machine."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from trn.core.errors import SettingsError
+from trn.core.runs import LOCAL_POOL
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+EXECUTOR = "executor"  # of a pool: its kind
+_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class DeviceSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Variables that a run always takes over from who submits it, where they are set there: names, or patterns (WANDB_*).
     pass_env: list[str] = []
     event_bus: str = ""  # a URL, to which every event is published; it may hold a password
+    # By name, besides `local`: `executor` is the kind, the rest are options that this kind reads.
+    pools: dict[str, dict[str, Any]] = {}
 
     heartbeat_timeout_s: Seconds = 60.0  # a worker that is silent for so long is ended
     start_timeout_s: Seconds = 600.0  # from its launch to a worker's first event
@@ -68,6 +74,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         64 << 20
     )  # then a log file is renamed, and another begun
     min_heartbeats_missed: int = 6  # a job's own `heartbeat_s` times this, where that is longer
+
+    def __post_init__(self) -> None:
+        for name, pool in self.pools.items():
+            if name == LOCAL_POOL:
+                raise ValueError(
+                    f"pools.{LOCAL_POOL} is always there and cannot be changed: give the pool another name"
+                )
+            if not _POOL_NAME.fullmatch(name):
+                raise ValueError(
+                    f"pools: found the name {name[:60]!r}, expected at most 63 of a-z, 0-9, - and _"
+                )
+            if not isinstance(pool.get(EXECUTOR), str):
+                raise TypeError(f"pools.{name}.{EXECUTOR}: expected the kind of executor as text")
+
+    @property
+    def pool_names(self) -> list[str]:
+        """Where runs may start."""
+        return sorted([LOCAL_POOL, *self.pools])
 
 
 def read_settings(path: Path) -> Settings:

@@ -24,6 +24,7 @@ from gen_worker.contract.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
 from trn.core.home import Home, socket_address
+from trn.core.runs import LOCAL_POOL
 from trn.core.settings import Settings
 from trn.core.version import SOURCES
 from trn.daemon.api.broadcaster import RunEventBroadcaster
@@ -52,7 +53,8 @@ from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.removal import BUS, LOGS, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
 from trn.daemon.upkeep.startup_checks import check_start
-from trn.executors.local.executor import LocalExecutor
+from trn.executors.base import Site
+from trn.executors.pools import load_pools
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 from trn.registry.writer import committed
@@ -101,6 +103,15 @@ class TrainerDaemon:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
         open_files_before, max_open_files = _raise_open_files()
+        pools = load_pools(
+            settings.pools,
+            Site(
+                pool=LOCAL_POOL,
+                home=home,
+                start_timeout_s=settings.start_timeout_s,
+                worker_open_files=open_files_before,
+            ),
+        )
         url = read_bus_url(settings.event_bus) if settings.event_bus else None
         bus = None if url is None else open_bus(url, reader=f"{socket.gethostname()}:{home.root}")
         registry = RunRegistry(home.registry)
@@ -118,26 +129,21 @@ class TrainerDaemon:
         await removal.complete()
         devices = Devices(settings.inventory, environ=os.environ)
         await committed(registry.set_slots([device.device_id for device in devices.inventory.devices]))
-        executor = LocalExecutor(
-            home, worker_open_files=open_files_before, start_timeout_s=settings.start_timeout_s
-        )
-        stack.push_async_callback(executor.aclose)
-        await executor.start()
+        stack.push_async_callback(pools.aclose)
+        await pools.start()
         broadcaster = RunEventBroadcaster(registry)
-        ingest = Ingest(
-            registry=registry, metrics=metrics, broadcaster=broadcaster, files=executor, home=home
-        )
+        ingest = Ingest(registry=registry, metrics=metrics, broadcaster=broadcaster, files=pools, home=home)
         stack.enter_context(_doorbell(home, loop, ingest.ring))
         # Declared devices are trusted: the doctor does not look for them.
         detected = [device.kind for device in devices.inventory.devices if not device.is_declared]
         doctor = DoctorReports(home=home, expected=Counter(detected), environ=os.environ)
         secrets = SecretValues(os.environ)
-        unknown = UnknownWorkers(registry=registry, executor=executor, home=home)
+        unknown = UnknownWorkers(registry=registry, pools=pools, home=home)
         await unknown.look()
-        removal.process_in = unknown.process_in
+        removal.worker_in = unknown.worker_in
         dispatcher = TrainerDispatcher(
             registry=registry,
-            executor=executor,
+            pools=pools,
             ingest=ingest,
             devices=devices,
             home=home,
@@ -158,7 +164,7 @@ class TrainerDaemon:
             source_dir=str(SOURCES[0]),
             source_stamp=self._code.stamp,
         )
-        imports = ImportChecks(executor, home)
+        imports = ImportChecks(pools, home)
         imports.prepare()
         intake = Intake(
             registry=registry,
@@ -181,9 +187,9 @@ class TrainerDaemon:
             registry=registry,
             metrics=metrics,
             intake=intake,
-            streams=RunStreams(registry=registry, broadcaster=broadcaster, files=executor, home=home),
+            streams=RunStreams(registry=registry, broadcaster=broadcaster, files=pools, home=home),
             dispatcher=dispatcher,
-            executor=executor,
+            launcher=pools.of(LOCAL_POOL),
             removal=removal,
             devices=devices,
             home=home,
@@ -191,11 +197,11 @@ class TrainerDaemon:
         )
         service.tokens.prepare()
         outlets: list[ThreadedPart] = [
-            LogOutlet(registry=registry, files=executor, home=home, settings=settings)
+            LogOutlet(registry=registry, files=pools, home=home, settings=settings)
         ]
         listeners: list[Part] = []
         if url is not None and bus is not None:
-            outbox = Outbox(registry, executor, BUS)
+            outbox = Outbox(registry, pools, BUS)
             outlets.append(BusPublisher(outbox=outbox, bus=bus, shown=url.shown))
             commands = bus.commands()
             if commands is not None:
@@ -224,6 +230,7 @@ class TrainerDaemon:
             *self._code.warnings,
             *devices.warnings,
             *maintenance.warnings,
+            *pools.warnings,
             *unknown.warnings,
             *(warning for outlet in outlets for warning in outlet.warnings),
         ]

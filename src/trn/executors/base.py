@@ -8,13 +8,14 @@ submission are not believed.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from gen_worker.errors import Fault
 from trn.core.causes import Cause
 from trn.core.errors import UnavailableError
+from trn.core.home import Home
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 
@@ -28,6 +29,15 @@ class AttemptKey(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.run_id}#{self.number}"
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What every executor is built with, besides the options of its pool."""
+
+    pool: str  # its name
+    home: Home
+    start_timeout_s: float
+    worker_open_files: int | None = None  # the limit that workers get; None: the daemon's own
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +61,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()  # what the attempt holds, for its record
     cpus: int = 1
     memory_mb: int = 0
+    gpus: int = 0  # in another pool than `local`: so many that its executor has to give it
 
     @property
     def key(self) -> AttemptKey:
@@ -111,6 +122,13 @@ class RunFile(Protocol):
         ...
 
 
+class AttemptStart(NamedTuple):
+    """Where in a run's log the output of an attempt begins."""
+
+    offset: int
+    number: int
+
+
 class RunFiles(Protocol):
     """What workers write, by run."""
 
@@ -118,9 +136,33 @@ class RunFiles(Protocol):
 
     def log(self, run_id: str) -> RunFile: ...
 
+    def log_starts(self, run_id: str, offset: int) -> Sequence[AttemptStart]:
+        """Of the attempts that printed at that offset of the log or after it, in order. Blocks."""
+        ...
+
+
+class FilesByPool(Protocol):
+    """What workers write, by pool."""
+
+    def of(self, pool: str) -> RunFiles:
+        """UnavailableError if there is no such pool any more."""
+        ...
+
 
 class Executor(RunFiles, Protocol):
     """Starts and ends workers. All calls are safe to repeat, and to make after a restart of the daemon."""
+
+    async def start(self) -> None:
+        """Once, before all others. Does not wait for the place where workers run, and does not fail if it is down."""
+        ...
+
+    async def aclose(self) -> None:
+        """Once, after all others. Workers keep running."""
+        ...
+
+    def state(self) -> str:
+        """In words, for people."""
+        ...
 
     async def launch(self, plan: LaunchPlan, secret_env: Mapping[str, str] = NO_SECRETS) -> Worker:
         """Start it, or return the worker that this attempt already has.
@@ -146,7 +188,7 @@ class Executor(RunFiles, Protocol):
         ...
 
     async def find_workers(self) -> Sequence[FoundWorker]:
-        """Every live worker, also unknown ones. OSError if that cannot be found out."""
+        """Every live worker, also unknown ones. OSError, UnavailableError if that cannot be found out."""
         ...
 
     async def wait(self, key: AttemptKey, worker: Worker) -> WorkerExit:

@@ -21,6 +21,7 @@ from trn.core.errors import UnavailableError
 from trn.executors.base import (
     NO_SECRETS,
     AttemptKey,
+    AttemptStart,
     FoundWorker,
     ImportCheck,
     LaunchPlan,
@@ -77,6 +78,15 @@ class FakeExecutor:
     violations: list[str] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
     secrets: dict[AttemptKey, dict[str, str]] = field(default_factory=dict)
+
+    async def start(self) -> None:
+        """There is nothing to start."""
+
+    async def aclose(self) -> None:
+        """Its workers go on."""
+
+    def state(self) -> str:
+        return f"{len(self.live())} scripted workers"
 
     def worker_environ(self) -> Mapping[str, str]:
         return self.environ
@@ -180,6 +190,9 @@ class FakeExecutor:
             process.plan.log_path for process in self.processes.values() if process.plan.run_id == run_id
         )
         return LocalFile(Path(next(paths, "/nonexistent")))
+
+    def log_starts(self, run_id: str, offset: int) -> list[AttemptStart]:  # noqa: ARG002
+        return []  # they print nothing
 
     def finish(self, run_id: str, script: Script | None = None) -> None:
         """Let the run's lasting worker end now, as its script says, or as this one does."""

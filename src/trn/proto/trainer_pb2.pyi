@@ -25,16 +25,18 @@ RUN_STATE_FAILED: RunState
 RUN_STATE_CANCELLED: RunState
 
 class Needs(_message.Message):
-    __slots__ = ("devices", "gpus", "cpus", "memory_mb")
+    __slots__ = ("devices", "gpus", "cpus", "memory_mb", "pool")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_MB_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedScalarFieldContainer[str]
     gpus: int
     cpus: int
     memory_mb: int
-    def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ...) -> None: ...
+    pool: str
+    def __init__(self, devices: _Optional[_Iterable[str]] = ..., gpus: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_mb: _Optional[int] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
     __slots__ = ("id", "fault", "waits_for", "next_attempt_ms", "values_json")

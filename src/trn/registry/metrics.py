@@ -91,10 +91,11 @@ def line_of_descent(
 class MetricReader:
     """Reads of the metric points; any thread."""
 
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise NotFoundError(f"there are no metrics at {path}: no run has reported any yet")
-        self._read = open_reader(path)
+    def __init__(self, source: Path | sqlite3.Connection) -> None:
+        """Of a file, or over a connection that is open: it is closed with this."""
+        if isinstance(source, Path) and not source.exists():
+            raise NotFoundError(f"there are no metrics at {source}: no run has reported any yet")
+        self._read = source if isinstance(source, sqlite3.Connection) else open_reader(source)
         self._reading = threading.Lock()
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Reads of the registry: for the daemon, and for commands while there is none. They do not wait for writers."""
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -34,10 +35,11 @@ CLOCK_SLACK_MS = 1000
 class RegistryReader:
     """A ReadableRegistry: one read-only connection."""
 
-    def __init__(self, path: Source) -> None:
-        if isinstance(path, Path) and not path.exists():
-            raise NotFoundError(f"there is no registry at {path}: nothing was ever submitted here")
-        self._read = open_reader(path)
+    def __init__(self, source: Source | sqlite3.Connection) -> None:
+        """Of a file, or over a connection that is open: it is closed with this."""
+        if isinstance(source, Path) and not source.exists():
+            raise NotFoundError(f"there is no registry at {source}: nothing was ever submitted here")
+        self._read = source if isinstance(source, sqlite3.Connection) else open_reader(source)
 
     def close(self) -> None:
         self._read.close()

@@ -186,8 +186,9 @@ class RunRegistry(RegistryReader):
                 )
                 if taken.rowcount != 1:
                     raise ConflictError(f"the slot {device_id} is not free any more")
-            needs = {"cpus": run.needs.cpus, "memory_mb": run.needs.memory_mb}
-            connection.execute(sql("hold"), {**held, **needs})
+            if run.needs.is_local:
+                needs = {"cpus": run.needs.cpus, "memory_mb": run.needs.memory_mb}
+                connection.execute(sql("hold"), {**held, **needs})
             devices = _encode(list(device_ids)).decode()
             connection.execute(sql("hold_run"), {**held, "devices": devices})
             connection.execute(

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,13 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
-from gen_worker.contract.process_identity import ProcessIdentity, boot_id
 from trn.cli.reading.explanation import Checkpoint, Surroundings
 from trn.cli.reading.registry_view import older_release, open_read_only, unreadable
 from trn.core.artifacts.records import ArtifactRecord
 from trn.core.errors import NotFoundError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.executors.local.liveness import find_gone
+from trn.registry.base import ReadableRegistry
 from trn.registry.connection import is_older
 from trn.registry.families import FIRST
 from trn.registry.metrics import Extremes, MetricReader, Series, line_of_descent
@@ -51,25 +51,6 @@ class ShownArtifacts(NamedTuple):
     refused: list[ArtifactRecord]
 
 
-class _Reader(RegistryReader):
-    """As its base, also in a home that cannot be written."""
-
-    def __init__(self, home: Home) -> None:
-        self._read = open_read_only(str(home.registry))
-        if is_older(self._read, "trn.registry.migrations"):
-            raise older_release(home)
-        self._read.row_factory = sqlite3.Row
-
-
-class _MetricReader(MetricReader):
-    """The same."""
-
-    def __init__(self, home: Home) -> None:
-        self._read = open_read_only(str(home.metrics))
-        self._read.row_factory = sqlite3.Row
-        self._reading = threading.Lock()
-
-
 class FoundMetrics(NamedTuple):
     """The metrics of a run by name: its points, thinned out, and the extremes of all of them."""
 
@@ -95,18 +76,17 @@ def open_metrics(home: Home) -> Iterator[MetricReader | None]:
     if not home.metrics.exists():
         yield None
         return
-    reader = _MetricReader(home)
-    try:
+    connection = open_read_only(str(home.metrics))
+    connection.row_factory = sqlite3.Row
+    with contextlib.closing(MetricReader(connection)) as reader:
         yield reader
-    finally:
-        reader.close()
 
 
 def find_run(home: Home, run_id: str, *, is_exact: bool = False) -> FoundRun:
     """The run that is meant, by the rules of the daemon. NotFoundError, AmbiguousError, RegistryError."""
     if not home.registry.exists():
         raise NotFoundError(f"there is no run {run_id!r}: nothing was ever submitted to {home.root}")
-    with _reading(home) as reader:
+    with open_registry(home) as reader:
         run = reader.find(run_id, is_exact=is_exact)
         newest = reader.find(run.family).run_id
         return FoundRun(run, reader.attempts(run.run_id), reader.lineage(run), newest)
@@ -116,7 +96,7 @@ def find_artifacts(home: Home, run_id: str, *, kind: str = "", state: str = "") 
     """All of them, the newest first."""
     found: list[ArtifactRecord] = []
     before: tuple[int, str] | None = None
-    with _reading(home) as reader:
+    with open_registry(home) as reader:
         while page := reader.artifacts(run_id, kind=kind, state=state, before=before, limit=PAGE):
             found += page
             before = page[-1].seq, page[-1].artifact_id
@@ -125,7 +105,7 @@ def find_artifacts(home: Home, run_id: str, *, kind: str = "", state: str = "") 
 
 def find_shown_artifacts(home: Home, run: RunRecord) -> ShownArtifacts:
     """What a look at the run shows of them."""
-    with _reading(home) as reader:
+    with open_registry(home) as reader:
         named = (run.newest_video, run.newest_sample)
         newest = [reader.artifact(artifact_id) for artifact_id in named if artifact_id]
         refused = reader.artifacts(run.run_id, state="refused", limit=MAX_REFUSED)
@@ -140,16 +120,16 @@ def require_known(home: Home, run_ids: Sequence[str]) -> None:
         except NotFoundError:
             if not home.registry.exists():
                 raise
-            with _reading(home) as reader:
+            with open_registry(home) as reader:
                 if not reader.was_removed(run_id):
                     raise
 
 
 def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
-    """What its explanation takes besides: of the registry, the process table and the run's folder. RegistryError."""
+    """What its explanation takes besides: of the registry, the executor and the run's folder. RegistryError."""
     run = found.run
     if run.state is RunState.PENDING:
-        with _reading(home) as reader:
+        with open_registry(home) as reader:
             devices: dict[str, list[str]] = {}
             for slot in reader.slots():
                 if slot["run_id"]:
@@ -166,19 +146,20 @@ def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
     newest = found.attempts[-1] if found.attempts else None
     if newest is None or newest.ended_ms is not None or not newest.worker:
         return Surroundings(checkpoint=checkpoint)
-    return Surroundings(worker_gone=_say_gone(newest), checkpoint=checkpoint)
+    gone = (
+        _say_gone(newest) if run.needs.is_local else ""
+    )  # of a worker in another pool nothing is known here
+    return Surroundings(worker_gone=gone, checkpoint=checkpoint)
 
 
 def _say_gone(attempt: AttemptRecord) -> str:
-    try:
-        process = ProcessIdentity.of(attempt.worker)
-    except ValueError:  # it is not on this machine
-        return ""
-    if process.is_alive():
-        return ""
-    if process.boot_id != boot_id():
-        return f"its process {attempt.pid} was started before this machine was, or on another"
-    return f"its process {attempt.pid} has ended"
+    match find_gone(attempt.worker):
+        case "ended":
+            return f"its process {attempt.pid} has ended"
+        case "rebooted":
+            return f"its process {attempt.pid} was started before this machine was, or on another"
+        case None:
+            return ""
 
 
 def find_checkpoint(folder: Path, run_id: str, nonce: str = "") -> Checkpoint | None:
@@ -190,12 +171,14 @@ def find_checkpoint(folder: Path, run_id: str, nonce: str = "") -> Checkpoint | 
 
 
 @contextlib.contextmanager
-def _reading(home: Home) -> Iterator[_Reader]:
+def open_registry(home: Home) -> Iterator[ReadableRegistry]:
+    """The home's registry, without a daemon, also in a home that cannot be written. RegistryError."""
     try:
-        reader = _Reader(home)
-        try:
+        connection = open_read_only(str(home.registry))
+        connection.row_factory = sqlite3.Row
+        with contextlib.closing(RegistryReader(connection)) as reader:
+            if is_older(connection, "trn.registry.migrations"):
+                raise older_release(home)
             yield reader
-        finally:
-            reader.close()
     except sqlite3.Error as fault:
         raise unreadable(home, fault) from fault

@@ -166,6 +166,8 @@ def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
         facts.append(f"took {say_duration(run.ended_ms - run.submitted_ms)}")
     if run.devices:
         facts.append(f"on {', '.join(run.devices)}")
+    if not run.needs.is_local:
+        facts.append(f"in the pool {run.needs.pool}")
     if run.parent_run_id:
         facts.append(f"continues {run.parent_run_id} from step {run.start_step}")
     if found.newest not in ("", run.run_id):

@@ -237,6 +237,8 @@ class RunView:
         text.append(f"  {state}", style=STATE_STYLES.get(run.state, "yellow"))
         if run.devices:
             text.append(f" on {', '.join(run.devices)}")
+        elif not run.needs.is_local:
+            text.append(f" in {run.needs.pool}")
         elif run.state == "RUNNING":
             text.append(" on cpu")
         if run.attempt > 1 and run.state not in WAITING:

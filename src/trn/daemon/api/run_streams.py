@@ -18,7 +18,7 @@ from trn.core.runs import RunRecord
 from trn.daemon.api.broadcaster import EventWatch, FellBehind, Published, RunEventBroadcaster
 from trn.daemon.ingest.event_file import EventBatch, replay
 from trn.daemon.ingest.followed_run import file_size
-from trn.executors.base import RunFile, RunFiles
+from trn.executors.base import FilesByPool, RunFile
 from trn.proto.records import LogChunk
 from trn.registry.base import ReadableRegistry
 
@@ -43,7 +43,7 @@ class RunStreams:
     """WatchRuns, StreamEvents and StreamLogs. Belongs to the loop's thread. `watcher` names the caller in the log."""
 
     def __init__(
-        self, *, registry: ReadableRegistry, broadcaster: RunEventBroadcaster, files: RunFiles, home: Home
+        self, *, registry: ReadableRegistry, broadcaster: RunEventBroadcaster, files: FilesByPool, home: Home
     ) -> None:
         self._registry = registry
         self._broadcaster = broadcaster
@@ -187,7 +187,7 @@ class RunStreams:
         """Events after `seq` from the run's file, read in another thread."""
         if seq < record.last_seq:
             _, offset = self._registry.event_place(record.run_id, seq)
-            file = self._files.events(record.run_id)
+            file = self._files.of(record.needs.pool).events(record.run_id)
             batches = replay(file, seq, offset, record.event_offset, record.nonce)
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 yield batch
@@ -225,7 +225,7 @@ class RunStreams:
         watcher: str = "",
     ) -> AsyncIterator[LogChunk]:
         run_id = self._find(run_id, is_exact=is_exact)
-        file = self._files.log(run_id)
+        file = self._files.of(self._registry.get(run_id).needs.pool).log(run_id)
         with self._broadcaster.watch_events(run_id, self._name(watcher)) as watch:
             is_over = self._registry.get(run_id).state.is_terminal
             if tail_bytes:

@@ -79,7 +79,7 @@ class TrainerService:
         intake: Intake,
         streams: RunStreams,
         dispatcher: Dispatcher,
-        executor: Launcher,
+        launcher: Launcher,
         removal: Removal,
         devices: DeviceInventory,
         home: Home,
@@ -89,7 +89,7 @@ class TrainerService:
         self._metrics = metrics
         self._intake = intake
         self._dispatcher = dispatcher
-        self._executor = executor
+        self._launcher = launcher
         self._removal = removal
         self._devices = devices
         self._home = home
@@ -253,7 +253,7 @@ class TrainerService:
             home=str(self._home.root),
             address=", ".join(self.info.addresses),
             runs_by_state=self._registry.counts(),
-            launcher=self._executor.state(),
+            launcher=self._launcher.state(),
             num_watchers=self.streams.num_open,
             warnings=tuple(self.warnings()),
             last_change=self._registry.last_change(),

@@ -12,7 +12,7 @@ from trn.daemon.ingest.event_file import Terminal
 from trn.daemon.machine.devices import Inventory
 from trn.daemon.machine.environment_report import EnvironmentReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
-from trn.executors.base import Executor
+from trn.executors.pools import Pools
 from trn.registry.base import Registry
 
 
@@ -40,7 +40,7 @@ class Parts:
     """What all supervisors share."""
 
     registry: Registry
-    executor: Executor
+    pools: Pools
     ingest: EventIngest
     devices: DeviceView
     home: Home

@@ -30,7 +30,7 @@ from trn.daemon.intake.submission import find_misfits
 from trn.daemon.machine.doctor_reports import DoctorReports
 from trn.daemon.machine.environment_report import EnvironmentReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
-from trn.executors.base import Executor
+from trn.executors.pools import Pools
 from trn.registry.base import NewRun, Registry
 from trn.registry.writer import committed
 
@@ -49,7 +49,7 @@ class TrainerDispatcher:
         self,
         *,
         registry: Registry,
-        executor: Executor,
+        pools: Pools,
         ingest: EventIngest,
         devices: DeviceView,
         home: Home,
@@ -67,7 +67,7 @@ class TrainerDispatcher:
         """`readiness` is asked before a detected GPU is handed out; `doctor` is what runs keep of this machine."""
         self._parts = Parts(
             registry=registry,
-            executor=executor,
+            pools=pools,
             ingest=ingest,
             devices=devices,
             home=home,
@@ -77,7 +77,7 @@ class TrainerDispatcher:
             python=python,
             launcher_python=python,
             secrets=secrets or SecretValues(environ),
-            unknown=unknown or UnknownWorkers(registry=registry, executor=executor, home=home),
+            unknown=unknown or UnknownWorkers(registry=registry, pools=pools, home=home),
             clock=clock,
             now_ms=now_ms,
         )
@@ -96,9 +96,9 @@ class TrainerDispatcher:
         self._woken.set()
 
     def submitted(self) -> None:
-        """Another run waits. Where no CPU was free, nothing can start before something ends, which wakes anyway."""
+        """Another run waits. Where no CPU was free, nothing can start here before something ends, which wakes anyway."""
         self._has_unsaid = True
-        if self._free_cpus > 0:
+        if self._free_cpus > 0 or self._parts.pools.has_others:
             self._woken.set()
 
     def cancel_wanted(self, run_id: str) -> None:
@@ -108,9 +108,9 @@ class TrainerDispatcher:
             supervisor.cancel()
         self.wake()
 
-    def worker_environ(self) -> Mapping[str, str]:
-        """What every worker inherits."""
-        return self._parts.executor.worker_environ()
+    def worker_environ(self, pool: str) -> Mapping[str, str]:
+        """What every worker of that pool inherits."""
+        return self._parts.pools.of(pool).worker_environ()
 
     def plan(self, new: NewRun) -> WorkerFiles:
         """What would be started for it on an idle machine. Queues nothing, writes nothing."""
@@ -148,14 +148,14 @@ class TrainerDispatcher:
             python=parts.python,
             launcher_python=parts.launcher_python,
             is_detected=parts.settings.inventory.devices is None,
-            inherited=parts.executor.worker_environ(),
+            inherited=self.worker_environ(new.needs.pool),
         )
 
     async def run(self) -> None:
         """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""
         parts = self._parts
         async with asyncio.TaskGroup() as group, contextlib.aclosing(self):
-            group.create_task(parts.reports.complete(parts.home, python=parts.python))
+            group.create_task(parts.reports.complete(parts.home, parts.registry.reader, python=parts.python))
             while True:
                 self._woken.clear()
                 try:
@@ -201,10 +201,13 @@ class TrainerDispatcher:
         cpus_held, memory_mb_held = cpus_held + unknown.cpus, memory_mb_held + unknown.memory_mb
         free_cpus = self._free_cpus = max(parts.devices.inventory.cpus - cpus_held, 0)
         is_time_to_say = self._loop_time() >= self._say_again_at
-        if free_cpus == 0 and not is_time_to_say:
+        is_whole = (
+            is_time_to_say or parts.pools.has_others
+        )  # in another pool a run needs no CPU of this machine
+        if free_cpus == 0 and not is_whole:
             return  # every run needs one
         # More runs than there are CPUs cannot start; further ones are read only to say why they wait.
-        limit = WINDOW if is_time_to_say else min(free_cpus + 1, WINDOW)
+        limit = WINDOW if is_whole else min(free_cpus + 1, WINDOW)
         # A run that is about to be tried again has its last supervisor for a moment more, whose end wakes us.
         queue = [
             run
@@ -257,6 +260,11 @@ class TrainerDispatcher:
         inventory = self._parts.devices.inventory
         waits = {}
         for run in queue:
+            if not run.needs.is_local:
+                if run.needs.pool not in self._parts.pools:
+                    values = {"pool": run.needs.pool}
+                    waits[run.run_id] = Cause(id="pool-missing", fault="machine", values=values)
+                continue
             misfits = find_misfits(run.needs, usable, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
             if misfits:
                 values = {"detail": str(misfits[0])}
@@ -265,11 +273,16 @@ class TrainerDispatcher:
 
     def _find_in_use(self, queue: list[QueuedRun]) -> dict[str, Cause]:
         """Runs in whose folder a worker of another submission lives."""
-        pids = {run.run_id: self._parts.unknown.process_in(run.run_id) for run in queue}
+        found = {run.run_id: self._parts.unknown.worker_in(run.run_id) for run in queue}
         return {
-            run_id: Cause(id="waits-for-process", fault="machine", waits_for=(PROCESS,), values={"pid": pid})
-            for run_id, pid in pids.items()
-            if pid
+            run_id: Cause(
+                id="waits-for-process",
+                fault="machine",
+                waits_for=(PROCESS,),
+                values={"pid": worker.pid} if worker.pid else {"worker": worker.ref},
+            )
+            for run_id, worker in found.items()
+            if worker is not None
         }
 
     def _find_unready(
@@ -284,6 +297,8 @@ class TrainerDispatcher:
             return waits, barred
         ask = functools.cache(self._readiness.obstacle)  # once, however many runs have the same question
         for run in queue:
+            if not run.needs.is_local:
+                continue
             wanted = run.needs.devices or (usable if run.needs.gpus else ())
             count = len(run.needs.devices) or run.needs.gpus
             python = run.interpreter or self._parts.python

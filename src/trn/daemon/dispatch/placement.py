@@ -55,7 +55,8 @@ def choose_starts(
 ) -> Decision:
     """Decide for all of `queue` at once. Costs O(runs x devices), whatever else waits behind them.
 
-    `barred` are the kinds of devices that a run cannot use, where there are any.
+    `barred` are the kinds of devices that a run cannot use, where there are any. A run of another pool takes nothing here:
+    its executor places it.
     """
     pool = _Pool(list(free.device_ids), free.cpus, free.memory_mb)
     named = Counter(device_id for run in queue for device_id in run.needs.devices)
@@ -63,6 +64,9 @@ def choose_starts(
     waits: dict[str, Cause] = {}
     gathers_for = ""
     for run in sorted(queue, key=lambda run: (-run.priority, run.submitted_ms, run.run_id)):
+        if not run.needs.is_local:
+            starts.append((run.run_id, ()))
+            continue
         device_ids = _pick(run.needs, _without(pool.device_ids, barred.get(run.run_id)), named)
         lacks = _lacks(run.needs, pool, has_devices=device_ids is not None)
         if device_ids is not None and not lacks:

@@ -46,7 +46,7 @@ from trn.daemon.upkeep.retries import (
     retry_until_done,
     try_step,
 )
-from trn.executors.base import AttemptKey, LaunchUnknownError, RunFile, Worker, WorkerExit
+from trn.executors.base import AttemptKey, Executor, LaunchUnknownError, RunFile, Worker, WorkerExit
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.base import Ending
 
@@ -115,7 +115,7 @@ class AttemptSupervisor:
             await asyncio.to_thread(self._prepare, files)
             failpoint("attempt.files_written")
             async with asyncio.timeout(self._parts.settings.start_timeout_s):
-                worker = await self._parts.executor.launch(files.plan, reveal(secrets))
+                worker = await self._executor.launch(files.plan, reveal(secrets))
         except LaunchUnknownError as fault:
             logger.warning("%s: %s", self._key, fault)
         except (NotFoundError, InvalidRequestError) as fault:
@@ -128,8 +128,9 @@ class AttemptSupervisor:
             self._stop_reason = StopReason(cause="trn-fault", values={"detail": detail})
         else:
             failpoint("attempt.launched")
-            python, store = files.plan.argv[0], self._parts.home.snapshots
-            self._parts.reports.write_soon(self._run, self._folder.report, python=python, store=store)
+            if run.needs.is_local:  # it describes this machine
+                python, store = files.plan.argv[0], self._parts.home.snapshots
+                self._parts.reports.write_soon(run, self._folder.report, python=python, store=store)
             return worker
         return await self._find()
 
@@ -170,7 +171,7 @@ class AttemptSupervisor:
             python=parts.python,
             launcher_python=parts.launcher_python,
             is_detected=parts.settings.inventory.devices is None,
-            inherited=parts.executor.worker_environ(),
+            inherited=self._executor.worker_environ(),
         )
 
     async def _find(self) -> Worker | None:
@@ -181,7 +182,7 @@ class AttemptSupervisor:
         pause = Pause()
         while True:
             try:
-                return await self._parts.executor.find(self._key)
+                return await self._executor.find(self._key)
             except Exception:
                 logger.exception("whether %s has a process could not be found out; trying again", self._key)
             await pause.rest()
@@ -236,7 +237,7 @@ class AttemptSupervisor:
             now = parts.clock()
             if not self._has_spoken:
                 self._has_spoken = await asyncio.to_thread(
-                    _has_events, parts.executor.events(self._key.run_id), self._key
+                    _has_events, self._executor.events(self._key.run_id), self._key
                 )
             if now - due > self._silence_limit_s() / 2:
                 self._quiet_since = now  # it was us who slept
@@ -252,7 +253,7 @@ class AttemptSupervisor:
         try:
             async with limit:
                 self._nap = limit if is_nap else None
-                return await self._parts.executor.wait(self._key, worker)
+                return await self._executor.wait(self._key, worker)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -297,7 +298,7 @@ class AttemptSupervisor:
 
     async def _stop(self, worker: Worker, stop_reason: StopReason) -> WorkerExit:
         """Ask it to stop, wait, then kill all of it."""
-        executor, patience_s = self._parts.executor, self._parts.settings.kill_patience_s
+        executor, patience_s = self._executor, self._parts.settings.kill_patience_s
         self._stop_reason = stop_reason
         if stop_reason.cause == CANCEL:
             patience_s += self._limits.grace_s
@@ -313,7 +314,7 @@ class AttemptSupervisor:
         """End whatever it left behind. As long as that cannot be done, its slots stay held, and the devices say so."""
         while True:
             try:
-                return await self._parts.executor.end(worker)
+                return await self._executor.end(worker)
             except Exception as fault:
                 logger.error("%s: what it started cannot be ended: %s", self._key, fault)  # noqa: TRY400
                 for device_id in self._run.devices:
@@ -356,7 +357,7 @@ class AttemptSupervisor:
             await try_step(
                 self._key,
                 "write its terminal event",
-                lambda: parts.executor.close_attempt(plan, **fields),
+                lambda: self._executor.close_attempt(plan, **fields),
                 num_tries=MAX_CLOSE_TRIES,
             )
             failpoint("attempt.closed")
@@ -410,6 +411,11 @@ class AttemptSupervisor:
                 raise
             logger.exception("%s: what it saved cannot be found out, so it counts as no progress", self._key)
             return 0
+
+    @property
+    def _executor(self) -> Executor:
+        """Of the run's own pool. UnavailableError if that is not in the settings any more."""
+        return self._parts.pools.of(self._run.needs.pool)
 
     @property
     def _named(self) -> tuple[str, int]:

@@ -48,7 +48,8 @@ def build_plan(
 
     Only a worker of the launcher's own interpreter can be warm, and only where its `env` holds nothing that loaded
     libraries would not obey; `inherited` is what every worker has in its environment. `is_detected` is False where the devices are the
-    settings' word: then the worker takes what it finds instead of being told.
+    settings' word: then the worker takes what it finds instead of being told. So does one of another pool, which gets
+    nothing that is true of this machine only.
     """
     interpreter = run.interpreter or python
     given = _variables(run.config)
@@ -57,8 +58,7 @@ def build_plan(
         "WORKER_MODE": run.config.get("mode") or "trainer",
         "TRAINER_CONTRACT_PATH": str(folder.contract),
         "TRAINER_ATTEMPT": str(number),
-        "TRAINER_DOORBELL": doorbell,
-        **devices_env,
+        **({"TRAINER_DOORBELL": doorbell, **devices_env} if run.needs.is_local else {}),
     }
     if run.nonce:
         env["TRAINER_RUN_NONCE"] = run.nonce
@@ -85,6 +85,7 @@ def build_plan(
         devices=tuple(device_ids),
         cpus=run.needs.cpus,
         memory_mb=run.needs.memory_mb,
+        gpus=0 if run.needs.is_local else run.needs.gpus,
         is_warm=is_same_python(interpreter, launcher_python) and not needs_fresh_start(given, inherited),
         # As the worker will decide it; to guess wrong costs it a moment, no more.
         is_writer_wanted=run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks")),
@@ -96,7 +97,10 @@ def build_plan(
         samples_dir=str(folder.samples),
         events_path=str(folder.events),
     )
-    job = with_devices(run.config, device_ids, is_detected=is_detected)
+    if run.needs.is_local:
+        job = with_devices(run.config, device_ids, is_detected=is_detected)
+    else:
+        job = without_gpus(run.config)
     return WorkerFiles(plan=plan, contract=contract, job=job)
 
 
@@ -117,6 +121,14 @@ def with_devices(
         resources["devices"] = ["cpu"]
     elif is_detected:
         resources["devices"] = [seen.get(name, name) for name in asked] if asked else list(seen.values())
+    return {**config, "resources": resources}
+
+
+def without_gpus(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The job as a worker in another pool sees it: the GPUs that its executor gave it are those that it finds."""
+    resources = dict(_resources(config))
+    if resources.pop("gpus", None) == 0:
+        resources["devices"] = ["cpu"]
     return {**config, "resources": resources}
 
 

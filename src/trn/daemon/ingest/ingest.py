@@ -37,7 +37,7 @@ from trn.daemon.ingest.event_file import (
 )
 from trn.daemon.ingest.followed_run import DamagedLines, Drain, FollowedRun, file_size
 from trn.daemon.ingest.metric_backlog import MetricBacklog
-from trn.executors.base import RunFiles
+from trn.executors.base import FilesByPool, RunFile
 from trn.registry.base import Registry
 from trn.registry.metrics import MetricStore, Place, Point
 from trn.registry.writer import committed
@@ -59,7 +59,7 @@ class Ingest:
         registry: Registry,
         metrics: MetricStore,
         broadcaster: RunEventBroadcaster,
-        files: RunFiles,
+        files: FilesByPool,
         home: Home,
         clock: Callable[[], float] = time.monotonic,
         sweep_s: float = SWEEP_S,
@@ -89,7 +89,7 @@ class Ingest:
         if tail is None:
             tail = self._tails[run_id] = FollowedRun(
                 run_id,
-                self._files.events(run_id),
+                self._events(self._registry.get(run_id)),
                 DamagedLines(self._home.run(run_id).damaged_events),
                 number,
                 self._clock(),
@@ -110,8 +110,11 @@ class Ingest:
 
     async def terminal(self, run_id: str, number: int) -> Terminal | None:
         """The attempt's terminal event, from the end of the file."""
-        nonce = self._registry.get(run_id).nonce
-        return await asyncio.to_thread(read_terminal, self._files.events(run_id), number, nonce)
+        run = self._registry.get(run_id)
+        return await asyncio.to_thread(read_terminal, self._events(run), number, run.nonce)
+
+    def _events(self, run: RunRecord) -> RunFile:
+        return self._files.of(run.needs.pool).events(run.run_id)
 
     async def drain(self, run_id: str) -> None:
         """Wait until everything that is in the file now is committed and published."""

@@ -12,7 +12,7 @@ from trn.core.errors import NotFoundError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.followed_run import file_size
-from trn.executors.base import RunFiles
+from trn.executors.base import FilesByPool
 from trn.registry.base import Registry
 from trn.registry.metrics import find_behind
 
@@ -26,7 +26,7 @@ class MetricBacklog:
         self,
         registry: Registry,
         home: Home,
-        files: RunFiles,
+        files: FilesByPool,
         *,
         follow_once: Callable[[RunRecord], Awaitable[None]],
         retry_s: float,
@@ -65,10 +65,14 @@ class MetricBacklog:
                 run = self._registry.get(run_id)
                 if not run.state.is_terminal:
                     self._run_ids.add(run_id)  # its next attempt may do it
-                elif file_size(self._files.events(run_id)) >= run.event_offset:  # else the file is gone
+                elif self._has_events(run):
                     await self._follow_once(run)
             except NotFoundError:
                 continue
             except Exception:
                 logger.exception("metric points of run %s cannot be stored; will try again", run_id)
                 self._run_ids.add(run_id)
+
+    def _has_events(self, run: RunRecord) -> bool:
+        """False: its file is gone."""
+        return file_size(self._files.of(run.needs.pool).events(run.run_id)) >= run.event_offset

@@ -19,14 +19,15 @@ from gen_worker.errors import Fault
 from trn.core.home import Home
 from trn.core.snapshots import materialise
 from trn.daemon.api.secret_values import reveal
-from trn.executors.base import Executor, LaunchPlan
+from trn.executors.base import LaunchPlan
+from trn.executors.pools import Pools
 
 
 class ImportChecks:
     """One for a daemon. A home has one daemon, so what is in its folder at the start is left over."""
 
-    def __init__(self, executor: Executor, home: Home) -> None:
-        self._executor = executor
+    def __init__(self, pools: Pools, home: Home) -> None:
+        self._pools = pools
         self._home = home
 
     def prepare(self) -> None:
@@ -38,6 +39,7 @@ class ImportChecks:
         plan: LaunchPlan,
         config: dict[str, Any],
         *,
+        pool: str,
         snapshot: str,
         secret_env: Mapping[str, Secret] = MappingProxyType({}),
     ) -> tuple[list[Fault], list[str]]:
@@ -49,7 +51,7 @@ class ImportChecks:
             plan, code_dir=code, cwd=str(folder) if is_homeless else plan.cwd, is_writer_wanted=False
         )
         try:
-            tried = await self._executor.check_imports(checked, config, reveal(secret_env))
+            tried = await self._pools.of(pool).check_imports(checked, config, reveal(secret_env))
         finally:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)  # a few files; a thread would take longer

@@ -33,7 +33,7 @@ MAX_VALUE = 200  # characters of a variable that a caller is shown
 
 class Planner(Protocol):
     def plan(self, new: NewRun) -> WorkerFiles: ...
-    def worker_environ(self) -> Mapping[str, str]: ...
+    def worker_environ(self, pool: str) -> Mapping[str, str]: ...
 
 
 class DeviceInventory(Protocol):
@@ -115,6 +115,7 @@ class RunJudge:
             found, warnings = await self._imports.find_faults(
                 self._dispatcher.plan(new).plan,
                 new.config,
+                pool=new.needs.pool,
                 snapshot=new.snapshot,
                 secret_env=submission.secret_env,
             )
@@ -148,11 +149,12 @@ class RunJudge:
         decided = {*self._dispatcher.plan(with_id(new, new.run_id)).plan.env, *submission.secret_env}
         resources = new.config.get("resources") or {}
         is_chosen = resources.get("devices") is not None or resources.get("gpus") is not None
-        if self._devices.inventory.devices and not is_chosen:  # the caller may mean to choose by these
+        is_open = new.needs.is_local and bool(self._devices.inventory.devices)
+        if is_open and not is_chosen:  # the caller may mean to choose by these
             decided -= set(DEVICE_VARIABLES) & set(submission.caller_env)
         else:
             decided |= set(DEVICE_VARIABLES)
-        inherited = self._dispatcher.worker_environ()
+        inherited = self._dispatcher.worker_environ(new.needs.pool)
         return find_differences(submission.caller_env, submission.caller_salt, inherited, decided=decided)
 
     def _read_sound_part(self, refusal: InvalidRequestError, submission: Submission) -> NewRun | None:
@@ -192,6 +194,7 @@ class RunJudge:
         return read_submission(
             submission,
             inventory=self._devices.inventory,
+            pools=self._settings.pool_names,
             max_config_bytes=self._settings.max_config_bytes,
         )
 

@@ -9,7 +9,7 @@ A run that no machine of ours could ever hold is refused here, with the most tha
 import contextlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,13 +17,13 @@ import msgspec
 from gen_worker.contract.documents import MAX_DEPTH, parse_document
 from gen_worker.contract.job.rules import name_runner, parse_job_spec, rule_faults
 from gen_worker.contract.job.run_ids import slug_from
-from gen_worker.contract.job.spec import API_VERSION, TrainingJobSpec
+from gen_worker.contract.job.spec import API_VERSION, ResourcesSpec, TrainingJobSpec
 from gen_worker.contract.redaction import Secret
 from gen_worker.errors import Fault, SpecError
 from trn.core import variables
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
-from trn.core.runs import Needs, RunOptions
+from trn.core.runs import LOCAL_POOL, Needs, RunOptions
 from trn.core.variables import is_variable_name
 from trn.daemon.dispatch.placement import kind_of
 from trn.daemon.machine.devices import Inventory
@@ -34,7 +34,6 @@ MAX_TEXT = 4096  # of a path, a name, an identity
 MAX_SECRET = 64 << 10
 NONCE_BYTES = 8
 CPU = "cpu"
-LOCAL_POOL = "local"
 _SOURCE = "the job"
 _IS_ODD = re.compile(rb"\\u|\d{19}")  # what plain data might not hold
 
@@ -54,7 +53,13 @@ class Submission(RunOptions, frozen=True, kw_only=True):
     family: str = ""  # of a resume without a run_id, set by the daemon; empty: a name is drawn
 
 
-def read_submission(submission: Submission, *, inventory: Inventory, max_config_bytes: int) -> NewRun:
+def read_submission(
+    submission: Submission,
+    *,
+    inventory: Inventory,
+    max_config_bytes: int,
+    pools: Sequence[str] = (LOCAL_POOL,),
+) -> NewRun:
     """The run to queue, but for its digest. InvalidRequestError with all faults; InfeasibleError where it could never
     start."""
     config = name_runner(read_config(submission.config_json, max_config_bytes=max_config_bytes))
@@ -72,15 +77,7 @@ def read_submission(submission: Submission, *, inventory: Inventory, max_config_
     if job.trainer is None:
         message = "not given, expected the trainer class as module:symbol"
         faults.append(Fault(message, path="trainer", kind="missing", expected="module:symbol"))
-    if job.resources.pool != LOCAL_POOL:
-        message = f"found {job.resources.pool!r}, but this daemon has only {LOCAL_POOL}, its own machine: leave it out"
-        faults.append(_device_fault("pool", message))
-    if job.resources.nodes > 1:
-        message = (
-            f"found {job.resources.nodes}, but this daemon starts workers on its own machine only: set it to 1, or"
-            " start the worker with torchrun on each node"
-        )
-        faults.append(_device_fault("nodes", message))
+    faults += _pool_faults(job.resources, pools)
     if faults:
         raise InvalidRequestError(f"{_SOURCE} is not valid", faults)
     require_run_id(job.run_id)
@@ -155,7 +152,10 @@ def make_run_id(config: dict[str, Any]) -> str:
 
 
 def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:
-    """What the run holds while it runs. Where the job says nothing: a GPU for each process, as far as there are any."""
+    """What the run holds while it runs. Where the job says nothing: a GPU for each process, as far as there are any.
+
+    What another pool than `local` has is not known here: there a run gets the GPUs that it asks for.
+    """
     wanted = job.resources
     devices: tuple[str, ...] = ()
     gpus = 0
@@ -163,13 +163,14 @@ def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:
         devices = tuple(dict.fromkeys(name for name in wanted.device_names if name != CPU))
     elif wanted.gpus is not None:
         gpus = wanted.gpus
-    else:
+    elif wanted.pool == LOCAL_POOL:
         gpus = min(wanted.processes, most_gpus([device.device_id for device in inventory.devices]))
     return Needs(
         devices=devices,
         gpus=gpus,
         cpus=wanted.cpus or wanted.processes,
         memory_mb=wanted.memory_mb or 0,
+        pool=wanted.pool,
     )
 
 
@@ -182,7 +183,9 @@ def most_gpus(device_ids: list[str]) -> int:
 def check_fit(job: TrainingJobSpec, needs: Needs, inventory: Inventory) -> None:
     """InfeasibleError with every reason why it could never start here, and the most that it could ask for."""
     device_ids = [device.device_id for device in inventory.devices]
-    faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
+    faults = []
+    if needs.is_local:
+        faults = find_misfits(needs, device_ids, cpus=inventory.cpus, memory_mb=inventory.memory_mb)
     num_gpus, processes = len(needs.devices) or needs.gpus, job.resources.processes
     is_shared_on_purpose = num_gpus == 1 and (job.resources.devices or job.resources.gpus)
     if not faults and 0 < num_gpus < processes and not is_shared_on_purpose:
@@ -192,7 +195,8 @@ def check_fit(job: TrainingJobSpec, needs: Needs, inventory: Inventory) -> None:
         )
         faults.append(_device_fault("processes", message))
     if faults:
-        raise InfeasibleError("this machine can never run it", faults)
+        where = "this machine" if needs.is_local else f"the pool {needs.pool}"
+        raise InfeasibleError(f"{where} can never run it", faults)
 
 
 def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: int) -> list[Fault]:
@@ -225,6 +229,34 @@ def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: i
     if needs.memory_mb > memory_mb:
         message = f"asks for {needs.memory_mb} MB, this machine has {memory_mb}: ask for at most {memory_mb}"
         faults.append(_device_fault("memory_mb", message))
+    return faults
+
+
+def _pool_faults(wanted: ResourcesSpec, pools: Sequence[str]) -> list[Fault]:
+    """Of what a job asks for by place: a pool that is not there, a device by name in another pool, several nodes."""
+    faults = []
+    is_local = wanted.pool == LOCAL_POOL
+    if wanted.pool not in pools:
+        others = [name for name in pools if name != LOCAL_POOL]
+        message = (
+            f"found {wanted.pool!r}, but this daemon has only {LOCAL_POOL}, its own machine: leave it out"
+        )
+        if others:
+            message = f"found {wanted.pool!r}, but the pools of this daemon are {', '.join(pools)}: name one of those"
+        faults.append(_device_fault("pool", message))
+    elif not is_local and any(name != CPU for name in wanted.device_names or ()):
+        message = (
+            f"names devices of the daemon's machine, but the run is for the pool {wanted.pool}: ask for a number of"
+            " GPUs with resources.gpus"
+        )
+        faults.append(_device_fault("devices", message))
+    if wanted.nodes > 1:
+        where = "its own machine only" if is_local else "one machine only"
+        message = (
+            f"found {wanted.nodes}, but this daemon starts the workers of a run on {where}: set it to 1, or"
+            " start the worker with torchrun on each node"
+        )
+        faults.append(_device_fault("nodes", message))
     return faults
 
 

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from trn.core.snapshots import SnapshotStore
 from trn.core.variables import matters
 from trn.daemon.machine.devices import Inventory
 from trn.daemon.machine.doctor_reports import DoctorReport, DoctorReports
-from trn.registry.reader import RegistryReader
+from trn.registry.base import ReadableRegistry
 
 logger = logging.getLogger("trn.daemon.report")
 
@@ -127,14 +127,21 @@ class EnvironmentReports:
 
         self._writer.submit(write)
 
-    async def complete(self, home: Home, *, python: str, after_s: float = SEARCH_AFTER_S) -> None:
+    async def complete(
+        self,
+        home: Home,
+        open_registry: Callable[[], ReadableRegistry],
+        *,
+        python: str,
+        after_s: float = SEARCH_AFTER_S,
+    ) -> None:
         """Once, shortly after the start: complete the reports that an earlier daemon left missing or without doctor.
 
-        `python` is for runs that name no interpreter.
+        `open_registry` gives a reader for another thread. `python` is for runs that name no interpreter.
         """
         await asyncio.sleep(after_s)
         try:
-            found = await asyncio.to_thread(self._find_incomplete, home)
+            found = await asyncio.to_thread(self._find_incomplete, home, open_registry)
         except (OSError, sqlite3.Error, TrnError):
             logger.exception("runs with an incomplete environment.json cannot be searched")
             found = []
@@ -150,15 +157,17 @@ class EnvironmentReports:
                 is_late=True,
             )
 
-    def _find_incomplete(self, home: Home) -> list[RunRecord]:
-        """Started runs without a complete report. Newest first; ends after a page in which none is missing."""
+    def _find_incomplete(self, home: Home, open_registry: Callable[[], ReadableRegistry]) -> list[RunRecord]:
+        """Runs started here without a complete report. Newest first; ends after a page in which none is missing."""
         found: list[RunRecord] = []
         own = self._own or set()
         before: tuple[int, str] | None = None
-        with contextlib.closing(RegistryReader(home.registry)) as reader:
+        with contextlib.closing(open_registry()) as reader:
             for _ in range(MAX_PAGES):
                 page = reader.page(before=before, limit=PAGE)
-                reports = [(run, home.run(run.run_id).report) for run in page if run.attempt]
+                reports = [
+                    (run, home.run(run.run_id).report) for run in page if run.attempt and run.needs.is_local
+                ]
                 missing = [
                     run
                     for run, report in reports

@@ -1,7 +1,7 @@
 """Workers and run folders that are not in the registry, for example after an older backup was restored.
 
 Such a worker still trains and uses its devices. It keeps them until it exits, a warning names it, and no run is started
-in its folder. It is not killed: its result may be worth more than the slot.
+in its folder. It is not killed: its result may be worth more than the slot. One of another pool holds nothing here.
 """
 
 import asyncio
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from trn.core.errors import UnavailableError
 from trn.core.home import Home
-from trn.core.runs import RunRecord
-from trn.executors.base import Executor, FoundWorker, Worker
+from trn.core.runs import LOCAL_POOL, RunRecord
+from trn.executors.base import FoundWorker, Worker
+from trn.executors.pools import Pools
 from trn.registry.base import ReadableRegistry
 
 logger = logging.getLogger("trn.daemon.unknown")
@@ -37,11 +39,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class UnknownWorkers:
     """Searched once, at the start; then checked until the last has exited. From the loop's thread."""
 
-    def __init__(self, *, registry: ReadableRegistry, executor: Executor, home: Home) -> None:
+    def __init__(self, *, registry: ReadableRegistry, pools: Pools, home: Home) -> None:
         self._registry = registry
-        self._executor = executor
+        self._pools = pools
         self._home = home
-        self._workers: dict[Worker, FoundWorker] = {}
+        self._workers: dict[tuple[str, Worker], FoundWorker] = {}  # by pool and worker
         self._folders: list[str] = []
         self._moved: dict[str, Path] = {}
         self.held = Held()
@@ -58,27 +60,35 @@ class UnknownWorkers:
         """Forget those that have exited. Costs nothing if there are none."""
         if not self._workers and not is_first:
             return
-        try:
-            found = await self._executor.find_workers()
-        except OSError:  # says nothing about the workers
-            logger.exception("live workers cannot be listed")
-            return
-        live = {run.run_id: run for run in self._registry.live()}
-        unknown = {worker.worker: worker for worker in found if not self._is_known(worker, live)}
+        known = self._workers
+        unknown: dict[tuple[str, Worker], FoundWorker] = {}
+        for pool in self._pools.names:
+            try:
+                unknown |= await self._find(pool)
+            except (OSError, UnavailableError):  # says nothing about its workers
+                logger.exception("live workers of the pool %s cannot be listed", pool)
+                unknown |= {key: worker for key, worker in known.items() if key[0] == pool}
         if not is_first:  # later ones were started by this daemon
-            unknown = {name: worker for name, worker in unknown.items() if name in self._workers}
-        for name in self._workers.keys() - unknown.keys():
-            logger.info("%s of run %s has exited", name, self._workers[name].run_id)
+            unknown = {key: worker for key, worker in unknown.items() if key in known}
+        for key in known.keys() - unknown.keys():
+            logger.info("%s of run %s has exited", key[1], known[key].run_id)
         self._workers = unknown
+        here = [worker for (pool, _), worker in unknown.items() if pool == LOCAL_POOL]
         self.held = Held(
-            devices={device: str(worker.worker) for worker in unknown.values() for device in worker.devices},
-            cpus=sum(worker.cpus for worker in unknown.values()),
-            memory_mb=sum(worker.memory_mb for worker in unknown.values()),
+            devices={device: str(worker.worker) for worker in here for device in worker.devices},
+            cpus=sum(worker.cpus for worker in here),
+            memory_mb=sum(worker.memory_mb for worker in here),
         )
 
-    def process_in(self, run_id: str) -> int:
-        """The process of an unknown worker in that run's folder; 0: none."""
-        return next((worker.worker.pid for worker in self._workers.values() if worker.run_id == run_id), 0)
+    async def _find(self, pool: str) -> dict[tuple[str, Worker], FoundWorker]:
+        found = await self._pools.of(pool).find_workers()
+        live = {run.run_id: run for run in self._registry.live() if run.needs.pool == pool}
+        return {(pool, worker.worker): worker for worker in found if not self._is_known(worker, live)}
+
+    def worker_in(self, run_id: str) -> Worker | None:
+        """An unknown worker in that run's folder."""
+        found = (worker.worker for worker in self._workers.values() if worker.run_id == run_id)
+        return next(found, None)
 
     def note_moved(self, run_id: str, target: Path) -> None:
         """A folder in the place of a new run's was moved."""
@@ -96,7 +106,7 @@ class UnknownWorkers:
 
     @property
     def warnings(self) -> list[str]:
-        said = [_say_worker(worker) for worker in self._workers.values()]
+        said = [_say_worker(pool, worker) for (pool, _), worker in self._workers.items()]
         folders = [name for name in self._folders if name not in self._moved]
         if folders:
             said.append(_say_folders(self._home, folders))
@@ -107,7 +117,12 @@ class UnknownWorkers:
         return said
 
 
-def _say_worker(worker: FoundWorker) -> str:
+def _say_worker(pool: str, worker: FoundWorker) -> str:
+    if pool != LOCAL_POOL:
+        return (
+            f"{worker.worker} of the pool {pool} is in the folder of run {worker.run_id}, but it is not in the"
+            " registry. No run is started there until it exits"
+        )
     pid = worker.worker.pid
     what = [*worker.devices, f"{worker.cpus} CPU{'s' if worker.cpus != 1 else ''}"]
     return (

@@ -20,7 +20,7 @@ from trn.core.settings import Settings
 from trn.daemon.outlets.log_file import LogFile, append, log_files
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.run_lines import RunLines
-from trn.executors.base import RunFiles
+from trn.executors.base import FilesByPool
 from trn.registry.base import Registry
 from trn.registry.cursors import LogPlace
 
@@ -49,7 +49,7 @@ class LogCopier:
         self,
         *,
         registry: Registry,
-        files: RunFiles,
+        files: FilesByPool,
         home: Home,
         settings: Settings,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,

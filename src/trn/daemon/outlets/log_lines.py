@@ -4,13 +4,14 @@ The key is (run_id, nonce) and: `seq` of an event, `offset` of an output line, `
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from trn.core.causes import Cause
 from trn.core.number_words import as_word
 from trn.core.runs import RunRecord
+from trn.executors.base import AttemptStart
 
 MAX_MESSAGE_BYTES = 16 << 10  # of an output line; a longer one is split
 NUM_JOB_LINES = 2
@@ -105,13 +106,6 @@ def _job_fields(run: RunRecord, folder: str) -> dict[str, Any]:
     names = ("run_id", "name", "parent_run_id", "digest", "tags", "submitted_ms")
     fields = {name: getattr(run, name) for name in names}
     return {**fields, "folder": folder, "nonce": run.nonce or msgspec.UNSET}
-
-
-class AttemptStart(NamedTuple):
-    """Where in worker.log the output of an attempt begins."""
-
-    offset: int
-    number: int
 
 
 def split_output(

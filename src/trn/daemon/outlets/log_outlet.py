@@ -13,7 +13,7 @@ from trn.core.settings import Settings
 from trn.daemon.outlets.closed_days import ClosedDays
 from trn.daemon.outlets.log_copier import LogCopier
 from trn.daemon.outlets.threaded_part import ThreadedPart
-from trn.executors.base import RunFiles
+from trn.executors.base import FilesByPool
 from trn.registry.base import Registry
 
 logger = logging.getLogger("trn.daemon.logs")
@@ -32,7 +32,7 @@ class LogOutlet(ThreadedPart):
         self,
         *,
         registry: Registry,
-        files: RunFiles,
+        files: FilesByPool,
         home: Home,
         settings: Settings,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from trn.core.errors import TrnError
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import EventBatch, is_line_start, last_seq_before, read_chunks
-from trn.executors.base import RunFile, RunFiles
+from trn.executors.base import FilesByPool, RunFile
 from trn.registry.base import Registry
 from trn.registry.cursors import Backlog, Place
 
@@ -24,7 +24,7 @@ class Outbox:
     A new consumer gets what changes from now on: all events of live runs, none of runs that have ended.
     """
 
-    def __init__(self, registry: Registry, files: RunFiles, consumer: str) -> None:
+    def __init__(self, registry: Registry, files: FilesByPool, consumer: str) -> None:
         self._files = files
         self._reader = registry.reader()
         self._table = registry.outbox(consumer)
@@ -70,7 +70,7 @@ class Outbox:
         """
         if place.offset == run.event_offset:
             return
-        file = self._files.events(run.run_id)
+        file = self._files.of(run.needs.pool).events(run.run_id)
         seq, offset = self._valid_place(run, file, place)
         for chunk in read_chunks(file, offset, run.event_offset, seq, run.nonce):
             yield chunk.batch, chunk.ends[-1]

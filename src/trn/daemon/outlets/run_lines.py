@@ -2,25 +2,21 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import msgspec
-
-from gen_worker.contract.files.regular import NotRegularFileError, read_regular
+from gen_worker.contract.files.regular import NotRegularFileError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.event_file import read_terminal
 from trn.daemon.outlets.log_file import LogFile
 from trn.daemon.outlets.log_lines import (
     NUM_JOB_LINES,
-    AttemptStart,
     encode_lines,
     job_ended,
     job_submitted,
     split_output,
 )
 from trn.daemon.outlets.outbox import Outbox, Place
-from trn.executors.base import RunFiles
+from trn.executors.base import FilesByPool
 from trn.registry.cursors import LogPlace
 
 READ_BYTES = 256 << 10
@@ -29,7 +25,7 @@ READ_BYTES = 256 << 10
 class RunLines:
     """Reads runs' folders. For one thread."""
 
-    def __init__(self, home: Home, files: RunFiles, outbox: Outbox, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, home: Home, files: FilesByPool, outbox: Outbox, clock_ms: Callable[[], int]) -> None:
         self._home = home
         self._files = files
         self._outbox = outbox
@@ -52,14 +48,15 @@ class RunLines:
         if file.has_job_lines and run.state.is_terminal and place.num_job_lines < NUM_JOB_LINES:
             terminal = None
             with contextlib.suppress(NotRegularFileError):
-                terminal = read_terminal(self._files.events(run.run_id), run.attempt, run.nonce)
+                events = self._files.of(run.needs.pool).events(run.run_id)
+                terminal = read_terminal(events, run.attempt, run.nonce)
             final = terminal.final_checkpoint if terminal else ""
             yield job_ended(run, str(folder.root), final), place._replace(num_job_lines=NUM_JOB_LINES)
 
     def _output(self, run: RunRecord, offset: int) -> Iterator[tuple[bytes, int]]:
         """(lines, where in worker.log they end)."""
-        folder = self._home.run(run.run_id)
-        file = self._files.log(run.run_id)
+        files = self._files.of(run.needs.pool)
+        file = files.log(run.run_id)
         try:
             size_bytes = file.size()
         except NotRegularFileError:
@@ -75,34 +72,11 @@ class RunLines:
                     nonce=run.nonce,
                     now_ms=self._clock_ms(),
                     is_all=run.state.is_terminal and offset + len(data) >= size_bytes,
-                    # Read after the data: an attempt writes its record before it prints.
-                    starts=_attempt_starts(folder.attempts, offset),
+                    # Read after the data: an attempt is recorded before it prints.
+                    starts=files.log_starts(run.run_id, offset),
                 )
             )
             if not lines:
                 return
             offset = lines[-1].offset + lines[-1].size_bytes
             yield encode_lines(lines), offset
-
-
-class _AttemptRecord(msgspec.Struct):
-    log_offset: int | None = None
-
-
-_decode_record = msgspec.json.Decoder(_AttemptRecord).decode
-
-
-def _attempt_starts(folder: Path, offset: int) -> list[AttemptStart]:
-    """Of the attempts that printed at the offset or after it, in order."""
-    numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
-    starts: list[AttemptStart] = []
-    for number in sorted(numbers, reverse=True):
-        try:
-            start = _decode_record(read_regular(folder / f"{number}.json")).log_offset
-        except (OSError, msgspec.MsgspecError):
-            continue
-        if start is not None:
-            starts.append(AttemptStart(start, number))
-            if start <= offset:
-                break
-    return starts[::-1]

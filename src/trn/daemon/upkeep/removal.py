@@ -30,6 +30,7 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import collect_garbage
 from trn.daemon.ingest.artifact_intake import record_gone
+from trn.executors.base import Worker
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.base import Registry
 from trn.registry.metrics import Extremes, MetricStore
@@ -86,8 +87,8 @@ class Removal:
         self._consumers = consumers
         self._clock = clock
         self._turn = asyncio.Lock()
-        # The process of an unknown worker in the folder of that run; 0: none.
-        self.process_in: Callable[[str], int] = lambda _run_id: 0
+        # An unknown worker in the folder of that run.
+        self.worker_in: Callable[[str], Worker | None] = lambda _run_id: None
 
     async def complete(self) -> None:
         """Complete the removals of an earlier daemon that was killed. Before the daemon serves."""
@@ -151,10 +152,8 @@ class Removal:
             run = self._registry.get(run_id)
             if not run.state.is_terminal:
                 reasons[run_id] = f"{run_id} is {run.state}: cancel it with `trn cancel {run_id}`"
-            elif pid := self.process_in(run_id):
-                reasons[run_id] = (
-                    f"{run_id}: process {pid}, which is not in the registry, works in its folder"
-                )
+            elif worker := self.worker_in(run_id):
+                reasons[run_id] = f"{run_id}: {worker}, which is not in the registry, works in its folder"
         for child, parent in self._registry.children(run_ids):
             reasons.setdefault(parent, f"{parent}: run {child} was resumed from it; remove that run too")
         unfinished = self._registry.unfinished_configs()

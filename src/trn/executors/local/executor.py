@@ -39,6 +39,7 @@ from trn.executors.base import (
     ImportCheck,
     LaunchPlan,
     LaunchUnknownError,
+    Site,
     Worker,
     WorkerExit,
 )
@@ -64,6 +65,17 @@ MAX_KEPT_EXITS = 4096
 SWEEP_S = 30.0  # of a worker that lives; the alarm should have come
 BLIND_POLL_S = 0.5  # where the system has no alarm
 REAP_POLL_S = 0.02  # from its end to its exit file, at first
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of its pool in the settings: there are none."""
+
+
+def load(site: Site, _options: Options) -> "LocalExecutor":
+    """The executor of a pool of this kind."""
+    return LocalExecutor(
+        site.home, worker_open_files=site.worker_open_files, start_timeout_s=site.start_timeout_s
+    )
 
 
 class LocalExecutor(LocalFiles):

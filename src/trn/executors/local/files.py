@@ -4,8 +4,11 @@ import os
 import stat
 from pathlib import Path
 
-from gen_worker.contract.files.regular import open_regular
+import msgspec
+
+from gen_worker.contract.files.regular import open_regular, read_regular
 from trn.core.home import Home
+from trn.executors.base import AttemptStart
 
 MAX_OFFSET = (1 << 63) - 1  # what the system's own offsets can hold
 
@@ -47,3 +50,26 @@ class LocalFiles:
 
     def log(self, run_id: str) -> LocalFile:
         return LocalFile(self._home.run(run_id).log)
+
+    def log_starts(self, run_id: str, offset: int) -> list[AttemptStart]:
+        """By the attempts' records: a worker writes its own before it prints."""
+        folder = self._home.run(run_id).attempts
+        numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
+        starts: list[AttemptStart] = []
+        for number in sorted(numbers, reverse=True):
+            try:
+                start = _decode_record(read_regular(folder / f"{number}.json")).log_offset
+            except (OSError, msgspec.MsgspecError):
+                continue
+            if start is not None:
+                starts.append(AttemptStart(start, number))
+                if start <= offset:
+                    break
+        return starts[::-1]
+
+
+class _AttemptRecord(msgspec.Struct):
+    log_offset: int | None = None
+
+
+_decode_record = msgspec.json.Decoder(_AttemptRecord).decode

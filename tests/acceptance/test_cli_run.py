@@ -490,10 +490,11 @@ def test_a_name_that_is_taken_names_the_next_of_its_family(home: Path, folder: P
         assert read_lines(trn(home, "status", name))[0]["run_id"] == meant
 
 
-def test_a_home_that_is_set_up_wrongly_is_no_refusal(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", ["heartbeat_timeout_s = -1", '[pools.lab]\nexecutor = "of nobody"'])
+def test_a_home_that_is_set_up_wrongly_is_no_refusal(settings: str, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (other / "settings.toml").write_text("heartbeat_timeout_s = -1\n")
+    (other / "settings.toml").write_text(f"{settings}\n")
     done = trn(other, "run", "-c", write_job(folder, 1))
     (line,) = read_lines(done)
     assert (done.returncode, line["event"], "settings.toml" in done.stderr) == (5, "error", True), done

@@ -101,8 +101,8 @@ def test_settings_of_a_pool_that_are_wrong_are_refused_with_their_place(
 @pytest.mark.parametrize(
     ("pool", "words"),
     [
-        ({"executor": "slurm"}, "pools.lab.executor is 'slurm'. Kinds of executors: fake."),
-        ({"executor": "local"}, "'local' is this machine, the pool local, which is always there"),
+        ({"executor": "slurm"}, "pools.lab.executor: found 'slurm', expected one of fake"),
+        ({"executor": "local"}, "'local' is this machine, which is always there"),
         ({"executor": "fake"}, "missing required field `partition`"),
         ({"executor": "fake", "partition": 3}, "Expected `str`, got `int` - at `$.partition`"),
         ({"executor": "fake", "partition": "gpu", "accuont": "a"}, "unknown field `accuont`"),
@@ -118,8 +118,11 @@ def test_a_kind_or_an_option_that_is_not_known_is_refused(
 
 
 def test_where_there_is_no_other_kind_yet_it_is_said_so(site: Site) -> None:
-    with pytest.raises(SettingsError, match=r"pools\.lab\.executor is 'slurm'\. There is no other kind"):
-        load_pools({"lab": {"executor": "slurm"}}, site)
+    for kind in ("slurm", "local"):
+        with pytest.raises(SettingsError) as caught:
+            load_pools({"lab": {"executor": kind}}, site)
+        assert f"pools.lab.executor: found {kind!r}, but this release has only 'local'" in str(caught.value)
+        assert str(site.home.settings) in str(caught.value)
 
 
 def test_a_pool_that_is_not_there_is_an_error_and_a_warning() -> None:

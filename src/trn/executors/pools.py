@@ -77,7 +77,7 @@ def load_pools(settings: Mapping[str, Mapping[str, Any]], site: Site) -> Pools:
     for pool, options in settings.items():
         kind = options[EXECUTOR]
         if kind == LOCAL or kind not in KINDS:
-            raise SettingsError(f"settings.toml: pools.{pool}.{EXECUTOR} is {kind!r}. {_say_kinds()}")
+            raise _refuse(site, f"pools.{pool}.{EXECUTOR}: found {kind!r}, {_say_kinds()}")
         given = {name: value for name, value in options.items() if name != EXECUTOR}
         executors[pool] = _load(kind, given, msgspec.structs.replace(site, pool=pool))
     return Pools(executors)
@@ -88,18 +88,17 @@ def _load(kind: str, given: Mapping[str, Any], site: Site) -> Executor:
     try:
         options = msgspec.convert(given, module.Options)
     except msgspec.ValidationError as fault:
-        raise SettingsError(
-            f"settings.toml: pools.{site.pool}, a pool of the kind {kind}, is not valid: {fault}"
-        ) from fault
+        raise _refuse(site, f"pools.{site.pool}: {fault}") from fault
     executor: Executor = module.load(site, options)
     return executor
 
 
+def _refuse(site: Site, problem: str) -> SettingsError:
+    return SettingsError(f"the settings {site.home.settings} are not valid: {problem}")
+
+
 def _say_kinds() -> str:
     others = ", ".join(kind for kind in KINDS if kind != LOCAL)
-    there = (
-        f"Kinds of executors: {others}"
-        if others
-        else f"There is no other kind of executor than {LOCAL!r} yet"
-    )
-    return f"{there}. {LOCAL!r} is this machine, the pool {LOCAL_POOL}, which is always there"
+    if not others:
+        return f"but this release has only {LOCAL!r}, this machine, which is always there: remove the pool"
+    return f"expected one of {others} ({LOCAL!r} is this machine, which is always there)"

@@ -302,9 +302,11 @@ def test_a_seam_of_the_daemon_has_one_user(seam: str, users: set[str]) -> None:
 KNOWS_PROCESSES = {
     "trn.cli.verbs.daemon": "waits for the end of the daemon",
     "trn.client.daemon_start": "whether a daemon lives that does not answer",
+    "trn.client.gateway_start": "whether a gateway lives",
     "trn.core.snapshots": "whether a client that was adding files still lives",
     "trn.daemon.machine.doctor_reports": "a report is of this boot of the machine",
     "trn.daemon.machine.process_limits": "the daemon's own control group",
+    "trn.gateway.app": "says which process the gateway is",
 }
 
 
@@ -315,7 +317,6 @@ def test_nothing_outside_the_executors_knows_processes_of_workers() -> None:
         for name, path in MODULES.items()
         if is_below(name, "trn")
         and not is_below(name, "trn.executors")
-        and not is_below(name, "trn.gateway")  # keeps its own process as the daemon does
         and (
             any(is_below(other, "gen_worker.contract.process_identity") for other in imported(path))
             or "/proc" in path.read_text(encoding="utf-8")

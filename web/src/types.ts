@@ -1,7 +1,7 @@
 /* What the HTTP API sends. Names are those of the records behind it (docs/http-api.md); times are ms since 1970. */
 
-/** A number of a metric. JSON has no word for the last three, so they travel as text. */
-export type Num = number | "NaN" | "Infinity" | "-Infinity";
+/** A number of a metric. JSON has none that is not finite, so those travel as words (docs/decisions/0005). */
+export type Num = number | "nan" | "inf" | "-inf" | "NaN" | "Infinity" | "-Infinity";
 
 export type State = "PENDING" | "DISPATCHING" | "RUNNING" | "COMPLETED" | "FAILED" | "CANCELLED";
 
@@ -60,11 +60,10 @@ export interface Run {
   metrics: Record<string, Num>;
   devices: string[];
   needs: Needs;
-  tags: Record<string, string>;
+  tags: Record<string, string>; // a job's `group` is the tag of that name
   change: number;
   // Given where the gateway knows them.
   notes?: string;
-  group?: string;
   trainer?: string;
   started_ms?: number | null;
   exactness?: Exactness | null;
@@ -252,4 +251,5 @@ export const isTerminal = (run: Pick<Run, "state" | "ended_ms">): boolean =>
   TERMINAL.has(run.state) || run.ended_ms !== null;
 
 /** The number behind a word. */
-export const toNumber = (value: Num): number => (typeof value === "number" ? value : Number(value));
+export const toNumber = (value: Num): number =>
+  typeof value === "number" ? value : Number(value.replace(/inf$/, "Infinity"));

@@ -23,12 +23,12 @@ test("states are alternatives, tags must all hold", () => {
   const runs = [
     makeRun({ run_id: "a", tags: { x: "1", y: "1" } }),
     makeRun({ run_id: "b", state: "FAILED", tags: { x: "1" } }),
-    makeRun({ run_id: "c", state: "PENDING", group: "g" }),
+    makeRun({ run_id: "c", state: "PENDING", tags: { group: "g" } }),
   ];
   expect(ids(filterRuns(runs, ask("state=FAILED&state=PENDING")))).toEqual(["b", "c"]);
   expect(ids(filterRuns(runs, ask("tag=x:1")))).toEqual(["a", "b"]);
   expect(ids(filterRuns(runs, ask("tag=x:1&tag=y")))).toEqual(["a"]);
-  expect(ids(filterRuns(runs, ask("group=g")))).toEqual(["c"]);
+  expect(ids(filterRuns(runs, ask("tag=group:g")))).toEqual(["c"]);
 });
 
 describe("order", () => {

@@ -4,6 +4,7 @@ import { diffTags } from "../src/actions/edit_dialog";
 import { toggleColumn } from "../src/runs/chosen_columns";
 import { drawPath } from "../src/runs/sparkline";
 import { isStale, readTrend } from "../src/runs/trends";
+import { findRow, measureRows } from "../src/runs/virtual_rows";
 import { findShortcut } from "../src/shortcuts";
 import { makeRun, makeSeries } from "./records";
 
@@ -42,4 +43,11 @@ test("a shortcut of two keys wins over that of its second key", () => {
   expect(findShortcut(table, "", "r")?.keys).toBe("r");
   expect(findShortcut(table, "g", "m")?.keys).toBe("m");
   expect(findShortcut(table, "", "g")).toBeUndefined();
+});
+
+describe("rows in view", () => {
+  const tops = measureRows([40, 100, 100, 40]);
+  test("each begins where the one before ends", () => expect(tops).toEqual([0, 40, 140, 240, 280]));
+  test.each([[-5, 0], [0, 0], [39, 0], [40, 1], [139, 1], [140, 2], [270, 3], [9999, 3]])("at %d is row %d", (at, row) => expect(findRow(tops, at)).toBe(row));
+  test("an empty list has no row beyond the first", () => expect(findRow(measureRows([]), 50)).toBe(0));
 });

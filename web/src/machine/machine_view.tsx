@@ -1,7 +1,227 @@
-/* The machine. */
+/* The machine: what it has, who holds it, who held it before, who waits for what; and its daemon. */
 
-import { Empty } from "../ui/notice";
+import "./machine.css";
+
+import { useEffect, useState } from "preact/hooks";
+
+import { api, type ApiError, get } from "../api";
+import { formatAgo, formatBytes, formatDuration, formatExactTime, formatMemory, formatTime } from "../format";
+import { query, runUrl, setQuery } from "../router";
+import { asApiError, health, isDaemonDown, now, refreshHealth, runs } from "../store";
+import type { Machine } from "../types";
+import { Bar, Segmented } from "../ui/controls";
+import { Icon } from "../ui/icon";
+import { ErrorNotice, Loading } from "../ui/notice";
+import { stateClass, stateWord } from "../ui/state";
+import { type Lane, type Lanes, placeBars, placeInTime, type Queued, timeTicks } from "./lanes";
+
+interface MachineLanes extends Lanes {
+  disk?: { total_bytes: number; free_bytes: number } | null;
+}
+
+const HOUR = 3_600_000;
+const RANGES = [
+  { value: "1h", label: "1 h", ms: HOUR },
+  { value: "6h", label: "6 h", ms: 6 * HOUR },
+  { value: "24h", label: "24 h", ms: 24 * HOUR },
+  { value: "7d", label: "7 d", ms: 168 * HOUR },
+] as const;
+type Range = (typeof RANGES)[number]["value"];
+
+const REFRESH_MS = 5000;
+
+/** What is read from the server, again every few seconds and when a run changes its state. */
+function useMachine(spanMs: number) {
+  const [machine, setMachine] = useState<Machine | null>(null);
+  const [lanes, setLanes] = useState<MachineLanes | null>(null);
+  const [error, setError] = useState<ApiError | null>(null);
+  const states = [...runs.value.values()].filter((run) => run.ended_ms === null).map((run) => `${run.run_id} ${run.state}`).join();
+  useEffect(() => {
+    const abort = new AbortController();
+    const read = async (): Promise<void> => {
+      const to = Date.now();
+      const [devices, found] = await Promise.allSettled([
+        api.getDevices(abort.signal),
+        get<MachineLanes>(["machine", "lanes"], { from_ms: to - spanMs, to_ms: to }, abort.signal),
+      ]);
+      if (abort.signal.aborted) return;
+      setMachine(devices.status === "fulfilled" ? devices.value : null);
+      if (found.status === "fulfilled") setLanes(found.value);
+      setError(found.status === "rejected" ? asApiError(found.reason) : null);
+    };
+    void read();
+    const timer = setInterval(() => { if (!document.hidden) void read(); }, REFRESH_MS);
+    return () => { abort.abort(); clearInterval(timer); };
+  }, [spanMs, states]);
+  return { machine, lanes, error };
+}
 
 export function MachineView() {
-  return <Empty title="Machine" />;
+  const chosen = query.value.get("range") ?? "6h";
+  const range = RANGES.find((one) => one.value === chosen) ?? RANGES[1];
+  const { machine, lanes, error } = useMachine(range.ms);
+  useEffect(() => void refreshHealth(), []);
+  return (
+    <div class="stack machine">
+      <div class="view-head">
+        <h1>Machine</h1>
+        <span class="grow" />
+        <Segmented label="Time shown" options={RANGES} value={range.value as Range}
+          onChange={(value) => setQuery({ range: value === "6h" ? null : value })} />
+      </div>
+      <Warnings />
+      <Totals machine={machine} disk={lanes?.disk ?? null} />
+      {error !== null && lanes === null ? <ErrorNotice error={error} />
+        : lanes === null ? <Loading what="the lanes" />
+        : <><LaneChart lanes={lanes.lanes} machine={machine} spanMs={range.ms} /><Queue queue={lanes.queue} /></>}
+      <Daemon />
+    </div>
+  );
+}
+
+function Warnings() {
+  const warnings = health.value?.warnings ?? [];
+  if (warnings.length === 0) return null;
+  return (
+    <ul class="card warnings" aria-label="Warnings">
+      {warnings.map((warning) => <li key={warning}><Icon name="warning" />{warning}</li>)}
+    </ul>
+  );
+}
+
+function Total({ label, text, value, max, isHigh = false }: { label: string; text: string; value: number; max: number; isHigh?: boolean }) {
+  return (
+    <div class="card total">
+      <h2>{label}</h2>
+      <p>{text}</p>
+      <Bar value={value} max={max} label={label} kind={isHigh ? "is-failed" : ""} />
+    </div>
+  );
+}
+
+function Totals({ machine, disk }: { machine: Machine | null; disk: { total_bytes: number; free_bytes: number } | null }) {
+  if (machine === null && disk === null) return null;
+  const gpus = machine?.devices.filter((device) => device.kind !== "cpu") ?? [];
+  const held = gpus.filter((device) => device.run_id !== "").length;
+  return (
+    <div class="totals">
+      {gpus.length > 0 && <Total label="GPUs" text={`${held} of ${gpus.length} held`} value={held} max={gpus.length} />}
+      {machine !== null && (
+        <>
+          <Total label="CPUs" text={`${machine.cpus_held} of ${machine.cpus} held by runs`} value={machine.cpus_held} max={machine.cpus} />
+          <Total label="Memory" text={`${formatMemory(machine.memory_mb_held)} of ${formatMemory(machine.memory_mb)} held by runs`}
+            value={machine.memory_mb_held} max={machine.memory_mb} />
+        </>
+      )}
+      {disk !== null && (
+        <Total label="Disk" text={`${formatBytes(disk.free_bytes)} of ${formatBytes(disk.total_bytes)} free`}
+          value={disk.total_bytes - disk.free_bytes} max={disk.total_bytes} isHigh={disk.free_bytes < disk.total_bytes / 20} />
+      )}
+    </div>
+  );
+}
+
+const ROW_PX = 26;
+
+function LaneChart({ lanes, machine, spanMs }: { lanes: readonly Lane[]; machine: Machine | null; spanMs: number }) {
+  const to = now.value;
+  const from = to - spanMs;
+  const ticks = timeTicks(from, to, innerWidth < 640 ? 4 : 9);
+  const at = (ms: number): string => `${(((ms - from) / spanMs) * 100).toFixed(3)}%`;
+  return (
+    <section class="card lanes" aria-label="Devices over time">
+      <div class="lane axis" aria-hidden="true">
+        <div class="lane-name" />
+        <div class="track">{ticks.map((tick) => <span key={tick} style={{ left: at(tick) }}>{formatTime(tick, to)}</span>)}</div>
+      </div>
+      {lanes.map((lane) => {
+        const { placed, numRows } = placeBars(lane.bars, to);
+        const trouble = machine?.devices.find((device) => device.device_id === lane.lane)?.quarantine_reason ?? "";
+        return (
+          <div class="lane" key={lane.lane}>
+            <div class="lane-name">
+              <strong>{lane.lane}</strong>
+              <span class="muted ellipsis" title={lane.name}>{lane.name}</span>
+              {trouble !== "" && <span class="why-bad" title={trouble}><Icon name="warning" size={13} /> not used: {trouble}</span>}
+            </div>
+            <ul class="track" style={{ height: `${numRows * ROW_PX + 6}px` }} aria-label={`Attempts on ${lane.lane}`}>
+              {ticks.map((tick) => <li class="line" key={tick} aria-hidden="true" style={{ left: at(tick) }} />)}
+              {placed.map((bar) => {
+                const place = placeInTime(bar, from, to, to);
+                if (place === null) return null;
+                const length = formatDuration((bar.to_ms ?? to) - bar.from_ms);
+                const words = `${bar.run_id}, attempt ${bar.attempt}, ${stateWord(bar.state.toUpperCase()).toLowerCase()}, ${length}`;
+                return (
+                  <li key={`${bar.run_id} ${bar.attempt}`}>
+                    <a class={`attempt ${stateClass(bar.state)}`} href={runUrl(bar.run_id)} aria-label={words}
+                      title={`${words}\n${formatExactTime(bar.from_ms)}${bar.reason === "" ? "" : `\n${bar.reason}`}`}
+                      style={{ left: `${place.left}%`, width: `${place.width}%`, top: `${bar.row * ROW_PX + 3}px` }}>
+                      {place.width > 4 && bar.run_id}
+                    </a>
+                  </li>
+                );
+              })}
+            </ul>
+          </div>
+        );
+      })}
+      {lanes.length === 0 && <p class="muted body">No attempts in this time.</p>}
+    </section>
+  );
+}
+
+function Queue({ queue }: { queue: readonly Queued[] }) {
+  return (
+    <section class="card">
+      <header><h2>Queue</h2><span class="tag">{queue.length}</span></header>
+      {queue.length === 0 ? <p class="muted body">No run waits.</p> : (
+        <div class="wide">
+          <table class="table">
+            <thead><tr><th scope="col">Run</th><th scope="col">Waits for</th><th scope="col">Why</th><th scope="col">Needs</th><th scope="col">Priority</th><th scope="col">Since</th></tr></thead>
+            <tbody>
+              {queue.map((one) => (
+                <tr key={one.run_id}>
+                  <td><a href={runUrl(one.run_id)}>{one.run_id}</a></td>
+                  <td>{one.waits_for.join(", ")}{one.not_before_ms > now.value && ` ${formatAgo(one.not_before_ms, now.value)}`}</td>
+                  <td>{one.reason}</td>
+                  <td>{describeNeeds(one)}</td>
+                  <td>{one.priority}</td>
+                  <td title={formatExactTime(one.submitted_ms)}>{formatAgo(one.submitted_ms, now.value)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+function describeNeeds({ needs }: Queued): string {
+  return [
+    ...needs.devices,
+    ...(needs.gpus > 0 ? [`${needs.gpus} GPU`] : []),
+    ...(needs.cpus > 0 ? [`${needs.cpus} CPU`] : []),
+    ...(needs.memory_mb > 0 ? [formatMemory(needs.memory_mb)] : []),
+  ].join(", ");
+}
+
+function Daemon() {
+  const known = health.value;
+  if (known === null) return null;
+  const rows: [string, string][] = [
+    ["Daemon", isDaemonDown.value ? (known.daemon === "silent" ? "runs, but does not answer" : "not running") : `running, version ${known.daemon_version ?? "?"}`],
+    ["Launcher", known.launcher ?? ""],
+    ["Watchers", known.num_watchers === undefined ? "" : String(known.num_watchers)],
+    ["Gateway", `version ${known.gateway_version ?? "?"}${known.gateway_started_ms === undefined ? "" : `, started ${formatAgo(known.gateway_started_ms, now.value)}`}`],
+    ["Home", known.home ?? ""],
+  ];
+  return (
+    <section class="card">
+      <header><h2>Daemon</h2></header>
+      <dl class="facts body">
+        {rows.filter(([, text]) => text !== "").map(([name, text]) => <div key={name}><dt>{name}</dt><dd>{text}</dd></div>)}
+      </dl>
+    </section>
+  );
 }

@@ -40,9 +40,9 @@ export function Progress({ run }: { run: Run }) {
   );
 }
 
-export function TimeLeft({ run }: { run: Run }) {
+export function TimeLeft({ run, suffix = "" }: { run: Run; suffix?: string }) {
   const left = estimateLeft(run, speedOf(run.run_id));
-  return left === null ? null : <span title="From the speed of the last steps">{formatDuration(left)}</span>;
+  return left === null ? null : <span title="From the speed of the last steps">{formatDuration(left)}{suffix}</span>;
 }
 
 export function Duration({ run }: { run: Run }) {
@@ -51,9 +51,29 @@ export function Duration({ run }: { run: Run }) {
   return <>{formatDuration((run.ended_ms ?? now.value) - from)}</>;
 }
 
+function NewestMetrics({ run, count }: { run: Run; count: number }) {
+  return (
+    <>
+      {topMetrics(run, count).map((name) => (
+        <span class="metric" key={name} title={`${name} ${formatNumber(run.metrics[name], 8)}`}>
+          <span class="muted">{name}</span> {formatNumber(run.metrics[name])}
+        </span>
+      ))}
+    </>
+  );
+}
+
+const isFine = (run: Run): boolean =>
+  run.state === "COMPLETED" || (run.state === "RUNNING" && !run.is_cancel_wanted && run.cause.id === "running");
+
+/** What one wants to know first: the numbers of a run that is fine, the reason of one that waits or failed. */
+export function Details({ run, count }: { run: Run; count: number }) {
+  return isFine(run) ? <NewestMetrics run={run} count={count} /> : <Why run={run} />;
+}
+
 /** Why a run waits, failed or was stopped. Nothing for one that just runs. */
 export function Why({ run }: { run: Run }) {
-  if (run.state === "RUNNING" && !run.is_cancel_wanted && run.cause.id === "running") return null;
+  if (run.state === "RUNNING" && isFine(run)) return null;
   if (run.state === "COMPLETED") return run.stop_reason === "" ? null : <span class="muted">{run.stop_reason}</span>;
   return <span class={run.state === "FAILED" ? "why-bad" : "muted"} title={run.reason}>{run.reason}</span>;
 }
@@ -93,43 +113,36 @@ export function RunName({ run }: { run: Run }) {
     <span class="run-name">
       <a href={runUrl(run.run_id)} title={run.run_id}>{run.run_id}</a>
       {run.name !== "" && run.name !== run.run_id && run.name !== run.family && <span class="muted"> {run.name}</span>}
-      {run.attempt > 1 && <span class="tag" title={`Attempt ${run.attempt}`}>×{run.attempt}</span>}
+      {run.attempt > 1 && <span class="tag" title={`Attempt ${run.attempt}`}><Icon name="repeat" size={11} />{run.attempt}</span>}
     </span>
   );
 }
 
 export const COLUMNS: readonly Column[] = [
-  { key: "state", label: "State", width: 112, cell: (run) => <StateBadge run={run} /> },
-  { key: "run", label: "Run", width: 230, cell: (run) => <RunName run={run} /> },
-  { key: "progress", label: "Step", width: 150, cell: (run) => <Progress run={run} /> },
-  { key: "left", label: "Time left", width: 96, isNumber: true, canSort: false, cell: (run) => <TimeLeft run={run} /> },
-  { key: "trend", label: "Trend", width: 112, canSort: false, cell: (run) => <Sparkline run={run} /> },
-  {
-    key: "metrics", label: "Newest metrics", width: 250, canSort: false,
-    cell: (run) => topMetrics(run, 3).map((name) => (
-      <span class="metric" key={name} title={`${name} ${formatNumber(run.metrics[name], 8)}`}>
-        <span class="muted">{name}</span> {formatNumber(run.metrics[name])}
-      </span>
-    )),
-  },
-  { key: "devices", label: "Devices", width: 100, cell: (run) => run.devices.join(", ") || (isTerminal(run) || run.attempt === 0 ? "" : "CPU") },
-  { key: "submitted", label: "Submitted", width: 96, isNumber: true, cell: (run) => <Time ms={run.submitted_ms} /> },
+  { key: "state", label: "State", width: 132, cell: (run) => <StateBadge run={run} /> },
+  { key: "run", label: "Run", width: 208, cell: (run) => <RunName run={run} /> },
+  { key: "progress", label: "Step", width: 140, cell: (run) => <Progress run={run} /> },
+  { key: "left", label: "Time left", width: 112, isNumber: true, canSort: false, cell: (run) => <TimeLeft run={run} /> },
+  { key: "trend", label: "Trend", width: 114, canSort: false, cell: (run) => <Sparkline run={run} /> },
+  { key: "details", label: "Newest metrics, or why", width: 292, canSort: false, cell: (run) => <Details run={run} count={2} /> },
+  { key: "metrics", label: "Newest metrics", width: 300, canSort: false, cell: (run) => <NewestMetrics run={run} count={3} /> },
+  { key: "devices", label: "Devices", width: 84, cell: (run) => run.devices.join(", ") || (isTerminal(run) || run.attempt === 0 ? "" : "CPU") },
+  { key: "submitted", label: "Submitted", width: 116, isNumber: true, cell: (run) => <Time ms={run.submitted_ms} /> },
   { key: "duration", label: "Duration", width: 108, isNumber: true, cell: (run) => <Duration run={run} /> },
-  { key: "updated", label: "Updated", width: 96, isNumber: true, cell: (run) => <Time ms={run.updated_ms} /> },
+  { key: "updated", label: "Updated", width: 106, isNumber: true, cell: (run) => <Time ms={run.updated_ms} /> },
   { key: "ended", label: "Ended", width: 96, isNumber: true, cell: (run) => <Time ms={run.ended_ms} /> },
   { key: "attempt", label: "Attempt", width: 80, isNumber: true, cell: (run) => (run.attempt === 0 ? "" : run.attempt) },
   { key: "exactness", label: "Exactness", width: 150, cell: (run) => <ExactnessBadge run={run} /> },
-  { key: "group", label: "Group", width: 120, cell: (run) => run.group ?? "" },
   { key: "trainer", label: "Trainer", width: 180, cell: (run) => <span title={run.trainer}>{run.trainer ?? ""}</span> },
   { key: "parent", label: "Parent", width: 160, cell: (run) => (run.parent_run_id === "" ? "" : <a href={runUrl(run.parent_run_id)}>{run.parent_run_id}</a>) },
   { key: "priority", label: "Priority", width: 80, isNumber: true, cell: (run) => run.priority },
-  { key: "tags", label: "Tags", width: 200, cell: (run) => <TagList run={run} /> },
+  { key: "tags", label: "Tags", width: 130, cell: (run) => <TagList run={run} /> },
   { key: "notes", label: "Notes", width: 200, cell: (run) => <span title={run.notes}>{run.notes ?? ""}</span> },
   { key: "why", label: "Why", width: 260, cell: (run) => <Why run={run} /> },
 ];
 
 export const DEFAULT_COLUMNS: readonly string[] = [
-  "state", "run", "progress", "left", "trend", "metrics", "devices", "submitted", "tags", "why",
+  "state", "run", "progress", "left", "trend", "details", "devices", "submitted", "tags",
 ];
 
 const metricColumn = (name: string): Column => ({

@@ -1,22 +1,24 @@
 /* The table itself. Only rows in view are in the document, so that 10,000 runs scroll like 10. */
 
 import { type Signal, signal, useSignalEffect } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { listActions } from "../actions/actions";
-import { formatCount, formatNumber } from "../format";
+import { formatCount } from "../format";
 import { query, setQuery } from "../router";
 import type { Run } from "../types";
 import { Icon } from "../ui/icon";
 import { Menu } from "../ui/overlay";
 import { StateBadge, stateWord } from "../ui/state";
 import { chosenColumns } from "./chosen_columns";
-import { type Column, Duration, Progress, RunName, TimeLeft, Why } from "./columns";
-import { countStates, type Item, topMetrics } from "./selection";
+import { type Column, Details, Duration, Progress, RunName, TimeLeft } from "./columns";
+import { countStates, type Item } from "./selection";
 import { Sparkline } from "./sparkline";
+import { findRow, measureRows } from "./virtual_rows";
 
 const ROW = 38;
 const CARD = 96;
+const CARD_GROUP = 44;
 const SPARE = 8; // rows kept beyond the edges
 
 const narrow = typeof matchMedia === "undefined" ? null : matchMedia("(max-width: 640px)");
@@ -36,15 +38,18 @@ interface TableProps {
 export function RunTable(props: TableProps) {
   const { items, current, visible } = props;
   const scroller = useRef<HTMLDivElement>(null);
-  const range = useRef(signal({ from: 0, to: 40 })).current;
-  const rowHeight = isNarrow.value ? CARD : ROW;
+  const range = useRef(signal({ top: 0, bottom: 1500 })).current;
+  const tops = useMemo(
+    () => measureRows(items.map((item) => (!isNarrow.value ? ROW : item.kind === "group" ? CARD_GROUP : CARD))),
+    [items, isNarrow.value],
+  );
 
   const measure = (): void => {
     const box = scroller.current;
     if (box === null) return;
-    const from = Math.max(0, Math.floor(box.scrollTop / rowHeight) - SPARE);
-    const to = Math.ceil((box.scrollTop + box.clientHeight) / rowHeight) + SPARE;
-    if (from !== range.value.from || to !== range.value.to) range.value = { from, to };
+    const top = Math.floor(box.scrollTop / ROW) * ROW;
+    const bottom = top + box.clientHeight + ROW;
+    if (top !== range.value.top || bottom !== range.value.bottom) range.value = { top, bottom };
   };
 
   useEffect(() => {
@@ -54,11 +59,10 @@ export function RunTable(props: TableProps) {
     const observer = new ResizeObserver(measure);
     observer.observe(box);
     return () => observer.disconnect();
-  }, [rowHeight]);
+  }, []);
 
-  const { from, to } = range.value;
-  const start = Math.min(from, Math.max(0, items.length - 1));
-  const shown = items.slice(start, to);
+  const start = Math.max(0, findRow(tops, range.value.top) - SPARE);
+  const shown = items.slice(start, findRow(tops, range.value.bottom) + 1 + SPARE);
 
   useEffect(() => {
     const inView = shown.flatMap((item) => (item.kind === "run" ? [item.run] : []));
@@ -70,14 +74,15 @@ export function RunTable(props: TableProps) {
     const box = scroller.current;
     const at = current.value;
     if (box === null || at < 0) return;
-    const top = at * rowHeight;
+    const top = tops[at] ?? 0;
+    const bottom = tops[at + 1] ?? top;
     const room = box.clientHeight - (isNarrow.peek() ? 0 : ROW); // the head covers one row
     if (top < box.scrollTop) box.scrollTop = top;
-    else if (top + rowHeight > box.scrollTop + room) box.scrollTop = top + rowHeight - room;
+    else if (bottom > box.scrollTop + room) box.scrollTop = bottom - room;
   });
 
-  const before = start * rowHeight;
-  const after = Math.max(0, (items.length - start - shown.length) * rowHeight);
+  const before = tops[start] ?? 0;
+  const after = (tops.at(-1) ?? 0) - (tops[start + shown.length] ?? 0);
   const body = { ...props, shown, start, before, after };
   return (
     <div class="scroller card" ref={scroller} onScroll={measure} tabIndex={0} role="region" aria-label="Runs">
@@ -165,15 +170,12 @@ function Cards({ shown, start, before, after, picked, current, onPick, onToggleG
             </div>
             <div class="line">
               <Progress run={run} />
-              <span class="muted ellipsis">{run.state === "RUNNING" ? <TimeLeft run={run} /> : <Duration run={run} />}</span>
+              <span class="muted ellipsis">{run.state === "RUNNING" ? <TimeLeft run={run} suffix=" left" /> : <Duration run={run} />}</span>
               <span class="grow" />
               <Sparkline run={run} />
             </div>
             <div class="line small">
-              <Why run={run} />
-              {(run.state === "RUNNING" || run.state === "COMPLETED") && topMetrics(run, 2).map((name) => (
-                <span class="metric" key={name}><span class="muted">{name}</span> {formatNumber(run.metrics[name])}</span>
-              ))}
+              <Details run={run} count={2} />
             </div>
           </li>
         );

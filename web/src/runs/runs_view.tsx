@@ -129,7 +129,7 @@ export function RunsView() {
         </Empty>
       ) : items.value.length === 0 ? (
         <Empty title="No runs match these filters">
-          <Button onClick={() => setQuery({ q: null, state: null, tag: null, group: null })}>Clear filters</Button>
+          <Button onClick={() => setQuery({ q: null, state: null, tag: null })}>Clear filters</Button>
         </Empty>
       ) : (
         <RunTable items={items.value} picked={picked.value} current={current} visible={visible} sort={tableQuery.value.sort}

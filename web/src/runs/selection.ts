@@ -7,9 +7,8 @@ export interface TableQuery {
   text: string;
   states: readonly string[];
   tags: readonly string[]; // "key:value", or "key" for any value
-  group: string | null;
   sort: string; // a column's key; "-" before it: descending
-  by: string; // "", "group", "parent", "state", "trainer" or "tag:KEY"
+  by: string; // "", "parent", "state", "trainer" or "tag:KEY"
   shut: readonly string[]; // groups that are collapsed
 }
 
@@ -22,7 +21,6 @@ export function readTableQuery(query: URLSearchParams): TableQuery {
     text: query.get("q") ?? "",
     states: query.getAll("state"),
     tags: query.getAll("tag"),
-    group: query.get("group"),
     sort: query.get("sort") ?? "-submitted",
     by: query.get("by") ?? "",
     shut: query.getAll("shut"),
@@ -35,7 +33,7 @@ function haystack(run: Run): string {
   let text = haystacks.get(run);
   if (text === undefined) {
     const tags = Object.entries(run.tags).map(([key, value]) => `${key}:${value}`);
-    text = [run.run_id, run.name, run.state, run.reason, run.group, run.trainer, run.notes, ...run.devices, ...tags]
+    text = [run.run_id, run.name, run.state, run.reason, run.trainer, run.notes, ...run.devices, ...tags]
       .join("\n").toLowerCase();
     haystacks.set(run, text);
   }
@@ -111,7 +109,6 @@ export function filterRuns(runs: Iterable<Run>, query: TableQuery): Run[] {
   const result: Run[] = [];
   for (const run of runs) {
     if (states.size > 0 && !states.has(run.state)) continue;
-    if (query.group !== null && (run.group ?? "") !== query.group) continue;
     if (!query.tags.every((tag) => hasTag(run, tag))) continue;
     if (matches(run)) result.push(run);
   }
@@ -141,7 +138,6 @@ export function sortKey(run: Run, column: string): SortKey {
     case "devices": return run.devices.join(",") || null;
     case "attempt": return run.attempt;
     case "priority": return run.priority;
-    case "group": return run.group || null;
     case "trainer": return run.trainer || null;
     case "parent": return run.parent_run_id || null;
     case "tags": return Object.entries(run.tags).join(" ") || null;
@@ -192,7 +188,7 @@ function groupOf(run: Run, by: string, all: ReadonlyMap<string, Run>): string {
     case "parent": return findRoot(run, all);
     case "state": return run.state;
     case "trainer": return run.trainer ?? "";
-    default: return run.group ?? "";
+    default: return "";
   }
 }
 
@@ -232,7 +228,7 @@ export function mainMetric(run: Run): string | null {
 }
 
 /** Metrics that say little in a narrow table. */
-const QUIET = /^(train\/lr|lr|learning_rate|.*(time|_s|per_s|throughput|epoch|memory.*))$/;
+const QUIET = /^(train\/lr|lr|learning_rate|.*(time|_s|per_s|throughput|epoch|.*norm.*|memory.*))$/;
 
 /** Up to `count` metrics of a run worth a place in a narrow column: the main one, then validation, then the rest. */
 export function topMetrics(run: Run, count: number): string[] {

@@ -20,21 +20,19 @@ const MAX_OPTIONS = 200;
 
 interface Known {
   tags: Map<string, Set<string>>; // values by key
-  groups: Set<string>;
   metrics: Set<string>;
   hasTrainers: boolean;
   hasParents: boolean;
 }
 
 function collect(all: ReadonlyMap<string, Run>): Known {
-  const known: Known = { tags: new Map(), groups: new Set(), metrics: new Set(), hasTrainers: false, hasParents: false };
+  const known: Known = { tags: new Map(), metrics: new Set(), hasTrainers: false, hasParents: false };
   for (const run of all.values()) {
     for (const [key, value] of Object.entries(run.tags)) {
       const values = known.tags.get(key);
       if (values === undefined) known.tags.set(key, new Set([value]));
       else values.add(value);
     }
-    if (run.group) known.groups.add(run.group);
     if (run.trainer) known.hasTrainers = true;
     if (run.parent_run_id !== "") known.hasParents = true;
     for (const name of Object.keys(run.metrics)) known.metrics.add(name);
@@ -49,7 +47,7 @@ export function Toolbar({ filter, query, all }: {
 }) {
   // What can be chosen changes rarely; runs change ten times a second.
   const known = useMemo(() => collect(all), [all.size, Math.floor(Date.now() / 5000)]);
-  const hasFilter = query.text !== "" || query.states.length > 0 || query.tags.length > 0 || query.group !== null;
+  const hasFilter = query.text !== "" || query.states.length > 0 || query.tags.length > 0;
   return (
     <div class="toolbar" role="search">
       <div class="filter">
@@ -64,7 +62,7 @@ export function Toolbar({ filter, query, all }: {
       <GroupBy query={query} known={known} />
       <ColumnMenu known={known} />
       {hasFilter && (
-        <Button kind="quiet" icon="close" onClick={() => setQuery({ q: null, state: null, tag: null, group: null })}>Clear filters</Button>
+        <Button kind="quiet" icon="close" onClick={() => setQuery({ q: null, state: null, tag: null })}>Clear filters</Button>
       )}
     </div>
   );
@@ -90,18 +88,10 @@ function StateFilter({ query, all }: { query: TableQuery; all: ReadonlyMap<strin
 }
 
 function TagFilter({ query, known }: { query: TableQuery; known: Known }) {
-  if (known.tags.size === 0 && known.groups.size === 0 && query.tags.length === 0 && query.group === null) return null;
+  if (known.tags.size === 0 && query.tags.length === 0) return null;
   const options = [...known.tags].sort().flatMap(([key, values]) => [...values].sort().map((value) => `${key}:${value}`)).slice(0, MAX_OPTIONS);
-  const chosen = [...query.tags, ...(query.group === null ? [] : [query.group])];
   return (
-    <Menu label="Filter by tag or group" text={chosen.length === 0 ? "Tags" : chosen.join(", ")} icon="tag" kind="plain" isLeft>
-      {[...known.groups].sort().slice(0, MAX_OPTIONS).map((group) => (
-        <label key={`group ${group}`} class="check">
-          <input type="checkbox" checked={query.group === group} onChange={() => setQuery({ group: query.group === group ? null : group })} />
-          <span class="muted">group</span> {group}
-        </label>
-      ))}
-      {known.groups.size > 0 && options.length > 0 && <hr />}
+    <Menu label="Filter by tag" text={query.tags.length === 0 ? "Tags" : query.tags.join(", ")} icon="tag" kind="plain" isLeft>
       {options.map((tag) => (
         <label key={tag} class="check">
           <input type="checkbox" checked={query.tags.includes(tag)} onChange={() => setQuery({ tag: toggle(query.tags, tag) })} />
@@ -115,11 +105,10 @@ function TagFilter({ query, known }: { query: TableQuery; known: Known }) {
 function GroupBy({ query, known }: { query: TableQuery; known: Known }) {
   const options = [
     ["", "No groups"],
-    ...(known.groups.size > 0 ? [["group", "Group"]] : []),
     ...(known.hasParents ? [["parent", "Parent"]] : []),
     ["state", "State"],
     ...(known.hasTrainers ? [["trainer", "Trainer"]] : []),
-    ...[...known.tags.keys()].sort().map((key) => [`tag:${key}`, `Tag ${key}`]),
+    ...[...known.tags.keys()].sort().map((key) => [`tag:${key}`, key === "group" ? "Group" : `Tag ${key}`]),
   ] as [string, string][];
   if (!options.some(([key]) => key === query.by)) options.push([query.by, query.by]);
   return (

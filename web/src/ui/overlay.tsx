@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { Button } from "./controls";
 import type { IconName } from "./icon";
@@ -62,6 +62,21 @@ interface MenuProps {
   kind?: "plain" | "quiet";
 }
 
+const EDGE = 8; // px kept free around a menu
+
+/** Below its button, or above it where there is more room; never beyond the window. */
+function placeItems(menu: HTMLElement, isLeft: boolean): void {
+  const items = menu.querySelector<HTMLElement>(".items");
+  const button = menu.querySelector("button")?.getBoundingClientRect();
+  if (items === null || button === undefined) return;
+  const { offsetWidth: width, offsetHeight: height } = items;
+  const left = isLeft ? button.left : button.right - width;
+  const fitsBelow = button.bottom + 4 + height <= innerHeight - EDGE || button.top < innerHeight / 2;
+  items.style.left = `${Math.max(EDGE, Math.min(left, innerWidth - width - EDGE))}px`;
+  items.style.top = `${fitsBelow ? button.bottom + 4 : Math.max(EDGE, button.top - 4 - height)}px`;
+  items.style.maxHeight = fitsBelow ? `${innerHeight - button.bottom - 4 - EDGE}px` : "";
+}
+
 /** A button that opens a list. Arrow keys move, Esc and a click elsewhere close it. */
 export function Menu({ label, text, icon = "more", items, children, isLeft = false, isSmall = false, kind = "quiet" }: MenuProps) {
   const [isOpen, setOpen] = useState(false);
@@ -74,18 +89,16 @@ export function Menu({ label, text, icon = "more", items, children, isLeft = fal
     root.current?.querySelector<HTMLElement>(":scope > button")?.focus();
   };
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isOpen) return;
-    entries()[0]?.focus();
+    if (root.current !== null) placeItems(root.current, isLeft);
+    entries()[0]?.focus({ preventScroll: true });
     const leave = (event: Event): void => {
-      if (event.target instanceof Node && !root.current?.contains(event.target)) setOpen(false);
+      if (!(event.target instanceof Node && root.current?.contains(event.target))) setOpen(false);
     };
-    document.addEventListener("pointerdown", leave);
-    document.addEventListener("focusin", leave);
-    return () => {
-      document.removeEventListener("pointerdown", leave);
-      document.removeEventListener("focusin", leave);
-    };
+    const events = ["pointerdown", "focusin", "scroll", "resize"];
+    for (const name of events) addEventListener(name, leave, true);
+    return () => { for (const name of events) removeEventListener(name, leave, true); };
   }, [isOpen]);
 
   const onKeyDown = (event: KeyboardEvent): void => {
@@ -106,7 +119,7 @@ export function Menu({ label, text, icon = "more", items, children, isLeft = fal
 
   const isMenu = items !== undefined;
   return (
-    <div class={`menu${isLeft ? " left" : ""}`} ref={root} onKeyDown={onKeyDown}>
+    <div class="menu" ref={root} onKeyDown={onKeyDown}>
       <Button kind={kind} isSmall={isSmall} icon={icon} {...(text === undefined ? { label } : {})}
         aria-haspopup={isMenu ? "menu" : "true"} aria-expanded={isOpen}
         onClick={(event: MouseEvent) => { event.stopPropagation(); setOpen(!isOpen); }}>

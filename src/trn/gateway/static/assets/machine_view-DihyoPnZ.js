@@ -1,1 +1,0 @@
-import{d as e,t}from"./notice-Blydv6r7.js";function n(){return e(t,{title:`Machine`})}export{n as MachineView};

@@ -3,6 +3,7 @@ import { fileURLToPath } from "node:url";
 import { defineConfig } from "vitest/config";
 
 import { stamp } from "./build/stamp.ts";
+import { trimUplot } from "./build/trim_uplot.ts";
 
 const webRoot = fileURLToPath(new URL(".", import.meta.url));
 const outDir = fileURLToPath(new URL("../src/trn/gateway/static", import.meta.url));
@@ -12,14 +13,14 @@ const gateway = process.env["TRN_PAGE_API"];
 
 export default defineConfig({
   root: webRoot,
-  plugins: [stamp(webRoot, outDir)],
+  plugins: [trimUplot(), stamp(webRoot, outDir)],
   build: {
     outDir,
     emptyOutDir: true,
     target: "es2022",
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0, // the page's policy allows no data: addresses
-    cssCodeSplit: true,
+    cssCodeSplit: false, // one file compresses better than five
     reportCompressedSize: false,
   },
   ...(gateway === undefined ? {} : { server: { proxy: { "/api": { target: gateway, changeOrigin: true } } } }),

@@ -3,8 +3,7 @@
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join, relative, sep } from "node:path";
-import { gzipSync } from "node:zlib";
-
+import { gzipAsync } from "@gfx/zopfli";
 import type { Plugin } from "vite";
 
 export const STAMP = "built-from.json";
@@ -33,9 +32,10 @@ export function stamp(webRoot: string, outDir: string): Plugin {
   return {
     name: "stamp",
     apply: "build",
-    closeBundle() {
+    async closeBundle() {
       for (const path of listFiles(outDir)) {
-        if (!path.endsWith(".gz")) writeFileSync(`${path}.gz`, gzipSync(readFileSync(path), { level: 9 }));
+        if (path.endsWith(".gz")) continue;
+        writeFileSync(`${path}.gz`, await gzipAsync(readFileSync(path), { numiterations: 15 })); // 3 % smaller than zlib's
       }
       const sources = hashFiles(webRoot, SOURCES.flatMap((name) => listFiles(join(webRoot, name))));
       const built = hashFiles(outDir, listFiles(outDir));

@@ -6,20 +6,22 @@ import { useEffect, useRef } from "preact/hooks";
 import { ActionDialogs } from "./actions/actions";
 import { session } from "./api";
 import { lazy } from "./lazy";
+import { MachineView } from "./machine/machine_view";
 import { matchRoute, navigate, path, type Route } from "./router";
 import { RunsView } from "./runs/runs_view";
 import { shortcuts, useShortcuts } from "./shortcuts";
 import { announcement, health, isDaemonDown, isGatewayDown, stream } from "./store";
+import { SubmitView } from "./submit/submit_view";
 import { colourVersion, isDark, toggleTheme } from "./theme";
 import { Button } from "./ui/controls";
 import { Icon } from "./ui/icon";
 import { Empty } from "./ui/notice";
 import { Dialog, Toasts } from "./ui/overlay";
 
-const RunView = lazy(async () => (await import("./run/run_view")).RunView);
-const CompareView = lazy(async () => (await import("./compare/compare_view")).CompareView);
-const MachineView = lazy(async () => (await import("./machine/machine_view")).MachineView);
-const SubmitView = lazy(async () => (await import("./submit/submit_view")).SubmitView);
+// Charts are half of the page's code: they are loaded when a view first needs them.
+const loadCharts = () => import("./chart_views");
+const RunView = lazy(async () => (await loadCharts()).RunView);
+const CompareView = lazy(async () => (await loadCharts()).CompareView);
 
 const isHelpOpen = signal(false);
 

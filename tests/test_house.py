@@ -213,7 +213,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     "dataset index": ["DIR", "--format", "--json", "--workers"],
     "dataset verify": ["DIR", "--format", "--json", "--workers"],
     "daemon": ["--event-bus"],
-    "daemon start": ["--event-bus", "--format", "--idle-exit-s", "--json"],
+    "daemon start": ["--event-bus", "--format", "--http", "--idle-exit-s", "--json"],
     "daemon stop": ["--format", "--json"],
     "daemon status": ["--format", "--json"],
 }

@@ -253,3 +253,139 @@ def test_another_address_than_loopback_needs_tls(tmp_path: Path) -> None:
         assert "TLS" in json.loads(done.stdout)["message"]
     finally:
         end_everything(home)
+
+
+def test_a_run_is_submitted_checked_cancelled_resumed_repeated_and_removed(
+    own_world: GatewayWorld, tmp_path: Path
+) -> None:
+    config = job("four", 500, step_ms=20, folder=tmp_path, checkpoint_every=5)
+    body = {"config": config, "base_dir": str(TRAINERS)}
+    checked = own_world.send("POST", "/runs?dry_run=1", body)
+    assert (checked.status, checked.data["faults"], checked.data["run"]["run_id"]) == (200, [], "four")
+    assert own_world.get("/runs").data["runs"] == []
+    wrong = own_world.send("POST", "/runs", {"config": {**config, "max_step": 3}, "base_dir": str(TRAINERS)})
+    assert (wrong.status, wrong.data["error"]["code"]) == (422, "invalid")
+    assert wrong.data["error"]["faults"][0]["path"] == "max_step"
+    said = own_world.send("POST", "/runs?dry_run=1", {"config": {**config, "max_step": 3}}).data["faults"]
+    assert said[0]["path"] == "max_step"
+    made = own_world.send("POST", "/runs", body)
+    assert (made.status, made.data["existed"]) == (201, False)
+    assert made.data["run"]["trainer"] == "witnessed:Witnessed"
+    again = own_world.send("POST", "/runs", body)
+    assert (again.status, again.data["existed"], again.data["run"]["run_id"]) == (200, True, "four")
+    wait_until("no checkpoint", lambda: own_world.get("/runs/four").data["run"]["step"] > 10)
+    assert own_world.send("POST", "/runs/four/cancel", {"reason": "enough"}).data["is_cancel_wanted"]
+    wait_until("not ended", lambda: own_world.get("/runs/four").data["run"]["state"] == "CANCELLED")
+    resumed = own_world.send("POST", "/runs/four/resume", {"overrides": {"tags": {"a": "b"}}})
+    assert (resumed.status, resumed.data["run"]["run_id"], resumed.data["run"]["parent_run_id"]) == (
+        201,
+        "four.2",
+        "four",
+    )
+    assert own_world.get("/runs/four").data["children"] == ["four.2"]
+    assert own_world.get("/runs/four.2").data["parents"] == ["four"]
+    assert own_world.get("/runs/four.2").data["family"] == ["four", "four.2"]
+    refused = own_world.send("DELETE", "/runs/four")
+    assert (refused.status, refused.data["error"]["code"]) == (409, "conflict")
+    own_world.send("POST", "/runs/four.2/cancel", {})
+    repeated = own_world.send(
+        "POST", "/runs/four/again", {"overrides": {"hyperparams": {"step_ms": 1}}}
+    ).data["run"]
+    assert repeated["run_id"] == "four.3"
+    assert own_world.get("/runs/four.3").data["run"]["config"]["hyperparams"]["step_ms"] == 1
+    own_world.send("POST", "/runs/four.3/cancel", {})
+    wait_until("not ended", lambda: own_world.get("/runs/four.3").data["run"]["ended_ms"] is not None)
+    freed = own_world.send("DELETE", "/runs/four.3?dry_run=1").data["freed"]
+    assert freed[0]["name"] == "four.3"
+    assert own_world.get("/runs/four.3").status == 200
+    assert own_world.send("DELETE", "/runs/four.3").status == 200
+    assert own_world.get("/runs/four.3").status == 404
+
+
+def test_runs_are_compared_and_lanes_show_who_held_the_machine(
+    own_world: GatewayWorld, tmp_path: Path
+) -> None:
+    with trn.Client(own_world.home.root) as client:
+        for name, more in (("five", {}), ("six", {"hyperparams_seed": 1})):
+            config = job(name, 5, folder=tmp_path)
+            config["hyperparams"] |= more
+            client.submit(config, base_dir=TRAINERS)
+            client.wait(name, DEADLINE_S)
+    found = own_world.get("/compare?run=five&run=six").data
+    assert found["config"]["hyperparams.hyperparams_seed"] == [None, 1]
+    assert found["divergences"] == []
+    assert found["metrics"]["train/loss"][0] == found["metrics"]["train/loss"][1]
+    assert own_world.get("/compare?run=five").status == 400
+    assert own_world.get("/compare?run=five&run=five").status == 400
+    assert own_world.get("/compare?run=five&run=none").status == 404
+    (lane,) = own_world.get("/machine/lanes").data["lanes"]
+    assert lane["lane"] == "cpu"
+    assert [bar["run_id"] for bar in lane["bars"]] == ["five", "six"]
+    assert all(bar["to_ms"] >= bar["from_ms"] for bar in lane["bars"])
+
+
+def test_the_log_is_searched_in_pieces_and_downloaded_in_ranges(world: GatewayWorld) -> None:
+    path = world.home.run("one").log
+    before = path.read_bytes()
+    lines = [b"line %d %s" % (number, b"x" * (number % 50)) for number in range(50_000)]
+    path.write_bytes(b"\n".join(lines) + b"\nlast Needle")
+    try:
+        found, offset = [], 0
+        while True:
+            answer = world.get(f"/runs/one/log/search?q=LINE%2049&limit=500&from_offset={offset}").data
+            found += answer["matches"]
+            offset = answer["next_offset"]
+            if answer["is_end"]:
+                break
+        wanted = [line.decode() for line in lines if line.startswith(b"line 49")]
+        assert [match["line"] for match in found] == wanted
+        whole = path.read_bytes()
+        assert all(whole[match["offset"] :].startswith(match["line"].encode()) for match in found)
+        assert world.get("/runs/one/log/search?q=needle&ignore_case=0").data["matches"] == []
+        assert world.get("/runs/one/log/search?q=Needle").data["matches"][0]["line"] == "last Needle"
+        assert world.get("/runs/one/log/download").body == whole
+        part = world.get("/runs/one/log/download", Range="bytes=5-9")
+        assert (part.status, part.body) == (206, whole[5:10])
+        assert part.headers["content-range"] == f"bytes 5-9/{len(whole)}"
+        assert world.get("/runs/one/log/download", Range="bytes=-4").body == whole[-4:]
+        assert world.get("/runs/one/log/download", Range=f"bytes={len(whole)}-").status == 416
+        assert part.headers["content-disposition"].startswith("attachment")
+    finally:
+        path.write_bytes(before)
+
+
+def test_events_come_in_pages_from_the_file(world: GatewayWorld) -> None:
+    seqs: list[int] = []
+    while True:
+        page = world.get(f"/runs/one/events?after_seq={len(seqs)}&limit=50").data
+        seqs += [event["seq"] for event in page["events"]]
+        if page["is_end"]:
+            break
+    assert seqs == list(range(1, world.get("/runs/one").data["run"]["last_seq"] + 1))
+
+
+def test_the_daemon_keeps_the_page_where_it_is_told_to(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    home.settings.write_text(SETTINGS)
+    environ = {**os.environ, "TRN_HOME": str(home.root)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([TRN, *words], env=environ, capture_output=True, text=True, check=False)
+
+    try:
+        assert run("daemon", "start", "--http", "nonsense").returncode != 0
+        assert run("daemon", "start", "--http", "127.0.0.1:0", "--json").returncode == 0
+        first = find_gateway(home)
+        assert first is not None
+        assert json.loads(run("daemon", "status", "--json").stdout)["page"] == first.url
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(
+            "it was not started again", lambda: (found := find_gateway(home)) and found.pid != first.pid
+        )
+        second = find_gateway(home)
+        assert second is not None
+        assert run("daemon", "stop").returncode == 0
+        assert not second.process.is_alive()
+    finally:
+        end_everything(home.root)

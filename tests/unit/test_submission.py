@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_worker.contract.job.rules import parse_job_spec
+from gen_worker.contract.job.rules import lay_over, parse_job_spec
 from trn.core.causes import QUEUED
 from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError
 from trn.core.runs import Needs, RunRecord, RunState
-from trn.daemon.intake.resumption import merge, plan_resume, with_checkpoint
+from trn.daemon.intake.resumption import plan_resume, with_checkpoint
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.intake.submission import Submission, parse_job, read_config, read_submission
 from trn.daemon.machine.devices import Device, Inventory
@@ -400,7 +400,7 @@ def test_a_checkpoint_that_is_named_must_be_as_it_was_saved(tmp_path: Path) -> N
 
 
 def test_overrides_are_merged_key_by_key_and_null_takes_away() -> None:
-    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": None}) == {"a": {"b": 4, "c": 2}}
+    assert lay_over({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": None}) == {"a": {"b": 4, "c": 2}}
     at = SavedCheckpoint(path=Path("/x.meta.json"), step=3, run_id="")
     assert with_checkpoint({}, at) == {"resume_checkpoint_path": "/x.meta.json"}
 

@@ -332,10 +332,12 @@ class AsyncClient:
         )
         return from_message(answer.run, Run), answer.was_live
 
-    async def remove(self, run_ids: Sequence[str], *, is_dry_run: bool = False) -> tuple[Freed, ...]:
+    async def remove(
+        self, run_ids: Sequence[str], *, is_dry_run: bool = False, is_exact: bool = False
+    ) -> tuple[Freed, ...]:
         """Remove ended runs with their folders and metrics: all of them, or none and a ConflictError."""
-        pinned = []
-        for run_id in run_ids:
+        pinned = list(run_ids) if is_exact else []
+        for run_id in () if is_exact else run_ids:
             try:
                 pinned.append(await self._pin(run_id))
             except NotFoundError:

@@ -18,7 +18,7 @@ from trn.client.background_start import Program, ensure_running
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 
-OUTPUT_NAME, START_LOCK_NAME = "gateway.out", "gateway-start.lock"
+START_LOCK_NAME = "gateway-start.lock"
 MAX_INFO_BYTES = 1 << 16
 ASK_TIMEOUT_S = 10.0
 STOP_PATIENCE_S = 30.0
@@ -99,7 +99,7 @@ def ensure_gateway(home: Home, *, address: str = "") -> tuple[RunningGateway, bo
         module="trn.gateway",
         arguments=["--quiet", *(["--address", address] if address else [])],
         find=lambda: find_gateway(home),
-        output=home.root / OUTPUT_NAME,
+        output=home.gateway_output,
         lock=home.root / START_LOCK_NAME,
         log=home.gateway_log,
         variables={},

@@ -116,6 +116,11 @@ class Home(NamedTuple):
         return self.root / "gateway.lock"
 
     @property
+    def gateway_output(self) -> Path:
+        """Of its start: why it did not."""
+        return self.root / "gateway.out"
+
+    @property
     def gateway_log(self) -> Path:
         return self.root / "gateway.log"
 

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from trn.core.errors import SettingsError
+from trn.core.errors import InvalidRequestError, SettingsError
 from trn.core.runs import LOCAL_POOL
 
+MAX_PORT = 65535
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 EXECUTOR = "executor"  # of a pool: its kind
 _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -92,6 +93,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def pool_names(self) -> list[str]:
         """Where runs may start."""
         return sorted([LOCAL_POOL, *self.pools])
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """(host, port) of `host:port`. InvalidRequestError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
+        raise InvalidRequestError(f"the address is {text!r}, expected HOST:PORT as in 127.0.0.1:8080")
+    return host.strip("[]"), int(port)
 
 
 def read_settings(path: Path) -> Settings:

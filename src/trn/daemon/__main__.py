@@ -10,7 +10,7 @@ from pathlib import Path
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import AlreadyRunningError, TrnError, UnavailableError
 from trn.core.home import DISK_FAULTS, Home, find_home
-from trn.core.settings import read_settings
+from trn.core.settings import read_address, read_settings
 from trn.core.terminal_text import keep_lines, set_up_log
 
 EXIT_REFUSED = 1
@@ -50,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
         " from other users, else event_bus in the settings)",
     )
     serve.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="keep the page and the HTTP API there (default: [http] in the settings; without an address, `trn ui` starts them)",
+    )
+    serve.add_argument(
         "--quiet",
         action="store_true",
         help="log only to daemon.log; stderr has only the reason why it does not start",
@@ -86,6 +91,11 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
     event_bus = os.environ.pop(EVENT_BUS_VARIABLE, "")  # it may hold a password: not for workers
     if options.event_bus or event_bus:
         settings = msgspec.structs.replace(settings, event_bus=options.event_bus or event_bus)
+    if options.http:
+        http = msgspec.structs.replace(settings.http, address=options.http)
+        settings = msgspec.structs.replace(settings, http=http)
+    if settings.http.address:
+        read_address(settings.http.address)
     home.make()
     set_up_log(home.daemon_log, is_quiet=options.quiet)
     from trn.daemon.app import TrainerDaemon

@@ -49,6 +49,7 @@ from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.threaded_part import ThreadedPart
+from trn.daemon.upkeep.gateway_keeper import GatewayKeeper
 from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.removal import BUS, LOGS, Removal
 from trn.daemon.upkeep.singleton import DaemonInfo, Singleton
@@ -163,6 +164,7 @@ class TrainerDaemon:
             event_bus="" if url is None else url.shown,
             source_dir=str(SOURCES[0]),
             source_stamp=self._code.stamp,
+            http=settings.http.address,
         )
         imports = ImportChecks(pools, home)
         imports.prepare()
@@ -217,6 +219,10 @@ class TrainerDaemon:
                 outlet.wake()
 
         registry.writer.on_commit = wake
+        keepers = (
+            [GatewayKeeper(home, settings.http.address, environ=os.environ)] if settings.http.address else []
+        )
+        listeners += keepers
         maintenance = Maintenance(
             home=home,
             settings=settings,
@@ -233,6 +239,7 @@ class TrainerDaemon:
             *pools.warnings,
             *unknown.warnings,
             *(warning for outlet in outlets for warning in outlet.warnings),
+            *(warning for keeper in keepers for warning in keeper.warnings),
         ]
         guard: TcpGuard | None = None
         server = await build_server(

@@ -48,12 +48,27 @@ class RefusedJobError(TrnError):
         self.cause = cause
 
 
+class HttpFault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a job or a request. What does not apply is empty."""
+
+    text: str  # the whole sentence, for people
+    path: str = ""  # the field, as dataset.parquet_paths[0]
+    kind: str = ""
+    found: str = ""
+    expected: str = ""
+    hint: str = ""
+
+    @classmethod
+    def of(cls, fault: str) -> "HttpFault":
+        return cls(**Fault.of(fault).to_data())
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """What happened. `faults` name each wrong field."""
 
     code: str
     message: str
-    faults: list[dict[str, str]] = []
+    faults: list[HttpFault] = []
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,11 +120,11 @@ def refusal(
     status: int,
     code: str,
     message: str,
-    faults: Iterable[Fault | str] = (),
+    faults: Iterable[str] = (),
     *,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    body = ErrorBody(code=code, message=message, faults=[Fault.of(fault).to_data() for fault in faults])
+    body = ErrorBody(code=code, message=message, faults=[HttpFault.of(fault) for fault in faults])
     return json_answer(ErrorAnswer(error=body), status=status, headers=headers)
 
 

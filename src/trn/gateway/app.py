@@ -23,16 +23,18 @@ from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.process_identity import ProcessIdentity, boot_id, start_ticks
 from trn.core.errors import AlreadyRunningError, InvalidRequestError, UnavailableError
 from trn.core.home import Home
-from trn.core.settings import HttpSettings
+from trn.core.settings import HttpSettings, read_address
 from trn.core.version import VERSION
+from trn.gateway.answers import Encoded
 from trn.gateway.connections import MAX_HEAD_BYTES, TimedConnection
 from trn.gateway.credentials import Credentials
 from trn.gateway.daemon_link import DaemonLink
 from trn.gateway.endpoints import Endpoint, build_router
 from trn.gateway.guard import Guard
+from trn.gateway.openapi import build_document
 from trn.gateway.page_files import PageFiles, read_page_files
 from trn.gateway.parts import Parts
-from trn.gateway.routes import logs, machine, metrics, runs, session, stream
+from trn.gateway.routes import commands, comparing, documents, logs, machine, metrics, runs, session, stream
 from trn.gateway.stores import Stores
 from trn.proto.methods import is_loopback
 
@@ -48,10 +50,13 @@ MIN_OPEN_FILES = 8192
 ENDPOINTS: list[Endpoint] = [
     *session.ENDPOINTS,
     *runs.ENDPOINTS,
+    *commands.ENDPOINTS,
     *metrics.ENDPOINTS,
+    *comparing.ENDPOINTS,
     *logs.ENDPOINTS,
     *machine.ENDPOINTS,
     *stream.ENDPOINTS,
+    *documents.ENDPOINTS,
 ]
 
 
@@ -99,6 +104,7 @@ class Gateway:
                 credentials=Credentials(port),
                 stores=Stores(self._home),
                 daemon=DaemonLink(self._home, time.time_ns() // 1_000_000),
+                openapi=Encoded.of(build_document(ENDPOINTS)),
             )
             guard = Guard(
                 api=build_router(ENDPOINTS, parts),
@@ -211,14 +217,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def read_address(text: str) -> tuple[str, int]:
-    """(host, port). InvalidRequestError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidRequestError(f"the address is {text!r}, expected HOST:PORT as in 127.0.0.1:8080")
-    return host.strip("[]"), int(port)
 
 
 def name_hosts(host: str, port: int, names: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ import inspect
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -61,6 +62,7 @@ class Endpoint(NamedTuple):
     media_type: str
     status: int
     is_stream: bool
+    also: Mapping[int, Any]  # other good answers
 
     @property
     def name(self) -> str:
@@ -95,12 +97,13 @@ def endpoint(
     media_type: str = "application/json",
     status: int = 200,
     is_stream: bool = False,
+    also: Mapping[int, Any] = MappingProxyType({}),
 ) -> Callable[[Callable[[Parts, Call[T]], Awaitable[Response]]], Endpoint]:
     """Makes an Endpoint of a handler; what it takes is in the annotation of its `call`."""
 
     def make(handle: Callable[[Parts, Call[T]], Awaitable[Response]]) -> Endpoint:
         (asked,) = get_args(get_type_hints(handle)["call"])
-        return Endpoint(method, path, handle, asked, answer, media_type, status, is_stream)
+        return Endpoint(method, path, handle, asked, answer, media_type, status, is_stream, also)
 
     return make
 

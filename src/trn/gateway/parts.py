@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from trn.core.home import Home
-from trn.gateway.answers import TooManyError
+from trn.gateway.answers import Encoded, TooManyError
 from trn.gateway.credentials import Credentials
 from trn.gateway.daemon_link import DaemonLink
 from trn.gateway.stores import Stores
@@ -41,5 +41,6 @@ class Parts:
     credentials: Credentials
     stores: Stores
     daemon: DaemonLink
+    openapi: Encoded
     streams: StreamPlaces = field(default_factory=StreamPlaces)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # streams end

@@ -357,3 +357,7 @@ SELECT run_id FROM runs WHERE run_id = :family OR (family = :family AND member >
 -- name: trainers
 SELECT run_id, coalesce(CAST(json_extract(config, '$.trainer') AS TEXT), '') AS trainer FROM runs
 WHERE run_id IN (SELECT value FROM json_each(:run_ids))
+
+-- name: attempts_between
+SELECT * FROM attempts WHERE launched_ms < :to_ms AND coalesce(ended_ms, :to_ms) >= :from_ms
+ORDER BY launched_ms DESC LIMIT :limit

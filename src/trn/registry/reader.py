@@ -190,6 +190,11 @@ class RegistryReader:
         """The runs of a family, the oldest first."""
         return [row["run_id"] for row in self._read.execute(sql("members"), {"family": family})]
 
+    def attempts_between(self, from_ms: int, to_ms: int, limit: int) -> list[AttemptRecord]:
+        """Attempts that lived then, of all runs, the newest `limit` of them, by their start."""
+        between = {"from_ms": from_ms, "to_ms": to_ms, "limit": limit}
+        return [read_attempt(row) for row in self._read.execute(sql("attempts_between"), between)][::-1]
+
     def trainers(self, run_ids: Sequence[str]) -> dict[str, str]:
         """The trainer class that each of these runs names; empty where its job names none."""
         wanted = {"run_ids": msgspec.json.encode(list(run_ids)).decode()}

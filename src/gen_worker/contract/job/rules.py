@@ -76,6 +76,20 @@ def apply_profile(data: object, name: str, *, source: str = "job") -> dict[str, 
     return _merge(base, overlay)
 
 
+def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`overlay` over `base`, objects key by key; null takes a field away."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        below = merged.get(key)
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = lay_over(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
 def spec_digest(spec: TrainingJobSpec) -> str:
     """`sha256:…` over the canonical JSON of the spec.
 

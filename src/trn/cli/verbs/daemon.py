@@ -52,14 +52,14 @@ def command(ctx: click.Context, event_bus: str) -> None:
     if event_bus and ctx.invoked_subcommand is not None:
         raise click.UsageError(f"--event-bus goes after the command: trn daemon {ctx.invoked_subcommand} …")
     if event_bus:
-        ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, is_json=False, format_=None)
+        ctx.invoke(start, idle_exit_s=None, event_bus=event_bus, http="", is_json=False, format_=None)
     elif ctx.invoked_subcommand is None:
         raise click.exceptions.NoArgsIsHelpError(ctx)
 
 
 @command.command(
     epilog="\b\nExamples:\n  trn daemon start\n  trn --home /data/trn daemon start --idle-exit-s 600\n"
-    "  trn daemon start --event-bus redis://localhost:6379/0\n"
+    "  trn daemon start --event-bus redis://localhost:6379/0\n  trn daemon start --http 127.0.0.1:8080\n"
 )
 @click.option(
     "--idle-exit-s",
@@ -68,24 +68,43 @@ def command(ctx: click.Context, event_bus: str) -> None:
     help="Exit after N seconds without runs and calls (default: never).",
 )
 @event_bus_option
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    default="",
+    help="Keep the page and the HTTP API there (default: only while `trn ui` has started them).",
+)
 @json_option
 @click.pass_obj
-def start(home: Home, *, idle_exit_s: float | None, event_bus: str, is_json: bool | None) -> None:
+def start(home: Home, *, idle_exit_s: float | None, event_bus: str, http: str, is_json: bool | None) -> None:
     """Start the daemon in the background and wait until it answers. Does nothing if one runs."""
     from trn.client.daemon_start import ensure_daemon
 
     output = Output(is_json=is_json)
     wanted = _shown_bus(event_bus)
-    daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s, event_bus=event_bus)
+    daemon, is_new = ensure_daemon(home, idle_exit_s=idle_exit_s, event_bus=event_bus, http=http)
     if wanted not in ("", daemon.event_bus):
         raise ConflictError(
             f"the daemon, pid {daemon.pid}, runs with {daemon.event_bus or 'no event bus'}, not with {wanted}:"
             " `trn daemon stop`, then start it again; runs continue meanwhile"
         )
+    if http not in ("", daemon.http):
+        raise ConflictError(
+            f"the daemon, pid {daemon.pid}, keeps {f'the page at {daemon.http}' if daemon.http else 'no page'}, not at {http}:"
+            " `trn daemon stop`, then start it again; runs continue meanwhile"
+        )
+    if daemon.http:
+        from trn.client.gateway_start import ensure_gateway
+
+        page = ensure_gateway(home, address=daemon.http)[0].url  # or why there is none
+    else:
+        page = ""
     output.event("daemon_started" if is_new else "daemon_already_running", **_describe(home, daemon))
     output.show(
         f"the daemon {'started' if is_new else 'already runs'}: pid {daemon.pid}, {', '.join(daemon.addresses)}"
     )
+    if page:
+        output.show(f"the page is at {page}: `trn ui` logs a browser in")
     _warn_of_version(output, daemon)
 
 
@@ -96,9 +115,10 @@ def stop(home: Home, *, is_json: bool | None) -> None:
     """Stop the daemon. Workers continue, and the next daemon takes them over."""
     from gen_worker.contract.process_identity import is_process_alive
     from trn.client.daemon_start import find_daemon, is_daemon
+    from trn.client.gateway_start import find_gateway, stop_gateway
 
     output = Output(is_json=is_json)
-    daemon = find_daemon(home)
+    daemon, gateway = find_daemon(home), find_gateway(home)
     if daemon is None:
         output.event("daemon_not_running", home=str(home.root))
         output.show(f"no daemon runs for {home.root}")
@@ -124,6 +144,8 @@ def stop(home: Home, *, is_json: bool | None) -> None:
                 f" `kill -9 {daemon.pid}` is safe"
             )
         time.sleep(LOOK_EVERY_S)
+    if gateway is not None:
+        stop_gateway(gateway, home)  # it ends by itself, too, a moment later
     try:
         num_live = _count(home, "DISPATCHING", "RUNNING")
     except RegistryError as fault:  # the daemon has stopped anyway
@@ -132,6 +154,8 @@ def stop(home: Home, *, is_json: bool | None) -> None:
     launchers = _find_launchers(home)
     output.event("daemon_stopped", pid=daemon.pid, num_live_runs=num_live, launcher_pids=launchers)
     output.show(f"the daemon, pid {daemon.pid}, has stopped")
+    if gateway is not None:
+        output.show(f"the gateway, pid {gateway.pid}, has stopped: the page is closed")
     if num_live:
         output.show(
             f"{num_live} run{'s continue' if num_live > 1 else ' continues'}; the next daemon takes over"
@@ -151,9 +175,11 @@ def stop(home: Home, *, is_json: bool | None) -> None:
 def status(home: Home, *, is_json: bool | None) -> ExitCode:
     """Show whether the daemon is up, and its state. Exits with 5 if none answers."""
     from trn.client.daemon_start import find_daemon, silence_of
+    from trn.client.gateway_start import find_gateway
 
     output = Output(is_json=is_json)
-    daemon = find_daemon(home)
+    daemon, gateway = find_daemon(home), find_gateway(home)
+    page = "" if gateway is None else gateway.url
     if daemon is None:
         counts = {state: num for state in STATES if (num := _count(home, state))}
         output.record({"is_up": False, "home": str(home.root), "runs_by_state": counts})
@@ -177,6 +203,7 @@ def status(home: Home, *, is_json: bool | None) -> ExitCode:
             "runs_by_state": health.runs_by_state,
             "launcher": health.launcher,
             "num_watchers": health.num_watchers,
+            "page": page,
             "warnings": list(health.warnings),
         }
     )
@@ -191,6 +218,8 @@ def status(home: Home, *, is_json: bool | None) -> ExitCode:
     output.show(f"runs      {_say_counts(health.runs_by_state)}")
     output.show(f"launcher  {health.launcher}")
     output.show(f"watchers  {health.num_watchers}")
+    if page:
+        output.show(f"page      {page} (`trn ui` logs a browser in)")
     for warning in health.warnings:
         output.show(f"{output.paint('warning', 'yellow')}   {warning}")
     if CHANGED not in health.warnings:

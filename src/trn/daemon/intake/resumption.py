@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.job.rules import lay_over
 from gen_worker.contract.redaction import Secret
 from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
@@ -68,7 +69,7 @@ class Resumption:
             return await self._resume_run(request, overrides, checkpoint)
         if checkpoint is None or not given.config_json:
             raise InvalidRequestError("resume needs a run_id, or a checkpoint_path with a config")
-        config = merge(self._read_config(given.config_json), overrides)
+        config = lay_over(self._read_config(given.config_json), overrides)
         saver = self._find_saver(checkpoint)
         resumed = msgspec.structs.replace(
             given,
@@ -150,7 +151,7 @@ def plan_resume(
         raise ConflictError(
             f"run {parent.run_id} is {parent.state}: it has not ended; cancel it first, or wait for its end"
         )
-    config = merge(
+    config = lay_over(
         {name: value for name, value in parent.config.items() if name not in _NOT_INHERITED}, overrides
     )
     # From an earlier step of its own, or from another run's, there is something left to do.
@@ -182,20 +183,6 @@ def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> d
     if isinstance(inputs, dict):
         resumed["inputs"] = {name: ref for name, ref in inputs.items() if name != "resume_checkpoint_ref"}
     return resumed
-
-
-def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """`overlay` over `base`, objects key by key; null takes a field away."""
-    merged = dict(base)
-    for key, value in overlay.items():
-        below = merged.get(key)
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(below, Mapping) and isinstance(value, Mapping):
-            merged[key] = merge(below, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def _require_more(parent: RunRecord, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

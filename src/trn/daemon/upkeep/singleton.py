@@ -20,6 +20,7 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
     event_bus: str = ""  # without secrets
     source_dir: str = ""  # of its code; the stamp is from the start
     source_stamp: str = ""
+    http: str = ""  # where it keeps the page
 
 
 def read_daemon_info(home: Home) -> DaemonInfo | None:

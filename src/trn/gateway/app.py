@@ -26,16 +26,16 @@ from trn.core.home import Home
 from trn.core.settings import HttpSettings, read_address
 from trn.core.version import VERSION
 from trn.gateway.answers import Encoded
-from trn.gateway.connections import MAX_HEAD_BYTES, TimedConnection
-from trn.gateway.credentials import Credentials
 from trn.gateway.daemon_link import DaemonLink
 from trn.gateway.endpoints import Endpoint, build_router
-from trn.gateway.guard import Guard
+from trn.gateway.gate.connections import MAX_HEAD_BYTES, TimedConnection
+from trn.gateway.gate.credentials import Credentials
+from trn.gateway.gate.guard import Guard
 from trn.gateway.openapi import build_document
 from trn.gateway.page_files import PageFiles, read_page_files
 from trn.gateway.parts import Parts
+from trn.gateway.reading.stores import Stores
 from trn.gateway.routes import commands, comparing, documents, logs, machine, metrics, runs, session, stream
-from trn.gateway.stores import Stores
 from trn.proto.methods import is_loopback
 
 logger = logging.getLogger("trn.gateway")

@@ -20,7 +20,7 @@ from starlette.routing import Route, Router
 from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.gateway.answers import error_answer, refusal
-from trn.gateway.guard import API
+from trn.gateway.gate.guard import API
 from trn.gateway.parts import Parts
 
 logger = logging.getLogger("trn.gateway")

@@ -9,7 +9,7 @@ import msgspec
 from trn.core.version import VERSION
 from trn.gateway.answers import JSON_TYPE, ErrorAnswer
 from trn.gateway.endpoints import Endpoint
-from trn.gateway.guard import API, LOGIN
+from trn.gateway.gate.guard import API, LOGIN
 
 REFS = "#/components/schemas/{name}"
 # status -> when; what a route can answer besides its own

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from trn.core.home import Home
 from trn.gateway.answers import Encoded, TooManyError
-from trn.gateway.credentials import Credentials
 from trn.gateway.daemon_link import DaemonLink
-from trn.gateway.stores import Stores
+from trn.gateway.gate.credentials import Credentials
+from trn.gateway.reading.stores import Stores
 
 MAX_PER_HOLDER, MAX_STREAMS = 64, 512
 

@@ -11,10 +11,10 @@ from gen_worker.contract.files.regular import NotRegularFileError, open_regular
 from trn.core.errors import NotFoundError, UnavailableError
 from trn.gateway.answers import Encoded, json_answer
 from trn.gateway.endpoints import Call, endpoint
-from trn.gateway.event_lines import EventPage, read_events
 from trn.gateway.file_answer import FileAnswer
-from trn.gateway.log_search import Found, LogMatch, search_log
 from trn.gateway.parts import Parts
+from trn.gateway.reading.event_lines import EventPage, read_events
+from trn.gateway.reading.log_search import Found, LogMatch, search_log
 from trn.gateway.records import RunId
 from trn.registry.reader import RegistryReader
 

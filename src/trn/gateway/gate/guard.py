@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from trn.gateway.answers import refusal
-from trn.gateway.credentials import Credentials
+from trn.gateway.gate.credentials import Credentials
 
 logger = logging.getLogger("trn.gateway.access")
 

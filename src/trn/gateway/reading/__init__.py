@@ -1,0 +1,1 @@
+"""Reads of the home, in threads: registry, metric points, events, logs."""

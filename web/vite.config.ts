@@ -3,7 +3,6 @@ import { fileURLToPath } from "node:url";
 import { defineConfig } from "vitest/config";
 
 import { stamp } from "./build/stamp.ts";
-import { trimUplot } from "./build/trim_uplot.ts";
 
 const webRoot = fileURLToPath(new URL(".", import.meta.url));
 const outDir = fileURLToPath(new URL("../src/trn/gateway/static", import.meta.url));
@@ -13,7 +12,7 @@ const gateway = process.env["TRN_PAGE_API"];
 
 export default defineConfig({
   root: webRoot,
-  plugins: [trimUplot(), stamp(webRoot, outDir)],
+  plugins: [stamp(webRoot, outDir)],
   build: {
     outDir,
     emptyOutDir: true,

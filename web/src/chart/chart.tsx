@@ -17,7 +17,7 @@ import { painter } from "./painter";
 import { drawPicture, saveCanvas, saveText } from "./picture";
 import { Plot } from "./plot";
 import { buildScene, type Reading, readAt, type Scene } from "./scene";
-import { formatSpanTick } from "./ticks";
+import { formatSpan } from "./ticks";
 
 /** Where a link or a jump finds it. */
 export const chartId = (name: string): string => `chart-${encodeURIComponent(name)}`;
@@ -40,7 +40,7 @@ export function Chart({ name, board }: { name: string; board: Board }) {
   const isLarge = board.state.value.large === name;
   return (
     <figure class={`chart card${isLarge ? " large" : ""}`} ref={frame} id={chartId(name)} aria-label={name}>
-      {isNear ? <Body name={name} board={board} /> : <div class="waiting" />}
+      {isNear ? <Body name={name} board={board} /> : <><header><h3 class="ellipsis">{name}</h3></header><div class="plot" /></>}
     </figure>
   );
 }
@@ -111,9 +111,9 @@ function Body({ name, board }: { name: string; board: Board }) {
   const isLarge = state.large === name;
   const savePng = (): void => {
     const { current } = shown;
-    if (current?.plot.canvas == null) return;
+    if (current?.plot.picture == null) return;
     const legend = current.scene.lines.map(({ source }) => ({ label: source.label, colour: source.colour }));
-    saveCanvas(drawPicture(current.plot.canvas, name, legend, current.palette, devicePixelRatio), `${name}.png`);
+    saveCanvas(drawPicture(current.plot.picture, name, legend, current.palette, devicePixelRatio), `${name}.png`);
   };
 
   return (
@@ -216,7 +216,7 @@ function formatPlace(kind: string, { step, x }: Reading): string {
   const at = `step ${formatCount(step)}`;
   if (kind === "epoch") return `${at}, epoch ${formatNumber(x)}`;
   if (kind === "wall") return `${at}, ${formatTime(x * 1000)}`;
-  return kind === "training" ? `${at}, ${formatSpanTick(x, 1)}` : at;
+  return kind === "training" ? `${at}, ${formatSpan(x, 1)}` : at;
 }
 
 /** Texts of the marks at the cursor. */

@@ -1,4 +1,4 @@
-/* Paints the curves of a scene onto a canvas. Knows nothing of the chart library: only a context and two scales. */
+/* Paints the curves and marks of a scene onto a canvas. */
 
 import type { Range } from "./axis";
 import { type Line, type PlacedMark, type Scene, visible } from "./scene";
@@ -36,7 +36,8 @@ const MAX_THICK = 20;
 
 type Scale = (value: number) => number;
 
-function makeScale([low, high]: Range, isLog: boolean, from: number, length: number): Scale {
+/** From values to pixels. */
+export function makeScale([low, high]: Range, isLog: boolean, from: number, length: number): Scale {
   if (!isLog) {
     const factor = length / (high - low);
     return (value) => from + (value - low) * factor;
@@ -221,12 +222,11 @@ export function markColour(kind: string, palette: Palette): string {
   return kind === "validation" ? palette.muted : palette.accent;
 }
 
-/** Signs on the axis itself. Of signs of one kind that would touch, only the first is painted. */
+/** Signs: of files and values on the axis itself, of attempts at the top. Of those of one kind that would touch, only one. */
 function paintMarks(
   ctx: CanvasRenderingContext2D, marks: readonly PlacedMark[], toX: Scale, area: Area, palette: Palette,
 ): void {
   const size = 3.5 * area.ratio;
-  const y = area.top + area.height;
   const previous = new Map<string, number>();
   for (const { mark, x } of marks) {
     const at = toX(x);
@@ -236,7 +236,7 @@ function paintMarks(
     ctx.fillStyle = ctx.strokeStyle = markColour(mark.kind, palette);
     ctx.lineWidth = 1.5 * area.ratio;
     ctx.beginPath();
-    paintSign(ctx, mark.kind, at, y, size);
+    paintSign(ctx, mark.kind, at, LINES.has(mark.kind) ? area.top : area.top + area.height, size);
   }
 }
 

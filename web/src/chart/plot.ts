@@ -1,13 +1,9 @@
-/* The only module that knows uPlot. It draws axes, scales and the cursor; the curves are painted by `paint.ts`.
-
-   uPlot gets two points, the corners of the picture, so its cost does not depend on the data. */
-
-import uPlot from "uplot";
+/* One picture on a canvas: axes, grid and curves; and what a pointer does on it. */
 
 import type { Range, XKind } from "./axis";
-import { type Area, type PaintOptions, paintScene } from "./paint";
+import { type Area, makeScale, type PaintOptions, paintScene } from "./paint";
 import type { Scene } from "./scene";
-import { formatLogTick, formatSpanTick, formatTick, SPAN_DISTANCES } from "./ticks";
+import { linearTicks, logTicks, spanTicks, type Tick, timeTicks } from "./ticks";
 
 export interface PlotEvents {
   onZoom(range: Range | null): void;
@@ -21,219 +17,245 @@ export interface Look extends PaintOptions {
   font: string;
 }
 
-const PADDING: uPlot.Padding = [8, 18, 0, 0];
+// In CSS pixels
+const TOP = 8;
+const RIGHT = 18;
+const BOTTOM = 26;
+const X_SPACE = 72; // between ticks, at least
+const Y_SPACE = 34;
+const MIN_DRAG = 4;
+
+/** A pointer that is down: where it went down, and where it is. */
+interface Held {
+  from: number;
+  now: number;
+}
 
 export class Plot {
-  private chart: uPlot | null = null;
+  private readonly canvas = document.createElement("canvas");
+  private readonly over = document.createElement("div"); // the plotting area
+  private readonly line = document.createElement("i");
+  private readonly selection = document.createElement("b");
+  private readonly observer: ResizeObserver;
+  private readonly held = new Map<number, Held>();
+  private pinch: { range: Range; spread: number; centre: number } | null = null;
   private scene: Scene | null = null;
   private look: Look | null = null;
   private cursorX: number | null = null;
-  private readonly observer: ResizeObserver;
-  private readonly touches = new Map<number, number>();
-  private pinch: { range: Range; spread: number; centre: number } | null = null;
 
   constructor(
     private readonly root: HTMLElement,
-    private readonly label: string,
+    label: string,
     private readonly events: PlotEvents,
   ) {
-    this.observer = new ResizeObserver(() => this.resize());
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", label);
+    this.over.className = "over";
+    this.over.append(this.selection, this.line);
+    this.selection.hidden = this.line.hidden = true;
+    root.append(this.canvas, this.over);
+    this.observer = new ResizeObserver(() => this.repaint());
     this.observer.observe(root);
+    this.listen();
   }
 
   destroy(): void {
     this.observer.disconnect();
-    this.chart?.destroy();
-    this.chart = null;
+    this.canvas.remove();
+    this.over.remove();
+  }
+
+  /** For a picture to save; null: nothing was painted. */
+  get picture(): HTMLCanvasElement | null {
+    return this.scene === null ? null : this.canvas;
   }
 
   /** Paints at once: the caller decides when. */
   paint(scene: Scene, look: Look): void {
-    const before = this.look;
     this.scene = scene;
     this.look = look;
-    const isOther =
-      before === null || before.kind !== look.kind || before.isLogX !== look.isLogX || before.isLogY !== look.isLogY ||
-      before.palette !== look.palette;
-    if (isOther) {
-      this.chart?.destroy();
-      this.chart = null;
-    }
-    if (this.root.clientWidth === 0) return; // the resize paints it
-    const corners: uPlot.AlignedData = [[...scene.x], [...scene.y]];
-    if (this.chart === null) this.chart = this.build(corners);
-    else this.chart.setData(corners);
+    this.repaint();
+  }
+
+  /** Shows the cursor where this chart, another one or the keyboard has it. */
+  setCursor(x: number | null): void {
+    this.cursorX = x;
+    const { scene } = this;
+    this.line.hidden = scene === null || x === null || x < scene.x[0] || x > scene.x[1];
+    if (!this.line.hidden) this.line.style.transform = `translateX(${this.scaleX()(x!)}px)`;
+  }
+
+  private repaint(): void {
+    const { scene, look, canvas, root } = this;
+    const { clientWidth: width, clientHeight: height } = root;
+    if (scene === null || look === null || width === 0 || height === 0) return;
+    const ratio = devicePixelRatio;
+    const [columns, rows] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== columns || canvas.height !== rows) Object.assign(canvas, { width: columns, height: rows });
+    const ctx = canvas.getContext("2d")!;
+    ctx.setTransform(1, 0, 0, 1, 0, 0);
+    ctx.clearRect(0, 0, columns, rows);
+    ctx.font = look.font.replace(/[\d.]+px/, (size) => `${parseFloat(size) * ratio}px`);
+    const yTicks = (look.isLogY ? logTicks : linearTicks)(scene.y, Math.max(Math.floor((height - TOP - BOTTOM) / Y_SPACE), 2));
+    const widest = Math.max(...yTicks.map(({ label }) => ctx.measureText(label).width), 12 * ratio);
+    const left = Math.ceil(widest / ratio) + 16;
+    const area: Area = {
+      left: left * ratio, top: TOP * ratio, width: (width - left - RIGHT) * ratio, height: (height - TOP - BOTTOM) * ratio, ratio,
+    };
+    if (area.width <= 0 || area.height <= 0) return;
+    this.over.style.cssText = `left:${left}px;top:${TOP}px;right:${RIGHT}px;bottom:${BOTTOM}px`;
+    paintAxes(ctx, scene, look, area, yTicks);
+    paintScene(ctx, scene, area, look);
     this.setCursor(this.cursorX);
   }
 
-  /** Shows the cursor where another chart or the keyboard has it. */
-  setCursor(x: number | null): void {
-    this.cursorX = x;
-    const { chart, scene } = this;
-    if (chart === null || scene === null) return;
-    const isInside = x !== null && x >= scene.x[0] && x <= scene.x[1];
-    chart.setCursor({ left: isInside ? chart.valToPos(x, "x") : -10, top: isInside ? 0 : -10 }, false);
+  /** From values to CSS pixels of the plotting area. */
+  private scaleX(): (value: number) => number {
+    return makeScale(this.scene!.x, this.look!.isLogX, 0, this.over.clientWidth);
   }
 
-  get canvas(): HTMLCanvasElement | null {
-    return this.chart?.ctx.canvas ?? null;
+  /** From CSS pixels of the plotting area to values. */
+  private valueAt(left: number): number {
+    const [low, high] = this.scene!.x;
+    const part = Math.min(Math.max(left / Math.max(this.over.clientWidth, 1), 0), 1);
+    return this.look!.isLogX ? low * Math.pow(high / low, part) : low + (high - low) * part;
   }
 
-  private resize(): void {
-    const { clientWidth: width, clientHeight: height } = this.root;
-    if (width === 0 || this.scene === null || this.look === null) return;
-    if (this.chart === null) this.paint(this.scene, this.look);
-    else if (this.chart.width !== width || this.chart.height !== height) this.chart.setSize({ width, height });
+  private listen(): void {
+    const { over } = this;
+    const on = <K extends keyof HTMLElementEventMap>(kind: K, handle: (event: HTMLElementEventMap[K]) => void): void =>
+      over.addEventListener(kind, (event) => { if (this.scene !== null) handle(event); }, { passive: false });
+    on("pointerdown", (event) => this.down(event));
+    on("pointermove", (event) => this.move(event));
+    on("pointerup", (event) => this.up(event));
+    on("pointercancel", (event) => {
+      this.held.delete(event.pointerId);
+      this.showSelection(null);
+    });
+    on("pointerleave", (event) => { if (event.pointerType !== "touch" && this.held.size === 0) this.events.onCursor(null, 0); });
+    on("dblclick", () => this.events.onZoom(null));
+    on("wheel", (event) => this.wheel(event));
   }
 
-  private build(corners: uPlot.AlignedData): uPlot {
-    const look = this.look!;
-    const chart = new uPlot(
-      {
-        width: this.root.clientWidth,
-        height: this.root.clientHeight,
-        padding: PADDING,
-        legend: { show: false },
-        series: [{}, { paths: () => null, points: { show: false } }],
-        scales: {
-          x: { time: look.kind === "wall", distr: look.isLogX ? 3 : 1, range: () => [...this.scene!.x] },
-          y: { distr: look.isLogY ? 3 : 1, range: () => [...this.scene!.y] },
-        },
-        axes: [xAxis(look), yAxis(look)],
-        cursor: {
-          y: false,
-          points: { show: false },
-          drag: { x: true, y: false, setScale: false, dist: 4 },
-          bind: {
-            dblclick: () => () => {
-              this.events.onZoom(null);
-              return null;
-            },
-          },
-        },
-        hooks: {
-          draw: [(u) => this.paintCurves(u)],
-          setCursor: [(u) => this.moved(u)],
-          setSelect: [(u) => this.selected(u)],
-        },
-      },
-      corners,
-      this.root,
-    );
-    chart.ctx.canvas.setAttribute("role", "img");
-    chart.ctx.canvas.setAttribute("aria-label", this.label);
-    chart.over.addEventListener("click", () => this.picked(chart));
-    chart.over.addEventListener("wheel", (event) => this.wheel(chart, event), { passive: false });
-    for (const kind of ["pointerdown", "pointermove", "pointerup", "pointercancel"] as const) {
-      chart.over.addEventListener(kind, (event) => this.touch(chart, event));
+  private placeOf(event: MouseEvent): { left: number; height: number } {
+    const box = this.over.getBoundingClientRect();
+    return { left: event.clientX - box.left, height: (event.clientY - box.top) / Math.max(box.height, 1) };
+  }
+
+  private down(event: PointerEvent): void {
+    if (event.pointerType !== "touch" && event.button !== 0) return;
+    const { left } = this.placeOf(event);
+    this.held.set(event.pointerId, { from: left, now: left });
+    if (event.pointerType !== "touch") this.over.setPointerCapture(event.pointerId);
+    this.pinch = null;
+  }
+
+  private move(event: PointerEvent): void {
+    const { left, height } = this.placeOf(event);
+    const held = this.held.get(event.pointerId);
+    if (held !== undefined) held.now = left;
+    if (this.held.size === 2) {
+      this.zoomByFingers();
+      return;
     }
-    return chart;
+    this.events.onCursor(this.valueAt(left), height);
+    if (held !== undefined && event.pointerType !== "touch") this.showSelection(held);
   }
 
-  private paintCurves(u: uPlot): void {
-    const area: Area = { ...u.bbox, ratio: uPlot.pxRatio };
-    paintScene(u.ctx, this.scene!, area, this.look!);
+  private up(event: PointerEvent): void {
+    const held = this.held.get(event.pointerId);
+    const isAlone = this.held.size === 1 && this.pinch === null;
+    this.held.delete(event.pointerId);
+    this.showSelection(null);
+    if (held === undefined || !isAlone) return;
+    const [low, high] = [Math.min(held.from, held.now), Math.max(held.from, held.now)];
+    if (high - low < MIN_DRAG) this.events.onPick(this.valueAt(held.now));
+    else if (event.pointerType !== "touch") this.events.onZoom([this.valueAt(low), this.valueAt(high)]);
   }
 
-  private moved(u: uPlot): void {
-    const { left = -1, top = -1 } = u.cursor;
-    if (left < 0) this.events.onCursor(null, 0);
-    else this.events.onCursor(u.posToVal(left, "x"), top / Math.max(u.over.clientHeight, 1));
-  }
-
-  private selected(u: uPlot): void {
-    const { left, width } = u.select;
-    if (width < 4) return;
-    const range: Range = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
-    u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    this.events.onZoom(range);
-  }
-
-  private picked(u: uPlot): void {
-    const { left = -1 } = u.cursor;
-    if (left >= 0) this.events.onPick(u.posToVal(left, "x"));
+  private showSelection(held: Held | null): void {
+    this.selection.hidden = held === null || Math.abs(held.now - held.from) < MIN_DRAG;
+    if (held === null) return;
+    const limit = this.over.clientWidth;
+    const [low, high] = [Math.max(Math.min(held.from, held.now), 0), Math.min(Math.max(held.from, held.now), limit)];
+    this.selection.style.cssText = `left:${low}px;width:${high - low}px`;
   }
 
   /** A pinch on a touch pad comes as a wheel with Ctrl. A plain wheel scrolls the page. */
-  private wheel(u: uPlot, event: WheelEvent): void {
+  private wheel(event: WheelEvent): void {
     if (!event.ctrlKey) return;
     event.preventDefault();
-    const at = u.posToVal(event.offsetX, "x");
+    const { left } = this.placeOf(event);
     const factor = Math.exp(event.deltaY * 0.01);
-    const [low, high] = this.scene!.x;
-    this.zoomTo([at - (at - low) * factor, at + (high - at) * factor]);
+    const width = this.over.clientWidth;
+    this.zoomTo(left - left * factor, left + (width - left) * factor);
   }
 
-  /** Two fingers zoom and move; one finger moves the cursor. */
-  private touch(u: uPlot, event: PointerEvent): void {
-    if (event.pointerType !== "touch") return;
-    if (event.type === "pointerup" || event.type === "pointercancel") {
-      this.touches.delete(event.pointerId);
-      this.pinch = null;
-      return;
-    }
-    const left = event.clientX - u.over.getBoundingClientRect().left;
-    if (event.type === "pointermove" && !this.touches.has(event.pointerId)) return;
-    this.touches.set(event.pointerId, left);
-    const [one, two] = [...this.touches.values()];
-    if (one === undefined) return;
-    if (two === undefined) {
-      if (event.type === "pointermove") this.events.onCursor(u.posToVal(left, "x"), 0.5);
-      return;
-    }
-    const spread = Math.max(Math.abs(one - two), 10);
-    const centre = (one + two) / 2;
+  /** What was between two fingers stays between them. */
+  private zoomByFingers(): void {
+    const [one, two] = [...this.held.values()];
+    const spread = Math.max(Math.abs(one!.now - two!.now), 10);
+    const centre = (one!.now + two!.now) / 2;
     this.pinch ??= { range: this.scene!.x, spread, centre };
     const { range, spread: spread0, centre: centre0 } = this.pinch;
-    const width = Math.max(u.over.clientWidth, 1);
-    const span = ((range[1] - range[0]) * spread0) / spread;
-    const held = range[0] + ((range[1] - range[0]) * centre0) / width; // stays under the fingers
-    const low = held - (span * centre) / width;
-    this.zoomTo([low, low + span]);
+    const width = this.over.clientWidth;
+    const scale = makeScale([0, width], false, range[0], range[1] - range[0]);
+    const factor = spread0 / spread;
+    const low = scale(centre0 - centre * factor);
+    const high = scale(centre0 + (width - centre) * factor);
+    this.clampZoom([low, high]);
   }
 
-  private zoomTo([low, high]: Range): void {
+  /** Places in CSS pixels, also outside of the plotting area. */
+  private zoomTo(left: number, right: number): void {
+    const [low, high] = this.scene!.x;
+    const width = Math.max(this.over.clientWidth, 1);
+    const value = (at: number): number =>
+      this.look!.isLogX ? low * Math.pow(high / low, at / width) : low + ((high - low) * at) / width;
+    this.clampZoom([value(left), value(right)]);
+  }
+
+  private clampZoom([low, high]: Range): void {
     const [first, last] = this.scene!.bounds;
     const range: Range = [Math.max(low, first), Math.min(high, last)];
-    if (range[1] <= range[0]) return;
-    this.events.onZoom(range[0] === first && range[1] === last ? null : range);
+    if (range[1] > range[0]) this.events.onZoom(range[0] <= first && range[1] >= last ? null : range);
   }
 }
 
-function axis(look: Look): uPlot.Axis {
-  return {
-    stroke: look.palette.muted,
-    font: look.font,
-    grid: { stroke: look.palette.grid, width: 1 },
-    ticks: { show: false },
-  };
+function xTicks({ x }: Scene, look: Look, most: number): Tick[] {
+  if (look.isLogX) return logTicks(x, most);
+  if (look.kind === "wall") return timeTicks(x, most);
+  return (look.kind === "training" ? spanTicks : linearTicks)(x, most);
 }
 
-function xAxis(look: Look): uPlot.Axis {
-  const base = { ...axis(look), size: 28, gap: 8, space: 64 };
-  if (look.kind === "wall") return base;
-  if (look.kind === "training" && !look.isLogX) {
-    return { ...base, incrs: SPAN_DISTANCES, values: (_u, splits, _i, _space, by) => splits.map((at) => formatSpanTick(at, by)) };
+function paintAxes(ctx: CanvasRenderingContext2D, scene: Scene, look: Look, area: Area, yTicks: readonly Tick[]): void {
+  const { ratio } = area;
+  const [right, bottom] = [area.left + area.width, area.top + area.height];
+  const toX = makeScale(scene.x, look.isLogX, area.left, area.width);
+  const toY = makeScale(scene.y, look.isLogY, bottom, -area.height);
+  const columns = xTicks(scene, look, Math.max(Math.floor(area.width / ratio / X_SPACE), 2));
+  ctx.strokeStyle = look.palette.grid;
+  ctx.lineWidth = Math.max(Math.round(ratio), 1);
+  ctx.beginPath();
+  for (const { at } of columns) {
+    const x = Math.round(toX(at)) + 0.5;
+    ctx.moveTo(x, area.top);
+    ctx.lineTo(x, bottom);
   }
-  return { ...base, values: labels(look.isLogX) };
-}
-
-function yAxis(look: Look): uPlot.Axis {
-  return {
-    ...axis(look),
-    gap: 6,
-    space: 34,
-    size: (u, values) => {
-      u.ctx.font = look.font;
-      const widest = Math.max(...(values ?? [""]).map((text) => u.ctx.measureText(text).width), 12);
-      return Math.ceil(widest / uPlot.pxRatio) + 14;
-    },
-    values: labels(look.isLogY),
-  };
-}
-
-/** On a log axis uPlot passes null for ticks that have no room for a label. */
-function labels(isLog: boolean): uPlot.Axis.DynamicValues {
-  return (_u, splits, _i, _space, by) =>
-    (splits as (number | null)[]).map((at) => (at === null ? "" : isLog ? formatLogTick(at) : formatTick(at, by)));
+  for (const { at } of yTicks) {
+    const y = Math.round(toY(at)) + 0.5;
+    ctx.moveTo(area.left, y);
+    ctx.lineTo(right, y);
+  }
+  ctx.stroke();
+  ctx.fillStyle = look.palette.muted;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "middle";
+  for (const { at, label } of yTicks) ctx.fillText(label, area.left - 8 * ratio, toY(at));
+  ctx.textAlign = "center";
+  ctx.textBaseline = "top";
+  for (const { at, label } of columns) {
+    const half = ctx.measureText(label).width / 2; // the last one must not leave the picture
+    ctx.fillText(label, Math.min(Math.max(toX(at), half), right + RIGHT * ratio - half - ratio), bottom + 9 * ratio);
+  }
 }

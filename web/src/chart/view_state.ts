@@ -60,7 +60,7 @@ export function writeState(change: Partial<ChartState>): QueryChange {
   return query;
 }
 
-const shorten = (value: number): string => String(Number(value.toPrecision(12)));
+const shorten = (value: number): string => String(Number(value.toPrecision(10)));
 
 export interface MetricGroup {
   prefix: string;

@@ -61,7 +61,7 @@ export function Tree({ value, depth }: { value: unknown; depth: number }) {
         <li key={name}>
           {isBranch(child) ? (
             <details open={depth < 1 && Object.keys(child as object).length <= 20}>
-              <summary><span class="name">{name}</span> <span class="muted">{formatCount(Object.keys(child as object).length)}</span></summary>
+              <summary>{name} <span class="muted">({formatCount(Object.keys(child as object).length)})</span></summary>
               <Tree value={child} depth={depth + 1} />
             </details>
           ) : <><span class="name">{name}</span> <Tree value={child} depth={depth + 1} /></>}

@@ -1,35 +1,36 @@
 /* The head of a run's page: state, why, progress, forecast, what can be done. */
 
-import { ExactnessBadge, TagList } from "../runs/columns";
 import { listActions } from "../actions/actions";
 import { formatAgo, formatCount, formatDuration, formatExactTime, formatNumber, formatTime } from "../format";
-import { compareUrl, runUrl } from "../router";
+import { compareUrl, navigate, runUrl } from "../router";
+import { ExactnessBadge, TagList } from "../runs/columns";
 import { now } from "../store";
 import { type Forecast, isTerminal, type Run } from "../types";
 import { Bar } from "../ui/controls";
 import { Icon } from "../ui/icon";
-import { Menu } from "../ui/overlay";
+import { Menu, type MenuItem } from "../ui/overlay";
 import { StateBadge, stateClass } from "../ui/state";
 import type { RunModel } from "./run_model";
 
 export function RunHead({ model, run }: { model: RunModel; run: Run }) {
   const details = model.details.value!;
-  const [main, ...others] = sortActions(listActions(run), isTerminal(run));
   const parent = run.parent_run_id;
+  const compare: MenuItem = { label: "Compare with parent", icon: "compare", onSelect: () => navigate(compareUrl([parent, run.run_id])) };
+  const [main, ...others] = sortActions([...(parent === "" ? [] : [compare]), ...listActions(run)], isTerminal(run));
   return (
     <header class="run-head">
       <div class="view-head">
         <h1 class="ellipsis" title={run.run_id}>{run.run_id}</h1>
         <StateBadge run={run} />
         <ExactnessBadge run={{ ...run, exactness: details.exactness ?? run.exactness ?? null }} />
-        <span class="grow" />
-        {parent !== "" && <a class="button" href={compareUrl([run.run_id, parent])}><Icon name="compare" />Compare with parent</a>}
-        {main !== undefined && (
-          <button type="button" class={`button${main.isDanger === true ? " danger" : ""}`} disabled={main.isDisabled ?? false} onClick={main.onSelect}>
-            {main.icon !== undefined && <Icon name={main.icon} />}{main.label}
-          </button>
-        )}
-        <Menu label="More actions" items={others} kind="plain" />
+        <span class="head-actions">
+          {main !== undefined && (
+            <button type="button" class={`button${main.isDanger === true ? " danger" : ""}`} disabled={main.isDisabled ?? false} onClick={main.onSelect}>
+              {main.icon !== undefined && <Icon name={main.icon} />}{main.label}
+            </button>
+          )}
+          <Menu label="More actions" items={others} kind="plain" />
+        </span>
       </div>
       <Why run={run} />
       <dl class="facts">

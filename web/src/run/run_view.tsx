@@ -3,7 +3,7 @@
 import "../chart/chart.css";
 import "./run.css";
 
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { query } from "../router";
 import { Tabs } from "../ui/controls";
@@ -33,18 +33,23 @@ const TABS: readonly { key: string; label: string; view: (props: { model: RunMod
 export function RunView({ runId }: { runId: string }) {
   const model = useMemo(() => new RunModel(runId), [runId]);
   useEffect(() => model.start(), [model]);
-  const run = model.run.value;
-  if (run === null || model.details.value === null) {
+  if (model.run.value === null || model.details.value === null) {
     const error = model.error.value;
     return error === null ? <Loading what={`run ${runId}`} /> : <ErrorNotice error={error} retry={() => void model.read()} />;
   }
+  return <Loaded model={model} key={runId} />;
+}
+
+function Loaded({ model }: { model: RunModel }) {
   const wanted = query.value.get("tab");
   const tab = TABS.find(({ key }) => key === wanted) ?? TABS[0]!;
   const View = tab.view;
+  const root = useRef<HTMLDivElement>(null);
+  useEffect(() => root.current?.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }), [tab.key]);
   return (
-    <div class="run-view" key={runId}>
-      <RunHead model={model} run={run} />
-      <Tabs label={`Parts of ${runId}`} current={tab.key}
+    <div class="run-view" ref={root}>
+      <RunHead model={model} run={model.run.value!} />
+      <Tabs label={`Parts of ${model.runId}`} current={tab.key}
         tabs={TABS.map(({ key, label }) => ({ key, label, href: key === "charts" ? location.pathname : `${location.pathname}?tab=${key}` }))} />
       <View model={model} key={tab.key} />
     </div>

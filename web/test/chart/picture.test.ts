@@ -4,7 +4,6 @@ import { alignRows, pickRows, toCsv } from "../../src/chart/csv";
 import { appendPoint, coarsen, emptyCurve } from "../../src/chart/curve";
 import { layOut } from "../../src/chart/picture";
 import { smooth } from "../../src/chart/smoothing";
-import { formatLogTick, formatSpanTick, formatTick } from "../../src/chart/ticks";
 import { groupMetrics, readState, writeState } from "../../src/chart/view_state";
 import { changeQuery } from "../../src/router";
 
@@ -48,14 +47,6 @@ test("smoothing gives a curve between its extremes, passes gaps, and depends lit
   expect(Math.abs(coarse[200]! - smooth(xs, values, 0.99, 2000)[1000]!)).toBeLessThan(0.06);
   expect(smooth([0], [7], 0.9, 0)).toEqual([7]);
   expect(smooth(xs, values, 0, 2000)).toEqual(values);
-});
-
-test("labels of axes are short", () => {
-  expect([formatTick(0, 1), formatTick(1_500_000, 500_000), formatTick(20_000, 10_000), formatTick(0.25, 0.05), formatTick(2e-7, 1e-7)])
-    .toEqual(["0", "1.5M", "20k", "0.25", "2e-7"]);
-  expect([formatLogTick(0.001), formatLogTick(100), formatLogTick(1e6)]).toEqual(["0.001", "100", "1M"]);
-  expect([formatSpanTick(0.5, 0.1), formatSpanTick(90, 10), formatSpanTick(5400, 600), formatSpanTick(7200, 3600), formatSpanTick(172_800, 86_400)])
-    .toEqual(["0.5 s", "1:30", "1h30", "2h", "2d"]);
 });
 
 test("entries of a legend go to the next row where there is no room", () => {

@@ -17,12 +17,11 @@ from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
+from trn.registry.discarded_points import TIMED
 from trn.registry.metrics import MetricReader, Series
 
 # Each run has its own; they do not change the training.
 _OWN_FIELDS = ("run_id", "name", "tags", "profiles", "resume_checkpoint_path", "resume_from_latest")
-# Timings: they differ even between bit-exact runs.
-_TIMED = ("throughput/", "time/", "system/", "gpu/", "memory/")
 
 
 class RunFacts(NamedTuple):
@@ -111,7 +110,7 @@ def find_divergence(one: RunFacts, other: RunFacts) -> Divergence | None:
     """The smallest step at which a metric that both have at that step has two values; None where there is none."""
     earliest: Divergence | None = None
     for name in sorted(one.series.keys() & other.series.keys()):
-        if name.startswith(_TIMED):
+        if name.startswith(TIMED):
             continue
         found = _first_difference(name, one, other)
         if found is not None and (earliest is None or found.step < earliest.step):
@@ -120,7 +119,7 @@ def find_divergence(one: RunFacts, other: RunFacts) -> Divergence | None:
 
 
 def _count_common(one: RunFacts, other: RunFacts) -> int:
-    names = [name for name in one.series.keys() & other.series.keys() if not name.startswith(_TIMED)]
+    names = [name for name in one.series.keys() & other.series.keys() if not name.startswith(TIMED)]
     return len({step for name in names for step in {*one.series[name].steps} & {*other.series[name].steps}})
 
 

@@ -5,35 +5,72 @@ Invariants
   cut may take its last commits; it then is behind the registry, never inconsistent, and ingest catches it up.
 - Events up to `last_seq` are known: a batch that is repeated, wholly or in part, adds nothing twice.
 - A series has one point for a step: the newest. The first point of a later attempt, at step s, takes away what earlier
-  attempts left in that series from s on: the model went back, and so does its history.
+  attempts left in that series from s on: the model went back, and so does its history. What it took away is kept apart
+  (see `discarded_points`).
+- Buckets of points (see `metric_buckets`) commit with the points that they are made of.
 """
 
 import contextlib
-import math
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from trn.core.errors import NotFoundError, TooMuchError
-from trn.core.runs import LineagePart
-from trn.registry.connection import OpenFile, checkpoint_file, copy_to, migrate, open_reader, open_writer
+from trn.core.errors import NotFoundError, RegistryError
+from trn.registry.connection import (
+    OpenFile,
+    checkpoint_file,
+    copy_to,
+    is_older,
+    migrate,
+    open_reader,
+    open_writer,
+)
+from trn.registry.discarded_points import (
+    Discarded,
+    RepeatedSteps,
+    SeriesRow,
+    compare_repeated,
+    read_discarded,
+    take_back,
+)
+from trn.registry.metric_buckets import Built, build, build_unbuilt, cut_back, rebuild
+from trn.registry.metric_curves import (
+    Series,
+    Stretch,
+    find_pieces,
+    find_series,
+    line_of_descent,
+    read_curve,
+    require_answer,
+    require_few,
+)
 from trn.registry.named_queries import metrics_sql as sql
 from trn.registry.writer import RegistryWriter
 
-MIN_THINNED = 3  # the first, the last, and one for all between
+__all__ = [
+    "Discarded",
+    "Extremes",
+    "MetricReader",
+    "MetricStore",
+    "Place",
+    "Point",
+    "RepeatedSteps",
+    "Series",
+    "Stretch",
+    "find_behind",
+    "line_of_descent",
+]
+
+MIGRATIONS = "trn.registry.metrics_migrations"
 WAL_PAGES = 4000  # 16 MB; maintenance comes by too rarely for what a flood of points leaves in the log
 MAX_BEHIND = (
     1000  # runs that a power cut, or a daemon that was killed on a full disk, may have left without points
 )
-
-_NO_STEP = (1 << 63) - 1
 
 # (seq, attempt, name, step, value, timestamp_ms): plain tuples, there are very many
 Point = tuple[int, int, str, int, float, int]
@@ -46,18 +83,6 @@ class Place(NamedTuple):
     last_seq: int = 0
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of one name, by step. Where thinned out, each stands for the ones since the one before it."""
-
-    name: str
-    steps: list[int]
-    values: list[float]
-    timestamps_ms: list[int]
-    num_points: int  # that there are in the range
-    lows: list[float] = []  # only where thinned out
-    highs: list[float] = []
-
-
 class Extremes(NamedTuple):
     """The min and the max of a metric's finite values, each with its first step; None where there are none."""
 
@@ -65,27 +90,6 @@ class Extremes(NamedTuple):
     min_step: int | None = None
     max_value: float | None = None
     max_step: int | None = None
-
-
-class Stretch(NamedTuple):
-    """Steps of one run, both included."""
-
-    run_id: str
-    from_step: int | None = None
-    to_step: int | None = None
-
-
-def line_of_descent(
-    parts: Sequence[LineagePart], from_step: int | None = None, to_step: int | None = None
-) -> list[Stretch]:
-    """What to read for one curve: of each run the steps that led to the next one, within that range."""
-    stretches = []
-    for number, part in enumerate(parts):
-        begin = max(part.from_step + 1 if number else 0, from_step or 0)
-        end = min((step for step in (part.to_step, to_step) if step is not None), default=None)
-        if end is None or begin <= end:
-            stretches.append(Stretch(part.run_id, begin, end))
-    return stretches
 
 
 class MetricReader:
@@ -97,6 +101,12 @@ class MetricReader:
             raise NotFoundError(f"there are no metrics at {source}: no run has reported any yet")
         self._read = source if isinstance(source, sqlite3.Connection) else open_reader(source)
         self._reading = threading.Lock()
+        if is_older(self._read, MIGRATIONS):
+            self._read.close()
+            raise RegistryError(
+                f"{source if isinstance(source, Path) else 'metrics.db'} was written by an older trn: `trn daemon start`"
+                " brings it up to date"
+            )
 
     def close(self) -> None:
         self._read.close()
@@ -112,8 +122,9 @@ class MetricReader:
     ) -> list[Series]:
         """The named series (none: all), both steps included, each of at most `max_points` points (0: all; at least 3).
 
-        Thinned out, the first and the last point stay as they are; between them each of the equal stretches of steps
-        gives its last point, or its last that is not a number, with the least and the greatest of its numbers.
+        More points than that are merged in buckets of equal width, a power of two, counted from step 0. Of each bucket
+        there are its last point, or its last that is not a number, the min and the max of its numbers, and its number
+        of points. The first and the last point stay as they are, and their buckets are without them.
         TooMuchError, before anything is read, where that would be more than `max_answer` points in all.
         """
         stretch = Stretch(run_id, from_step, to_step)
@@ -126,16 +137,67 @@ class MetricReader:
         max_points: int = 0,
         max_answer: int | None = None,
     ) -> list[Series]:
-        """As `query`, of several runs as one curve: the stretches follow each other. Where thinned out, each has a share
-        of `max_points` by its number of points, and at least 3.
+        """As `query`, of several runs as one curve: the stretches follow each other. Where merged, each has at least 3
+        points.
         """
+        with self._one_state():
+            pieces = find_pieces(self._read, stretches, names)
+            require_few(pieces.values(), max_points, max_answer)
+            return [read_curve(self._read, name, pieces[name], max_points) for name in sorted(pieces)]
+
+    def query_runs(
+        self,
+        run_ids: Sequence[str],
+        names: Sequence[str] = (),
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int = 0,
+        max_answer: int | None = None,
+    ) -> dict[str, list[Series]]:
+        """As `query`, of each of these runs, from one state of the store."""
+        with self._one_state():
+            runs = {
+                run_id: find_pieces(self._read, [Stretch(run_id, from_step, to_step)], names)
+                for run_id in dict.fromkeys(run_ids)
+            }
+            curves = [pieces for found in runs.values() for pieces in found.values()]
+            require_few(curves, max_points, max_answer)
+            return {
+                run_id: [read_curve(self._read, name, found[name], max_points) for name in sorted(found)]
+                for run_id, found in runs.items()
+            }
+
+    def discarded(
+        self,
+        stretches: Sequence[Stretch],
+        names: Sequence[str] = (),
+        max_points: int = 0,
+        max_answer: int | None = None,
+    ) -> list[Discarded]:
+        """Points that later attempts took back, by run, name and attempt, each of at most `max_points` points (0: all).
+
+        At most 10,000 are kept of each series. TooMuchError as in `query`.
+        """
+        found = []
+        with self._one_state():
+            for stretch in stretches:
+                series = [_series_row(row) for row in find_series(self._read, stretch.run_id, names)]
+                found += read_discarded(self._read, stretch.run_id, series, stretch.steps, max_points)
+        require_answer(sum(len(part.steps) for part in found), max_answer)
+        return found
+
+    def repeated_steps(self, run_id: str) -> RepeatedSteps:
+        """Of the run's steps that were trained twice: are their metrics equal, or which is the first that is not?"""
+        with self._one_state():
+            return compare_repeated(self._read, [_series_row(row) for row in find_series(self._read, run_id)])
+
+    @contextlib.contextmanager
+    def _one_state(self) -> Iterator[None]:
+        """One state of the file for all that is read within."""
         with self._reading:
-            self._read.execute("BEGIN")  # one state of the file for all that follows
+            self._read.execute("BEGIN")
             try:
-                pieces = self._pieces(stretches, names)
-                if max_answer is not None:
-                    _require_few(pieces, max_points, max_answer)
-                return [self._curve(name, pieces[name], max_points) for name in sorted(pieces)]
+                yield
             finally:
                 self._read.execute("COMMIT")
 
@@ -145,67 +207,6 @@ class MetricReader:
             rows = self._read.execute(sql("extremes"), {"run_id": run_id}).fetchall()
         return {row["name"]: Extremes(*(row[name] for name in Extremes._fields)) for row in rows}
 
-    def _pieces(self, stretches: Sequence[Stretch], names: Sequence[str]) -> "dict[str, list[_Piece]]":
-        """Where the points are, by name; only what has any."""
-        pieces: dict[str, list[_Piece]] = {}
-        encoded = msgspec.json.encode(list(names)).decode()
-        for stretch in stretches:
-            steps = {
-                "from_step": 0 if stretch.from_step is None else min(stretch.from_step, _NO_STEP),
-                "to_step": _NO_STEP if stretch.to_step is None else min(stretch.to_step, _NO_STEP),
-            }
-            for row in self._read.execute(
-                sql("series"), {"run_id": stretch.run_id, "names": encoded}
-            ).fetchall():
-                wanted = {"series_key": row["series_key"], **steps}
-                extent = self._read.execute(sql("extent"), wanted).fetchone()
-                if extent["num_points"]:
-                    piece = _Piece(wanted, extent["num_points"], extent["first_step"], extent["last_step"])
-                    pieces.setdefault(row["name"], []).append(piece)
-        return pieces
-
-    def _curve(self, name: str, pieces: "Sequence[_Piece]", max_points: int) -> Series:
-        num_points = sum(piece.num_points for piece in pieces)
-        is_thinned = 0 < max(max_points, MIN_THINNED if max_points else 0) < num_points
-        steps: list[int] = []
-        columns: tuple[list[float], list[float], list[float]] = [], [], []  # values, lows, highs
-        timestamps_ms: list[int] = []
-        for piece in pieces:
-            share = max(max_points * piece.num_points // num_points, MIN_THINNED)
-            if is_thinned and share < piece.num_points:
-                buckets = {
-                    "series_key": piece.wanted["series_key"],
-                    "first_step": piece.first_step,
-                    "last_step": piece.last_step,
-                    "num_buckets": share - 2,
-                }
-                rows = self._read.execute(sql("thinned_points"), buckets).fetchall()
-            else:
-                rows = [(*row, row[1], row[1]) for row in self._read.execute(sql("points"), piece.wanted)]
-            steps += [row[0] for row in rows]
-            timestamps_ms += [row[2] for row in rows]
-            for column, index in zip(columns, (1, 3, 4), strict=True):
-                column += [_number(row[index]) for row in rows]
-        values, lows, highs = columns
-        return Series(
-            name=name,
-            steps=steps,
-            values=values,
-            timestamps_ms=timestamps_ms,
-            num_points=num_points,
-            lows=lows if is_thinned else [],
-            highs=highs if is_thinned else [],
-        )
-
-
-class _Piece(NamedTuple):
-    """A stretch of one series, and what there is in it."""
-
-    wanted: dict[str, int]
-    num_points: int
-    first_step: int
-    last_step: int
-
 
 class MetricStore(MetricReader):
     """The daemon's metric points: the only one that writes them."""
@@ -214,7 +215,7 @@ class MetricStore(MetricReader):
         connection = open_writer(path, is_durable=False)
         try:
             connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-            migrate(connection, "trn.registry.metrics_migrations")
+            migrate(connection, MIGRATIONS)
         except BaseException:
             connection.close()
             raise
@@ -269,10 +270,21 @@ class MetricStore(MetricReader):
 
         def change(connection: sqlite3.Connection) -> None:
             for run_id in run_ids:
-                for query in ("remove_points", "remove_series", "remove_run"):
-                    connection.execute(sql(query), {"run_id": run_id})
+                for part in (
+                    "run_points",
+                    "run_buckets",
+                    "run_discarded",
+                    "run_unbuilt",
+                    "run_series",
+                    "run",
+                ):
+                    connection.execute(sql(f"remove_{part}"), {"run_id": run_id})
 
         return self.writer.submit(change)
+
+    def build_more(self) -> "Future[bool]":
+        """Build some buckets of points that an older release stored without. False: there is nothing to build."""
+        return self.writer.submit(build_unbuilt)
 
     def run_ids(self) -> list[str]:
         """Every run that has a place here. For the thread of `place`."""
@@ -299,39 +311,38 @@ def find_behind(registry: Path, metrics: Path, *, limit: int = MAX_BEHIND) -> li
         return [row["run_id"] for row in connection.execute(sql("behind"), {"limit": limit})]
 
 
-def _require_few(pieces: "Mapping[str, Sequence[_Piece]]", max_points: int, max_answer: int) -> None:
-    num_points = 0
-    for those in pieces.values():
-        found = sum(piece.num_points for piece in those)
-        num_points += min(found, max(max_points, MIN_THINNED * len(those)) if max_points else _NO_STEP)
-    if num_points > max_answer:
-        raise TooMuchError(
-            f"that would be {num_points} points, at most {max_answer} are sent at once: thin them out with"
-            " max_points, or ask for fewer names or a range of steps"
-        )
+def _series_row(row: sqlite3.Row) -> SeriesRow:
+    return SeriesRow(row["series_key"], row["name"], row["num_dropped"])
 
 
 def _add_points(connection: sqlite3.Connection, run_key: int, attempt: int, points: list[Point]) -> None:
-    first_steps = {name: step for _, _, name, step, _, _ in reversed(points)}
-    keys = {
-        name: _series_key(connection, {"run_key": run_key, "name": name, "attempt": attempt}, first_step)
-        for name, first_step in first_steps.items()
+    steps: dict[str, list[int]] = {}
+    for _, _, name, step, _, _ in points:
+        steps.setdefault(name, []).append(step)
+    series = {
+        name: _open_series(connection, {"run_key": run_key, "name": name, "attempt": attempt}, own[0])
+        for name, own in steps.items()
     }
     connection.executemany(
-        sql("add_point"), [(keys[name], step, value, ms) for _, _, name, step, value, ms in points]
+        sql("add_point"),
+        [(series[name][0], step, value, ms, attempt) for _, _, name, step, value, ms in points],
     )
+    for name, own in steps.items():
+        key, built = series[name]
+        if min(own) < built.built_to:
+            rebuild(connection, key, built, own)
+        build(connection, key, built, max(own))
 
 
-def _series_key(connection: sqlite3.Connection, wanted: dict[str, str | int], first_step: int) -> int:
+def _open_series(
+    connection: sqlite3.Connection, wanted: dict[str, str | int], first_step: int
+) -> tuple[int, Built]:
     row = connection.execute(sql("one_series"), wanted).fetchone()
     if row is None:
-        return int(connection.execute(sql("add_series"), wanted).fetchone()["series_key"])
-    key = int(row["series_key"])
+        return int(connection.execute(sql("add_series"), wanted).fetchone()["series_key"]), Built()
+    key, built = int(row["series_key"]), Built(row["finest_level"], row["built_to"])
     if wanted["attempt"] > row["attempt"]:
-        connection.execute(sql("forget_points_from"), {"series_key": key, "step": first_step})
+        take_back(connection, key, row["attempt"], first_step)
         connection.execute(sql("move_series"), {"series_key": key, "attempt": wanted["attempt"]})
-    return key
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+        built = cut_back(connection, key, built, first_step)
+    return key, built

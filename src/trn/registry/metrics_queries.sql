@@ -20,47 +20,163 @@ UPDATE runs SET offset = :offset, last_seq = :last_seq WHERE run_key = :run_key
 UPDATE runs SET offset = :offset, last_seq = :last_seq WHERE run_id = :run_id
 
 -- name: one_series
-SELECT series_key, attempt FROM series WHERE run_key = :run_key AND name = :name
+SELECT series_key, attempt, finest_level, built_to FROM series WHERE run_key = :run_key AND name = :name
 
 -- name: add_series
 INSERT INTO series (run_key, name, attempt) VALUES (:run_key, :name, :attempt) RETURNING series_key
 
 -- name: add_point
-INSERT OR REPLACE INTO points (series_key, step, value, timestamp_ms) VALUES (?, ?, ?, ?)
-
--- name: forget_points_from
-DELETE FROM points WHERE series_key = :series_key AND step >= :step
+INSERT OR REPLACE INTO points (series_key, step, value, timestamp_ms, attempt) VALUES (?, ?, ?, ?, ?)
 
 -- name: move_series
 UPDATE series SET attempt = :attempt WHERE series_key = :series_key
 
 -- name: series
-SELECT series_key, name FROM series
+SELECT series_key, name, num_dropped, finest_level, built_to FROM series
 WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
   AND (:names = '[]' OR name IN (SELECT value FROM json_each(:names)))
 ORDER BY name
 
 -- name: extent
-SELECT count(*) AS num_points, min(step) AS first_step, max(step) AS last_step
-FROM points WHERE series_key = :series_key AND step BETWEEN :from_step AND :to_step
+SELECT (SELECT min(step) FROM points
+        WHERE series_key = :series_key AND step BETWEEN :from_step AND :to_step) AS first_step,
+       (SELECT max(step) FROM points
+        WHERE series_key = :series_key AND step BETWEEN :from_step AND :to_step) AS last_step
+
+-- name: num_points
+WITH spans AS (
+    SELECT json_extract(value, '$[0]') AS level, json_extract(value, '$[1]') AS first, json_extract(value, '$[2]') AS last
+    FROM json_each(:spans)
+)
+SELECT (SELECT coalesce(sum(num_points), 0) FROM spans CROSS JOIN buckets
+        ON series_key = :series_key AND buckets.level = spans.level AND bucket >= first AND bucket < last)
+     + (SELECT count(*) FROM spans CROSS JOIN points
+        ON spans.level = 0 AND series_key = :series_key AND step >= first AND step < last) AS num_points
 
 -- name: points
 SELECT step, value, timestamp_ms
 FROM points WHERE series_key = :series_key AND step BETWEEN :from_step AND :to_step ORDER BY step
 
--- name: thinned_points
-WITH buckets AS (
-    SELECT coalesce(max(step) FILTER (WHERE value IS NULL), max(step)) AS step, min(value) AS low, max(value) AS high
-    FROM points
-    WHERE series_key = :series_key AND step > :first_step AND step < :last_step
-    GROUP BY CAST((step - :first_step - 1) * :num_buckets / (:last_step - :first_step - 1) AS INTEGER)
+-- name: buckets
+SELECT step, value, timestamp_ms, low, high, num_points
+FROM buckets WHERE series_key = :series_key AND level = :level AND bucket >= :begin AND bucket < :end ORDER BY bucket
+
+-- name: merged
+WITH spans AS (
+    SELECT json_extract(value, '$[0]') AS level, json_extract(value, '$[1]') AS first, json_extract(value, '$[2]') AS last
+    FROM json_each(:spans)
+), parts AS (
+    SELECT step, value IS NULL AS is_nan, low, high, num_points FROM spans CROSS JOIN buckets
+    ON series_key = :series_key AND buckets.level = spans.level AND bucket >= first AND bucket < last
     UNION ALL
-    SELECT step, value, value FROM points
-    WHERE series_key = :series_key AND step IN (:first_step, :last_step)
+    SELECT step, value IS NULL, value, value, 1 FROM spans CROSS JOIN points
+    ON spans.level = 0 AND series_key = :series_key AND step >= first AND step < last
+), merged AS (
+    SELECT coalesce(max(step) FILTER (WHERE is_nan), max(step)) AS step,
+           min(low) AS low, max(high) AS high, sum(num_points) AS num_points
+    FROM parts GROUP BY step >> :level
 )
-SELECT points.step, points.value, points.timestamp_ms, buckets.low, buckets.high
-FROM buckets JOIN points ON points.series_key = :series_key AND points.step = buckets.step
+SELECT points.step, points.value, points.timestamp_ms, merged.low, merged.high, merged.num_points
+FROM merged JOIN points ON points.series_key = :series_key AND points.step = merged.step
 ORDER BY points.step
+
+-- name: build_from_points
+INSERT OR REPLACE INTO buckets (series_key, level, bucket, step, value, timestamp_ms, low, high, num_points)
+SELECT :series_key, :level, points.step >> :level, points.step, points.value, points.timestamp_ms, low, high, num_points
+FROM (
+    SELECT coalesce(max(step) FILTER (WHERE value IS NULL), max(step)) AS step,
+           min(value) AS low, max(value) AS high, count(*) AS num_points
+    FROM points WHERE series_key = :series_key AND step >= :begin AND step < :end GROUP BY step >> :level
+) AS merged JOIN points ON points.series_key = :series_key AND points.step = merged.step
+
+-- name: build_from_buckets
+INSERT OR REPLACE INTO buckets (series_key, level, bucket, step, value, timestamp_ms, low, high, num_points)
+SELECT :series_key, :level, merged.step >> :level, merged.step, finer.value, finer.timestamp_ms,
+       merged.low, merged.high, merged.num_points
+FROM (
+    SELECT coalesce(max(step) FILTER (WHERE value IS NULL), max(step)) AS step,
+           min(low) AS low, max(high) AS high, sum(num_points) AS num_points
+    FROM buckets WHERE series_key = :series_key AND level = :finer AND bucket >= :begin AND bucket < :end
+    GROUP BY step >> :level
+) AS merged JOIN buckets AS finer
+ON finer.series_key = :series_key AND finer.level = :finer AND finer.bucket = merged.step >> :finer
+
+-- name: most_points
+SELECT max(num_points) FROM buckets
+WHERE series_key = :series_key AND level = :level AND bucket >= :begin AND bucket < :end
+
+-- name: first_points
+SELECT count(*) AS num_points, min(step) AS first_step, max(step) AS last_step
+FROM (SELECT step FROM points WHERE series_key = :series_key ORDER BY step LIMIT :limit)
+
+-- name: step_after
+SELECT step FROM points WHERE series_key = :series_key AND step >= :begin ORDER BY step LIMIT 1 OFFSET :num_points
+
+-- name: note_built
+UPDATE series SET finest_level = :finest_level, built_to = :built_to WHERE series_key = :series_key
+
+-- name: remove_buckets_from
+DELETE FROM buckets WHERE series_key = ? AND level = ? AND bucket >= ?
+
+-- name: remove_buckets_of
+DELETE FROM buckets WHERE series_key = :series_key
+
+-- name: add_unbuilt
+INSERT INTO unbuilt (series_key) VALUES (:series_key) ON CONFLICT DO NOTHING
+
+-- name: next_unbuilt
+SELECT series_key, finest_level, built_to,
+       (SELECT max(step) FROM points WHERE points.series_key = unbuilt.series_key) AS last_step
+FROM unbuilt JOIN series USING (series_key) LIMIT :limit
+
+-- name: remove_unbuilt
+DELETE FROM unbuilt WHERE series_key = :series_key
+
+-- name: discard_points
+INSERT OR REPLACE INTO discarded (series_key, attempt, step, value, timestamp_ms)
+SELECT series_key, coalesce(attempt, :attempt), step, value, timestamp_ms
+FROM points WHERE series_key = :series_key AND step >= :step ORDER BY step LIMIT :limit
+
+-- name: remove_points_from
+DELETE FROM points WHERE series_key = :series_key AND step >= :step
+
+-- name: num_discarded
+SELECT count(*) FROM discarded WHERE series_key = :series_key
+
+-- name: remove_excess
+DELETE FROM discarded WHERE series_key = :series_key AND (attempt, step) IN (
+    SELECT attempt, step FROM discarded WHERE series_key = :series_key AND step <> :kept_step
+    ORDER BY attempt, step DESC LIMIT :limit)
+
+-- name: note_dropped
+UPDATE series SET num_dropped = num_dropped + :num_dropped WHERE series_key = :series_key
+
+-- name: discarded
+SELECT attempt, step, value, timestamp_ms FROM discarded
+WHERE series_key = :series_key AND step BETWEEN :from_step AND :to_step ORDER BY attempt, step
+
+-- name: repeated_steps
+WITH taken AS (
+    SELECT series_key, step, discarded.value FROM json_each(:keys) AS keys CROSS JOIN discarded
+    ON series_key = keys.value
+), reported AS (
+    SELECT series_key, step, value FROM taken
+    UNION ALL
+    SELECT points.series_key, points.step, points.value
+    FROM (SELECT DISTINCT series_key, step FROM taken) AS steps CROSS JOIN points
+    ON points.series_key = steps.series_key AND points.step = steps.step
+), repeated AS (
+    SELECT step, count(value) NOT IN (0, count(*)) OR min(value) <> max(value) AS is_drifted
+    FROM reported GROUP BY series_key, step HAVING count(*) > 1
+)
+SELECT count(DISTINCT step) AS num_steps, min(step) FILTER (WHERE is_drifted) AS drift_step FROM repeated
+
+-- name: values_at
+SELECT value FROM (
+    SELECT value, attempt, 0 AS is_newest FROM discarded WHERE series_key = :series_key AND step = :step
+    UNION ALL
+    SELECT value, attempt, 1 FROM points WHERE series_key = :series_key AND step = :step)
+ORDER BY is_newest, attempt
 
 -- name: extremes
 SELECT series.name,
@@ -73,11 +189,23 @@ SELECT series.name,
 FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
 ORDER BY series.name
 
--- name: remove_points
+-- name: remove_run_points
 DELETE FROM points WHERE series_key IN (
     SELECT series_key FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id))
 
--- name: remove_series
+-- name: remove_run_buckets
+DELETE FROM buckets WHERE series_key IN (
+    SELECT series_key FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id))
+
+-- name: remove_run_discarded
+DELETE FROM discarded WHERE series_key IN (
+    SELECT series_key FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id))
+
+-- name: remove_run_unbuilt
+DELETE FROM unbuilt WHERE series_key IN (
+    SELECT series_key FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id))
+
+-- name: remove_run_series
 DELETE FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
 
 -- name: remove_run

@@ -74,7 +74,7 @@ class Ingest:
         self._sweep_s = sweep_s
         self._store_again_s = store_again_s
         self._backlog = MetricBacklog(
-            registry, home, files, follow_once=self._follow_once, retry_s=store_again_s
+            registry, metrics, home, files, follow_once=self._follow_once, retry_s=store_again_s
         )
         self._artifacts = ArtifactIntake(registry=registry, home=home, retry_s=sweep_s)
         self._tails: dict[str, FollowedRun] = {}
@@ -157,6 +157,7 @@ class Ingest:
                     tasks.create_task(self._work())
                 tasks.create_task(self._backlog.run())
                 tasks.create_task(self._artifacts.run())
+                tasks.create_task(self._backlog.build_buckets())
                 await self._sweep()
         finally:
             self._is_stopped = True

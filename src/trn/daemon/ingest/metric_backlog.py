@@ -1,6 +1,7 @@
 """Ended runs whose metric points are not all in the metric store: it failed, or a power cut took its last commits.
 
-Such a run is not followed any more, so its events file is read once more.
+Such a run is not followed any more, so its events file is read once more. Points that an older release stored without
+buckets get them here, too, while everything else goes on.
 """
 
 import asyncio
@@ -8,13 +9,14 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 
-from trn.core.errors import NotFoundError
+from trn.core.errors import NotFoundError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.daemon.ingest.followed_run import file_size
 from trn.executors.base import FilesByPool
 from trn.registry.base import Registry
-from trn.registry.metrics import find_behind
+from trn.registry.metrics import MetricStore, find_behind
+from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.ingest")
 
@@ -25,6 +27,7 @@ class MetricBacklog:
     def __init__(
         self,
         registry: Registry,
+        metrics: MetricStore,
         home: Home,
         files: FilesByPool,
         *,
@@ -32,6 +35,7 @@ class MetricBacklog:
         retry_s: float,
     ) -> None:
         self._registry = registry
+        self._metrics = metrics
         self._home = home
         self._files = files
         self._follow_once = follow_once
@@ -57,6 +61,14 @@ class MetricBacklog:
                 self._has_some.clear()
             await self._has_some.wait()
             await asyncio.sleep(self._retry_s)
+
+    async def build_buckets(self) -> None:
+        """Of all points that have none."""
+        try:
+            while await committed(self._metrics.build_more()):
+                pass
+        except TrnError as fault:  # charts are slower without; the next daemon tries again
+            logger.warning("metric points of older runs cannot be merged: %s", fault)
 
     async def _catch_up(self) -> None:
         waiting, self._run_ids = self._run_ids, set()

@@ -799,8 +799,34 @@ def test_metrics_are_answered_by_name_and_range(tmp_path: Path) -> None:
             thin = await get(pb.GetMetricsRequest(run_id="a", max_points=5))
             assert len(thin.series[0].steps) <= 5
             assert thin.series[0].num_points == 100
+            assert (thin.series[0].width, sum(thin.series[0].counts)) == (64, 100)
+            assert (answer.series[0].width, len(answer.series[0].counts), len(answer.discarded)) == (1, 0, 0)
             none = await get(pb.GetMetricsRequest(run_id="a", names=["nothing"]))
             assert len(none.series) == 0
+
+    asyncio.run(main())
+
+
+def test_what_a_later_attempt_took_back_is_answered_on_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
+            await host.add_run("a")
+            await host.start("a")
+            reports = [*((1, step) for step in range(1, 9)), *((2, step) for step in range(6, 8))]
+            with host.home.run("a").events.open("ab") as file:
+                for seq, (attempt, step) in enumerate(reports, start=1):
+                    line = {"event": "metric", "seq": seq, "attempt": attempt, "name": "loss", "step": step}
+                    more = {"value": attempt, "run_id": "a", "timestamp_ms": seq}
+                    file.write(json.dumps({**line, **more}).encode() + b"\n")
+            await host.ingest.drain("a")
+            assert (await client.metrics("a"))["loss"].values == (1.0,) * 5 + (2.0,) * 2
+            [taken] = await client.discarded("a")
+            assert (taken.run_id, taken.name, taken.attempt) == ("a", "loss", 1)
+            assert (taken.steps, taken.values, taken.timestamps_ms) == ((6, 7, 8), (1.0,) * 3, (6, 7, 8))
+            assert (taken.num_points, taken.num_dropped) == (3, 0)
+            [part] = await client.discarded("a", ["loss"], from_step=7, to_step=7)
+            assert part.steps == (7,)
+            assert await client.discarded("a", ["other"]) == ()
 
     asyncio.run(main())
 

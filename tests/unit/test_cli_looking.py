@@ -449,6 +449,52 @@ def test_the_best_of_very_many_points_is_found_with_its_first_step(made: HandMad
     assert (found["min"], found["max"], found["best_step"], found["last"]) == (1.0, 5.0, 3, 3.0)
 
 
+def test_a_run_that_trained_steps_twice_says_whether_it_was_exact(made: HandMade) -> None:
+    metrics = MetricStore(made.home.metrics)
+    for run_id, again in (("once", None), ("same", 2.0), ("other", 2.5)):
+        made.submit(run_id)
+        made.start(run_id, pid=77)
+        made.end(run_id, RunState.COMPLETED)
+        points = [(step, 1, "train/loss", step, 2.0, 1) for step in range(1, 9)]
+        if again is not None:
+            points += [(step + 4, 2, "train/loss", step, again, 1) for step in range(5, 8)]
+        metrics.add(run_id, offset=1, last_seq=12, points=points).result()
+    metrics.close()
+    found = {run_id: made.ask("status", run_id)[0]["repeated_steps"] for run_id in ("once", "same", "other")}
+    assert found["once"] == {"exactness": None, "num_steps": 0, "num_dropped": 0, "drift": None}
+    assert found["same"] == {"exactness": "exact", "num_steps": 3, "num_dropped": 0, "drift": None}
+    assert found["other"]["exactness"] == "drifted"
+    assert found["other"]["drift"] == {"step": 5, "name": "train/loss", "before": 2.0, "after": 2.5}
+    assert "twice" not in made.show("status", "once")
+    assert "  exact: 3 steps were trained twice, all metrics are equal\n" in made.show("status", "same")
+    line = "  drifted at step 5: train/loss was 2.0 and is 2.5 after the resume\n"
+    assert line in made.show("status", "other", num_columns=100)
+
+
+def test_a_spike_is_drawn_however_many_points_there_are(made: HandMade) -> None:
+    made.submit("r")
+    made.start("r", pid=77)
+    metrics = MetricStore(made.home.metrics)
+    points = [(step, 1, "train/loss", step, 1.0 + 98 * (step == 5001), 1) for step in range(1, 20_001)]
+    metrics.add("r", offset=1, last_seq=20_000, points=points).result()
+    metrics.close()
+    chart = made.show("status", "r").rpartition("train/loss\n")[2].splitlines()
+    assert [line[6:].strip() for line in chart[:7]] == ["⢸"] * 7, "one line from top to bottom"
+    assert chart[0].startswith("  99 │")
+
+
+def test_metrics_of_an_older_release_are_not_silently_left_out(
+    made: HandMade, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.submit("r")
+    MetricStore(made.home.metrics).close()
+    connection = open_writer(made.home.metrics)
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    assert verbs.run(["--home", str(made.home.root), "status", "r"]) != 0
+    assert "metrics.db was written by an older trn: `trn daemon start`" in capsys.readouterr().err
+
+
 def test_hyperparameters_and_tags_are_columns_to_show_and_sort_by(made: HandMade) -> None:
     for run_id, hyperparams, tags in (
         ("a", {"lr": 0.1, "model": {"depth": 2}}, {"team": "x"}),

@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -139,15 +139,17 @@ def test_buckets_are_what_the_points_give_after_any_adds_repeats_rewinds_and_att
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metric_buckets, "POINTS_IN_FINEST", 2)
+        values = data.draw(st.sampled_from([VALUES, VALUES[:4], [0.5, -1.0, 2.0, 0.25, -1.0, 2.0], [NAN]]))
         patch.setattr(metric_buckets, "MAX_POINTS_IN_FINEST", 8)
         patch.setattr(metric_buckets, "MIN_BUILT", data.draw(st.sampled_from([1, 2])))
         patch.setattr(metric_buckets, "MAX_BUILT", data.draw(st.sampled_from([16, 1 << 16])))
         path = tmp_path_factory.mktemp("metrics") / "metrics.db"
         store = MetricStore(path)
         try:
-            model = apply(store, ops)
+            model = apply(store, ops, values)
             check_buckets(path)
             check_answers(store, model, data.draw)
+            check_extremes(store, model)
             while store.build_more().result():
                 pass
             check_buckets(path)
@@ -157,7 +159,7 @@ def test_buckets_are_what_the_points_give_after_any_adds_repeats_rewinds_and_att
             store.close()
 
 
-def apply(store: MetricStore, ops: list[dict[str, Any]]) -> Model:
+def apply(store: MetricStore, ops: list[dict[str, Any]], values: Sequence[float]) -> Model:
     model, attempt, seq, next_step = Model(), 1, 0, 0
     last: tuple[int, list[Point]] = 0, []
     for op in ops:
@@ -171,7 +173,7 @@ def apply(store: MetricStore, ops: list[dict[str, Any]]) -> Model:
         start = next_step if op["kind"] == "go on" else op["start"]
         steps = range(start, start + op["stride"] * op["length"], op["stride"])
         batch = [
-            (name, step, VALUES[(step + op["salt"]) * 31 % len(VALUES)])
+            (name, step, values[(step + op["salt"]) * 31 % len(values)])
             for step in steps
             for name in op["names"]
         ]
@@ -206,6 +208,16 @@ def check_answers(store: MetricStore, model: Model, draw: Callable[..., Any]) ->
     assert all(is_same(value, model.discarded[place]) for place, value in found.items())
 
 
+def check_extremes(store: MetricStore, model: Model) -> None:
+    found = store.extremes("r")
+    assert found.keys() == model.points.keys()
+    for name, points in model.points.items():
+        finite = {step: value for step, value in points.items() if math.isfinite(value)}
+        low, high = min(finite.values(), default=None), max(finite.values(), default=None)
+        steps = [min((s for s, v in finite.items() if v == value), default=None) for value in (low, high)]
+        assert found[name] == (low, steps[0], high, steps[1])
+
+
 def count_work(reader: MetricReader, read: Callable[[], object]) -> int:
     """Instructions of SQLite's machine: what a query costs, on any machine, at any load."""
     num = 0
@@ -237,6 +249,7 @@ def test_a_chart_of_a_million_points_reads_as_many_rows_as_it_shows(store: Metri
         assert 500 <= len(store.query("long", ["loss"], 250_000, end, 1000)[0].steps) <= 1000
         work = count_work(store, lambda b=end: store.query("long", ["loss"], 250_000, b, 1000))
         assert work < 150 * all_points, (work, all_points)
+    assert count_work(store, lambda: store.extremes("long")) < 3 * all_points
     assert 3 * all_points < count_work(store, lambda: store.query("long", ["loss"], 0, 10_000)), (
         "it does count"
     )

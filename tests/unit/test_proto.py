@@ -13,7 +13,7 @@ from trn.daemon.intake.submission import Submission
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import from_message, read_flat, run_message, state_number, state_word, to_message
 from trn.proto.methods import METHODS
-from trn.proto.records import Attempt, Run
+from trn.proto.records import Attempt, MetricSeries, Run
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -89,6 +89,13 @@ def test_every_call_of_the_contract_is_on_the_wire() -> None:
         "GetHealth",
     }
     assert {name for name, method in METHODS.items() if method.is_stream} == streams
+
+
+def test_metrics_of_a_daemon_without_buckets_are_read() -> None:
+    old = pb.MetricSeries(name="loss", steps=[1, 9], values=[2.0, 1.0], timestamps_ms=[1, 2], num_points=9)
+    series = from_message(old, MetricSeries)
+    assert (series.steps, series.counts, series.width) == ((1, 9), (), 0)
+    assert not pb.GetMetricsResponse(series=[old]).discarded
 
 
 def test_a_run_loses_nothing_on_the_wire() -> None:

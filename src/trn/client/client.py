@@ -22,6 +22,7 @@ from trn.proto.convert import from_message, read_faults, read_refusal, state_num
 from trn.proto.records import (
     Artifact,
     ArtifactPage,
+    DiscardedPoints,
     Freed,
     Health,
     JobCheck,
@@ -274,6 +275,29 @@ class AsyncClient:
         )
         answer = await self._connection.call("GetMetrics", request)
         return _by_name(answer)
+
+    async def discarded(
+        self,
+        run_id: str,
+        names: Sequence[str] = (),
+        *,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int = 1000,
+        is_exact: bool = False,
+    ) -> tuple[DiscardedPoints, ...]:
+        """Metric points that later attempts took back, by name and attempt, reduced to `max_points` of each."""
+        request = pb.GetMetricsRequest(
+            run_id=run_id,
+            names=names,
+            from_step=from_step,
+            to_step=to_step,
+            max_points=max_points,
+            is_exact=is_exact,
+            with_discarded=True,
+        )
+        answer = await self._connection.call("GetMetrics", request)
+        return tuple(from_message(part, DiscardedPoints) for part in answer.discarded)
 
     async def lineage(
         self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False

@@ -84,6 +84,7 @@ class Client:
     get = _blocking(AsyncClient.get)
     details = _blocking(AsyncClient.details)
     metrics = _blocking(AsyncClient.metrics)
+    discarded = _blocking(AsyncClient.discarded)
     lineage = _blocking(AsyncClient.lineage)
     cancel = _blocking(AsyncClient.cancel)
     remove = _blocking(AsyncClient.remove)

@@ -141,7 +141,10 @@ class ArtifactChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of one metric; where thinned out, `lows` and `highs` are of what each point stands for."""
+    """Points of one metric. Where merged, each stands for a bucket of `width` steps: min, max and number of its points.
+
+    `width` is 1 where nothing is merged, and 0 in the answer of an older daemon, which has no `counts` either.
+    """
 
     name: str
     steps: tuple[int, ...]
@@ -150,6 +153,21 @@ class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
     num_points: int
     lows: tuple[float, ...] = ()
     highs: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    width: int = 0
+
+
+class DiscardedPoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Points of one metric that one attempt reported and a later one took back: it resumed before them."""
+
+    run_id: str
+    name: str
+    attempt: int
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    timestamps_ms: tuple[int, ...]
+    num_points: int
+    num_dropped: int = 0  # of this metric, all attempts: not kept, because at most 10,000 are
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):

@@ -512,7 +512,7 @@ class StreamLogsResponse(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_end: _Optional[bool] = ...) -> None: ...
 
 class GetMetricsRequest(_message.Message):
-    __slots__ = ("run_id", "names", "from_step", "to_step", "max_points", "is_exact", "with_ancestors")
+    __slots__ = ("run_id", "names", "from_step", "to_step", "max_points", "is_exact", "with_ancestors", "with_discarded")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +520,7 @@ class GetMetricsRequest(_message.Message):
     MAX_POINTS_FIELD_NUMBER: _ClassVar[int]
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     WITH_ANCESTORS_FIELD_NUMBER: _ClassVar[int]
+    WITH_DISCARDED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     names: _containers.RepeatedScalarFieldContainer[str]
     from_step: int
@@ -527,7 +528,8 @@ class GetMetricsRequest(_message.Message):
     max_points: int
     is_exact: bool
     with_ancestors: bool
-    def __init__(self, run_id: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., max_points: _Optional[int] = ..., is_exact: _Optional[bool] = ..., with_ancestors: _Optional[bool] = ...) -> None: ...
+    with_discarded: bool
+    def __init__(self, run_id: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., max_points: _Optional[int] = ..., is_exact: _Optional[bool] = ..., with_ancestors: _Optional[bool] = ..., with_discarded: _Optional[bool] = ...) -> None: ...
 
 class LineagePart(_message.Message):
     __slots__ = ("run_id", "from_step", "to_step")
@@ -540,7 +542,7 @@ class LineagePart(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ...) -> None: ...
 
 class MetricSeries(_message.Message):
-    __slots__ = ("name", "steps", "values", "timestamps_ms", "num_points", "lows", "highs")
+    __slots__ = ("name", "steps", "values", "timestamps_ms", "num_points", "lows", "highs", "counts", "width")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +550,8 @@ class MetricSeries(_message.Message):
     NUM_POINTS_FIELD_NUMBER: _ClassVar[int]
     LOWS_FIELD_NUMBER: _ClassVar[int]
     HIGHS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
     name: str
     steps: _containers.RepeatedScalarFieldContainer[int]
     values: _containers.RepeatedScalarFieldContainer[float]
@@ -555,15 +559,39 @@ class MetricSeries(_message.Message):
     num_points: int
     lows: _containers.RepeatedScalarFieldContainer[float]
     highs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, name: _Optional[str] = ..., steps: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., timestamps_ms: _Optional[_Iterable[int]] = ..., num_points: _Optional[int] = ..., lows: _Optional[_Iterable[float]] = ..., highs: _Optional[_Iterable[float]] = ...) -> None: ...
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    width: int
+    def __init__(self, name: _Optional[str] = ..., steps: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., timestamps_ms: _Optional[_Iterable[int]] = ..., num_points: _Optional[int] = ..., lows: _Optional[_Iterable[float]] = ..., highs: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ...) -> None: ...
+
+class DiscardedPoints(_message.Message):
+    __slots__ = ("run_id", "name", "attempt", "steps", "values", "timestamps_ms", "num_points", "num_dropped")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_POINTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    name: str
+    attempt: int
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    timestamps_ms: _containers.RepeatedScalarFieldContainer[int]
+    num_points: int
+    num_dropped: int
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., timestamps_ms: _Optional[_Iterable[int]] = ..., num_points: _Optional[int] = ..., num_dropped: _Optional[int] = ...) -> None: ...
 
 class GetMetricsResponse(_message.Message):
-    __slots__ = ("series", "lineage")
+    __slots__ = ("series", "lineage", "discarded")
     SERIES_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_FIELD_NUMBER: _ClassVar[int]
     series: _containers.RepeatedCompositeFieldContainer[MetricSeries]
     lineage: _containers.RepeatedCompositeFieldContainer[LineagePart]
-    def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., lineage: _Optional[_Iterable[_Union[LineagePart, _Mapping]]] = ...) -> None: ...
+    discarded: _containers.RepeatedCompositeFieldContainer[DiscardedPoints]
+    def __init__(self, series: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., lineage: _Optional[_Iterable[_Union[LineagePart, _Mapping]]] = ..., discarded: _Optional[_Iterable[_Union[DiscardedPoints, _Mapping]]] = ...) -> None: ...
 
 class ListArtifactsRequest(_message.Message):
     __slots__ = ("run_id", "kind", "page_size", "page_token", "is_exact")

@@ -59,6 +59,17 @@ class RepeatedSteps(msgspec.Struct, frozen=True, kw_only=True):
             return "drifted"
         return "exact" if self.num_steps else ""
 
+    @property
+    def text(self) -> str:
+        """One line for people; empty where no step was trained twice."""
+        if self.drift is not None:
+            drift = self.drift
+            return f"drifted at step {drift.step}: {drift.name} was {drift.before!r} and is {drift.after!r} after the resume"
+        if not self.num_steps:
+            return ""
+        steps = "1 step was" if self.num_steps == 1 else f"{self.num_steps} steps were"
+        return f"exact: {steps} trained twice, all metrics are equal"
+
 
 class SeriesRow(NamedTuple):
     """A series, as far as its discarded points are concerned."""

@@ -14,7 +14,7 @@ Invariants
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -69,7 +69,7 @@ def _cover(built: Built, begin: int, end: int, level: int) -> Iterator[Span]:
         yield from _cover(built, last << level, end, finer)
 
 
-def encode(spans: Iterator[Span]) -> str:
+def encode(spans: Iterable[Span]) -> str:
     """As the queries take them."""
     return msgspec.json.encode(list(spans)).decode()
 

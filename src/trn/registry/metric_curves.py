@@ -15,7 +15,7 @@ import msgspec
 
 from trn.core.errors import TooMuchError
 from trn.core.runs import LineagePart
-from trn.registry.metric_buckets import Built, cover, encode
+from trn.registry.metric_buckets import Built, Span, cover, encode
 from trn.registry.named_queries import metrics_sql as sql
 
 MIN_THINNED = 3  # the first, the last, and one for all between
@@ -37,6 +37,15 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     highs: list[float] = []
     counts: list[int] = []  # points of each
     width: int = 1  # of a bucket, in steps
+
+
+class Extremes(NamedTuple):
+    """The min and the max of a metric's finite values, each with its first step; None where there are none."""
+
+    min_value: float | None = None
+    min_step: int | None = None
+    max_value: float | None = None
+    max_step: int | None = None
 
 
 class Stretch(NamedTuple):
@@ -212,3 +221,36 @@ def _read_buckets(connection: sqlite3.Connection, piece: Piece, level: int) -> l
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
+
+
+def find_extremes(connection: sqlite3.Connection, piece: Piece) -> Extremes:
+    """Of its finite values. From the widest bucket that has it down to the point; infinities take a look at all points."""
+    spans = list(cover(piece.built, piece.first_step, piece.last_step + 1, MAX_LEVEL))
+    parts = _read_parts(connection, piece, spans)
+    if not parts:
+        return Extremes()
+    if any(math.isinf(part["low"]) or math.isinf(part["high"]) for part in parts):
+        wanted = {"series_key": piece.series_key, "from_step": piece.first_step, "to_step": piece.last_step}
+        return Extremes(*connection.execute(sql("extremes"), wanted).fetchone())
+    low, high = min(part["low"] for part in parts), max(part["high"] for part in parts)
+    low_step = _find_first(connection, piece, parts, "low", low)
+    high_step = _find_first(connection, piece, parts, "high", high)
+    return Extremes(low, low_step, high, high_step)
+
+
+def _read_parts(connection: sqlite3.Connection, piece: Piece, spans: Sequence[Span]) -> list[sqlite3.Row]:
+    """Buckets and points in order; without those that have no number."""
+    wanted = {"series_key": piece.series_key, "spans": encode(spans)}
+    return connection.execute(sql("parts"), wanted).fetchall()
+
+
+def _find_first(
+    connection: sqlite3.Connection, piece: Piece, parts: Sequence[sqlite3.Row], column: str, value: float
+) -> int:
+    """The first step with that value, which one of the parts has."""
+    found = next(part for part in parts if part[column] == value)
+    level, place = found["level"], found["place"]
+    if level == 0:
+        return int(place)
+    spans = list(cover(piece.built, place << level, place + 1 << level, level - 1))
+    return _find_first(connection, piece, _read_parts(connection, piece, spans), column, value)

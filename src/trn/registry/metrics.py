@@ -40,8 +40,10 @@ from trn.registry.discarded_points import (
 )
 from trn.registry.metric_buckets import Built, build, build_unbuilt, cut_back, rebuild
 from trn.registry.metric_curves import (
+    Extremes,
     Series,
     Stretch,
+    find_extremes,
     find_pieces,
     find_series,
     line_of_descent,
@@ -81,15 +83,6 @@ class Place(NamedTuple):
 
     offset: int = 0
     last_seq: int = 0
-
-
-class Extremes(NamedTuple):
-    """The min and the max of a metric's finite values, each with its first step; None where there are none."""
-
-    min_value: float | None = None
-    min_step: int | None = None
-    max_value: float | None = None
-    max_step: int | None = None
 
 
 class MetricReader:
@@ -203,9 +196,9 @@ class MetricReader:
 
     def extremes(self, run_id: str) -> dict[str, Extremes]:
         """Of each of the run's metrics, over all its points."""
-        with self._reading:
-            rows = self._read.execute(sql("extremes"), {"run_id": run_id}).fetchall()
-        return {row["name"]: Extremes(*(row[name] for name in Extremes._fields)) for row in rows}
+        with self._one_state():
+            pieces = find_pieces(self._read, [Stretch(run_id)], ())
+            return {name: find_extremes(self._read, *found) for name, found in pieces.items()}
 
 
 class MetricStore(MetricReader):

@@ -178,16 +178,27 @@ SELECT value FROM (
     SELECT value, attempt, 1 FROM points WHERE series_key = :series_key AND step = :step)
 ORDER BY is_newest, attempt
 
+-- name: parts
+WITH spans AS (
+    SELECT json_extract(value, '$[0]') AS level, json_extract(value, '$[1]') AS first, json_extract(value, '$[2]') AS last
+    FROM json_each(:spans)
+)
+SELECT buckets.level, bucket AS place, low, high, bucket << buckets.level AS step FROM spans CROSS JOIN buckets
+ON series_key = :series_key AND buckets.level = spans.level AND bucket >= first AND bucket < last AND low IS NOT NULL
+UNION ALL
+SELECT 0, step, value, value, step FROM spans CROSS JOIN points
+ON spans.level = 0 AND series_key = :series_key AND step >= first AND step < last AND value IS NOT NULL
+ORDER BY step
+
 -- name: extremes
-SELECT series.name,
-       (SELECT step FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999
-        ORDER BY value, step LIMIT 1) AS min_step,
-       (SELECT step FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999
-        ORDER BY value DESC, step LIMIT 1) AS max_step,
-       (SELECT min(value) FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999) AS min_value,
-       (SELECT max(value) FROM points WHERE points.series_key = series.series_key AND abs(value) < 9e999) AS max_value
-FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id)
-ORDER BY series.name
+WITH finite AS (
+    SELECT step, value FROM points
+    WHERE series_key = :series_key AND step BETWEEN :from_step AND :to_step AND abs(value) < 9e999
+)
+SELECT (SELECT min(value) FROM finite) AS min_value,
+       (SELECT step FROM finite ORDER BY value, step LIMIT 1) AS min_step,
+       (SELECT max(value) FROM finite) AS max_value,
+       (SELECT step FROM finite ORDER BY value DESC, step LIMIT 1) AS max_step
 
 -- name: remove_run_points
 DELETE FROM points WHERE series_key IN (

@@ -19,7 +19,7 @@ from trn.executors.local.liveness import find_gone
 from trn.registry.base import ReadableRegistry
 from trn.registry.connection import is_older
 from trn.registry.families import FIRST
-from trn.registry.metrics import Extremes, MetricReader, Series, line_of_descent
+from trn.registry.metrics import Extremes, MetricReader, RepeatedSteps, Series, line_of_descent
 from trn.registry.reader import RegistryReader
 
 PAGE = 1000
@@ -52,11 +52,12 @@ class ShownArtifacts(NamedTuple):
 
 
 class FoundMetrics(NamedTuple):
-    """The metrics of a run by name: its points, thinned out, and the extremes of all of them."""
+    """The metrics of a run by name: its points, merged to few, and the extremes of all of them."""
 
     series: dict[str, Series]
     extremes: dict[str, Extremes]
     curves: dict[str, Series]  # of its whole line of descent
+    repeated: RepeatedSteps = RepeatedSteps()
 
 
 def find_metrics(home: Home, found: FoundRun, *, max_points: int) -> FoundMetrics:
@@ -66,7 +67,8 @@ def find_metrics(home: Home, found: FoundRun, *, max_points: int) -> FoundMetric
         if reader is not None:
             series = {series.name: series for series in reader.query(run_id, max_points=max_points)}
             line = reader.query_line(line_of_descent(found.lineage), max_points=max_points)
-            return FoundMetrics(series, reader.extremes(run_id), {curve.name: curve for curve in line})
+            curves = {curve.name: curve for curve in line}
+            return FoundMetrics(series, reader.extremes(run_id), curves, reader.repeated_steps(run_id))
     return FoundMetrics({}, {}, {})
 
 

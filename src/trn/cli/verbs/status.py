@@ -89,7 +89,7 @@ def command(
     for line in [
         *_head(output, found, at_ms),
         *(part for words in told.lines for part in wrap(plain(words), width)),
-        *_attempts(output, found, around.worker_gone, at_ms),
+        *_attempts(output, found, metrics, around.worker_gone, at_ms),
         *_metrics(output, found.run, metrics),
         *_chart(output, found, metrics.curves, metric),
         *_files(output, home, found, around.checkpoint, artifacts),
@@ -139,6 +139,10 @@ def _record(
         "reason": found.run.reason,
         "why": {**told.record(), "run_id": found.run.run_id},
         "attempts": attempts,
+        "repeated_steps": {
+            "exactness": metrics.repeated.exactness or None,
+            **msgspec.to_builtins(metrics.repeated),
+        },
         "metrics": {name: _summarize(found.run, name, metrics) for name in metrics.series},
         "folder": str(home.run(found.run.run_id).root),
         "log_files": [path for paths in _line_files(home, found).values() for path in paths],
@@ -179,7 +183,9 @@ def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
     return [title, *(wrap(name, width) if name else ()), *wrap(", ".join(facts), width)]
 
 
-def _attempts(output: Output, found: "FoundRun", worker_gone: str, at_ms: int) -> list[str]:
+def _attempts(
+    output: Output, found: "FoundRun", metrics: "FoundMetrics", worker_gone: str, at_ms: int
+) -> list[str]:
     if not found.attempts:
         return []
     lines = ["", output.paint("attempts", is_bold=True)]
@@ -187,6 +193,8 @@ def _attempts(output: Output, found: "FoundRun", worker_gone: str, at_ms: int) -
         took = say_duration((attempt.ended_ms or at_ms) - attempt.launched_ms)
         line = f"  {attempt.number:>2}  {took:>7}  to step {attempt.step}  {plain(_ending(attempt, worker_gone))}"
         lines += wrap(line, output.size[0], indent=6)
+    if text := metrics.repeated.text:
+        lines += wrap(f"  {plain(text)}", output.size[0], indent=4)
     return lines
 
 
@@ -250,12 +258,21 @@ def _chart(output: Output, found: "FoundRun", series: "dict[str, Series]", metri
     points = series[chosen]
     width = min(output.size[0] - 2, MAX_CHART_WIDTH)
     seams = [part.from_step for part in found.lineage[1:]]
-    lines = draw_chart(points.steps, points.values, width=width, is_unicode=output.is_unicode, seams=seams)
+    drawn = [(step, value) for step, *values in _with_extremes(points) for value in values]
+    steps, values = zip(*drawn, strict=True)
+    lines = draw_chart(steps, values, width=width, is_unicode=output.is_unicode, seams=seams)
     title = [output.paint(plain(chosen), is_bold=True)]
     if seams:
         whose = [f"{part.run_id} to step {part.to_step}" for part in found.lineage[:-1]]
         title += wrap(f"  {', '.join([*whose, found.run.run_id])}", output.size[0], indent=2)
     return ["", *title, *(f"  {line}" for line in lines)]
+
+
+def _with_extremes(points: "Series") -> "Iterator[tuple[Any, ...]]":
+    """Of a merged point also the min and the max: a line through last values would not show a spike."""
+    if points.lows:
+        return zip(points.steps, points.lows, points.highs, points.values, strict=True)
+    return zip(points.steps, points.values, strict=True)
 
 
 def _line_files(home: Home, found: "FoundRun") -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.proto.records import Device, Health, Machine
 from trn.registry.base import Registry
-from trn.registry.metrics import MetricReader, Series, line_of_descent
+from trn.registry.metrics import Discarded, MetricReader, Series, line_of_descent
 from trn.registry.writer import committed
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     series: Sequence[Series]
     lineage: Sequence[LineagePart]
+    discarded: Sequence[Discarded] = ()
 
 
 class TrainerService:
@@ -182,6 +183,7 @@ class TrainerService:
         max_points: int = 0,
         is_exact: bool = False,
         with_ancestors: bool = False,
+        with_discarded: bool = False,
     ) -> Metrics:
         record = self.find(run_id, is_exact=is_exact)
         lineage = self._registry.lineage(record) if with_ancestors else []
@@ -189,7 +191,13 @@ class TrainerService:
         found = await asyncio.to_thread(
             self._metrics.query_line, stretches, list(names), max_points, MAX_POINTS
         )
-        return Metrics(series=found, lineage=lineage)
+        discarded: Sequence[Discarded] = ()
+        if with_discarded:
+            room = MAX_POINTS - sum(len(series.steps) for series in found)
+            discarded = await asyncio.to_thread(
+                self._metrics.discarded, stretches, list(names), max_points, room
+            )
+        return Metrics(series=found, lineage=lineage, discarded=discarded)
 
     async def remove_runs(
         self, run_ids: Sequence[str], *, is_dry_run: bool = False, is_exact: bool = False

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import msgspec
 
@@ -265,16 +265,8 @@ class AsyncClient:
         is_exact: bool = False,
     ) -> dict[str, MetricSeries]:
         """A run's metric points by name, reduced to `max_points` of each if given."""
-        request = pb.GetMetricsRequest(
-            run_id=run_id,
-            names=names,
-            from_step=from_step,
-            to_step=to_step,
-            max_points=max_points,
-            is_exact=is_exact,
-        )
-        answer = await self._connection.call("GetMetrics", request)
-        return _by_name(answer)
+        asked = _MetricsAsked(run_id, names, from_step, to_step, max_points, is_exact)
+        return _by_name(await self._connection.call("GetMetrics", asked.request()))
 
     async def discarded(
         self,
@@ -287,26 +279,16 @@ class AsyncClient:
         is_exact: bool = False,
     ) -> tuple[DiscardedPoints, ...]:
         """Metric points that later attempts took back, by name and attempt, reduced to `max_points` of each."""
-        request = pb.GetMetricsRequest(
-            run_id=run_id,
-            names=names,
-            from_step=from_step,
-            to_step=to_step,
-            max_points=max_points,
-            is_exact=is_exact,
-            with_discarded=True,
-        )
-        answer = await self._connection.call("GetMetrics", request)
+        asked = _MetricsAsked(run_id, names, from_step, to_step, max_points, is_exact)
+        answer = await self._connection.call("GetMetrics", asked.request(with_discarded=True))
         return tuple(from_message(part, DiscardedPoints) for part in answer.discarded)
 
     async def lineage(
         self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
     ) -> Lineage:
         """A run and those that it was resumed from, as one curve."""
-        request = pb.GetMetricsRequest(
-            run_id=run_id, names=names, max_points=max_points, is_exact=is_exact, with_ancestors=True
-        )
-        answer = await self._connection.call("GetMetrics", request)
+        asked = _MetricsAsked(run_id, names, None, None, max_points, is_exact)
+        answer = await self._connection.call("GetMetrics", asked.request(with_ancestors=True))
         parts = tuple(from_message(part, LineagePart) for part in answer.lineage)
         return Lineage(parts=parts, metrics=_by_name(answer))
 
@@ -449,6 +431,18 @@ class AsyncClient:
         if answer.HasField("refusal"):
             raise read_refusal(answer.refusal)
         return from_message(answer, SubmitResult)
+
+
+class _MetricsAsked(NamedTuple):
+    run_id: str
+    names: Sequence[str]
+    from_step: int | None
+    to_step: int | None
+    max_points: int
+    is_exact: bool
+
+    def request(self, **more: Any) -> pb.GetMetricsRequest:
+        return pb.GetMetricsRequest(**self._asdict(), **more)
 
 
 def _by_name(answer: pb.GetMetricsResponse) -> dict[str, MetricSeries]:

@@ -211,7 +211,8 @@ class FaultHarness:
             "checkpoint_every": dice.choice([0, 3]),
             "hyperparams": options,
             "resources": resources,
-            "retry": {"max_attempts": 20, "backoff_s": 0.05},
+            # More than a run can be killed here without a new checkpoint: that one ends is for the tests of retries.
+            "retry": {"max_attempts": 1000, "backoff_s": 0.05},
             "heartbeat_s": 0.3,
             "grace_s": 2.0,
         }

@@ -105,6 +105,23 @@ def test_a_second_daemon_is_told_who_the_first_one_is(home: Home) -> None:
     Singleton(home).acquire()
 
 
+def test_a_daemon_that_cannot_write_its_address_says_so_in_one_line(home: Home) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trn.daemon", "--home", str(home.root), "serve"],
+        env={**os.environ, "GEN_WORKER_FAILPOINTS": "daemon.announce=enospc"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"trn: {home.daemon_info} cannot be written: "), (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_the_lock_of_a_daemon_that_was_killed_is_taken_over(home: Home) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gen_worker.contract import failpoints
 from gen_worker.errors import LeaseHeldError, StartupError
+from gen_worker.trainer.events import event_log
 from gen_worker.trainer.events.event_log import EventLog
 from gen_worker.trainer.events.event_tail import read_tail
 
@@ -184,6 +185,38 @@ def test_a_backlog_larger_than_the_reserve_gives_way_to_the_terminal_event(
     assert events[-1]["last"] is True
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert len(events) < 52
+
+
+@pytest.mark.parametrize("num_begun", [0, 20])
+def test_a_disk_with_room_again_for_a_moment_gets_the_terminal_event_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, num_begun: int
+) -> None:
+    """The log's own thread may write, wholly or in part, while `append_last` decides to give up the backlog."""
+    log = EventLog(path, run_id="r", write_every_s=3600)
+    log.append(line)
+    log.flush()
+    real_write, room = os.write, [0]
+
+    def write(fd: int, data: bytes) -> int:
+        if not room:
+            return real_write(fd, data)
+        taken = data[: room[0]]
+        room[0] = 0
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(fd, taken)
+
+    def in_between() -> None:
+        room[0] = num_begun or len(line(2))
+        log._flush_and_note()
+        room.clear()
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(event_log, "_lift_size_limit", in_between)
+    log.append_last(lambda seq, **_: line(seq))
+    monkeypatch.undo()
+    log.close()
+    assert seqs(path) == [1, 2]
 
 
 def test_the_last_step_is_that_of_the_last_event_that_has_one(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ ALL: tuple[str, ...] = (
     "checkpoint.retention",
 )
 
-# Every commit of the daemon, and every step of an attempt.
+# The daemon's start, every commit of it, and every step of an attempt.
 ORCHESTRATOR: tuple[str, ...] = (
+    "daemon.announce",
     "registry.before_commit",
     "registry.committed",
     "registry.told",

@@ -255,17 +255,27 @@ class TrainerDaemon:
             listeners.append(guard)
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
-        async with asyncio.TaskGroup() as tasks:
-            parts: list[Part] = [ingest, broadcaster, dispatcher, doctor, maintenance, *outlets, *listeners]
-            running = [tasks.create_task(part.run()) for part in parts]
-            with _signals(loop, self.stop):
-                singleton.announce(info)
-                logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
+        with contextlib.ExitStack() as hearing:
+            hearing.enter_context(_signals(loop, self.stop))
+            singleton.announce(info)  # outside the group: what goes wrong here is a start that failed
+            logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
+            async with asyncio.TaskGroup() as tasks:
+                parts: list[Part] = [
+                    ingest,
+                    broadcaster,
+                    dispatcher,
+                    doctor,
+                    maintenance,
+                    *outlets,
+                    *listeners,
+                ]
+                running = [tasks.create_task(part.run()) for part in parts]
                 await self._stop.wait()
-            service.streams.end_all()
-            await server.stop(STOP_GRACE_S)
-            for task in running:
-                task.cancel()
+                hearing.close()  # a second signal ends it at once
+                service.streams.end_all()
+                await server.stop(STOP_GRACE_S)
+                for task in running:
+                    task.cancel()
 
 
 @contextlib.contextmanager

@@ -198,16 +198,19 @@ class EventLog:
         return self._seq
 
     def _give_up_backlog(self, encode: Callable[..., bytes]) -> None:
-        """Drop every line that is not partly written, and queue the last one again with the free number."""
+        """Drop every line that is not partly written, and queue the last one again with the free number.
+
+        Nothing where the last one is written by now, or begun: there was room again for a moment.
+        """
         with self._write_lock, self._lock:
             unwritten = self._unwritten + b"".join(self._pending)
             begun_bytes = 0 if self._is_at_line_start else unwritten.find(b"\n") + 1
             lost = unwritten[begun_bytes:].splitlines()
-            if lost:
-                self._seq = msgspec.json.decode(lost[0], type=EventHead).seq - 1
-                logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
+            if not lost:
+                return
+            logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
+            self._seq = msgspec.json.decode(lost[0], type=EventHead).seq
             self._unwritten = unwritten[:begun_bytes]
-            self._seq += 1
             room = self._room() - len(self._unwritten)
             self._pending = [
                 encode(self._seq, max_bytes=int(max(min(LAST_LINE_BYTES, room), MIN_LINE_BYTES)))

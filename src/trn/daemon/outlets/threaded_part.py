@@ -2,8 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from typing import ClassVar
+
+from trn.daemon.upkeep.retries import Pause, is_daemon_fault
+
+logger = logging.getLogger("trn.daemon")
 
 
 class ThreadedPart:
@@ -29,7 +34,18 @@ class ThreadedPart:
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Until cancelled; then stop the thread. Raises what `work` raises."""
+        """Until cancelled; then stop the thread. After a fault of the daemon itself `work` begins again; others are raised."""
+        pause = Pause()
+        while True:
+            try:
+                return await self._run_thread()
+            except Exception as fault:
+                if not is_daemon_fault(fault):
+                    raise
+                logger.warning("%s: %s; will try again", self.thread_name, fault)
+            await pause.rest()
+
+    async def _run_thread(self) -> None:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         stop = threading.Event()

@@ -5,6 +5,7 @@ import contextlib
 import msgspec
 from filelock import FileLock, Timeout
 
+from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import replace_file
 from trn.core.errors import AlreadyRunningError, UnavailableError
 from trn.core.home import PROBE, Home
@@ -61,8 +62,13 @@ class Singleton:
                     path.unlink(missing_ok=True)
 
     def announce(self, info: DaemonInfo) -> None:
-        """Publish this daemon's address. Call once it answers there."""
-        replace_file(self._home.daemon_info, msgspec.json.encode(info), sync="none", mode=0o600)
+        """Publish this daemon's address. Call once it answers there. UnavailableError where that cannot be written."""
+        path = self._home.daemon_info
+        try:
+            failpoint("daemon.announce")
+            replace_file(path, msgspec.json.encode(info), sync="none", mode=0o600)
+        except OSError as fault:
+            raise UnavailableError(f"{path} cannot be written: {fault.strerror}") from fault
 
     def release(self) -> None:
         self._home.daemon_info.unlink(missing_ok=True)

@@ -126,7 +126,9 @@ const ROW_PX = 26;
 function LaneChart({ lanes, machine, spanMs }: { lanes: readonly Lane[]; machine: Machine | null; spanMs: number }) {
   const to = now.value;
   const from = to - spanMs;
-  const ticks = timeTicks(from, to, innerWidth < 640 ? 4 : 9);
+  const isNarrow = innerWidth < 640;
+  const edge = spanMs * (isNarrow ? 0.1 : 0.03); // labels are not cut off
+  const ticks = timeTicks(from, to, isNarrow ? 4 : 9).filter((tick) => tick > from + edge && tick < to - edge);
   const at = (ms: number): string => `${(((ms - from) / spanMs) * 100).toFixed(3)}%`;
   return (
     <section class="card lanes" aria-label="Devices over time">
@@ -142,9 +144,8 @@ function LaneChart({ lanes, machine, spanMs }: { lanes: readonly Lane[]; machine
             <div class="lane-name">
               <strong>{lane.lane}</strong>
               <span class="muted ellipsis" title={lane.name}>{lane.name}</span>
-              {trouble !== "" && <span class="why-bad" title={trouble}><Icon name="warning" size={13} /> not used: {trouble}</span>}
             </div>
-            <ul class="track" style={{ height: `${numRows * ROW_PX + 6}px` }} aria-label={`Attempts on ${lane.lane}`}>
+            <ul class="track" style={{ minHeight: `${numRows * ROW_PX + 6}px` }} aria-label={`Attempts on ${lane.lane}`}>
               {ticks.map((tick) => <li class="line" key={tick} aria-hidden="true" style={{ left: at(tick) }} />)}
               {placed.map((bar) => {
                 const place = placeInTime(bar, from, to, to);
@@ -156,12 +157,13 @@ function LaneChart({ lanes, machine, spanMs }: { lanes: readonly Lane[]; machine
                     <a class={`attempt ${stateClass(bar.state)}`} href={runUrl(bar.run_id)} aria-label={words}
                       title={`${words}\n${formatExactTime(bar.from_ms)}${bar.reason === "" ? "" : `\n${bar.reason}`}`}
                       style={{ left: `${place.left}%`, width: `${place.width}%`, top: `${bar.row * ROW_PX + 3}px` }}>
-                      {place.width > 4 && bar.run_id}
+                      {place.width > (isNarrow ? 16 : 5) && bar.run_id}
                     </a>
                   </li>
                 );
               })}
             </ul>
+            {trouble !== "" && <p class="trouble"><Icon name="warning" size={13} /> Not used: {trouble}</p>}
           </div>
         );
       })}
@@ -175,7 +177,7 @@ function Queue({ queue }: { queue: readonly Queued[] }) {
     <section class="card">
       <header><h2>Queue</h2><span class="tag">{queue.length}</span></header>
       {queue.length === 0 ? <p class="muted body">No run waits.</p> : (
-        <div class="wide">
+        <div class="queue">
           <table class="table">
             <thead><tr><th scope="col">Run</th><th scope="col">Waits for</th><th scope="col">Why</th><th scope="col">Needs</th><th scope="col">Priority</th><th scope="col">Since</th></tr></thead>
             <tbody>
@@ -219,7 +221,7 @@ function Daemon() {
   return (
     <section class="card">
       <header><h2>Daemon</h2></header>
-      <dl class="facts body">
+      <dl class="daemon-facts body">
         {rows.filter(([, text]) => text !== "").map(([name, text]) => <div key={name}><dt>{name}</dt><dd>{text}</dd></div>)}
       </dl>
     </section>

@@ -125,7 +125,7 @@ function Rows({ shown, start, before, after, items, picked, current, sort, onPic
           const isCurrent = at === current.value;
           if (item.kind === "group") {
             return (
-              <tr key={`group ${item.key}`} aria-rowindex={at + 2} class={`group${isCurrent ? " is-current" : ""}`}>
+              <tr key={`group ${item.key}`} aria-rowindex={at + 2} class={`group-row${isCurrent ? " is-current" : ""}`}>
                 <td colSpan={columns.length + 2}><GroupHead item={item} onToggle={onToggleGroup} /></td>
               </tr>
             );
@@ -156,7 +156,7 @@ function Cards({ shown, start, before, after, picked, current, onPick, onToggleG
       {shown.map((item, index) => {
         const isCurrent = start + index === current.value ? " is-current" : "";
         if (item.kind === "group") {
-          return <li key={`group ${item.key}`} class={`group${isCurrent}`}><GroupHead item={item} onToggle={onToggleGroup} /></li>;
+          return <li key={`group ${item.key}`} class={`group-row${isCurrent}`}><GroupHead item={item} onToggle={onToggleGroup} /></li>;
         }
         const { run } = item;
         return (

@@ -34,7 +34,7 @@ function Single({ field, job, faults, onChange }: FormFieldProps) {
   };
   const hint = [field.about, HINTS[field.kind]].filter(Boolean).join(". ");
   return (
-    <Field label={label(field)} faults={faults.get(field.path) ?? []} {...(hint === "" ? {} : { hint })}>
+    <Field label={label(field)} kind={`is-${field.kind}`} faults={faults.get(field.path) ?? []} {...(hint === "" ? {} : { hint })}>
       {(attributes) => {
         const common = { ...attributes, class: "input", value: text, spellcheck: false };
         switch (field.kind) {

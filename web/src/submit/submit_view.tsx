@@ -205,7 +205,7 @@ function JobText() {
   const take = (content: string): void => { setText(content); void read(content); };
   const takeFile = async (file: File | undefined): Promise<void> => { if (file !== undefined) take(await file.text()); };
   return (
-    <section class={`card body drop${isOver ? " is-over" : ""}`} aria-label="Job file"
+    <section class={`card body job-file${isOver ? " is-over" : ""}`} aria-label="A job file"
       onDragOver={(event) => { event.preventDefault(); setOver(true); }} onDragLeave={() => setOver(false)}
       onDrop={(event) => { event.preventDefault(); setOver(false); void takeFile(event.dataTransfer?.files[0]); }}>
       <Field label="Job file" hint="Drop a YAML, TOML or JSON file here, choose one, or paste its text. It fills the form below."
@@ -216,7 +216,7 @@ function JobText() {
             onPaste={(event) => { const area = event.currentTarget; setTimeout(() => take(area.value)); }} />
         )}
       </Field>
-      <label class="button small file">
+      <label class="button small choose-file">
         Choose a file…
         <input type="file" class="visually-hidden" accept=".yaml,.yml,.json,.toml" onChange={(event) => void takeFile(event.currentTarget.files?.[0])} />
       </label>

@@ -33,14 +33,15 @@ interface FieldProps {
   label: string;
   hint?: ComponentChildren;
   faults?: readonly string[];
+  kind?: string; // a class of its own
   children: (attributes: { id: string; "aria-describedby": string; "aria-invalid": "true" | "false" }) => ComponentChildren;
 }
 
 /** A labelled field with its hint and its faults. */
-export function Field({ label, hint, faults = [], children }: FieldProps) {
+export function Field({ label, hint, faults = [], kind = "", children }: FieldProps) {
   const id = useId();
   return (
-    <div class="field">
+    <div class={`field ${kind}`}>
       <label for={id}>{label}</label>
       {children({ id, "aria-describedby": `${id}-about`, "aria-invalid": faults.length > 0 ? "true" : "false" })}
       <div id={`${id}-about`}>

@@ -318,10 +318,30 @@ def test_runs_are_compared_and_lanes_show_who_held_the_machine(
     assert own_world.get("/compare?run=five").status == 400
     assert own_world.get("/compare?run=five&run=five").status == 400
     assert own_world.get("/compare?run=five&run=none").status == 404
-    (lane,) = own_world.get("/machine/lanes").data["lanes"]
+    machine = own_world.get("/machine/lanes").data
+    assert 0 < machine["disk"]["free_bytes"] <= machine["disk"]["total_bytes"]
+    (lane,) = machine["lanes"]
     assert lane["lane"] == "cpu"
     assert [bar["run_id"] for bar in lane["bars"]] == ["five", "six"]
     assert all(bar["to_ms"] >= bar["from_ms"] for bar in lane["bars"])
+
+
+def test_the_text_of_a_job_file_is_read_by_the_rules_of_trn_run(world: GatewayWorld) -> None:
+    def read(text: str, **more: str) -> Any:
+        return world.send("POST", "/parse-job", {"text": text, **more})
+
+    as_yaml = (
+        "trainer: a:B\nmax_steps: 5\nhyperparams: {lr: 1e-4, name: no}\nprofiles: {big: {max_steps: 9}}\n"
+    )
+    expected = {"trainer": "a:B", "max_steps": 5, "hyperparams": {"lr": 1e-4, "name": "no"}}
+    assert read(as_yaml).data == {"config": expected}
+    assert read(json.dumps(expected)).data == {"config": expected}
+    assert read("trainer = 'a:B'", format="toml").data == {"config": {"trainer": "a:B"}}
+    for text in ("", "[1, 2]", "a: [", "a: 1\na: 2", "a: .nan"):
+        refused = read(text)
+        assert (refused.status, refused.data["error"]["code"]) == (400, "invalid"), text
+        assert refused.data["error"]["faults"], text
+    assert read("a: 1", format="xml").status == 400
 
 
 def test_the_log_is_searched_in_pieces_and_downloaded_in_ranges(world: GatewayWorld) -> None:

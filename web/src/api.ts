@@ -96,7 +96,10 @@ export async function send<T>(
 
 export const api = {
   listRuns: (params: Params = {}, abort?: AbortSignal) => get<RunPage>(["runs"], params, abort),
-  getRun: (id: string, abort?: AbortSignal) => get<RunDetails>(["runs", id], {}, abort),
+  getRun: async (id: string, abort?: AbortSignal): Promise<RunDetails> => {
+    const unknown = { forecast: null, exactness: { state: "unknown", step: null, text: "" } }; // of an older gateway
+    return { ...unknown, ...(await get<RunDetails>(["runs", id], {}, abort)) };
+  },
   getMetrics: (id: string, params: Params = {}, abort?: AbortSignal) =>
     get<RunMetrics>(["runs", id, "metrics"], params, abort),
   getManyMetrics: (params: Params, abort?: AbortSignal) => get<ManyMetrics>(["metrics"], params, abort),

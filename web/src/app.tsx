@@ -1,10 +1,11 @@
 /* The frame of the page: header, banner, the view of the current route, help. */
 
 import { signal } from "@preact/signals";
+import { Component, type ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
 import { ActionDialogs } from "./actions/actions";
-import { session } from "./api";
+import { ApiError, session } from "./api";
 import { lazy } from "./lazy";
 import { MachineView } from "./machine/machine_view";
 import { matchRoute, navigate, path, type Route } from "./router";
@@ -15,7 +16,7 @@ import { SubmitView } from "./submit/submit_view";
 import { colourVersion, isDark, toggleTheme } from "./theme";
 import { Button } from "./ui/controls";
 import { Icon } from "./ui/icon";
-import { Empty } from "./ui/notice";
+import { Empty, ErrorNotice } from "./ui/notice";
 import { Dialog, Toasts } from "./ui/overlay";
 
 // Charts are half of the page's code: they are loaded when a view first needs them.
@@ -133,6 +134,21 @@ const TITLES: Record<Route["view"], string> = {
   runs: "Runs", run: "Run", compare: "Compare", machine: "Machine", submit: "Submit", missing: "Not found",
 };
 
+/** A fault in one view leaves the rest of the page alive. */
+class Boundary extends Component<{ children: ComponentChildren }, { error: Error | null }> {
+  override state: { error: Error | null } = { error: null };
+  override componentDidCatch(error: unknown): void {
+    console.error(error);
+    this.setState({ error: error instanceof Error ? error : new Error(String(error)) });
+  }
+  override render() {
+    const { error } = this.state;
+    if (error === null) return this.props.children;
+    const text = `This view cannot be shown. The page has a bug: ${error.message}`;
+    return <ErrorNotice error={new ApiError(0, "internal", text)} retry={() => this.setState({ error: null })} />;
+  }
+}
+
 function View({ route }: { route: Route }) {
   switch (route.view) {
     case "runs": return <RunsView />;
@@ -171,7 +187,7 @@ export function App() {
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); main.current?.focus(); }}>Skip to content</a>
       <Header route={route} />
       <Banner />
-      <main id="main" ref={main} tabIndex={-1}><View route={route} /></main>
+      <main id="main" ref={main} tabIndex={-1}><Boundary key={route.view + subject}><View route={route} /></Boundary></main>
       <Help />
       <ActionDialogs />
       <Toasts />

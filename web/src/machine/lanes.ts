@@ -1,38 +1,46 @@
 /* Bars of attempts on lanes over time: pure layout. */
 
-import type { Needs } from "../types";
+import type { Cause, Needs } from "../types";
 
 export interface LaneBar {
   run_id: string;
   attempt: number;
   from_ms: number;
   to_ms: number | null; // null: it still runs
-  state: string;
-  reason: string;
   step: number;
+  cause: Cause; // how it ended
+  reason: string;
 }
 
 export interface Lane {
-  lane: string; // cuda:0, cpu
-  kind: string;
-  name: string;
+  lane: string; // a device, or `cpu` for attempts that hold none
   bars: LaneBar[];
 }
 
 export interface Queued {
   run_id: string;
   name: string;
-  reason: string;
-  waits_for: string[];
+  priority: number;
   submitted_ms: number;
   not_before_ms: number;
-  priority: number;
   needs: Needs;
+  cause: Cause;
+  reason: string;
+  holders: string[]; // runs that hold what it waits for
 }
 
 export interface Lanes {
   lanes: Lane[];
   queue: Queued[];
+  is_cut: boolean; // there were more attempts than were sent
+  disk: { total_bytes: number; free_bytes: number };
+}
+
+/** What became of an attempt, in the words for the state of a run. */
+export function stateOf(bar: LaneBar): string {
+  if (bar.to_ms === null) return "RUNNING";
+  if (bar.cause.id === "completed") return "COMPLETED";
+  return bar.cause.id === "cancelled" ? "CANCELLED" : "FAILED";
 }
 
 /** A bar with the row that it stands in: bars of one row do not overlap. */

@@ -5,7 +5,7 @@ import "./machine.css";
 import { useEffect, useState } from "preact/hooks";
 
 import { api, type ApiError, get } from "../api";
-import { formatAgo, formatBytes, formatDuration, formatExactTime, formatMemory, formatTime } from "../format";
+import { formatAgo, formatBytes, formatDuration, formatExactTime, formatMemory, formatPlural, formatTime } from "../format";
 import { query, runUrl, setQuery } from "../router";
 import { asApiError, health, isDaemonDown, now, refreshHealth, runs } from "../store";
 import type { Machine } from "../types";
@@ -13,11 +13,7 @@ import { Bar, Segmented } from "../ui/controls";
 import { Icon } from "../ui/icon";
 import { ErrorNotice, Loading } from "../ui/notice";
 import { stateClass, stateWord } from "../ui/state";
-import { type Lane, type Lanes, placeBars, placeInTime, type Queued, timeTicks } from "./lanes";
-
-interface MachineLanes extends Lanes {
-  disk?: { total_bytes: number; free_bytes: number } | null;
-}
+import { type Lane, type Lanes, placeBars, placeInTime, type Queued, stateOf, timeTicks } from "./lanes";
 
 const HOUR = 3_600_000;
 const RANGES = [
@@ -33,7 +29,7 @@ const REFRESH_MS = 5000;
 /** What is read from the server, again every few seconds and when a run changes its state. */
 function useMachine(spanMs: number) {
   const [machine, setMachine] = useState<Machine | null>(null);
-  const [lanes, setLanes] = useState<MachineLanes | null>(null);
+  const [lanes, setLanes] = useState<Lanes | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
   const states = [...runs.value.values()].filter((run) => run.ended_ms === null).map((run) => `${run.run_id} ${run.state}`).join();
   useEffect(() => {
@@ -42,7 +38,7 @@ function useMachine(spanMs: number) {
       const to = Date.now();
       const [devices, found] = await Promise.allSettled([
         api.getDevices(abort.signal),
-        get<MachineLanes>(["machine", "lanes"], { from_ms: to - spanMs, to_ms: to }, abort.signal),
+        get<Lanes>(["machine", "lanes"], { from_ms: to - spanMs, to_ms: to }, abort.signal),
       ]);
       if (abort.signal.aborted) return;
       setMachine(devices.status === "fulfilled" ? devices.value : null);
@@ -71,6 +67,7 @@ export function MachineView() {
       </div>
       <Warnings />
       <Totals machine={machine} disk={lanes?.disk ?? null} />
+      {lanes?.is_cut === true && <p class="muted">There are more attempts than can be shown: choose a shorter time.</p>}
       {error !== null && lanes === null ? <ErrorNotice error={error} />
         : lanes === null ? <Loading what="the lanes" />
         : <><LaneChart lanes={lanes.lanes} machine={machine} spanMs={range.ms} /><Queue queue={lanes.queue} /></>}
@@ -138,23 +135,26 @@ function LaneChart({ lanes, machine, spanMs }: { lanes: readonly Lane[]; machine
       </div>
       {lanes.map((lane) => {
         const { placed, numRows } = placeBars(lane.bars, to);
-        const trouble = machine?.devices.find((device) => device.device_id === lane.lane)?.quarantine_reason ?? "";
+        const device = machine?.devices.find((one) => one.device_id === lane.lane);
+        const about = device?.name ?? (machine === null ? "" : formatPlural(machine.cpus, "CPU"));
+        const trouble = device?.quarantine_reason ?? "";
         return (
           <div class="lane" key={lane.lane}>
             <div class="lane-name">
               <strong>{lane.lane}</strong>
-              <span class="muted ellipsis" title={lane.name}>{lane.name}</span>
+              <span class="muted ellipsis" title={about}>{about}</span>
             </div>
             <ul class="track" style={{ minHeight: `${numRows * ROW_PX + 6}px` }} aria-label={`Attempts on ${lane.lane}`}>
               {ticks.map((tick) => <li class="line" key={tick} aria-hidden="true" style={{ left: at(tick) }} />)}
               {placed.map((bar) => {
                 const place = placeInTime(bar, from, to, to);
                 if (place === null) return null;
+                const state = stateOf(bar);
                 const length = formatDuration((bar.to_ms ?? to) - bar.from_ms);
-                const words = `${bar.run_id}, attempt ${bar.attempt}, ${stateWord(bar.state.toUpperCase()).toLowerCase()}, ${length}`;
+                const words = `${bar.run_id}, attempt ${bar.attempt}, ${stateWord(state).toLowerCase()}, ${length}`;
                 return (
                   <li key={`${bar.run_id} ${bar.attempt}`}>
-                    <a class={`attempt ${stateClass(bar.state)}`} href={runUrl(bar.run_id)} aria-label={words}
+                    <a class={`attempt ${stateClass(state)}`} href={runUrl(bar.run_id)} aria-label={words}
                       title={`${words}\n${formatExactTime(bar.from_ms)}${bar.reason === "" ? "" : `\n${bar.reason}`}`}
                       style={{ left: `${place.left}%`, width: `${place.width}%`, top: `${bar.row * ROW_PX + 3}px` }}>
                       {place.width > (isNarrow ? 16 : 5) && bar.run_id}
@@ -179,13 +179,13 @@ function Queue({ queue }: { queue: readonly Queued[] }) {
       {queue.length === 0 ? <p class="muted body">No run waits.</p> : (
         <div class="queue">
           <table class="table">
-            <thead><tr><th scope="col">Run</th><th scope="col">Waits for</th><th scope="col">Why</th><th scope="col">Needs</th><th scope="col">Priority</th><th scope="col">Since</th></tr></thead>
+            <thead><tr><th scope="col">Run</th><th scope="col">Why it waits</th><th scope="col">Held by</th><th scope="col">Needs</th><th scope="col">Priority</th><th scope="col">Since</th></tr></thead>
             <tbody>
               {queue.map((one) => (
                 <tr key={one.run_id}>
                   <td><a href={runUrl(one.run_id)}>{one.run_id}</a></td>
-                  <td>{one.waits_for.join(", ")}{one.not_before_ms > now.value && ` ${formatAgo(one.not_before_ms, now.value)}`}</td>
-                  <td>{one.reason}</td>
+                  <td>{one.reason}{one.not_before_ms > now.value && `, ${formatAgo(one.not_before_ms, now.value)}`}</td>
+                  <td>{one.holders.map((id, index) => <>{index > 0 && ", "}<a key={id} href={runUrl(id)}>{id}</a></>)}</td>
                   <td>{describeNeeds(one)}</td>
                   <td>{one.priority}</td>
                   <td title={formatExactTime(one.submitted_ms)}>{formatAgo(one.submitted_ms, now.value)}</td>

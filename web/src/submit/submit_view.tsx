@@ -22,15 +22,22 @@ import { type Document, type FormField, type Json, listPaths, readForm, type Sch
 const job = signal<Document>({});
 const baseDir = signal<string | null>(null); // null: nothing was typed
 const filled = signal(0); // counts fills from outside: the fields then show the new values
+const isNewForced = signal(false); // also where an equal run would answer
 const parent = signal<{ runId: string; config: Document } | null>(null); // the run that this one is made from
 
-const CHECK_MS = 250;
+const CHECK_MS = 250; // after the last key
 
 function fill(document: Document): void {
   batch(() => {
     job.value = document;
     filled.value += 1;
   });
+}
+
+/** What a submit and a check send. */
+function makeBody(): Record<string, unknown> {
+  const where = folder();
+  return { config: job.value, ...(where === "" ? {} : { base_dir: where }), ...(isNewForced.value ? { force_new: true } : {}) };
 }
 
 function newestFolder(): string {
@@ -41,16 +48,10 @@ function newestFolder(): string {
 
 const folder = (): string => baseDir.value ?? newestFolder();
 
-/** JSON is read here; YAML and TOML by the server, with the rules of `trn run`. */
-async function readJobText(text: string): Promise<Document> {
-  if (text.trimStart().startsWith("{")) {
-    try {
-      return JSON.parse(text) as Document;
-    } catch {
-      // YAML may begin so, too
-    }
-  }
-  return (await send<{ config: Document }>("POST", ["parse-job"], { text })).config;
+/** Read by the server, with the rules of `trn run`. JSON is YAML, too. */
+async function readJobText(text: string, fileName: string): Promise<Document> {
+  const format = fileName.endsWith(".toml") ? "toml" : "yaml";
+  return (await send<{ config: Document }>("POST", ["parse-job"], { text, format })).config;
 }
 
 interface Checked {
@@ -65,10 +66,9 @@ const UNCHECKED: Checked = { faults: [], check: null, error: null, isBusy: false
 /** What the daemon would say to the job as it stands, a moment after the last key. */
 function useCheck(): Checked {
   const [checked, setChecked] = useState<Checked>(UNCHECKED);
-  const document = job.value;
-  const where = folder();
+  const body = makeBody();
   useEffect(() => {
-    if (Object.keys(document).length === 0) {
+    if (Object.keys(job.value).length === 0) {
       setChecked(UNCHECKED);
       return;
     }
@@ -76,7 +76,7 @@ function useCheck(): Checked {
     const timer = setTimeout(async () => {
       setChecked((old) => ({ ...old, isBusy: true }));
       try {
-        const check = await api.checkJob({ config: document, ...(where === "" ? {} : { base_dir: where }) }, abort.signal);
+        const check = await api.checkJob(body, abort.signal);
         setChecked({ faults: check.faults, check, error: null, isBusy: false });
       } catch (reason) {
         if (abort.signal.aborted) return;
@@ -86,7 +86,7 @@ function useCheck(): Checked {
       }
     }, CHECK_MS);
     return () => { clearTimeout(timer); abort.abort(); };
-  }, [document, where]);
+  }, [job.value, body["base_dir"], isNewForced.value]);
   return checked;
 }
 
@@ -128,7 +128,7 @@ async function submitJob(): Promise<void> {
     const overrides = diffDocuments(from.config, job.value);
     result = await (checkpoint === null ? api.again(from.runId, { overrides }) : api.resume(from.runId, { overrides, checkpoint }));
   } else {
-    result = await api.submit({ config: job.value, ...(folder() === "" ? {} : { base_dir: folder() }) });
+    result = await api.submit(makeBody());
   }
   putRun(result.run);
   flush();
@@ -193,17 +193,17 @@ function JobText() {
   const [text, setText] = useState("");
   const [error, setError] = useState<ApiError | null>(null);
   const [isOver, setOver] = useState(false);
-  const read = async (content: string): Promise<void> => {
+  const read = async (content: string, fileName: string): Promise<void> => {
     setError(null);
     if (content.trim() === "") return;
     try {
-      fill(await readJobText(content));
+      fill(await readJobText(content, fileName));
     } catch (reason) {
       setError(asApiError(reason));
     }
   };
-  const take = (content: string): void => { setText(content); void read(content); };
-  const takeFile = async (file: File | undefined): Promise<void> => { if (file !== undefined) take(await file.text()); };
+  const take = (content: string, fileName = ""): void => { setText(content); void read(content, fileName); };
+  const takeFile = async (file: File | undefined): Promise<void> => { if (file !== undefined) take(await file.text(), file.name); };
   return (
     <section class={`card body job-file${isOver ? " is-over" : ""}`} aria-label="A job file"
       onDragOver={(event) => { event.preventDefault(); setOver(true); }} onDragLeave={() => setOver(false)}
@@ -252,7 +252,13 @@ function Verdict({ checked, loose, numFaults }: { checked: Checked; loose: reado
         {(checked.check?.notes ?? []).map((note) => <p class="muted" key={note}>{note}</p>)}
         {error !== null && <div role="alert"><p class="fault">{error.message}</p><FaultList faults={error.faults} /></div>}
       </div>
-      <footer class="body">
+      <footer class="body stack">
+        {parent.value === null && (
+          <label class="check">
+            <input type="checkbox" checked={isNewForced.value} onChange={(event) => { isNewForced.value = event.currentTarget.checked; }} />
+            Train again if an equal run exists
+          </label>
+        )}
         <Button kind="primary" disabled={isBusy || isEmpty || numFaults > 0} onClick={() => void go()}>Submit</Button>
       </footer>
     </aside>

@@ -1,7 +1,9 @@
 """The machine: what it has, who holds it now, held it before and waits for it; and the processes that look after it."""
 
+import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -60,12 +62,20 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     holders: list[str]
 
 
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system that holds the home."""
+
+    total_bytes: int
+    free_bytes: int
+
+
 class LanesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     from_ms: int
     to_ms: int
     lanes: list[Lane]
     queue: list[Waiting]  # in the order in which they would start
     is_cut: bool  # there are more attempts than were sent: ask for less time
+    disk: Disk
 
 
 @endpoint("GET", "/devices", Machine)
@@ -82,7 +92,8 @@ async def list_lanes(parts: Parts, call: Call[LanesQuery]) -> Response:
     if from_ms > to_ms:
         raise InvalidRequestError(f"from_ms is {from_ms}, after to_ms, {to_ms}")
     return json_answer(
-        await parts.stores.read(lambda reader: _read_lanes(reader, from_ms, to_ms)), call.accept_encoding
+        await parts.stores.read(lambda reader: _read_lanes(reader, from_ms, to_ms, parts.home.root)),
+        call.accept_encoding,
     )
 
 
@@ -92,7 +103,7 @@ async def get_health(parts: Parts, call: Call[Nothing]) -> Response:
     return json_answer(await parts.daemon.health(), call.accept_encoding)
 
 
-def _read_lanes(reader: RegistryReader, from_ms: int, to_ms: int) -> LanesAnswer:
+def _read_lanes(reader: RegistryReader, from_ms: int, to_ms: int, home: Path) -> LanesAnswer:
     attempts = reader.attempts_between(from_ms, to_ms, MAX_BARS)
     lanes: dict[str, list[Bar]] = {slot["device_id"]: [] for slot in reader.slots()}
     lanes[CPU_LANE] = []
@@ -107,7 +118,13 @@ def _read_lanes(reader: RegistryReader, from_ms: int, to_ms: int) -> LanesAnswer
         lanes=[Lane(lane=name, bars=bars) for name, bars in lanes.items()],
         queue=_waiting(reader, pending),
         is_cut=len(attempts) == MAX_BARS,
+        disk=_read_disk(home),
     )
+
+
+def _read_disk(home: Path) -> Disk:
+    usage = shutil.disk_usage(home)
+    return Disk(total_bytes=usage.total, free_bytes=usage.free)
 
 
 def _bar(attempt: AttemptRecord) -> Bar:

@@ -69,6 +69,7 @@ function Body({ name, board }: { name: string; board: Board }) {
       },
     };
     const plot = new Plot(root.current!, `Chart of ${name}`, own);
+    const font = `12px ${getComputedStyle(root.current!).fontFamily}`;
     let palette = readPalette();
     let colours = colourVersion.peek();
     const paint = (): void => {
@@ -82,7 +83,6 @@ function Body({ name, board }: { name: string; board: Board }) {
       const state = board.state.peek();
       const view = { ...state, isLogY: state.isLogY !== state.flipped.includes(name) };
       const scene = buildScene(sources, board.marks.peek(), view);
-      const font = `12px ${getComputedStyle(root.current!).fontFamily}`;
       plot.paint(scene, { ...view, isSmoothed: view.smoothing > 0, highlight: board.highlight.peek(), palette, font });
       shown.current = { plot, scene, palette };
       painted.value += 1;

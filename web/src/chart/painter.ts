@@ -1,52 +1,64 @@
-/* Decides when charts are painted: on animation frames only, and live changes at most ten times a second per chart. */
+/* Decides when charts are painted: on animation frames only. Live changes of all charts share a frame, ten times a second
+   at most: a browser's frame costs more than the charts in it. */
 
 const LIVE_GAP_MS = 100;
 
-interface Entry {
-  paint: () => void;
-  dueMs: number;
+/** What a browser gives. */
+export interface Timing {
+  nowMs: () => number;
+  askFrame: (handle: () => void) => void;
+  wait: (handle: () => void, ms: number) => void;
 }
 
-export class Painter {
-  private readonly waiting = new Map<object, Entry>();
-  private readonly paintedMs = new Map<object, number>();
-  private isAsked = false;
+const BROWSER: Timing = {
+  nowMs: () => performance.now(),
+  askFrame: (handle) => requestAnimationFrame(handle),
+  wait: (handle, ms) => setTimeout(handle, ms),
+};
 
-  constructor(
-    private readonly askFrame: (handle: (timeMs: number) => void) => void = (handle) => requestAnimationFrame(handle),
-    private readonly nowMs: () => number = () => performance.now(),
-  ) {}
+export class Painter {
+  private readonly waiting = new Map<object, { paint: () => void; isLive: boolean }>();
+  private liveMs = -Infinity;
+  private isFrameAsked = false;
+  private isWaiting = false;
+
+  constructor(private readonly timing: Timing = BROWSER) {}
 
   /** `isLive`: it may wait for its turn; else it is painted with the next frame. Of several requests the newest counts. */
   request(chart: object, paint: () => void, isLive: boolean): void {
-    const due = isLive ? (this.paintedMs.get(chart) ?? -Infinity) + LIVE_GAP_MS : -Infinity;
-    this.waiting.set(chart, { paint, dueMs: Math.min(due, this.waiting.get(chart)?.dueMs ?? Infinity) });
-    this.ask();
+    this.waiting.set(chart, { paint, isLive: isLive && (this.waiting.get(chart)?.isLive ?? true) });
+    if (!isLive) this.askFrame();
+    else if (!this.isWaiting) {
+      this.isWaiting = true;
+      const due = this.liveMs + LIVE_GAP_MS - this.timing.nowMs();
+      if (due <= 0) this.askFrame();
+      else this.timing.wait(() => this.askFrame(), due);
+    }
   }
 
   forget(chart: object): void {
     this.waiting.delete(chart);
-    this.paintedMs.delete(chart);
   }
 
-  private ask(): void {
-    if (this.isAsked) return;
-    this.isAsked = true;
-    this.askFrame(() => {
-      this.isAsked = false;
-      this.frame();
-    });
+  private askFrame(): void {
+    if (this.isFrameAsked) return;
+    this.isFrameAsked = true;
+    this.timing.askFrame(() => this.frame());
   }
 
   private frame(): void {
-    const now = this.nowMs();
-    for (const [chart, entry] of [...this.waiting]) {
-      if (entry.dueMs > now) continue;
-      this.waiting.delete(chart);
-      this.paintedMs.set(chart, now);
-      entry.paint();
+    this.isFrameAsked = false;
+    const now = this.timing.nowMs();
+    const isLiveDue = now >= this.liveMs + LIVE_GAP_MS;
+    const due = [...this.waiting].filter(([, { isLive }]) => !isLive || isLiveDue);
+    if (isLiveDue) {
+      this.isWaiting = false;
+      this.liveMs = now;
     }
-    if (this.waiting.size > 0) this.ask();
+    for (const [chart, { paint }] of due) {
+      this.waiting.delete(chart);
+      paint();
+    }
   }
 }
 

@@ -42,9 +42,12 @@ export class Plot {
   private scene: Scene | null = null;
   private look: Look | null = null;
   private cursorX: number | null = null;
+  // In CSS pixels. Asking the page for them at every painting would make it lay out everything once for each chart.
+  private size = { width: 0, height: 0 };
+  private width = 0; // of the plotting area
 
   constructor(
-    private readonly root: HTMLElement,
+    root: HTMLElement,
     label: string,
     private readonly events: PlotEvents,
   ) {
@@ -54,7 +57,11 @@ export class Plot {
     this.over.append(this.selection, this.line);
     this.selection.hidden = this.line.hidden = true;
     root.append(this.canvas, this.over);
-    this.observer = new ResizeObserver(() => this.repaint());
+    this.observer = new ResizeObserver((entries) => {
+      const { width, height } = entries.at(-1)!.contentRect;
+      this.size = { width, height };
+      this.repaint();
+    });
     this.observer.observe(root);
     this.listen();
   }
@@ -86,8 +93,8 @@ export class Plot {
   }
 
   private repaint(): void {
-    const { scene, look, canvas, root } = this;
-    const { clientWidth: width, clientHeight: height } = root;
+    const { scene, look, canvas } = this;
+    const { width, height } = this.size;
     if (scene === null || look === null || width === 0 || height === 0) return;
     const ratio = devicePixelRatio;
     const [columns, rows] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -102,6 +109,7 @@ export class Plot {
     const area: Area = {
       left: left * ratio, top: TOP * ratio, width: (width - left - RIGHT) * ratio, height: (height - TOP - BOTTOM) * ratio, ratio,
     };
+    this.width = width - left - RIGHT;
     if (area.width <= 0 || area.height <= 0) return;
     this.over.style.cssText = `left:${left}px;top:${TOP}px;right:${RIGHT}px;bottom:${BOTTOM}px`;
     paintAxes(ctx, scene, look, area, yTicks);
@@ -111,13 +119,13 @@ export class Plot {
 
   /** From values to CSS pixels of the plotting area. */
   private scaleX(): (value: number) => number {
-    return makeScale(this.scene!.x, this.look!.isLogX, 0, this.over.clientWidth);
+    return makeScale(this.scene!.x, this.look!.isLogX, 0, this.width);
   }
 
   /** From CSS pixels of the plotting area to values. */
   private valueAt(left: number): number {
     const [low, high] = this.scene!.x;
-    const part = Math.min(Math.max(left / Math.max(this.over.clientWidth, 1), 0), 1);
+    const part = Math.min(Math.max(left / Math.max(this.width, 1), 0), 1);
     return this.look!.isLogX ? low * Math.pow(high / low, part) : low + (high - low) * part;
   }
 
@@ -176,7 +184,7 @@ export class Plot {
   private showSelection(held: Held | null): void {
     this.selection.hidden = held === null || Math.abs(held.now - held.from) < MIN_DRAG;
     if (held === null) return;
-    const limit = this.over.clientWidth;
+    const limit = this.width;
     const [low, high] = [Math.max(Math.min(held.from, held.now), 0), Math.min(Math.max(held.from, held.now), limit)];
     this.selection.style.cssText = `left:${low}px;width:${high - low}px`;
   }
@@ -187,7 +195,7 @@ export class Plot {
     event.preventDefault();
     const { left } = this.placeOf(event);
     const factor = Math.exp(event.deltaY * 0.01);
-    const width = this.over.clientWidth;
+    const width = this.width;
     this.zoomTo(left - left * factor, left + (width - left) * factor);
   }
 
@@ -198,7 +206,7 @@ export class Plot {
     const centre = (one!.now + two!.now) / 2;
     this.pinch ??= { range: this.scene!.x, spread, centre };
     const { range, spread: spread0, centre: centre0 } = this.pinch;
-    const width = this.over.clientWidth;
+    const width = this.width;
     const scale = makeScale([0, width], false, range[0], range[1] - range[0]);
     const factor = spread0 / spread;
     const low = scale(centre0 - centre * factor);
@@ -209,7 +217,7 @@ export class Plot {
   /** Places in CSS pixels, also outside of the plotting area. */
   private zoomTo(left: number, right: number): void {
     const [low, high] = this.scene!.x;
-    const width = Math.max(this.over.clientWidth, 1);
+    const width = Math.max(this.width, 1);
     const value = (at: number): number =>
       this.look!.isLogX ? low * Math.pow(high / low, at / width) : low + ((high - low) * at) / width;
     this.clampZoom([value(left), value(right)]);

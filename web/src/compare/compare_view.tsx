@@ -174,7 +174,10 @@ function Partings({ board, comparison }: { board: Board; comparison: Comparison 
   const [first, ...others] = comparison.runs;
   const parted = new Set(comparison.divergences.map(({ runs: [, other] }) => other));
   const equal = others.filter((id, i) => !parted.has(id) && (comparison.num_common[i] ?? 0) > 0);
-  const apart = others.filter((_, i) => (comparison.num_common[i] ?? 0) === 0);
+  const unread = new Set(comparison.unknown["metrics"] ?? []);
+  const isUnread = (id: string): boolean => unread.has(id) || unread.has(first ?? "");
+  const long = others.filter(isUnread);
+  const apart = others.filter((id, i) => !isUnread(id) && (comparison.num_common[i] ?? 0) === 0);
   const [limit, setLimit] = useState(5);
   return (
     <section class="card" aria-label="Where they part">
@@ -186,6 +189,7 @@ function Partings({ board, comparison }: { board: Board; comparison: Comparison 
         )}
         {equal.length > 0 && <li><Icon name="completed" /> {list(equal)} and {first}: every metric is equal at every step that both have.</li>}
         {apart.length > 0 && <li class="muted">{list(apart)} and {first}: no metric at a step that both have.</li>}
+        {long.length > 0 && <li class="muted">{list(long)} and {first}: too many points to compare them here. <code>trn compare</code> does it.</li>}
       </ul>
     </section>
   );

@@ -20,6 +20,30 @@ interface Match {
   offset: number;
 }
 
+/** What a search has found so far. */
+interface Search {
+  text: string;
+  found: Match[];
+  /** Where it continues; null: all of the log was searched. */
+  next: number | null;
+}
+
+const MAX_MATCHES = 200; // of one request
+
+/** Searches on until something is found, or the end. */
+async function searchOn({ text, found, next }: Search, runId: string, abort: AbortSignal, onMove: (offset: number) => void): Promise<Search> {
+  let from = next;
+  while (from !== null) {
+    const answer: { matches: Match[]; next_offset: number; is_end: boolean } = await get(
+      ["runs", runId, "log", "search"], { q: text, from_offset: from, limit: MAX_MATCHES }, abort,
+    );
+    from = answer.is_end ? null : answer.next_offset;
+    if (answer.matches.length > 0) return { text, found: [...found, ...answer.matches], next: from };
+    if (from !== null) onMove(from);
+  }
+  return { text, found, next: null };
+}
+
 async function readPiece(runId: string, params: { offset?: number; limit?: number; tail?: number }, abort: AbortSignal) {
   const response = await request(apiUrl(["runs", runId, "log"], params), { signal: abort });
   const bytes = new Uint8Array(await response.arrayBuffer());
@@ -36,18 +60,17 @@ export function LogTab({ model }: { model: RunModel }) {
   const error = useSignal("");
   const isFollowed = useSignal(query.peek().get("at") === null);
   const reading = useRef<AbortController | null>(null);
-  const [matches, setMatches] = useState<{ query: string; found: Match[]; isAll: boolean } | null>(null);
+  const searching = useRef<AbortController | null>(null);
+  const [search, setSearch] = useState<Search | null>(null);
+  const [searched, setSearched] = useState<number | null>(null); // how far a search is that goes on
   const [current, setCurrent] = useState(-1);
-  const search = query.value.get("find") ?? "";
 
   const put = (window: LogWindow, top: number | null): void => {
     shown.current = window;
     version.value += 1;
     // After the new height is laid out.
-    if (top === null) return;
-    requestAnimationFrame(() => {
-      if (view.current !== null && Math.abs(view.current.scrollTop - top) > 1) view.current.scrollTop = top;
-    });
+    const by = top === null ? 0 : top - (view.current?.scrollTop ?? 0); // the reader may scroll on meanwhile
+    if (Math.abs(by) > 1) requestAnimationFrame(() => { if (view.current !== null) view.current.scrollTop += by; });
   };
 
   /** `anchorY`: where the line at `offset` shall be in the scroll range; null: in the middle of the view. */
@@ -102,51 +125,53 @@ export function LogTab({ model }: { model: RunModel }) {
     return () => {
       stop();
       reading.current?.abort();
+      searching.current?.abort();
     };
   }, [runId]);
 
-  const go = (index: number, list = matches): void => {
-    const match = list?.found[index];
+  const go = (index: number, list: Search): void => {
+    const match = list.found[index];
     if (match === undefined) return;
     setCurrent(index);
     isFollowed.value = false;
     setQuery({ at: String(match.offset) });
     void readAround(match.offset, null);
   };
-  const find = async (text: string): Promise<void> => {
+  const searchFrom = async (before: Search, index: number): Promise<void> => {
+    searching.current?.abort();
+    const abort = (searching.current = new AbortController());
+    try {
+      const list = await searchOn(before, runId, abort.signal, (offset) => setSearched(offset));
+      setSearch(list);
+      go(index, list);
+    } catch (reason) {
+      if (!abort.signal.aborted) error.value = asApiError(reason).message;
+    } finally {
+      if (searching.current === abort) {
+        searching.current = null;
+        setSearched(null);
+      }
+    }
+  };
+  const find = (text: string): void => {
     setQuery({ find: text });
     setCurrent(-1);
-    if (text === "") {
-      setMatches(null);
-      return;
-    }
-    try {
-      const { matches: found } = await get<{ matches: Match[] }>(["runs", runId, "log", "search"], { q: text, limit: 200 });
-      const list = { query: text, found, isAll: found.length < 200 };
-      setMatches(list);
-      go(0, list);
-    } catch (reason) {
-      error.value = asApiError(reason).message;
-    }
+    setSearch(null);
+    searching.current?.abort();
+    if (text === "") return;
+    setSearched(0);
+    void searchFrom({ text, found: [], next: 0 }, 0);
   };
-  const more = async (): Promise<void> => {
-    const last = matches?.found.at(-1);
-    if (matches === null || last === undefined) return;
-    const { matches: found } = await get<{ matches: Match[] }>(["runs", runId, "log", "search"], { q: matches.query, from_offset: last.offset + 1, limit: 200 });
-    const list = { ...matches, found: [...matches.found, ...found], isAll: found.length < 200 };
-    setMatches(list);
-    go(current + 1, list);
-  };
-  const next = (step: number): void => {
-    if (matches === null) return;
-    if (current + step >= matches.found.length && !matches.isAll) void more();
-    else go((current + step + matches.found.length) % Math.max(matches.found.length, 1));
+  const step = (by: number): void => {
+    if (search === null) return;
+    if (current + by >= search.found.length && search.next !== null) void searchFrom(search, current + by);
+    else if (search.found.length > 0) go((current + by + search.found.length) % search.found.length, search);
   };
 
   version.value;
   const window = shown.current;
   const range = window === null ? { from: 0, to: 0 } : visibleLines(window, scrollTop.value, view.current?.clientHeight ?? 600);
-  const marked = matches?.found[current]?.offset;
+  const marked = search?.found[current]?.offset;
   const isLive = model.run.value !== null && !isTerminal(model.run.value);
   return (
     <section class="log card" aria-label="Log">
@@ -154,19 +179,18 @@ export function LogTab({ model }: { model: RunModel }) {
         <form class="row" role="search" onSubmit={(event) => {
           event.preventDefault();
           const text = new FormData(event.currentTarget).get("find") as string;
-          if (matches?.query === text && text !== "") next(1);
-          else void find(text);
+          if (search?.text === text && text !== "") step(1);
+          else find(text);
         }}>
-          <input class="input" name="find" type="search" placeholder="Find in log" aria-label="Find in log" value={search} />
+          <input class="input" name="find" type="search" placeholder="Find in log" aria-label="Find in log" value={query.value.get("find") ?? ""} />
           <Button type="submit" icon="search" label="Find" />
         </form>
-        {matches !== null && (
-          <span class="row" role="status">
-            {matches.found.length === 0 ? "No lines match" : `${formatCount(current + 1)} of ${formatPlural(matches.found.length, "line")}${matches.isAll ? "" : " or more"}`}
-            {matches.found.length > 0 && <Button isSmall icon="up" label="Previous match" onClick={() => next(-1)} />}
-            {matches.found.length > 0 && <Button isSmall icon="down" label="Next match" onClick={() => next(1)} />}
-          </span>
-        )}
+        <span class="row" role="status">
+          {searched !== null ? `Searching… ${formatBytes(searched)}` : search !== null && (search.found.length === 0 ? "No lines match"
+            : `${formatCount(current + 1)} of ${formatPlural(search.found.length, "line")}${search.next === null ? "" : " or more"}`)}
+          {search !== null && search.found.length > 0 && <Button isSmall icon="up" label="Previous match" onClick={() => step(-1)} />}
+          {search !== null && search.found.length > 0 && <Button isSmall icon="down" label="Next match" onClick={() => step(1)} />}
+        </span>
         <span class="grow" />
         {window !== null && <span class="muted">{formatBytes(window.size)}</span>}
         {isLive && (
@@ -187,8 +211,8 @@ export function LogTab({ model }: { model: RunModel }) {
           <div class="some" style={{ transform: `translateY(${(window?.top ?? 0) + range.from * LINE_HEIGHT}px)` }}>
             {window?.lines.slice(range.from, range.to).map((line) => (
               <div key={line.offset} class={`line ${findLevel(line.text)}${line.offset === marked ? " marked" : ""}`}>
-                {matches === null ? line.text
-                  : splitMatches(line.text, matches.query).map((piece, i) => (i % 2 === 1 ? <mark key={i}>{piece}</mark> : piece))}
+                {search === null ? line.text
+                  : splitMatches(line.text, search.text).map((piece, i) => (i % 2 === 1 ? <mark key={i}>{piece}</mark> : piece))}
               </div>
             ))}
           </div>

@@ -79,15 +79,12 @@ export function placeWindow(part: LogPart, size: number, anchor: number, anchorY
   const { lines, start, end } = part;
   const own = lines.length * LINE_HEIGHT;
   const perByte = end > start ? own / (end - start) : 0;
-  const wished = Math.min(own + (size - (end - start)) * perByte, MAX_HEIGHT);
-  const index = Math.max(lineAt(lines, anchor), 0);
-  let top = Math.max(anchorY - index * LINE_HEIGHT, 0);
-  let height = Math.max(wished, own);
-  if (start === 0) top = 0;
-  else top = Math.max(top, LINE_HEIGHT); // there must be something to scroll up to
-  if (end >= size) height = top + own;
-  else height = Math.max(height, top + own + LINE_HEIGHT);
-  return { ...part, size, top, height };
+  const before = start > 0 ? LINE_HEIGHT : 0; // there must be something to scroll to, on both sides
+  const after = end < size ? LINE_HEIGHT : 0;
+  const height = Math.max(Math.min(size * perByte, MAX_HEIGHT), before + own + after);
+  const last = height - own;
+  const wished = start === 0 ? 0 : end >= size ? last : anchorY - Math.max(lineAt(lines, anchor), 0) * LINE_HEIGHT;
+  return { ...part, size, top: Math.min(Math.max(wished, before), last - after), height };
 }
 
 /** Index of the line that holds a byte; -1: it is before the first. */

@@ -34,7 +34,7 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
       </div>
       <Why run={run} />
       <dl class="facts">
-        <div class="wide">
+        <div class="progress-fact">
           <dt>Progress</dt>
           <dd>
             step {formatCount(run.step)}{run.end_step !== null && ` of ${formatCount(run.end_step)}`}
@@ -42,7 +42,7 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
           </dd>
         </div>
         <Fact name="Speed" value={speedText(model, run)} />
-        <FinishFact run={run} forecast={details.forecast} />
+        <FinishFact run={run} forecast={details.forecast ?? null} />
         <Fact name="Started" value={startText(details.attempts[0]?.launched_ms ?? null)} title={exact(details.attempts[0]?.launched_ms)} />
         <Fact name="Trained for" value={trainedText(model)} />
         {run.attempt > 1 && <Fact name="Attempts" value={formatCount(run.attempt)} />}

@@ -13,7 +13,7 @@ import { isTerminal, type Marker, type Run, type RunDetails, type TrainerEvent }
 
 const SOON_MS = 500;
 const SPEED_MS = 30_000; // the time that the speed is measured over
-const MAX_POINTS = 1000;
+const MAX_POINTS = 640; // about the width of a chart; live points may double it
 /** After these events the details and the marks are read again. */
 const MARKING = new Set(["started", "checkpoint", "validation", "completed", "failed"]);
 const FILING = new Set(["checkpoint", "sample", "video", "artifact"]);

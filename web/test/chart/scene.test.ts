@@ -94,32 +94,69 @@ test("a bucketed curve of any length costs its buckets", () => {
   expect(paint(curve).length).toBeLessThan(5 * 500);
 });
 
-test("live changes of a chart are painted at most every 100 ms, others with the next frame", () => {
+/** A browser whose time passes by hand, in frames of 16 ms. */
+function browser() {
   let now = 0;
   let frame: (() => void) | null = null;
-  const painter = new Painter((handle) => { frame = () => handle(now); }, () => now);
-  const chart = {};
-  let painted = 0;
-  const request = (isLive: boolean) => painter.request(chart, () => { painted += 1; }, isLive);
-  const step = (ms: number) => {
-    now += ms;
-    const run = frame;
-    frame = null;
-    run?.();
+  let timers: { at: number; handle: () => void }[] = [];
+  let numFrames = 0;
+  const timing = {
+    nowMs: () => now,
+    askFrame: (handle: () => void) => { frame = handle; },
+    wait: (handle: () => void, ms: number) => { timers.push({ at: now + ms, handle }); },
   };
-  request(true);
-  step(16);
-  expect(painted).toBe(1);
+  const pass = (ms: number): void => {
+    for (const end = now + ms; now < end;) {
+      now += 16;
+      const due = timers.filter(({ at }) => at <= now);
+      timers = timers.filter(({ at }) => at > now);
+      for (const { handle } of due) handle();
+      const run = frame;
+      frame = null;
+      if (run !== null) numFrames += 1;
+      run?.();
+    }
+  };
+  return { timing, pass, frames: () => numFrames };
+}
+
+test("live changes of all charts share frames, ten a second at most", () => {
+  const { timing, pass, frames } = browser();
+  const painter = new Painter(timing);
+  const charts = [{}, {}, {}];
+  let numPainted = 0;
   for (let i = 0; i < 60; i++) {
-    request(true);
-    step(16);
+    painter.request(charts[i % 3]!, () => { numPainted += 1; }, true);
+    pass(16);
   }
-  expect(painted).toBeLessThanOrEqual(11);
-  const before = painted;
+  pass(200);
+  expect(frames()).toBeLessThanOrEqual(12);
+  expect(numPainted).toBeLessThanOrEqual(3 * 12);
+  expect(numPainted).toBeGreaterThanOrEqual(3 * 8);
+  const before = frames();
+  pass(1000);
+  expect(frames()).toBe(before); // nothing to paint, no frames
+});
+
+test("what a person does is painted with the next frame, also after a live change, and once", () => {
+  const { timing, pass } = browser();
+  const painter = new Painter(timing);
+  const chart = {};
+  let numPainted = 0;
+  const request = (isLive: boolean) => painter.request(chart, () => { numPainted += 1; }, isLive);
+  request(true);
+  pass(16);
+  expect(numPainted).toBe(1);
   request(true);
   request(false);
-  step(16);
-  expect(painted).toBe(before + 1);
-  step(16);
-  expect(frame).toBe(null); // nothing to paint, no frames
+  request(true);
+  pass(16);
+  expect(numPainted).toBe(2);
+  request(true);
+  pass(200);
+  expect(numPainted).toBe(3);
+  request(true);
+  painter.forget(chart);
+  pass(200);
+  expect(numPainted).toBe(3);
 });

@@ -84,6 +84,15 @@ test("a jump by the scroll bar reads the place in proportion; the ends are reach
   expect(load(0, 5_000_000).top).toBe(0);
 });
 
+test("the end of a log stands at the end of the scroll range, and its beginning can be jumped to from there", () => {
+  const last = load(SIZE, 0);
+  expect(last.height).toBe(8_000_000);
+  expect(findNeed(last, 0, 600)).toEqual({ kind: "jump", offset: 0 });
+  expect(findNeed(last, last.height - 600, 600).kind).toBe("nothing");
+  const small = placeWindow(splitLines(encode("a\nb\n"), 0, true), 4, 4, 0);
+  expect([small.top, small.height]).toEqual([0, 2 * LINE_HEIGHT]);
+});
+
 test("the scroll range never exceeds what browsers lay out", () => {
   expect(load(SIZE / 2, 4_000_000).height).toBeLessThanOrEqual(16_000_000);
 });

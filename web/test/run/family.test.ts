@@ -1,0 +1,31 @@
+import { expect, test } from "vitest";
+
+import { findStepsPerEpoch } from "../../src/chart/run_clocks";
+import { buildTree } from "../../src/run/family_tab";
+import { listSteps } from "../../src/run/media_tab";
+import type { Artifact } from "../../src/types";
+
+const run = (run_id: string, parent_run_id: string, submitted_ms: number) => [run_id, { run_id, parent_run_id, submitted_ms }] as const;
+
+test("a tree has every descendant once, the oldest first", () => {
+  const all = new Map([run("c", "a", 3), run("b", "a", 2), run("a", "", 1), run("d", "b", 4), run("other", "", 5)]);
+  expect(buildTree("a", all)).toEqual({
+    runId: "a",
+    children: [{ runId: "b", children: [{ runId: "d", children: [] }] }, { runId: "c", children: [] }],
+  });
+});
+
+test("a cycle of parents, which cannot be, does not hang the page", () => {
+  expect(buildTree("a", new Map([run("a", "b", 1), run("b", "a", 2)]))).toEqual({ runId: "a", children: [{ runId: "b", children: [] }] });
+});
+
+test("the slider has each step that something was written at", () => {
+  const at = (step: number | null) => ({ step }) as Artifact;
+  expect(listSteps([at(20), at(3), at(20), at(null)])).toEqual([0, 3, 20]);
+});
+
+test("the length of an epoch is read from the event at the start of training", () => {
+  const event = { event: "log", seq: 1, attempt: 1, timestamp_ms: 0 };
+  expect(findStepsPerEpoch([{ ...event }, { ...event, steps_per_epoch: 500 }])).toBe(500);
+  expect(findStepsPerEpoch([{ ...event, steps_per_epoch: null }])).toBe(null);
+});

@@ -119,6 +119,11 @@ MEANINGS = {
     "checkpoints.keep_best": "Keep this many of the best, too: by what early stopping watches, else by `val/loss`, else by "
     "`train/loss`.",
     "checkpoints.format": "The data file: see [checkpoint format](checkpoint-format.md).",
+    "artifacts": "Retention of samples and videos, by their steps: see [artifacts](artifacts.md#retention).",
+    "artifacts.keep_last": "Keep what this many of the newest steps show; 0 keeps all. What the step of a kept checkpoint shows is "
+    "kept with it.",
+    "artifacts.keep_best": "Keep what this many of the best steps show, too: best as for `checkpoints.keep_best`. Needs "
+    "`artifacts.keep_last`.",
     "sample_prompts": "Texts or objects for the `sample` hook: `request.prompts`.",
     "sample_seed": "For the `sample` hook: `request.seed`.",
     "resources": "What the run needs.",

@@ -83,6 +83,7 @@ PUBLIC_NAMES = {
     "Callback",
     "DatasetIndex",
     "EarlyStopping",
+    "EpisodeRecorder",
     "JsonlLogger",
     "LearningRateMonitor",
     "MLflowLogger",
@@ -90,6 +91,7 @@ PUBLIC_NAMES = {
     "ModelCheckpoint",
     "NonFiniteGuard",
     "ProgressBar",
+    "RunArtifacts",
     "RunHandle",
     "SampleRequest",
     "ShardLoader",
@@ -528,7 +530,7 @@ def options_of(command: click.Command) -> list[str]:
 
 
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
-    heavy = {"torch", "pyarrow", "grpc", "numpy", "httpx", "jwt", "yaml", "rich"}
+    heavy = {"torch", "pyarrow", "grpc", "numpy", "httpx", "jwt", "yaml", "rich", "gymnasium", "moviepy"}
     assert loaded_after(f"import {TRAINER}") & heavy == set()
     assert loaded_after(f"from {TRAINER} import StepContext, StepResult") & heavy == set()
 

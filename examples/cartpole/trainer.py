@@ -1,16 +1,14 @@
 """Reinforcement learning: REINFORCE balances a pole. Each step plays a batch of episodes and learns from it once."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.wrappers import RecordVideo
 from torch import nn
 
-from gen_worker.trainer import SampleRequest, StepContext, StepResult
+from gen_worker.trainer import EpisodeRecorder, SampleRequest, StepContext, StepResult
 
 ENVIRONMENT = "CartPole-v1"
 
@@ -83,11 +81,9 @@ class CartPoleTrainer:
     def sample(
         self, *, state: dict[str, Any], step: int, request: SampleRequest, output_dir: str, ctx: StepContext
     ) -> None:
-        """Record a video of one episode with the greedy policy."""
+        """Record a video of one episode with the greedy policy: an artifact of the run, in `videos/`."""
         env = gym.make(ENVIRONMENT, render_mode="rgb_array", max_episode_steps=200)  # four seconds
-        env = RecordVideo(
-            env, str(Path(output_dir, "video")), episode_trigger=lambda _: True, name_prefix="cartpole"
-        )
+        env = EpisodeRecorder(env, ctx, episode_trigger=lambda _: True, name_prefix="cartpole")
         observation, _ = env.reset(seed=request.seed)
         is_over = False
         while not is_over:

@@ -160,7 +160,11 @@ def test_cartpole_balances_films_itself_and_resumes_exactly(tmp_path: Path) -> N
     assert np.mean(returns[-5:]) > 150
     videos = straight.events("video")
     assert [event["step"] for event in videos] == [10, 20]
+    assert {Path(event["path"]).parent for event in videos} == {
+        straight.folder / "run" / "videos" / "attempt-1"
+    }
     for event in videos:
+        assert Path(event["poster"]).stat().st_size > 0
         images = read_video(Path(event["path"]))
         assert len(images) > 10
         assert images[0].min() < 100, "the cart is black"

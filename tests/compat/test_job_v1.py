@@ -58,6 +58,7 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "resume_older",
         "fast_dev_run",
         "mode",
+        "artifacts",
         "group",
         "grace_s",
         "heartbeat_s",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gen_worker.trainer.compute.trainable_module import (
         save_trainable_module_checkpoint as save_trainable_module_checkpoint,
     )
+    from gen_worker.trainer.contracts import RunArtifacts as RunArtifacts
     from gen_worker.trainer.contracts import SampleRequest as SampleRequest
     from gen_worker.trainer.contracts import StepContext as StepContext
     from gen_worker.trainer.contracts import StepControlHints as StepControlHints
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from gen_worker.trainer.datasets.shard_loader import ShardLoader as ShardLoader
     from gen_worker.trainer.processes.distributed import distribute_module as distribute_module
     from gen_worker.trainer.processes.distributed import global_rows as global_rows
+    from gen_worker.trainer.recording.episode_recorder import EpisodeRecorder as EpisodeRecorder
     from gen_worker.trainer.reporting import TrainingReporter as TrainingReporter
     from gen_worker.trainer.steps.direct_loop import run_training_loop as run_training_loop
     from gen_worker.trainer.trainer import Trainer as Trainer
@@ -71,11 +73,12 @@ _NAMES = {  # module below gen_worker -> what it exports here
     "trainer.compute.optim": "build_default_adamw_bundle",
     "trainer.compute.repro": "seed_everything to_float_scalar",
     "trainer.compute.trainable_module": "load_trainable_module_checkpoint save_trainable_module_checkpoint",
-    "trainer.contracts": "SampleRequest StepContext StepControlHints StepResult"
+    "trainer.contracts": "RunArtifacts SampleRequest StepContext StepControlHints StepResult"
     " TrainerPlugin TrainingJobSpec",
     "trainer.datasets.index": "DatasetIndex",
     "trainer.datasets.shard_loader": "ShardLoader",
     "trainer.processes.distributed": "distribute_module global_rows",
+    "trainer.recording.episode_recorder": "EpisodeRecorder",
     "trainer.reporting": "TrainingReporter",
     "trainer.steps.direct_loop": "run_training_loop",
     "trainer.trainer": "Trainer TrainerInterface",

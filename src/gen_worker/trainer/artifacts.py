@@ -248,9 +248,12 @@ class ArtifactWriter:
             )
         if getattr(self._trainer, "sample", None) is None:
             return []
-        folder = self.sample_dir(step)
+        folder, num_before = self.sample_dir(step), ctx.artifacts.num_reported
         ask_for_samples(self._trainer, state, ctx, step=step, folder=folder)
-        return [str(sample.path) for sample in self.write_sample(step, folder)]
+        has_reported = (
+            ctx.artifacts.num_reported > num_before
+        )  # by a recorder: a resume must not sample again
+        return [str(sample.path) for sample in self._samples.commit(step, folder, is_complete=has_reported)]
 
     def author_dir(self, step: int, final: bool) -> Path:
         """A new folder for the author's `save_checkpoint` hook; pass it as `author_files`."""

@@ -1,6 +1,7 @@
 """What passes between the loop and a trainer class, and the hooks of that class. Imports no sibling, torch or pyarrow."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -62,12 +63,37 @@ class Progress:
         self.epoch = 0
 
 
+class RunArtifacts:
+    """Reports files that the author's code writes: `ctx.artifacts`. This one, of a context without a run or of another
+    process than the main one, has no folder and reports nothing.
+    """
+
+    folder: Path | None = None  # of the run; a file must be inside it
+    videos_dir: Path | None = None  # of this attempt
+    num_reported: int = 0
+
+    def file(
+        self, path: Path | str, *, kind: Literal["file", "sample"] = "file", step: int | None = None
+    ) -> None:
+        """A whole file, as an `artifact` event; `step` is the present one unless given."""
+
+    def video(self, path: Path | str, *, poster: Path | str | None = None, step: int | None = None) -> None:
+        """A whole video, as a `video` event; `poster` is the picture to show before it plays."""
+
+    def warn(self, message: str) -> None:
+        """Write a warning to the run's log."""
+
+    def keep(self, step: int, *, metric: tuple[str, float, str] | None = None, saved_step: int = -1) -> None:
+        """For the runtime: apply retention after `step`. `saved_step` is being saved."""
+
+
 class StepContext:
     """Read-only for the trainer class. The runtime advances `step` and `epoch`."""
 
     __slots__ = (
         "_progress",
         "_stop",
+        "artifacts",
         "dataset",
         "device",
         "dtype",
@@ -91,6 +117,7 @@ class StepContext:
     rank: int
     world_size: int
     seed: int
+    artifacts: RunArtifacts
     total_steps: int | None  # of the whole run as planned; None where unknown
     _stop: StopSignal
     _progress: Progress
@@ -111,6 +138,7 @@ class StepContext:
         world_size: int = 1,
         seed: int | None = None,
         total_steps: int | None = None,
+        artifacts: RunArtifacts | None = None,
     ) -> None:
         set_ = object.__setattr__
         set_(self, "job", job)
@@ -124,6 +152,7 @@ class StepContext:
         set_(self, "world_size", world_size)
         set_(self, "seed", job.seed if seed is None else seed)
         set_(self, "total_steps", job.max_steps if total_steps is None else total_steps)
+        set_(self, "artifacts", RunArtifacts() if artifacts is None else artifacts)
         set_(self, "_stop", StopSignal() if stop is None else stop)
         set_(self, "_progress", Progress() if progress is None else progress)
 

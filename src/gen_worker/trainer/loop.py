@@ -311,6 +311,7 @@ class TrainingLoop:
     def _sample(self, step: int) -> None:
         with self._saves.in_authors_hands():
             self._sampler.sample(self.state, step)
+        self._saves.keep_shown(step)
 
     def _rescue(self, cause: BaseException) -> None:
         self._saves.rescue(cause, have_all_stopped=self.stop_step is not None)

@@ -132,6 +132,11 @@ class TrainingReporter:
     def video(self, path: Path | str, step: int, **fields: Any) -> None:
         self._log.append(self._line("video", {"path": str(path), "step": step, **fields}))
 
+    def artifact(self, path: Path | str, step: int, *, kind: str, size_bytes: int) -> None:
+        """A file of the author's own."""
+        fields = {"path": str(path), "step": step, "kind": kind, "size_bytes": size_bytes}
+        self._log.append(self._line("artifact", fields))
+
     def log(
         self, message: str, *, level: Literal["info", "warning", "error"] = "info", **fields: Any
     ) -> None:

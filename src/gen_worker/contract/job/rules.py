@@ -192,6 +192,12 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
             "group",
             "given together with the tag `group`, expected one of the two: a group is kept as that tag",
         )
+    if given("artifacts", "keep_best") and not given("artifacts", "keep_last"):
+        yield _fault(
+            "artifacts.keep_best",
+            f"found {render_value(given('artifacts', 'keep_best'))}, but `artifacts.keep_last` is 0, which keeps all: "
+            "set `artifacts.keep_last` to 1 or more",
+        )
     run_id = given("run_id")
     if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
         yield Fault.of_value(

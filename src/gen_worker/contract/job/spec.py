@@ -81,6 +81,13 @@ class CheckpointsSpec(Record, frozen=True, kw_only=True):
     format: Literal["pt", "safetensors"] = "pt"
 
 
+class ArtifactsSpec(Record, frozen=True, kw_only=True):
+    """Which samples and videos are kept, by their steps."""
+
+    keep_last: Cadence = 0
+    keep_best: Cadence = 0
+
+
 class ResourcesSpec(Record, frozen=True, kw_only=True):
     devices: list[Name] | Name | None = None  # one name is a list of one, from the first moment on
     gpus: Cadence | None = None
@@ -149,6 +156,7 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     resume_older: bool = False
     weights: Name | None = None
     checkpoints: CheckpointsSpec = CheckpointsSpec()
+    artifacts: ArtifactsSpec = ArtifactsSpec()
     sample_prompts: list[str | dict[str, Any]] = []
     sample_seed: int | None = None
 

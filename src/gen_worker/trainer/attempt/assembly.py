@@ -14,7 +14,12 @@ from gen_worker.contract.lease import RunLease
 from gen_worker.errors import Category, InputError, StartupError
 from gen_worker.trainer.api import load_jobs_plugin, require_sound_job
 from gen_worker.trainer.artifacts import ArtifactWriter
-from gen_worker.trainer.attempt.data_sources import attach_own_data, open_held_out_data, open_training_data
+from gen_worker.trainer.attempt.data_sources import (
+    attach_own_data,
+    find_model_handles,
+    open_held_out_data,
+    open_training_data,
+)
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.attempt.session import fetch_inputs
 from gen_worker.trainer.author.code_identity import OutsideCodeWatch
@@ -23,13 +28,14 @@ from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.callbacks.base import Callback
 from gen_worker.trainer.callbacks.callback_list import CallbackList, load_callbacks
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
-from gen_worker.trainer.contracts import Progress, StepContext, StopSignal, TrainerPlugin
+from gen_worker.trainer.contracts import Progress, RunArtifacts, StepContext, StopSignal, TrainerPlugin
 from gen_worker.trainer.inputs import MaterializedInputs
 from gen_worker.trainer.job_lifecycle import JobLifecycle, raise_stop
 from gen_worker.trainer.loop import TrainingLoop
 from gen_worker.trainer.model_runtime import prepare_model_runtime
 from gen_worker.trainer.processes.empty_shares import EmptyShareWatch, empty_share_warnings, find_empty_shares
 from gen_worker.trainer.processes.group import OneProcess, Processes
+from gen_worker.trainer.recording.run_artifacts import ReportedArtifacts
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.restore.resume import choose_resume_point, start_of
 from gen_worker.trainer.restore.state_restorer import StateRestorer
@@ -368,7 +374,7 @@ class Assembly:
         self.stack.callback(runtime.close)
         return StepContext(
             job=job,
-            model_handles=_model_handles(self.environment, job, inputs),
+            model_handles=find_model_handles(self.environment, job, inputs),
             dataset=source,
             device=runtime.device,
             dtype=runtime.dtype,
@@ -377,6 +383,22 @@ class Assembly:
             rank=self.processes.rank,
             world_size=self.processes.world_size,
             total_steps=total_steps,
+            artifacts=self._open_reports(),
+        )
+
+    def _open_reports(self) -> RunArtifacts:
+        """For the author's own files and videos: of the main process of an attempt."""
+        if self.lease is None:
+            return RunArtifacts()
+        checkpoints_dir = self.environment.checkpoints_dir
+        return ReportedArtifacts(
+            folder=checkpoints_dir.parent,
+            checkpoints_dir=checkpoints_dir,
+            samples_dir=self.environment.samples_dir,
+            reporter=self.reporter,
+            uploader=self.uploader,
+            progress=self.progress,
+            retention=self.job.artifacts,
         )
 
     def _restore_loop(self, loop: TrainingLoop, checkpoint: Checkpoint) -> None:
@@ -423,16 +445,3 @@ def is_finished(loop: TrainingLoop) -> bool:
     return loop.final_checkpoint is not None and (
         is_at_end or loop.parts.trainer_state.stop_reason is not None
     )
-
-
-def _model_handles(
-    environment: WorkerEnvironment, job: TrainingJobSpec, inputs: MaterializedInputs
-) -> dict[str, Any]:
-    handles: dict[str, Any] = {}
-    if inputs.base_model_path is not None:
-        handles["base_model"] = inputs.base_model_path
-    if job.weights is not None:
-        handles["weights"] = environment.job_dir / job.weights
-        if not handles["weights"].exists():
-            raise InputError(f"weights: {handles['weights']} does not exist")
-    return handles

@@ -115,6 +115,7 @@ class Attempt:
 def _wipe(environment: WorkerEnvironment) -> None:
     """Delete what the trial run before this one saved, under its lease."""
     shutil.rmtree(environment.samples_dir, ignore_errors=True)
+    shutil.rmtree(environment.checkpoints_dir.parent / "videos", ignore_errors=True)
     for path in environment.checkpoints_dir.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Opens a job's data: parquet files, an Arrow IPC file, the user's own data, batches in the job, or none."""
+"""Opens a job's data: parquet files, an Arrow IPC file, the user's own data, batches in the job, or none; finds its weights."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -146,3 +146,17 @@ def _feed_options(job: TrainingJobSpec, dataset: DatasetSpec, rank: int, world_s
         "rank": rank,
         "world_size": world_size,
     }
+
+
+def find_model_handles(
+    environment: WorkerEnvironment, job: TrainingJobSpec, inputs: MaterializedInputs
+) -> dict[str, Any]:
+    """`ctx.model_handles`: the base model and the initial weights."""
+    handles: dict[str, Any] = {}
+    if inputs.base_model_path is not None:
+        handles["base_model"] = inputs.base_model_path
+    if job.weights is not None:
+        handles["weights"] = environment.job_dir / job.weights
+        if not handles["weights"].exists():
+            raise InputError(f"weights: {handles['weights']} does not exist")
+    return handles

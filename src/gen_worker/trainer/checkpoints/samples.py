@@ -41,8 +41,8 @@ class SampleFolder:
         path.mkdir(parents=True)
         return path
 
-    def commit(self, step: int, produced: Path) -> list[SavedSample]:
-        """Rename `produced`; the samples in it, by name. Empty where there is no file."""
+    def commit(self, step: int, produced: Path, *, is_complete: bool = False) -> list[SavedSample]:
+        """Rename `produced`; the samples in it, by name. Without a file it is removed, unless `is_complete`."""
         files = sorted(path for path in produced.rglob("*") if path.is_file())
         empty = [path.relative_to(produced).as_posix() for path in files if path.stat().st_size == 0]
         if empty:
@@ -51,7 +51,7 @@ class SampleFolder:
                 f"the sample hook wrote an empty file at step {step}: {', '.join(empty)}; "
                 "close or flush every file before the hook returns"
             )
-        if not files:
+        if not files and not is_complete:
             shutil.rmtree(produced, ignore_errors=True)
             return []
         for path in [*files, *(path for path in produced.rglob("*") if path.is_dir()), produced]:

@@ -66,7 +66,13 @@ class StepSaves:
                 metric=self.measurements.metric_of(step),
             )
         self.saved_step, self._saved_work = step, self.journal.mark
+        self.keep_shown(step)
         self.take(self.saver.poll)  # a writer without a background is done already
+
+    def keep_shown(self, step: int) -> None:
+        """Retention of samples and videos, where that of checkpoints is applied: those of kept checkpoints stay."""
+        metric = self.measurements.metric_of(step)
+        self.parts.ctx.artifacts.keep(step, metric=metric, saved_step=self.saved_step)
 
     def _loop_state(self, step: int, *, final: bool) -> dict[str, Any]:
         return {
@@ -98,6 +104,7 @@ class StepSaves:
             if checkpoint.final:
                 self.final_checkpoint = checkpoint.path
             self.handle.state.checkpoint = checkpoint.summary()
+            self.keep_shown(checkpoint.step)
             has_request = self.handle.has_request
             self.parts.callbacks.call("on_checkpoint", self.handle, checkpoint)
             if self.parts.processes.world_size > 1 and self.handle.has_request and not has_request:

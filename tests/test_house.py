@@ -191,6 +191,8 @@ CLI_OPTIONS: dict[str, list[str]] = {
     "why": ["RUN", "--format", "--json"],
     "compare": ["RUN RUN…", "--format", "--json"],
     "artifacts": ["RUN", "--format", "--json", "--kind", "--limit", "--out", "--save"],
+    "tag": ["RUN", "[KEY=VALUE…]", "--format", "--json", "--remove"],
+    "note": ["RUN", "[TEXT|-]", "--format", "--json"],
     "watch": ["[RUN]", "--format", "--json"],
     "logs": ["RUN", "--follow", "--format", "--json", "--tail", "-f"],
     "cancel": ["RUN…", "--format", "--json", "--reason"],

@@ -215,6 +215,7 @@ def test_an_id_that_could_name_another_place_is_refused_everywhere(tmp_path: Pat
             requests: dict[str, Any] = {
                 "GetRun": pb.GetRunRequest(run_id=run_id),
                 "CancelRun": pb.CancelRunRequest(run_id=run_id),
+                "UpdateRun": pb.UpdateRunRequest(run_id=run_id, notes="x"),
                 "ResumeRun": pb.ResumeRunRequest(run_id=run_id),
                 "WatchRuns": pb.WatchRunsRequest(run_ids=[run_id]),
                 "StreamEvents": pb.StreamEventsRequest(run_id=run_id),

@@ -92,11 +92,14 @@ def live_home(tmp_path: Path) -> Iterator[Home]:
     end_everything(tmp_path / "home")
 
 
-def trn(home: Home | None, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def trn(
+    home: Home | None, *words: str, stdin: str | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """The installed command in a pipe."""
     return subprocess.run(
         [TRN, *words],
         env={**os.environ, **({"TRN_HOME": str(home.root)} if home else {}), **environ},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -449,6 +452,33 @@ def test_the_daemon_is_started_asked_and_stopped(live_home: Home) -> None:
     [stopped] = records(trn(live_home, "daemon", "stop"))
     assert (stopped["event"], stopped["pid"]) == ("daemon_stopped", started["pid"])
     assert records(trn(live_home, "daemon", "stop"))[0]["event"] == "daemon_not_running"
+
+
+def test_notes_and_tags_of_a_run_are_changed_and_shown(live_home: Home) -> None:
+    fill(live_home)
+    [before] = records(trn(live_home, "tag", "alpha-1"))
+    assert (before["event"], before["is_changed"], before["tags"]) == (
+        "run_labels",
+        False,
+        {"team": "vision"},
+    )
+    done = trn(live_home, "tag", "alpha-1", "stage=final", "group=g1", "--remove", "team", "--remove", "none")
+    [line] = records(done)
+    assert (line["is_changed"], line["tags"]) == (True, {"stage": "final", "group": "g1"})
+    assert done.stderr.strip() == "alpha-1 has no tag 'none'"
+    assert [run["run_id"] for run in records(trn(live_home, "list", "--tag", "group=g1"))] == ["alpha-1"]
+    [line] = records(trn(live_home, "note", "alpha-1", "-", stdin="best so far\nlr was too high before\n"))
+    assert line["notes"] == "best so far\nlr was too high before"
+    screen = without_colour(shown(live_home, "status", "alpha-1"))
+    assert "tags: group=g1  stage=final" in screen
+    assert "  lr was too high before" in screen
+    [status] = records(trn(live_home, "status", "alpha-1"))
+    assert (status["notes"], status["tags"]) == (line["notes"], line["tags"])
+    refused = trn(live_home, "tag", "alpha-1", "=x")
+    assert (refused.returncode, "expected 1 to 128 printable characters" in refused.stderr) == (3, True)
+    assert trn(live_home, "tag", "alpha-1", "stage").returncode == 2
+    assert records(trn(live_home, "note", "alpha-1", ""))[0]["notes"] == ""
+    assert "alpha-1 has no notes" in shown(live_home, "note", "alpha-1")
 
 
 def test_ten_that_need_a_daemon_at_once_get_the_same_one(live_home: Home) -> None:

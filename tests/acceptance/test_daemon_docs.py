@@ -133,7 +133,7 @@ def test_the_methods_of_the_clients_are_in_the_api_reference() -> None:
     rows = table_rows(DOCS / "api.md", "The Python client")
     shown = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     for client in (AsyncClient, Client):
-        assert shown == {name for name in vars(client) if not name.startswith("_")}
+        assert shown == {name for name in dir(client) if not name.startswith("_")}
     for word in (word for row in rows for word in code_words(row[0]) if "(" in word):
         name, _, parameters = word.partition("(")
         known = dict(inspect.signature(getattr(Client, name)).parameters)

@@ -65,6 +65,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
             exit_code=14,
         )
         registry.end(run_id, 1, ending).result()
+        registry.set_labels(run_id, notes=f"{EVIL}\n{EVIL}").result()
         home.run(run_id).root.mkdir(parents=True, exist_ok=True)
         home.run(run_id).log.write_bytes(f"first {EVIL} line\nlast line\n".encode())
     metrics.close()
@@ -79,6 +80,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         ("list", "--columns", f"id,name,tags,reason,hyperparams.mode,val/{EVIL}"),
         ("status", "bad-1"),
         ("why", "bad-1"),
+        ("tag", "bad-1"),
+        ("tag", "bad-1", EVIL),
+        ("note", "bad-1"),
         ("wait", "bad-1"),
         ("compare", "bad-1", "bad-2"),
         ("artifacts", "bad-1"),

@@ -28,7 +28,7 @@ class LossyHost(Host):
     """Does what it is asked for, and loses the first replies of some calls on the way back."""
 
     num_lost = 1
-    lossy_calls = ("SubmitRun", "ResumeRun", "CancelRun")
+    lossy_calls = ("SubmitRun", "ResumeRun", "CancelRun", "UpdateRun")
 
     async def build_server(self) -> grpc.aio.Server:
         make = server._make_handler
@@ -90,6 +90,17 @@ def test_a_resume_and_a_cancel_whose_reply_was_lost_happen_once(tmp_path: Path) 
             resumed = await client.resume("old", force_new=True)
             assert not resumed.existed
             assert {record.run_id for record in host.registry.page()} == {"old", resumed.run.run_id}
+
+    asyncio.run(main())
+
+
+def test_notes_whose_reply_was_lost_are_of_the_run_that_was_meant(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LossyHost(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
+            await host.add_run("old")
+            run = await client.update("old", notes="mine", tags={"a": "1"})
+            assert (run.run_id, run.notes, run.tags) == ("old", "mine", {"a": "1"})
+            assert host.registry.last_change() == run.change, "the repeat changed nothing"
 
     asyncio.run(main())
 
@@ -385,6 +396,9 @@ def test_the_blocking_client_does_all_that_the_other_does(tmp_path: Path) -> Non
         assert b"".join(chunk.data for chunk in client.logs("a", is_followed=True)) == b"hello\n"
         assert client.metrics("a", max_points=10)["train/loss"].num_points == 50
         assert client.cancel("a")[1] is False
+        client.update("a", notes="the first", tags={"team": "vision", "stage": "x"})
+        changed = client.update("a", tags={"stage": None})
+        assert (changed.notes, changed.tags) == ("the first", {"team": "vision"})
         assert client.details("a").attempts[0].ended_ms is not None
         assert client.devices().cpus == 8
         assert b"".join(client.event_lines("a")).count(b"\n") == 50

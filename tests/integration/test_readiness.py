@@ -223,11 +223,15 @@ def test_an_interpreter_that_gives_no_report_is_said_so_and_stops_nobody(tmp_pat
 def test_what_a_daemon_did_not_get_to_write_of_its_runs_the_next_one_completes_and_says_that_it_is_late(
     tmp_path: Path,
 ) -> None:
+    names = ("without", "lost", "whole", "own")
+
     async def story(world: World) -> None:
         async with world.daemon():  # one without a doctor
-            for name in ("without", "lost", "whole", "own"):
+            for name in names:
                 world.submit(name, resources={"gpus": 0})
             await world.until_ended("without", "lost", "whole", "own")
+            # Written in a thread: what is under way when the daemon ends would come after ours.
+            await world.until(lambda: all(world.home.run(run_id).report.exists() for run_id in names))
         paths = {name: world.home.run(name).report for name in ("without", "lost", "whole", "own")}
         for name, path in paths.items():
             doctor = {"error": "old"} if name == "whole" else None

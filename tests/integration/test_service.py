@@ -520,6 +520,49 @@ def test_a_cancel_ends_a_waiting_run_at_once_and_tells_who_ends_a_running_one(tm
     asyncio.run(main())
 
 
+def test_a_watch_tells_of_new_notes_and_tags_and_what_is_too_large_is_refused_with_the_limit(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            run = await host.add_run("one")
+            watch = method(channel, "WatchRuns")(pb.WatchRunsRequest(after_change=run.change))
+            update = method(channel, "UpdateRun")
+            tags = {"team": "vision", "group": "g"}
+            answer = await update(pb.UpdateRunRequest(run_id="one", notes="first", tags=tags))
+            assert (answer.run.notes, answer.run.tags, answer.run.config_json) == ("first", tags, b"")
+            async with asyncio.timeout(PATIENCE_S):
+                async for news in watch:
+                    if news.runs:
+                        break
+            assert [(item.notes, item.tags, item.change) for item in news.runs] == [
+                ("first", tags, answer.run.change)
+            ]
+            watch.cancel()
+            listed = await method(channel, "ListRuns")(pb.ListRunsRequest(group="g"))
+            assert [item.run_id for item in listed.runs] == ["one"]
+            answer = await update(pb.UpdateRunRequest(run_id="one", notes="", removed_tags=["group", "team"]))
+            assert (answer.run.notes, answer.run.tags) == ("", {})
+            for request, words in (
+                (pb.UpdateRunRequest(run_id="one"), "nothing to change"),
+                (
+                    pb.UpdateRunRequest(run_id="one", notes="ü" * 5000),
+                    "has 10000 bytes, at most 8192 are kept",
+                ),
+                (
+                    pb.UpdateRunRequest(run_id="one", tags={"a=b": "1"}),
+                    "found the name 'a=b', expected 1 to 128",
+                ),
+            ):
+                code, text = await refusal(update(request))
+                assert (code, words in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
+            code, _ = await refusal(update(pb.UpdateRunRequest(run_id="none", notes="x")))
+            assert code == grpc.StatusCode.NOT_FOUND
+            assert host.registry.get("one").tags == {}
+
+    asyncio.run(main())
+
+
 def test_an_ended_run_is_resumed_as_a_run_of_its_own_and_a_live_one_is_not(tmp_path: Path) -> None:
     async def main() -> None:
         async with Host(tmp_path) as host, channel_to(host) as channel:

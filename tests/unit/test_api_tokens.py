@@ -155,6 +155,12 @@ def test_a_runs_token_is_good_for_its_run_and_for_nothing_else(name: str) -> Non
         require_allowed(RunGrant("mine"), name, method.request(), no_nonce, run_of)
 
 
+def test_a_runs_token_does_not_change_its_notes_and_tags() -> None:
+    request = pb.UpdateRunRequest(run_id="mine", notes="mine alone", is_exact=True)
+    with pytest.raises(ForbiddenError, match="a run's token is not good for UpdateRun"):
+        require_allowed(RunGrant("mine"), "UpdateRun", request, no_nonce, run_of)
+
+
 def test_a_watch_of_two_runs_is_not_for_the_token_of_one() -> None:
     with pytest.raises(ForbiddenError):
         require_allowed(

@@ -45,7 +45,7 @@ RECORD = RunRecord(
     last_seq=7,
     metrics={"train/loss": 0.25},
     devices=("cuda:0",),
-    needs=Needs(devices=("cuda:0",), gpus=1, cpus=2, memory_mb=3),
+    needs=Needs(devices=("cuda:0",), gpus=1, cpus=2, memory_mb=3, pool="lab"),
     tags={"team": "a"},
     change=8,
     log_dir="/logs",
@@ -56,6 +56,7 @@ RECORD = RunRecord(
     newest_video="a1",
     newest_sample="a2",
     num_refused_artifacts=3,
+    notes="better than demo-0",
 )
 
 
@@ -78,6 +79,7 @@ def test_every_call_of_the_contract_is_on_the_wire() -> None:
         "SubmitRun",
         "CheckRun",
         "CancelRun",
+        "UpdateRun",
         "ResumeRun",
         "GetRun",
         "ListRuns",

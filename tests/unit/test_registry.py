@@ -231,6 +231,29 @@ def test_terminal_states_never_change(registry: RunRegistry) -> None:
     assert set(OWNERS) == set(RunState) - TERMINAL
 
 
+def test_notes_and_tags_change_in_any_state_and_every_watcher_can_see_it(registry: RunRegistry) -> None:
+    registry.submit(new("one", tags={"team": "a", "group": "g1"})).result()
+    before = registry.get("one")
+    run = registry.set_labels("one", tags={"team": "b", "new": "1"}, removed_tags=["group", "none"]).result()
+    assert (run.tags, run.notes) == ({"team": "b", "new": "1"}, "")
+    assert [(item.run_id, item.tags) for item in registry.changed(before.change)] == [("one", run.tags)]
+    registry.want_cancel("one", "enough").result()
+    run = registry.set_labels("one", notes="kept\nafter its end").result()
+    assert (run.state, run.tags, run.notes) == (
+        RunState.CANCELLED,
+        {"team": "b", "new": "1"},
+        "kept\nafter its end",
+    )
+    assert run.updated_ms == registry.get("one").ended_ms, "it is about the run's life"
+    assert registry.page(tags={"team": "b"})[0].notes == run.notes
+    assert registry.page(tags={"group": "g1"}) == []
+    assert registry.set_labels("one", notes=run.notes, tags={"new": "1"}).result().change == run.change
+    assert registry.set_labels("one", notes="", tags={"group": "g2"}).result().notes == ""
+    assert registry.page(tags={"group": "g2"})[0].change > run.change
+    with pytest.raises(NotFoundError):
+        registry.set_labels("missing", notes="x").result()
+
+
 def test_a_cancel_of_a_running_run_is_recorded_as_wanted(registry: RunRegistry) -> None:
     registry.submit(new("one")).result()
     registry.claim("one", []).result()

@@ -29,6 +29,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "why": ("why", "Explain why a run waits, runs or ended."),
     "compare": ("compare", "Show what differs between runs."),
     "artifacts": ("artifacts", "List and save the files of a run."),
+    "tag": ("tag", "Set and remove tags of a run."),
+    "note": ("note", "Write notes about a run."),
     "watch": ("watch", "Follow a run, or all of them."),
     "logs": ("logs", "Print the output of a run's worker."),
     "cancel": ("cancel", "Stop a run."),

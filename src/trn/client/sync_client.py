@@ -87,6 +87,7 @@ class Client:
     discarded = _blocking(AsyncClient.discarded)
     lineage = _blocking(AsyncClient.lineage)
     cancel = _blocking(AsyncClient.cancel)
+    update = _blocking(AsyncClient.update)
     remove = _blocking(AsyncClient.remove)
     prune = _blocking(AsyncClient.prune)
     devices = _blocking(AsyncClient.devices)

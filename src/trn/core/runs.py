@@ -162,6 +162,7 @@ class RunFacts(RunOptions, frozen=True, kw_only=True):
     newest_video: str = ""  # ids of artifacts; empty: none
     newest_sample: str = ""
     num_refused_artifacts: int = 0  # files that an event named and that are not artifacts
+    notes: str = ""  # what people wrote about it
 
 
 class RunRecord(RunFacts, frozen=True, kw_only=True):

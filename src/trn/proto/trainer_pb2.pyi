@@ -53,7 +53,7 @@ class Cause(_message.Message):
     def __init__(self, id: _Optional[str] = ..., fault: _Optional[str] = ..., waits_for: _Optional[_Iterable[str]] = ..., next_attempt_ms: _Optional[int] = ..., values_json: _Optional[bytes] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause", "newest_video", "newest_sample", "num_refused_artifacts")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause", "newest_video", "newest_sample", "num_refused_artifacts", "notes")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Run(_message.Message):
     NEWEST_VIDEO_FIELD_NUMBER: _ClassVar[int]
     NEWEST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -146,7 +147,8 @@ class Run(_message.Message):
     newest_video: str
     newest_sample: str
     num_refused_artifacts: int
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., newest_video: _Optional[str] = ..., newest_sample: _Optional[str] = ..., num_refused_artifacts: _Optional[int] = ...) -> None: ...
+    notes: str
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., newest_video: _Optional[str] = ..., newest_sample: _Optional[str] = ..., num_refused_artifacts: _Optional[int] = ..., notes: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "reason", "last_heartbeat_ms", "step", "devices", "cause")
@@ -319,6 +321,33 @@ class CancelRunResponse(_message.Message):
     run: Run
     was_live: bool
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
+
+class UpdateRunRequest(_message.Message):
+    __slots__ = ("run_id", "notes", "tags", "removed_tags", "is_exact")
+    class TagsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_TAGS_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    notes: str
+    tags: _containers.ScalarMap[str, str]
+    removed_tags: _containers.RepeatedScalarFieldContainer[str]
+    is_exact: bool
+    def __init__(self, run_id: _Optional[str] = ..., notes: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., removed_tags: _Optional[_Iterable[str]] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+
+class UpdateRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
     __slots__ = ("run_id", "checkpoint_path", "overrides_json", "is_exact", "is_forced", "submission", "priority", "config_json", "code_identity", "snapshot", "base_dir", "interpreter", "force_new", "log_dir", "event_log", "is_import_tried", "frozen_from", "submission_id", "secret_env", "caller_env", "caller_salt")

@@ -190,6 +190,16 @@ class Registry(ReadableRegistry, Protocol):
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         """Record that it is to end; a run that waits ends at once. (the run, whether it was still live)."""
 
+    def set_labels(
+        self,
+        run_id: str,
+        *,
+        notes: str | None = None,
+        tags: Mapping[str, str] = MappingProxyType({}),
+        removed_tags: Sequence[str] = (),
+    ) -> "Future[RunRecord]":
+        """Change its notes (None: as they are) and lay `tags` over its own; in any state."""
+
     def claim(self, run_id: str, device_ids: Sequence[str]) -> "Future[AttemptRecord]":
         """Take a pending run and its slots together, or neither: ConflictError."""
 

@@ -110,6 +110,9 @@ UPDATE runs SET attempt = :attempt, devices = :devices WHERE run_id = :run_id
 UPDATE runs SET is_cancel_wanted = 1, cancel_reason = :reason, cause = :cause, updated_ms = :now_ms, change = :change
 WHERE run_id = :run_id
 
+-- name: set_labels
+UPDATE runs SET notes = :notes, tags = :tags, change = :change WHERE run_id = :run_id
+
 -- name: progress
 UPDATE runs SET step = :step, end_step = coalesce(:end_step, end_step),
                 start_step = coalesce(:start_step, start_step), last_seq = :last_seq, metrics = :metrics,

@@ -68,3 +68,8 @@ def attempt_row(connection: sqlite3.Connection, run_id: str, number: int) -> sql
 def require_live(connection: sqlite3.Connection, run_id: str, number: int) -> None:
     if attempt_row(connection, run_id, number)["ended_ms"] is not None:
         raise ConflictError(f"attempt {number} of run {run_id} has ended")
+
+
+def next_change(connection: sqlite3.Connection) -> int:
+    """Of this transaction: one that is taken back gives its numbers back."""
+    return int(connection.execute(sql("next_change")).fetchone()["value"])

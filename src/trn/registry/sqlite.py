@@ -11,14 +11,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from trn.core.artifacts.records import CheckedFile, NamedFile
-from trn.core.causes import QUEUED, Cause
+from trn.core.causes import Cause
 from trn.core.errors import ConflictError
 from trn.core.number_words import with_words
-from trn.core.runs import AttemptRecord, RunOptions, RunRecord, RunState, require_transition
+from trn.core.runs import AttemptRecord, RunRecord, RunState, require_transition
 from trn.registry.artifacts import add_named, settle
 from trn.registry.base import Ending, NewRun
 from trn.registry.connection import (
@@ -30,31 +31,16 @@ from trn.registry.connection import (
     open_writer,
 )
 from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
-from trn.registry.families import find_submission, member_id, next_member
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader
-from trn.registry.rows import attempt_row, get_run, read_attempt, read_run, require_live
+from trn.registry.rows import attempt_row, get_run, next_change, read_attempt, require_live
+from trn.registry.submissions import add_submission
 from trn.registry.writer import RegistryWriter
 
 PLACE_EVERY_BYTES = 256 << 10
 MAX_NAMES = 1000  # of metrics, in a run's record; the metric store has all
 
 _encode = msgspec.json.encode
-
-# Options whose column is from before there was `options`, or that a query asks for.
-_COLUMNS = {
-    "priority",
-    "snapshot",
-    "frozen_from",
-    "base_dir",
-    "interpreter",
-    "log_dir",
-    "event_log",
-    "submission_id",
-}
-_COLUMNS |= {"parent_run_id", "start_step"}
-_OPTIONS = [name for name in RunOptions.__struct_fields__ if name not in _COLUMNS]
-_QUEUED = _encode(QUEUED).decode()
 
 # What names a run goes before the run itself.
 _REMOVALS = (
@@ -109,52 +95,10 @@ class RunRegistry(RegistryReader):
         """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`."""
 
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
-            added = None if force_new else self._add(connection, new, member=1)
-            if added is not None:
-                return added, False
-            made = find_submission(connection, new.submission_id)
-            if made is not None:
-                _require_same(new, made)
-                return made, False
-            if not force_new:
-                for row in connection.execute(sql("answers_to_digest"), {"digest": new.digest}):
-                    if row["run_id"] not in stale:
-                        return read_run(row), True
-            member = next_member(connection, new.run_id)
-            added = self._add(connection, new, member=member, is_certain=True)
-            assert added is not None, "there is one writer"
-            return added, False
+            now_ms = self._clock_ms()
+            return add_submission(connection, new, force_new=force_new, stale=stale, now_ms=now_ms)
 
         return self.writer.submit(change)
-
-    def _add(
-        self, connection: sqlite3.Connection, new: NewRun, *, member: int, is_certain: bool = False
-    ) -> RunRecord | None:
-        """The run, queued. Unless `is_certain`: None if an equal run, submission or family exists."""
-        now_ms = self._clock_ms()
-        run_id = member_id(new.run_id, member)
-        asked = msgspec.structs.asdict(new)
-        run = RunRecord(
-            **{**asked, "run_id": run_id, "config": {**new.config, "run_id": run_id}},
-            family=new.run_id,
-            member=member,
-            state=RunState.PENDING,
-            cause=QUEUED,
-            submitted_ms=now_ms,
-            updated_ms=now_ms,
-            change=_next_change(connection),
-        )
-        values = {
-            **msgspec.structs.asdict(run),
-            "cause": _QUEUED,
-            "config": _encode(run.config).decode(),
-            "needs": _encode(run.needs).decode(),
-            "tags": _encode(run.tags).decode(),
-            "secret_env": _encode(run.secret_env).decode(),
-            "options": _encode({name: getattr(run, name) for name in _OPTIONS}).decode(),
-            "is_certain": is_certain,
-        }
-        return run if connection.execute(sql("add_run"), values).rowcount == 1 else None
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
@@ -163,10 +107,29 @@ class RunRegistry(RegistryReader):
                 return run, False
             cause = _encode(Cause(id="cancelling", values={"asked": reason, "attempt": run.attempt})).decode()
             values = {"run_id": run_id, "reason": reason, "cause": cause, "now_ms": self._clock_ms()}
-            connection.execute(sql("want_cancel"), {**values, "change": _next_change(connection)})
+            connection.execute(sql("want_cancel"), {**values, "change": next_change(connection)})
             if run.state is RunState.PENDING:
                 self._move(connection, run, RunState.CANCELLED, _cancelled(reason, run.attempt))
             return get_run(connection, run_id), True
+
+        return self.writer.submit(change)
+
+    def set_labels(
+        self,
+        run_id: str,
+        *,
+        notes: str | None = None,
+        tags: Mapping[str, str] = MappingProxyType({}),
+        removed_tags: Sequence[str] = (),
+    ) -> "Future[RunRecord]":
+        def change(connection: sqlite3.Connection) -> RunRecord:
+            run = get_run(connection, run_id)
+            new = {name: value for name, value in {**run.tags, **tags}.items() if name not in removed_tags}
+            text = run.notes if notes is None else notes
+            if (text, new) != (run.notes, run.tags):
+                values = {"run_id": run_id, "notes": text, "tags": _encode(new).decode()}
+                connection.execute(sql("set_labels"), {**values, "change": next_change(connection)})
+            return get_run(connection, run_id)
 
         return self.writer.submit(change)
 
@@ -249,7 +212,7 @@ class RunRegistry(RegistryReader):
                     "last_seq": last_seq,
                     "metrics": _encode(with_words(_newest(run.metrics, metrics))).decode(),
                     "now_ms": self._clock_ms(),
-                    "change": _next_change(connection),
+                    "change": next_change(connection),
                 },
             )
             add_named(connection, run_id, named_files)
@@ -262,7 +225,7 @@ class RunRegistry(RegistryReader):
     ) -> "Future[None]":
         def change(connection: sqlite3.Connection) -> None:
             if settle(connection, run_id, checked, gone):
-                news = {"change": _next_change(connection), "now_ms": self._clock_ms()}
+                news = {"change": next_change(connection), "now_ms": self._clock_ms()}
                 connection.execute(sql("note_change"), {"run_id": run_id, **news})
 
         return self.writer.submit(change)
@@ -280,7 +243,7 @@ class RunRegistry(RegistryReader):
             run = get_run(connection, run_id)
             if run.state is RunState.PENDING and run.cause != cause:
                 values = {"run_id": run_id, "cause": _encode(cause).decode(), "now_ms": self._clock_ms()}
-                connection.execute(sql("set_cause"), {**values, "change": _next_change(connection)})
+                connection.execute(sql("set_cause"), {**values, "change": next_change(connection)})
 
         return self.writer.submit(change)
 
@@ -356,7 +319,7 @@ class RunRegistry(RegistryReader):
                 for query in _REMOVALS:
                     connection.execute(sql(query), {"run_id": run.run_id})
                 named = {"run_id": run.run_id, "family": run.family, "member": run.member}
-                when = {"now_ms": self._clock_ms(), "change": _next_change(connection)}
+                when = {"now_ms": self._clock_ms(), "change": next_change(connection)}
                 connection.execute(sql("removed"), {**named, **when})
 
         return self.writer.submit(change)
@@ -398,7 +361,7 @@ class RunRegistry(RegistryReader):
                 "now_ms": now_ms,
                 "ended_ms": now_ms if state.is_terminal else None,
                 "not_before_ms": not_before_ms,
-                "change": _next_change(connection),
+                "change": next_change(connection),
             },
         )
 
@@ -410,22 +373,3 @@ def _cancelled(asked: str, attempt: int) -> Cause:
 def _newest(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
     """The newest value of each name; of names without end, those that came first."""
     return dict(itertools.islice({**known, **fresh}.items(), MAX_NAMES))
-
-
-def _next_change(connection: sqlite3.Connection) -> int:
-    """Of this transaction: one that is taken back gives its numbers back."""
-    return int(connection.execute(sql("next_change")).fetchone()["value"])
-
-
-def _require_same(new: NewRun, made: RunRecord) -> None:
-    """ConflictError where one submission_id came with two different jobs."""
-    is_same = (new.snapshot, new.base_dir, new.parent_run_id) == (
-        made.snapshot,
-        made.base_dir,
-        made.parent_run_id,
-    ) and {**new.config, "run_id": ""} == {**made.config, "run_id": ""}
-    if not is_same:
-        raise ConflictError(
-            f"the submission_id {new.submission_id!r} made run {made.run_id}, which is another job: draw a new one for"
-            " each submit"
-        )

@@ -1,6 +1,6 @@
 -- name: heads
 SELECT run_id, state, cause, name, priority, parent_run_id, attempt, max_attempts, step, end_step, submitted_ms,
-       updated_ms, ended_ms, metrics, devices, tags, change, family, member, start_step
+       updated_ms, ended_ms, metrics, devices, tags, change, family, member, start_step, notes
 FROM runs
 WHERE (:state_words = '' OR instr(:state_words, '|' || state || '|'))
   AND (:name = '' OR instr(name, :name))

@@ -47,6 +47,7 @@ class RunRow(NamedTuple):
     family: str
     member: int
     start_step: int
+    notes: str
 
     @property
     def reason(self) -> str:

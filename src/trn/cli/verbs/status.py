@@ -180,7 +180,15 @@ def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
     title = f"{output.paint(run.run_id, is_bold=True)}  {output.paint_state(run.state)}"
     if name and cell_width(f"{run.run_id}  {run.state}  {name}") <= width:
         title, name = f"{title}  {name}", ""
-    return [title, *(wrap(name, width) if name else ()), *wrap(", ".join(facts), width)]
+    tags = "  ".join(f"{plain(key)}={plain(value)}" for key, value in sorted(run.tags.items()))
+    notes = [part for line in run.notes.splitlines() for part in wrap(f"  {plain(line)}", width, indent=2)]
+    return [
+        title,
+        *(wrap(name, width) if name else ()),
+        *wrap(", ".join(facts), width),
+        *(wrap(f"tags: {tags}", width, indent=6) if tags else ()),
+        *(["notes:", *notes] if notes else ()),
+    ]
 
 
 def _attempts(

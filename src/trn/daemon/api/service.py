@@ -24,6 +24,7 @@ from trn.daemon.api.tokens import ApiTokens
 from trn.daemon.intake.intake import Checked, Dispatcher, Intake, Submitted
 from trn.daemon.intake.resumption import ResumeRequest
 from trn.daemon.intake.run_judge import DeviceInventory
+from trn.daemon.intake.run_labels import check_labels
 from trn.daemon.intake.submission import Submission
 from trn.daemon.machine.unknown_workers import Held
 from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
@@ -50,6 +51,10 @@ class Launcher(Protocol):
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     run: RunRecord
     was_live: bool
+
+
+class Updated(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunRecord
 
 
 class RunAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +135,20 @@ class TrainerService:
         if was_live:
             self._dispatcher.cancel_wanted(run_id)
         return Cancelled(run=_without_config(record), was_live=was_live)
+
+    async def update_run(
+        self,
+        run_id: str,
+        *,
+        notes: str | None = None,
+        tags: Mapping[str, str] = MappingProxyType({}),
+        removed_tags: Sequence[str] = (),
+        is_exact: bool = False,
+    ) -> Updated:
+        run = self.find(run_id, is_exact=is_exact)
+        check_labels(run, notes=notes, tags=tags, removed_tags=removed_tags)
+        changed = self._registry.set_labels(run.run_id, notes=notes, tags=tags, removed_tags=removed_tags)
+        return Updated(run=_without_config(await committed(changed)))
 
     async def get_run(self, run_id: str, *, is_exact: bool = False) -> RunAnswer:
         record = self.find(run_id, is_exact=is_exact)

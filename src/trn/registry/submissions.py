@@ -1,0 +1,100 @@
+"""A submission -> its run: a new one of its family, or the one that answers. Inside the writer's transaction."""
+
+import sqlite3
+from collections.abc import Collection
+
+import msgspec
+
+from trn.core.causes import QUEUED
+from trn.core.errors import ConflictError
+from trn.core.runs import RunOptions, RunRecord, RunState
+from trn.registry.base import NewRun
+from trn.registry.families import find_submission, member_id, next_member
+from trn.registry.named_queries import sql
+from trn.registry.rows import next_change, read_run
+
+_encode = msgspec.json.encode
+
+# Options whose column is from before there was `options`, or that a query asks for.
+_COLUMNS = {
+    "priority",
+    "snapshot",
+    "frozen_from",
+    "base_dir",
+    "interpreter",
+    "log_dir",
+    "event_log",
+    "submission_id",
+}
+_COLUMNS |= {"parent_run_id", "start_step"}
+_OPTIONS = [name for name in RunOptions.__struct_fields__ if name not in _COLUMNS]
+_QUEUED = _encode(QUEUED).decode()
+
+
+def add_submission(
+    connection: sqlite3.Connection,
+    new: NewRun,
+    *,
+    force_new: bool,
+    stale: Collection[str],
+    now_ms: int,
+) -> tuple[RunRecord, bool]:
+    """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`."""
+    added = None if force_new else _add(connection, new, member=1, now_ms=now_ms)
+    if added is not None:
+        return added, False
+    made = find_submission(connection, new.submission_id)
+    if made is not None:
+        _require_same(new, made)
+        return made, False
+    if not force_new:
+        for row in connection.execute(sql("answers_to_digest"), {"digest": new.digest}):
+            if row["run_id"] not in stale:
+                return read_run(row), True
+    member = next_member(connection, new.run_id)
+    added = _add(connection, new, member=member, now_ms=now_ms, is_certain=True)
+    assert added is not None, "there is one writer"
+    return added, False
+
+
+def _add(
+    connection: sqlite3.Connection, new: NewRun, *, member: int, now_ms: int, is_certain: bool = False
+) -> RunRecord | None:
+    """The run, queued. Unless `is_certain`: None if an equal run, submission or family exists."""
+    run_id = member_id(new.run_id, member)
+    asked = msgspec.structs.asdict(new)
+    run = RunRecord(
+        **{**asked, "run_id": run_id, "config": {**new.config, "run_id": run_id}},
+        family=new.run_id,
+        member=member,
+        state=RunState.PENDING,
+        cause=QUEUED,
+        submitted_ms=now_ms,
+        updated_ms=now_ms,
+        change=next_change(connection),
+    )
+    values = {
+        **msgspec.structs.asdict(run),
+        "cause": _QUEUED,
+        "config": _encode(run.config).decode(),
+        "needs": _encode(run.needs).decode(),
+        "tags": _encode(run.tags).decode(),
+        "secret_env": _encode(run.secret_env).decode(),
+        "options": _encode({name: getattr(run, name) for name in _OPTIONS}).decode(),
+        "is_certain": is_certain,
+    }
+    return run if connection.execute(sql("add_run"), values).rowcount == 1 else None
+
+
+def _require_same(new: NewRun, made: RunRecord) -> None:
+    """ConflictError where one submission_id came with two different jobs."""
+    is_same = (new.snapshot, new.base_dir, new.parent_run_id) == (
+        made.snapshot,
+        made.base_dir,
+        made.parent_run_id,
+    ) and {**new.config, "run_id": ""} == {**made.config, "run_id": ""}
+    if not is_same:
+        raise ConflictError(
+            f"the submission_id {new.submission_id!r} made run {made.run_id}, which is another job: draw a new one for"
+            " each submit"
+        )

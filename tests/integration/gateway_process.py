@@ -38,8 +38,12 @@ class GatewayWorld:
     def __init__(self, home: Path, *, settings: str = SETTINGS) -> None:
         self.home = Home(home)
         self.daemon = DaemonProcess(home, settings=settings, is_bare=True)
-        self.daemon.wait_ready()
-        self.gateway = self.start_gateway()
+        try:
+            self.daemon.wait_ready()
+            self.gateway = self.start_gateway()
+        except BaseException:
+            end_everything(home)
+            raise
 
     def __enter__(self) -> "GatewayWorld":
         return self

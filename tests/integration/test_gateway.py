@@ -409,3 +409,67 @@ def test_the_daemon_keeps_the_page_where_it_is_told_to(tmp_path: Path) -> None:
         assert not second.process.is_alive()
     finally:
         end_everything(home.root)
+
+
+def test_markers_artifacts_code_and_documents_of_a_run(own_world: GatewayWorld, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "witnessed.py").write_bytes((TRAINERS / "witnessed.py").read_bytes())
+    config = job("seven", 400, step_ms=10, folder=tmp_path, checkpoint_every=10)
+    body = {"config": config, "base_dir": str(code), "code_dir": str(code)}
+    assert own_world.send("POST", "/runs", body).status == 201
+
+    def checkpoints() -> list[dict[str, Any]]:
+        found = own_world.get("/runs/seven/artifacts?kind=checkpoint&state=present").data["artifacts"]
+        assert isinstance(found, list)
+        return found
+
+    wait_until("no checkpoint", checkpoints)
+    own_world.get("/runs/seven").data["forecast_reason"]
+    chosen = checkpoints()[0]
+    forked = own_world.send("POST", "/runs/seven/resume", {"checkpoint": chosen["artifact_id"]})
+    assert (forked.status, forked.data["run"]["parent_run_id"]) == (201, "seven"), forked
+    assert forked.data["run"]["start_step"] == chosen["step"]
+    fork = forked.data["run"]["run_id"]
+    own_world.send("POST", f"/runs/{fork}/cancel", {})
+    own_world.send("POST", "/runs/seven/cancel", {})
+    wait_until("not ended", lambda: own_world.get("/runs/seven").data["run"]["ended_ms"])
+    markers = own_world.get("/runs/seven/markers").data["markers"]
+    assert [marker["step"] for marker in markers] == sorted(marker["step"] for marker in markers)
+    assert {"attempt", "checkpoint", "end", "best"} <= {marker["kind"] for marker in markers}
+    assert own_world.get(f"/runs/{fork}/code/diff").data == {"against": "seven", "files": []}
+
+    content = own_world.get(f"/artifacts/{chosen['artifact_id']}")
+    assert len(content.body) == chosen["size_bytes"]
+    assert content.headers["content-disposition"].startswith("attachment")
+    assert content.headers["etag"] == f'"{chosen["sha256"]}"'
+    part = own_world.get(f"/artifacts/{chosen['artifact_id']}", Range="bytes=3-8")
+    assert (part.status, part.body) == (206, content.body[3:9])
+    known = {"If-None-Match": content.headers["etag"]}
+    assert own_world.get(f"/artifacts/{chosen['artifact_id']}", **known).status == 304
+    assert own_world.get("/artifacts/a0000").status == 404
+    other = own_world.send("POST", f"/runs/{fork}/resume", {"checkpoint": chosen["artifact_id"]})
+    assert other.status == 404  # of another run
+
+    files = own_world.get("/runs/seven/code").data["files"]
+    (module,) = [file for file in files if file["path"] == "witnessed.py"]
+    assert (
+        own_world.get(f"/runs/seven/code/files/{module['sha256']}").body
+        == (code / "witnessed.py").read_bytes()
+    )
+    assert own_world.get(f"/runs/seven/code/files/{'0' * 64}").status == 404
+    (code / "witnessed.py").write_text((TRAINERS / "witnessed.py").read_text() + "\nMORE = 1\n")
+    (code / "new.py").write_text("x = 1\n")
+    again = {"config": {**config, "run_id": "eight"}, "base_dir": str(code), "code_dir": str(code)}
+    assert own_world.send("POST", "/runs", again).status == 201
+    own_world.send("POST", "/runs/eight/cancel", {})
+    diff = {file["path"]: file for file in own_world.get("/runs/eight/code/diff?against=seven").data["files"]}
+    assert diff["new.py"]["status"] == "added"
+    assert "+MORE = 1" in diff["witnessed.py"]["diff"].splitlines()
+    assert own_world.get("/runs/eight/code/diff").status == 404  # it continues no other
+
+    documents = own_world.get("/runs/seven/documents").data["documents"]
+    assert {"job", "environment"} <= set(documents)
+    assert own_world.get("/runs/seven/documents/job").data["run_id"] == "seven"
+    assert own_world.get("/runs/seven/documents/environment").data["run_id"] == "seven"
+    assert own_world.get("/runs/seven/documents/token").status == 400

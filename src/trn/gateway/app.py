@@ -35,7 +35,19 @@ from trn.gateway.openapi import build_document
 from trn.gateway.page_files import PageFiles, read_page_files
 from trn.gateway.parts import Parts
 from trn.gateway.reading.stores import Stores
-from trn.gateway.routes import commands, comparing, documents, logs, machine, metrics, runs, session, stream
+from trn.gateway.routes import (
+    artifacts,
+    commands,
+    comparing,
+    documents,
+    logs,
+    machine,
+    metrics,
+    run_files,
+    runs,
+    session,
+    stream,
+)
 from trn.proto.methods import is_loopback
 
 logger = logging.getLogger("trn.gateway")
@@ -53,6 +65,8 @@ ENDPOINTS: list[Endpoint] = [
     *commands.ENDPOINTS,
     *metrics.ENDPOINTS,
     *comparing.ENDPOINTS,
+    *run_files.ENDPOINTS,
+    *artifacts.ENDPOINTS,
     *logs.ENDPOINTS,
     *machine.ENDPOINTS,
     *stream.ENDPOINTS,

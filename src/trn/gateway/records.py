@@ -8,6 +8,7 @@ import msgspec
 
 from trn.core.number_words import as_word
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord
+from trn.gateway.reading.forecast import Forecast
 from trn.proto.records import Attempt, Run
 from trn.registry.metrics import Series
 
@@ -40,6 +41,8 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     family: list[str]  # runs of the same name, the oldest first
     parents: list[str]  # the line of descent, the oldest first
     children: list[str]
+    forecast: Forecast | None
+    forecast_reason: str  # why there is none
 
 
 class HttpSeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -364,3 +364,12 @@ WHERE run_id IN (SELECT value FROM json_each(:run_ids))
 -- name: attempts_between
 SELECT * FROM attempts WHERE launched_ms < :to_ms AND coalesce(ended_ms, :to_ms) >= :from_ms
 ORDER BY launched_ms DESC LIMIT :limit
+
+-- name: past_speeds
+SELECT sum(ended_ms - launched_ms) / 1000.0 / (max(past.step) - max(past.start_step)) AS step_s
+FROM (SELECT run_id, step, start_step FROM runs
+      WHERE state = 'COMPLETED' AND step > start_step AND json_extract(config, '$.trainer') = :trainer
+      ORDER BY submitted_ms DESC, run_id DESC LIMIT :limit) AS past
+JOIN attempts USING (run_id)
+WHERE ended_ms > launched_ms
+GROUP BY run_id

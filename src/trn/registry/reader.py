@@ -195,6 +195,11 @@ class RegistryReader:
         between = {"from_ms": from_ms, "to_ms": to_ms, "limit": limit}
         return [read_attempt(row) for row in self._read.execute(sql("attempts_between"), between)][::-1]
 
+    def past_speeds(self, trainer: str, limit: int) -> list[float]:
+        """Seconds per step of the newest completed runs of that trainer class."""
+        wanted = {"trainer": trainer, "limit": limit}
+        return [row["step_s"] for row in self._read.execute(sql("past_speeds"), wanted)]
+
     def trainers(self, run_ids: Sequence[str]) -> dict[str, str]:
         """The trainer class that each of these runs names; empty where its job names none."""
         wanted = {"run_ids": msgspec.json.encode(list(run_ids)).decode()}

@@ -10,7 +10,7 @@ from trn.core.artifacts.files import changed_error, open_artifact, stamp_of
 from trn.core.artifacts.records import KINDS, ArtifactRecord
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
-from trn.daemon.api.page_tokens import make_page_token, read_page_token
+from trn.proto.page_tokens import make_page_token, read_page_token
 from trn.proto.records import ArtifactChunk
 from trn.registry.base import ReadableRegistry
 

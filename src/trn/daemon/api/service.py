@@ -18,7 +18,6 @@ from trn.core.errors import NotFoundError, TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
 from trn.daemon.api.artifact_calls import ArtifactCalls
-from trn.daemon.api.page_tokens import make_page_token, read_page_token
 from trn.daemon.api.run_streams import RunStreams
 from trn.daemon.api.tokens import ApiTokens
 from trn.daemon.intake.intake import Checked, Dispatcher, Intake, Submitted
@@ -30,6 +29,7 @@ from trn.daemon.machine.unknown_workers import Held
 from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
 from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.singleton import DaemonInfo
+from trn.proto.page_tokens import make_page_token, read_page_token
 from trn.proto.records import Device, Health, Machine
 from trn.registry.base import Registry
 from trn.registry.metrics import Discarded, MetricReader, Series, line_of_descent

@@ -1,5 +1,6 @@
 """Commands: they go to the daemon, and need one."""
 
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -8,12 +9,14 @@ from starlette.responses import Response
 from gen_worker.contract.job.rules import lay_over
 from gen_worker.errors import Fault
 from trn.client.wire_requests import ResumeOptions, SubmitOptions
-from trn.core.errors import InvalidRequestError
+from trn.core.artifacts.files import find_checkpoint_meta
+from trn.core.errors import InvalidRequestError, NotFoundError
 from trn.gateway.answers import HttpFault, RefusedJobError, json_answer
 from trn.gateway.endpoints import Call, endpoint
 from trn.gateway.parts import Parts
 from trn.gateway.records import HttpRun, RunId, show_run
 from trn.proto.records import EnvDifference, Freed, Run, SubmitResult
+from trn.registry.reader import RegistryReader
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 # A path on the gateway's own machine; a relative one would begin at its home.
@@ -45,6 +48,9 @@ class SubmitBody(RunOptionsBody, frozen=True, kw_only=True, forbid_unknown_field
 
 class ResumeBody(RunOptionsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     overrides: dict[str, Any] = {}  # laid over the run's config; null takes a field away
+    checkpoint: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9]{1,64}$")] | None = (
+        None  # the id of an artifact of the run
+    )
     is_forced: bool = False  # also from a checkpoint with NaN or infinite weights
 
 
@@ -124,16 +130,23 @@ async def submit_run(parts: Parts, call: Call[SubmitRequest]) -> Response:
 
 @endpoint("POST", "/runs/{run_id}/resume", Submitted, status=201)
 async def resume_run(parts: Parts, call: Call[ResumeRequest]) -> Response:
-    """A new run that continues an ended one."""
-    body = call.asked.body
-    options = cast(
-        "ResumeOptions",
-        {**_options(body), "overrides": body.overrides, "is_forced": body.is_forced, "is_exact": True},
-    )
+    """A new run that continues an ended one, or any run from one of its checkpoints. Its parent is recorded."""
+    run_id, body = call.asked.run_id, call.asked.body
+    run = await parts.stores.read(lambda reader: reader.get(run_id))
+    given: dict[str, Any] = {**_options(body), "is_forced": body.is_forced, "is_exact": True}
     if body.base_dir is None:
-        del options["base_dir"]  # that of the run
+        del given["base_dir"]  # that of the run
+    if body.checkpoint is not None:
+        given["checkpoint_path"] = await _find_checkpoint(parts, run_id, body.checkpoint)
+    if run.state.is_terminal or body.checkpoint is None:
+        given["overrides"] = body.overrides
+    else:  # a fork of one that has not ended: its config from that checkpoint on
+        own = {name: getattr(run, name) for name in ("base_dir", "snapshot", "frozen_from", "interpreter")}
+        config = {name: value for name, value in run.config.items() if name != "run_id"}
+        given = {**own, **given, "config": lay_over(config, body.overrides)}
+        run_id = ""
     try:
-        made = await parts.daemon.calls.resume(call.asked.run_id, **options)
+        made = await parts.daemon.calls.resume(run_id, **cast("ResumeOptions", given))
     except InvalidRequestError as fault:
         raise RefusedJobError(fault) from fault
     return _answer(made, await _trainer_of(parts, made.run), call.accept_encoding)
@@ -182,6 +195,18 @@ async def remove_run(parts: Parts, call: Call[RemoveRequest]) -> Response:
     await parts.stores.read(lambda reader: reader.get(run_id))
     freed = await parts.daemon.calls.remove([run_id], is_dry_run=call.asked.dry_run, is_exact=True)
     return json_answer(FreedAnswer(freed=freed), call.accept_encoding)
+
+
+async def _find_checkpoint(parts: Parts, run_id: str, artifact_id: str) -> Path:
+    """Its `.meta.json`. NotFoundError where it is none of that run, or not there any more."""
+
+    def find(reader: RegistryReader) -> Path:
+        artifact = reader.artifact(artifact_id)
+        if artifact.run_id != run_id:
+            raise NotFoundError(f"run {run_id} has no artifact {artifact_id}")
+        return find_checkpoint_meta(parts.home, artifact)
+
+    return await parts.stores.read(find)
 
 
 async def _check(parts: Parts, config: dict[str, Any], options: SubmitOptions) -> CheckedJob:

@@ -1,19 +1,19 @@
 """Runs as the registry has them, also while no daemon runs."""
 
-import base64
-import binascii
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
 
-from trn.core.errors import InvalidRequestError
 from trn.core.runs import RunRecord, RunState
 from trn.gateway.answers import json_answer
 from trn.gateway.endpoints import Call, endpoint
 from trn.gateway.parts import Parts
+from trn.gateway.reading.forecast import MAX_PAST, forecast
 from trn.gateway.records import HttpRun, RunDetails, RunId, RunPage, show_attempt, show_run
+from trn.proto.page_tokens import make_page_token, read_page_token
 from trn.registry.reader import RegistryReader
 
 GROUP = "group"  # a job's group is kept as this tag
@@ -42,7 +42,7 @@ async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
     headers = {"etag": parts.stores.tag(change), "cache-control": CACHED}
     if call.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    before = _read_page_token(asked.page_token)
+    before = read_page_token(asked.page_token)
 
     def make(reader: RegistryReader) -> RunPage:
         change = reader.last_change()  # first: a run that changes meanwhile comes again by the stream
@@ -50,7 +50,7 @@ async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
         is_more = len(found) == asked.limit
         return RunPage(
             runs=show_runs(reader, found, with_config=asked.with_config),
-            next_page_token=_make_page_token(found[-1]) if is_more else "",
+            next_page_token=make_page_token(found[-1].submitted_ms, found[-1].run_id) if is_more else "",
             change=change,
         )
 
@@ -90,33 +90,20 @@ def show_runs(
 
 def _read_details(parts: Parts, reader: RegistryReader, run_id: str) -> RunDetails:
     run = reader.get(run_id)
+    shown = show_runs(reader, [run], with_config=True)[0]
+    attempts = reader.attempts(run_id)
+    past = [] if run.state.is_terminal else reader.past_speeds(shown.trainer, MAX_PAST)
+    outlook = forecast(run, attempts, past, time.time_ns() // 1_000_000, shown.trainer)
     return RunDetails(
-        run=show_runs(reader, [run], with_config=True)[0],
-        attempts=[show_attempt(attempt) for attempt in reader.attempts(run_id)],
+        run=shown,
+        attempts=[show_attempt(attempt) for attempt in attempts],
         folder=str(parts.home.run(run_id).root),
         family=reader.members(run.family),
         parents=[part.run_id for part in reader.lineage(run)[:-1]],
         children=[child for child, _ in reader.children([run_id])],
+        forecast=outlook.forecast,
+        forecast_reason=outlook.reason,
     )
-
-
-def _make_page_token(last: RunRecord) -> str:
-    return base64.urlsafe_b64encode(f"{last.submitted_ms}/{last.run_id}".encode()).decode().rstrip("=")
-
-
-def _read_page_token(token: str) -> tuple[int, str] | None:
-    if not token:
-        return None
-    try:
-        text = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-        submitted, slash, run_id = text.partition("/")
-        if not slash or not submitted.isascii() or not submitted.isdigit() or len(submitted) > 18:
-            raise ValueError(text)
-    except (binascii.Error, UnicodeError, ValueError) as fault:
-        raise InvalidRequestError(
-            f"page_token is {token[:60]!r}, expected one from an earlier answer: start with an empty one"
-        ) from fault
-    return int(submitted), run_id
 
 
 ENDPOINTS = [list_runs, get_run]

@@ -473,3 +473,31 @@ def test_markers_artifacts_code_and_documents_of_a_run(own_world: GatewayWorld, 
     assert own_world.get("/runs/seven/documents/job").data["run_id"] == "seven"
     assert own_world.get("/runs/seven/documents/environment").data["run_id"] == "seven"
     assert own_world.get("/runs/seven/documents/token").status == 400
+
+
+def test_a_killed_run_shows_what_was_taken_back_and_that_it_resumed_exactly(
+    own_world: GatewayWorld, tmp_path: Path
+) -> None:
+    body = {
+        "config": job("nine", 60, step_ms=30, folder=tmp_path, checkpoint_every=10),
+        "base_dir": str(TRAINERS),
+    }
+    assert own_world.send("POST", "/runs", body).status == 201
+
+    def details() -> Any:
+        return own_world.get("/runs/nine").data
+
+    wait_until("no step beyond a checkpoint", lambda: details()["run"]["step"] >= 25)
+    os.kill(details()["attempts"][0]["pid"], signal.SIGKILL)
+    wait_until("not ended", lambda: details()["run"]["ended_ms"])
+    found = details()
+    assert (found["run"]["state"], found["run"]["attempt"]) == ("COMPLETED", 2)
+    assert found["exactness"]["state"] == found["run"]["exactness"]["state"] == "exact"
+    answer = own_world.get("/runs/nine/metrics?name=train/loss&with_discarded=1").data
+    assert answer["series"][0]["steps"] == list(range(1, 61))
+    (discarded,) = answer["discarded"]
+    assert discarded["attempt"] == 1
+    kinds = [marker["kind"] for marker in own_world.get("/runs/nine/markers").data["markers"]]
+    assert {"attempt", "kill", "resume", "end"} <= set(kinds)
+    (kill,) = [each for each in own_world.get("/runs/nine/markers").data["markers"] if each["kind"] == "kill"]
+    assert "kill" in kill["text"]

@@ -34,6 +34,7 @@ from trn.gateway.gate.guard import Guard
 from trn.gateway.openapi import build_document
 from trn.gateway.page_files import PageFiles, read_page_files
 from trn.gateway.parts import Parts
+from trn.gateway.reading.exactness import ExactnessReader
 from trn.gateway.reading.stores import Stores
 from trn.gateway.routes import (
     artifacts,
@@ -118,6 +119,7 @@ class Gateway:
                 credentials=Credentials(port),
                 stores=Stores(self._home),
                 daemon=DaemonLink(self._home, time.time_ns() // 1_000_000),
+                exactness=ExactnessReader(self._home),
                 openapi=Encoded.of(build_document(ENDPOINTS)),
             )
             guard = Guard(

@@ -8,6 +8,7 @@ from trn.core.home import Home
 from trn.gateway.answers import Encoded, TooManyError
 from trn.gateway.daemon_link import DaemonLink
 from trn.gateway.gate.credentials import Credentials
+from trn.gateway.reading.exactness import ExactnessReader
 from trn.gateway.reading.stores import Stores
 
 MAX_PER_HOLDER, MAX_STREAMS = 64, 512
@@ -41,6 +42,7 @@ class Parts:
     credentials: Credentials
     stores: Stores
     daemon: DaemonLink
+    exactness: ExactnessReader
     openapi: Encoded
     streams: StreamPlaces = field(default_factory=StreamPlaces)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # streams end

@@ -8,9 +8,10 @@ import msgspec
 
 from trn.core.number_words import as_word
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord
+from trn.gateway.reading.exactness import UNKNOWN, Exactness
 from trn.gateway.reading.forecast import Forecast
 from trn.proto.records import Attempt, Run
-from trn.registry.metrics import Series
+from trn.registry.metrics import Discarded, Series
 
 # Numbers that JSON does not have are words: docs/decisions/0005.
 Number = float | Literal["nan", "inf", "-inf"]
@@ -21,6 +22,7 @@ class HttpRun(Run, frozen=True, kw_only=True):
     """A run. `config` is null where it was not asked for."""
 
     trainer: str = ""  # the class that its job names
+    exactness: Exactness = UNKNOWN
     metrics: dict[str, Number] = msgspec.field(default_factory=dict)  # type: ignore[assignment]
 
 
@@ -41,24 +43,40 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     family: list[str]  # runs of the same name, the oldest first
     parents: list[str]  # the line of descent, the oldest first
     children: list[str]
+    exactness: Exactness
     forecast: Forecast | None
     forecast_reason: str  # why there is none
 
 
 class HttpSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of one metric by step. Where thinned out, `mins` and `maxs` are of what each point stands for."""
+    """Points of one metric by step. With a width above 1 each stands for its bucket, and is the last point of it."""
 
     name: str
     steps: list[int]
     values: list[Number]
     mins: list[Number]
     maxs: list[Number]
+    counts: list[int]
+    timestamps_ms: list[int]
+    num_points: int  # that there are in the range
+    width: int  # of a bucket, in steps; 1: these are the points themselves
+
+
+class DiscardedSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Points that one attempt reported and a later one took back: it continued from an earlier step."""
+
+    run_id: str
+    name: str
+    attempt: int
+    steps: list[int]
+    values: list[Number]
     timestamps_ms: list[int]
     num_points: int
 
 
 class MetricsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     series: list[HttpSeries]
+    discarded: list[DiscardedSeries] = []
     lineage: list[LineagePart] = []  # with ancestors: whose points these are, the oldest first
 
 
@@ -72,7 +90,9 @@ class OverlayAnswer(msgspec.Struct, frozen=True, kw_only=True):
     runs: dict[str, RunSeries]
 
 
-def show_run(run: RunRecord | Run, trainer: str, *, with_config: bool = False) -> HttpRun:
+def show_run(
+    run: RunRecord | Run, trainer: str, exactness: Exactness = UNKNOWN, *, with_config: bool = False
+) -> HttpRun:
     """Of the registry's record, or of the client's."""
     values = {
         name: getattr(run, name)
@@ -84,6 +104,7 @@ def show_run(run: RunRecord | Run, trainer: str, *, with_config: bool = False) -
         state=str(run.state),
         config=dict(run.config or {}) if with_config else None,
         trainer=trainer,
+        exactness=exactness,
         metrics=_finite_values(run.metrics),
     )
 
@@ -99,8 +120,22 @@ def show_series(series: Series) -> HttpSeries:
         values=_finite(series.values),
         mins=_finite(series.lows),
         maxs=_finite(series.highs),
+        counts=series.counts,
         timestamps_ms=series.timestamps_ms,
         num_points=series.num_points,
+        width=series.width,
+    )
+
+
+def show_discarded(found: Discarded) -> DiscardedSeries:
+    return DiscardedSeries(
+        run_id=found.run_id,
+        name=found.name,
+        attempt=found.attempt,
+        steps=found.steps,
+        values=_finite(found.values),
+        timestamps_ms=found.timestamps_ms,
+        num_points=found.num_points,
     )
 
 

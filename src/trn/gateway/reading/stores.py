@@ -77,7 +77,9 @@ class Stores:
         """An ETag for what is made of the registry at that change."""
         return f'W/"{self._stamp}-{change}"'
 
-    async def cached(self, key: Hashable, change: int, make: Callable[[RegistryReader], Any]) -> Encoded:
+    async def cached(
+        self, key: Hashable, change: int, make: Callable[[RegistryReader, MetricReader | None], Any]
+    ) -> Encoded:
         """The answer for `key` at that change, made at most once; `make` returns a record."""
         found = self._cache.get(key)
         if found is not None and found.change == change:
@@ -85,8 +87,10 @@ class Stores:
             return found.answer
         return await self._once((key, change), lambda: self._make(key, change, make))
 
-    async def _make(self, key: Hashable, change: int, make: Callable[[RegistryReader], Any]) -> Encoded:
-        answer = await self.read(lambda reader: Encoded.of(make(reader)))
+    async def _make(
+        self, key: Hashable, change: int, make: Callable[[RegistryReader, MetricReader | None], Any]
+    ) -> Encoded:
+        answer = await self.read_both(lambda registry, metrics: Encoded.of(make(registry, metrics)))
         self._forget(key)
         self._cache[key] = _Cached(change, answer)
         self._cached_bytes += _size(answer)

@@ -10,8 +10,8 @@ from trn.core.runs import LineagePart
 from trn.gateway.answers import Encoded, json_answer
 from trn.gateway.endpoints import Call, endpoint
 from trn.gateway.parts import Parts
-from trn.gateway.records import MetricsAnswer, OverlayAnswer, RunId, RunSeries, show_series
-from trn.registry.metrics import MetricReader, line_of_descent
+from trn.gateway.records import MetricsAnswer, OverlayAnswer, RunId, RunSeries, show_discarded, show_series
+from trn.registry.metrics import MetricReader, Series, line_of_descent
 from trn.registry.reader import RegistryReader
 
 MAX_ANSWER = 500_000  # points
@@ -28,6 +28,7 @@ class MetricsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     from_step: Step | None = None  # both steps are included
     to_step: Step | None = None
     max_points: Annotated[int, msgspec.Meta(ge=0, le=MAX_ANSWER)] = 1000  # of each metric; 0: all
+    with_discarded: bool = False  # also what later attempts took back
     with_ancestors: bool = False  # the whole line of descent as one curve
 
 
@@ -50,10 +51,20 @@ async def get_metrics(parts: Parts, call: Call[MetricsQuery]) -> Response:
         stretches = line_of_descent(
             lineage or [LineagePart(run_id=run.run_id)], asked.from_step, asked.to_step
         )
-        found = (
-            [] if metrics is None else metrics.query_line(stretches, asked.name, asked.max_points, MAX_ANSWER)
+        if metrics is None:
+            return Encoded.of(MetricsAnswer(series=[], lineage=lineage))
+        found = metrics.query_line(stretches, asked.name, asked.max_points, MAX_ANSWER)
+        left = MAX_ANSWER - sum(len(series.steps) for series in found)
+        discarded = (
+            metrics.discarded(stretches, asked.name, asked.max_points, left) if asked.with_discarded else []
         )
-        return Encoded.of(MetricsAnswer(series=[show_series(series) for series in found], lineage=lineage))
+        return Encoded.of(
+            MetricsAnswer(
+                series=[show_series(series) for series in found],
+                discarded=[show_discarded(part) for part in discarded],
+                lineage=lineage,
+            )
+        )
 
     return json_answer(await parts.stores.read_both(read), call.accept_encoding)
 
@@ -67,16 +78,14 @@ async def overlay_metrics(parts: Parts, call: Call[OverlayQuery]) -> Response:
         unknown = registry.unknown_ids(asked.run)
         if unknown:
             raise InvalidRequestError(f"there is no run {', '.join(unknown)}")
-        left = MAX_ANSWER
-        runs: dict[str, RunSeries] = {}
-        for run_id in dict.fromkeys(asked.run):
-            found = (
-                []
-                if metrics is None
-                else metrics.query(run_id, asked.name, asked.from_step, asked.to_step, asked.max_points, left)
+        found: dict[str, list[Series]] = {run_id: [] for run_id in asked.run}
+        if metrics is not None:
+            found = metrics.query_runs(
+                asked.run, asked.name, asked.from_step, asked.to_step, asked.max_points, MAX_ANSWER
             )
-            left -= sum(len(series.steps) for series in found)
-            runs[run_id] = RunSeries(series=[show_series(series) for series in found])
+        runs = {
+            run_id: RunSeries(series=[show_series(each) for each in those]) for run_id, those in found.items()
+        }
         return Encoded.of(OverlayAnswer(runs=runs))
 
     return json_answer(await parts.stores.read_both(read), call.accept_encoding)

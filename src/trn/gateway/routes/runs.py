@@ -14,6 +14,7 @@ from trn.gateway.parts import Parts
 from trn.gateway.reading.forecast import MAX_PAST, forecast
 from trn.gateway.records import HttpRun, RunDetails, RunId, RunPage, show_attempt, show_run
 from trn.proto.page_tokens import make_page_token, read_page_token
+from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
 
 GROUP = "group"  # a job's group is kept as this tag
@@ -44,12 +45,12 @@ async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
         return Response(status_code=304, headers=headers)
     before = read_page_token(asked.page_token)
 
-    def make(reader: RegistryReader) -> RunPage:
+    def make(reader: RegistryReader, metrics: MetricReader | None) -> RunPage:
         change = reader.last_change()  # first: a run that changes meanwhile comes again by the stream
         found = _read_page(reader, asked, before)
         is_more = len(found) == asked.limit
         return RunPage(
-            runs=show_runs(reader, found, with_config=asked.with_config),
+            runs=show_runs(parts, reader, metrics, found, with_config=asked.with_config),
             next_page_token=make_page_token(found[-1].submitted_ms, found[-1].run_id) if is_more else "",
             change=change,
         )
@@ -61,10 +62,10 @@ async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
 @endpoint("GET", "/runs/{run_id}", RunDetails)
 async def get_run(parts: Parts, call: Call[RunPath]) -> Response:
     """One run with its config, its attempts and its relatives."""
-    return json_answer(
-        await parts.stores.read(lambda reader: _read_details(parts, reader, call.asked.run_id)),
-        call.accept_encoding,
+    details = await parts.stores.read_both(
+        lambda reader, metrics: _read_details(parts, reader, metrics, call.asked.run_id)
     )
+    return json_answer(details, call.accept_encoding)
 
 
 def _read_page(reader: RegistryReader, asked: RunsQuery, before: tuple[int, str] | None) -> list[RunRecord]:
@@ -82,15 +83,27 @@ def _read_page(reader: RegistryReader, asked: RunsQuery, before: tuple[int, str]
 
 
 def show_runs(
-    reader: RegistryReader, runs: Sequence[RunRecord], *, with_config: bool = False
+    parts: Parts,
+    reader: RegistryReader,
+    metrics: MetricReader | None,
+    runs: Sequence[RunRecord],
+    *,
+    with_config: bool = False,
 ) -> list[HttpRun]:
     trainers = reader.trainers([run.run_id for run in runs])
-    return [show_run(run, trainers.get(run.run_id, ""), with_config=with_config) for run in runs]
+    shown = []
+    for run in runs:
+        trainer = trainers.get(run.run_id, "")
+        exactness = parts.exactness.read(run, trainer, metrics)
+        shown.append(show_run(run, trainer, exactness, with_config=with_config))
+    return shown
 
 
-def _read_details(parts: Parts, reader: RegistryReader, run_id: str) -> RunDetails:
+def _read_details(
+    parts: Parts, reader: RegistryReader, metrics: MetricReader | None, run_id: str
+) -> RunDetails:
     run = reader.get(run_id)
-    shown = show_runs(reader, [run], with_config=True)[0]
+    shown = show_runs(parts, reader, metrics, [run], with_config=True)[0]
     attempts = reader.attempts(run_id)
     past = [] if run.state.is_terminal else reader.past_speeds(shown.trainer, MAX_PAST)
     outlook = forecast(run, attempts, past, time.time_ns() // 1_000_000, shown.trainer)
@@ -101,6 +114,7 @@ def _read_details(parts: Parts, reader: RegistryReader, run_id: str) -> RunDetai
         family=reader.members(run.family),
         parents=[part.run_id for part in reader.lineage(run)[:-1]],
         children=[child for child, _ in reader.children([run_id])],
+        exactness=shown.exactness,
         forecast=outlook.forecast,
         forecast_reason=outlook.reason,
     )

@@ -21,7 +21,10 @@ from trn.gateway.event_stream import (
     read_position,
 )
 from trn.gateway.parts import Parts
-from trn.gateway.records import show_run
+from trn.gateway.reading.exactness import Exactness
+from trn.gateway.records import HttpRun, show_run
+from trn.proto.records import Run
+from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
 
 MAX_FOLLOWED = 16
@@ -116,14 +119,25 @@ class _Runs:
             return
         async with aclosing(self._parts.daemon.streams.watch(after_change=after)) as runs:
             async for run in runs:
-                trainer = await self._trainer(run.run_id)
-                data = msgspec.json.encode(show_run(run, trainer))
+                data = msgspec.json.encode(await self._show(run))
                 await outbox.put("run", data, Place("c", run.change))
 
-    async def _trainer(self, run_id: str) -> str:
-        if run_id not in self._trainers:
-            self._trainers |= await self._parts.stores.read(lambda reader: reader.trainers([run_id]))
-        return self._trainers.get(run_id, "")
+    async def _show(self, run: Run) -> HttpRun:
+        if run.run_id in self._trainers and run.attempt <= 1:
+            trainer = self._trainers[run.run_id]
+            exactness = self._parts.exactness.read(run, trainer, None)
+        else:
+            trainer, exactness = await self._parts.stores.read_both(
+                lambda *readers: self._read(run, *readers)
+            )
+            self._trainers[run.run_id] = trainer
+        return show_run(run, trainer, exactness)
+
+    def _read(
+        self, run: Run, registry: RegistryReader, metrics: MetricReader | None
+    ) -> tuple[str, Exactness]:
+        trainer = registry.trainers([run.run_id]).get(run.run_id, "")
+        return trainer, self._parts.exactness.read(run, trainer, metrics)
 
 
 class _Removed:

@@ -1,0 +1,88 @@
+"""Whether a run is exact: its trainer class has a certificate, or its steps that were trained twice are equal."""
+
+import contextlib
+import os
+import threading
+import time
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from trn.core.home import Home
+from trn.core.runs import RunFacts
+from trn.gateway.reading.run_files import find_certificate
+from trn.registry.metrics import MetricReader
+
+FRESH_S = 5.0  # of a run that still changes
+MAX_KNOWN = 20_000
+
+ExactnessState = Literal["certified", "exact", "drifted", "unknown"]
+
+
+class Exactness(msgspec.Struct, frozen=True, kw_only=True):
+    """`drifted`: at `step`, which was trained twice, a metric has two values. `exact`: every such step has equal ones."""
+
+    state: ExactnessState
+    step: int | None = None
+    text: str = ""
+
+
+UNKNOWN = Exactness(
+    state="unknown", text="no step was trained twice, and `trn check` has not tested the trainer class"
+)
+
+
+class _Known(NamedTuple):
+    change: int
+    at_s: float
+    found: Exactness | None  # of its own steps
+
+
+class ExactnessReader:
+    """Remembers what it found. Any thread."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._lock = threading.Lock()
+        self._runs: dict[str, _Known] = {}
+        self._certificates: dict[str, tuple[int, Exactness | None]] = {}
+
+    def read(self, run: RunFacts, trainer: str, metrics: MetricReader | None) -> Exactness:
+        own = self._read_own(run, metrics) if run.attempt > 1 and metrics is not None else None
+        return own or self._read_certificate(trainer) or UNKNOWN
+
+    def _read_own(self, run: RunFacts, metrics: MetricReader) -> Exactness | None:
+        now = time.monotonic()
+        with self._lock:
+            known = self._runs.get(run.run_id)
+        is_fresh = known is not None and (
+            known.change == run.change or (run.ended_ms is None and now - known.at_s < FRESH_S)
+        )
+        if known is not None and is_fresh:
+            return known.found
+        repeated = metrics.repeated_steps(run.run_id)
+        found = None
+        if repeated.drift is not None:
+            found = Exactness(state="drifted", step=repeated.drift.step, text=repeated.text)
+        elif repeated.num_steps:
+            found = Exactness(state="exact", text=repeated.text)
+        with self._lock:
+            if len(self._runs) >= MAX_KNOWN:
+                self._runs.clear()
+            self._runs[run.run_id] = _Known(run.change, now, found)
+        return found
+
+    def _read_certificate(self, trainer: str) -> Exactness | None:
+        changed = -1
+        with contextlib.suppress(OSError):
+            changed = os.stat(self._home.checks).st_mtime_ns  # noqa: PTH116  (hot)
+        if not trainer or changed < 0:
+            return None
+        known = self._certificates.get(trainer)
+        if known is None or known[0] != changed:
+            certificate = find_certificate(self._home, trainer)
+            is_sound = certificate is not None and certificate.get("is_sound") is True
+            text = f"`trn check` resumed {trainer} exactly"
+            known = changed, Exactness(state="certified", text=text) if is_sound else None
+            self._certificates[trainer] = known
+        return known[1]

@@ -7,8 +7,9 @@ import { stamp } from "./build/stamp.ts";
 const webRoot = fileURLToPath(new URL(".", import.meta.url));
 const outDir = fileURLToPath(new URL("../src/trn/gateway/static", import.meta.url));
 
-// `TRN_PAGE_API=http://127.0.0.1:PORT npm run dev` serves the sources and sends API calls to a running gateway.
+// For development: where a gateway runs, and its bearer, both from `trn ui --json`.
 const gateway = process.env["TRN_PAGE_API"];
+const headers = { Authorization: `Bearer ${process.env["TRN_PAGE_BEARER"] ?? ""}`, Origin: gateway ?? "" };
 
 export default defineConfig({
   root: webRoot,
@@ -22,6 +23,6 @@ export default defineConfig({
     cssCodeSplit: false, // one file compresses better than five
     reportCompressedSize: false,
   },
-  ...(gateway === undefined ? {} : { server: { proxy: { "/api": { target: gateway, changeOrigin: true } } } }),
+  ...(gateway === undefined ? {} : { server: { proxy: { "/api": { target: gateway, changeOrigin: true, headers } } } }),
   test: { include: ["test/**/*.test.ts", "test/**/*.test.tsx"], environment: "node" },
 });

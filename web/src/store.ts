@@ -34,6 +34,7 @@ export const isDaemonDown = computed(() => ["down", "silent"].includes(health.va
 const FIRST_PAGE = 100;
 const PAGE = 1000;
 const FLUSH_MS = 100;
+const MANY = 2000; // runs, from which on the table is drawn less often
 
 /** Of two records of one run, the one that was written later. */
 const newer = (old: Run | undefined, run: Run): Run => (old !== undefined && old.change > run.change ? old : run);
@@ -48,12 +49,16 @@ export function putRun(run: Run): void {
     announcement.value = `Run ${run.run_id}: ${run.state.toLowerCase()}`;
   }
   changed.set(run.run_id, newer(before, run));
-  flushTimer ??= setTimeout(flush, FLUSH_MS);
+  scheduleFlush();
 }
 
 export function dropRun(runId: string): void {
   changed.set(runId, null);
-  flushTimer ??= setTimeout(flush, FLUSH_MS);
+  scheduleFlush();
+}
+
+function scheduleFlush(): void {
+  flushTimer ??= setTimeout(flush, runs.value.size > MANY ? 4 * FLUSH_MS : FLUSH_MS);
 }
 
 /** Shows at once what was put. */

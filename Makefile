@@ -4,22 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server
+.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server chromium
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
 
-test: $(VENV)/.test-ready check test-web redis-server
+test: $(VENV)/.test-ready check test-web redis-server chromium
 	@$(BIN)/python -m compileall -q src  # tests start hundreds of interpreters, some of which may not write bytecode
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# The event bus is tested against a real Redis. It is installed where that may be done, and not started as a service;
-# without it those tests are skipped, and say so.
-APT_INSTALL = RUNLEVEL=1 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -yqq redis-server
-redis-server:
-	@command -v redis-server >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
-		$(APT_INSTALL) >/dev/null 2>&1 || { timeout 120 apt-get update -qq && $(APT_INSTALL); } >/dev/null 2>&1 || true
-	@command -v redis-server >/dev/null || echo "There is no redis-server: tests of the event bus are skipped."
+# The event bus is tested against a real Redis, the page in a real browser. They are installed where that may be done, and
+# not started as a service; without them those tests are skipped, and say so.
+redis-server chromium:
+	@command -v $@ >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		$(APT_INSTALL) $@ >/dev/null 2>&1 || { timeout 120 apt-get update -qq && $(APT_INSTALL) $@; } >/dev/null 2>&1 || true
+	@command -v $@ >/dev/null || echo "There is no $@: tests of $(TESTED_WITH.$@) are skipped."
+
+APT_INSTALL = RUNLEVEL=1 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -yqq --no-install-recommends
+TESTED_WITH.redis-server := the event bus
+TESTED_WITH.chromium := the page in a browser
 
 check: $(VENV)/.test-ready
 	$(BIN)/ruff format --check .

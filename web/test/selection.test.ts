@@ -12,7 +12,7 @@ describe("text filter", () => {
   const run = makeRun({ run_id: "mnist.2", name: "Big MNIST", reason: "waits for gpu", tags: { lr: "high" }, metrics: { "train/loss": 0.25, "val/loss": 0.3, "val/acc": 0.9 }, step: 70 });
   test.each([
     ["", true], ["mnist", true], ["MNIST gpu", true], ["mnist cifar", false], ["-cifar", true], ["-mnist", false],
-    ["/^mnist\\.\\d$/", false], ["/mnist\\.\\d/", true], ["/[/", false], ["lr:high", true],
+    ["/^mnist\\.\\d$/", true], ["/^2$/", false], ["/mnist\\.\\d/", true], ["/[/", false], ["lr:high", true],
     ["train/loss<0.3", true], ["train/loss<0.2", false], ["acc>=0.9", true], ["acc>0.9", false], ["step=70", true],
     ["loss<1", false], // two metrics end so: neither is meant
     ["missing>0", false], ["-acc>0.95", true],

@@ -72,7 +72,7 @@ function readWord(word: string): Test {
   }
   if (word.length > 2 && word.startsWith("/") && word.endsWith("/")) {
     try {
-      const pattern = new RegExp(word.slice(1, -1), "i");
+      const pattern = new RegExp(word.slice(1, -1), "im"); // ^ and $: of its id, its name or another text
       return (run) => pattern.test(haystack(run));
     } catch {
       // not a regular expression yet: text

@@ -1,0 +1,120 @@
+"""What a person does with the table of runs: open it, find runs, watch them, choose some; also by keyboard alone."""
+
+import json
+from typing import TYPE_CHECKING
+
+from page_world import EVIL, PageWorld, run_trn
+from playwright.sync_api import Locator, Page, expect
+
+if TYPE_CHECKING:
+    from conftest import Visit
+
+
+def row(page: Page, run_id: str) -> Locator:
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=run_id, exact=True))
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("tbody .run-name a").all_inner_texts()
+
+
+def expect_names(page: Page, *run_ids: str) -> None:
+    """These rows, in any order, and no others."""
+    expect(page.locator("tbody .run-name a")).to_have_count(len(run_ids))
+    assert set(names(page)) == set(run_ids)
+
+
+def test_the_link_of_trn_ui_opens_the_page_once(world: PageWorld, visit: "Visit") -> None:
+    answer = json.loads(run_trn(world, "ui", "--json"))
+    visitor = visit()
+    visitor.page.goto(answer["url"])
+    expect(row(visitor.page, "straight")).to_contain_text("Completed")
+    assert visitor.page.url == f"{world.gateway.url}/", "the token does not stay in the address"
+    visitor.page.reload()
+    expect(row(visitor.page, "straight")).to_be_visible()
+
+    late = visit()
+    late.complaints.expect("status of 401")
+    late.page.goto(answer["url"])
+    expect(late.page.get_by_role("heading", name="Not signed in")).to_be_visible()
+    expect(late.page.get_by_role("main")).to_contain_text(
+        "Run trn ui in a terminal and open the link that it prints."
+    )
+
+
+def test_filters_find_runs_and_stay_in_the_link(world: PageWorld, visit: "Visit") -> None:
+    page = visit().log_in(world)
+    filter_box = page.get_by_role("searchbox", name="Filter runs")
+    filter_box.fill("/^(straight|other)$/ loss<0.3")
+    expect_names(page, "straight")
+    filter_box.fill("-evil -live")
+    page.get_by_role("search").get_by_role("button", name="State").click()
+    page.get_by_role("checkbox", name="Failed").check()
+    page.keyboard.press("Escape")
+    expect_names(page, "broken")
+
+    link = page.url
+    page.get_by_role("button", name="Clear filters").click()
+    expect(row(page, "straight")).to_be_visible()
+    page.goto(link)
+    expect_names(page, "broken")
+    expect(page.get_by_role("searchbox", name="Filter runs")).to_have_value("-evil -live")
+
+    filter_box.fill("no such run")
+    expect(page.get_by_role("heading", name="No runs match these filters")).to_be_visible()
+
+
+def test_a_run_that_is_submitted_elsewhere_appears_and_moves_on_by_itself(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    page = visit().log_in(world)
+    expect(row(page, "straight")).to_be_visible()
+    gate = world.gate("arriving")
+    gate.open_to(7)
+    world.start("arriving", 20, hyperparams={"gate": str(gate.path)})
+    expect(row(page, "arriving")).to_contain_text("Running")
+    expect(row(page, "arriving")).to_contain_text("7 / 20")
+    gate.open_to(20)
+    expect(row(page, "arriving")).to_contain_text("Completed")
+    expect(row(page, "arriving")).to_contain_text("20 / 20")
+
+
+def test_every_row_and_its_menu_can_be_reached_with_tab(world: PageWorld, visit: "Visit") -> None:
+    page = visit().log_in(world, "/?q=/^other$/")
+    expect(row(page, "other")).to_be_visible()
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        name = page.evaluate("document.activeElement.ariaLabel || document.activeElement.innerText || ''")
+        reached.append(name)
+        if name == "Actions of other":
+            break
+    wanted = [
+        "trn: all runs",
+        "Machine",
+        "Submit",
+        "Filter runs",
+        "Columns",
+        "Select other",
+        "other",
+        "Actions of other",
+    ]
+    assert [name for name in reached if name in wanted] == wanted, reached
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("menuitem", name="Notes and tags…")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("menuitem", name="Resume…")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Actions of other")).to_be_focused()
+
+
+def test_names_and_tags_that_are_code_are_shown_as_text(world: PageWorld, visit: "Visit") -> None:
+    page = visit().log_in(world)
+    expect(row(page, "evil")).to_contain_text(EVIL)
+    expect(row(page, "evil").get_by_role("button", name=f"{EVIL}: {EVIL}")).to_be_visible()
+    for choice in ("By group", f"By tag {EVIL}"):
+        page.get_by_role("combobox", name="Group by").select_option(choice)
+        expect(page.get_by_role("button", name=f"{EVIL} 1 1 completed")).to_be_visible()
+    page.get_by_role("search").get_by_role("button", name="Columns").click()
+    expect(page.get_by_role("checkbox", name=EVIL, exact=True)).to_be_visible()
+    assert page.locator("img").count() == 0

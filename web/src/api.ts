@@ -3,7 +3,7 @@
 import { signal } from "@preact/signals";
 
 import type {
-  ArtifactPage, Fault, Freed, Health, JobCheck, Machine, ManyMetrics, Marker, Run, RunDetails, RunMetrics, RunPage,
+  ArtifactPage, Fault, Freed, Health, JobCheck, Lanes, Machine, ManyMetrics, Marker, Run, RunDetails, RunMetrics, RunPage,
   SubmitResult,
 } from "./types";
 
@@ -96,10 +96,7 @@ export async function send<T>(
 
 export const api = {
   listRuns: (params: Params = {}, abort?: AbortSignal) => get<RunPage>(["runs"], params, abort),
-  getRun: async (id: string, abort?: AbortSignal): Promise<RunDetails> => {
-    const unknown = { forecast: null, exactness: { state: "unknown", step: null, text: "" } }; // of an older gateway
-    return { ...unknown, ...(await get<RunDetails>(["runs", id], {}, abort)) };
-  },
+  getRun: (id: string, abort?: AbortSignal) => get<RunDetails>(["runs", id], {}, abort),
   getMetrics: (id: string, params: Params = {}, abort?: AbortSignal) =>
     get<RunMetrics>(["runs", id, "metrics"], params, abort),
   getManyMetrics: (params: Params, abort?: AbortSignal) => get<ManyMetrics>(["metrics"], params, abort),
@@ -108,6 +105,8 @@ export const api = {
     get<ArtifactPage>(["runs", id, "artifacts"], params, abort),
   getDevices: (abort?: AbortSignal) => get<Machine>(["devices"], {}, abort),
   getHealth: (abort?: AbortSignal) => get<Health>(["health"], {}, abort),
+  getLanes: (fromMs: number, toMs: number, abort?: AbortSignal) =>
+    get<Lanes>(["machine", "lanes"], { from_ms: fromMs, to_ms: toMs }, abort),
   getJobSchema: () => get<Record<string, unknown>>(["schemas", "job"]),
 
   checkJob: (body: Record<string, unknown>, abort?: AbortSignal) =>

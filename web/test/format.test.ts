@@ -7,7 +7,7 @@ import {
 describe("numbers", () => {
   test.each([
     [0, "0"], [0.123456, "0.1235"], [12, "12"], [1234, "1,234"], [-2.5, "−2.5"], [1234567, "1.235e6"],
-    [0.00001234, "1.234e-5"], [1e-5, "1e-5"], [12345.6, "12,346"], ["NaN", "NaN"], ["Infinity", "∞"], ["-Infinity", "−∞"],
+    [0.00001234, "1.234e-5"], [1e-5, "1e-5"], [12345.6, "12,346"], ["nan", "NaN"], ["inf", "∞"], ["-inf", "−∞"],
   ] as const)("%s is said as %s", (value, text) => expect(formatNumber(value)).toBe(text));
 
   test("a value that is not there is empty", () => expect(formatNumber(undefined)).toBe(""));

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
 
-import { type LaneBar, placeBars, placeInTime, stateOf, timeTicks } from "../src/machine/lanes";
+import { placeBars, placeInTime, stateOf, timeTicks } from "../src/machine/lanes";
+import type { LaneBar } from "../src/types";
 
 const bar = (run_id: string, from_ms: number, to_ms: number | null): LaneBar => ({
   run_id, attempt: 1, from_ms, to_ms, reason: "", step: 0, cause: { id: "completed", fault: "", waits_for: [], next_attempt_ms: 0, values: {} },

@@ -8,7 +8,9 @@ export function makeRun(given: Partial<Run> = {}): Run {
     config: null, digest: "", name: "", family: "", parent_run_id: "", start_step: 0, priority: 0, snapshot: "", frozen_from: "",
     base_dir: "", interpreter: "", stop_reason: "", is_cancel_wanted: false, cancel_reason: "", submitted_ms: 0, updated_ms: 0,
     ended_ms: null, not_before_ms: 0, attempt: 1, max_attempts: 3, step: 0, end_step: null, last_seq: 0, metrics: {}, devices: [],
-    needs: { devices: [], gpus: 0, cpus: 1, memory_mb: 0 }, tags: {}, change: 0, ...given,
+    needs: { devices: [], gpus: 0, cpus: 1, memory_mb: 0, pool: "local" }, tags: {}, change: 0,
+    log_dir: "", event_log: "", submission_id: "", secret_env: [], newest_video: "", newest_sample: "", num_refused_artifacts: 0, notes: "",
+    trainer: "", exactness: { state: "unknown", step: null, text: "" }, ...given,
   };
 }
 

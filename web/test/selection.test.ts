@@ -34,7 +34,7 @@ test("states are alternatives, tags must all hold", () => {
 describe("order", () => {
   const runs = [
     makeRun({ run_id: "r10", submitted_ms: 1, metrics: { loss: 3 } }),
-    makeRun({ run_id: "r2", submitted_ms: 2, metrics: { loss: "NaN" } }),
+    makeRun({ run_id: "r2", submitted_ms: 2, metrics: { loss: "nan" } }),
     makeRun({ run_id: "r1", submitted_ms: 3, metrics: { loss: 1 } }),
     makeRun({ run_id: "r3", submitted_ms: 4 }),
   ];

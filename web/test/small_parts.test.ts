@@ -27,7 +27,7 @@ describe("sparklines", () => {
   test("a flat curve is a line in the middle", () => expect(drawPath([[0, 3], [1, 3]], 12, 20)).toBe("M1.0 10.0L11.0 10.0"));
   test("one point is no curve", () => expect(drawPath([[0, 3]], 12, 20)).toBe(""));
   test("what is not finite is left out", () =>
-    expect(readTrend(makeSeries({ steps: [1, 2, 3], values: [1, "NaN", 2], timestamps_ms: [0, 1, 2] }), 1, 0).points).toEqual([[1, 1], [3, 2]]));
+    expect(readTrend(makeSeries({ steps: [1, 2, 3], values: [1, "nan", 2], timestamps_ms: [0, 1, 2] }), 1, 0).points).toEqual([[1, 1], [3, 2]]));
   test("are read again when their run has moved on, and not more often than every few seconds", () => {
     const trend = readTrend(makeSeries({ name: "x" }), 5, 1000);
     expect(isStale(makeRun({ last_seq: 5 }), trend, "x", 99_000)).toBe(false);

@@ -77,7 +77,7 @@ test("what changes a job: values, null for those that are gone, objects inside m
     .toEqual({ b: { d: 3 }, e: [1, 2], f: null, g: "new" }));
 
 test("faults stand at the deepest field on their path, without repeating it", () => {
-  const fault = (path: string, text: string) => ({ path, kind: "value", text });
+  const fault = (path: string, text: string) => ({ path, kind: "value", text, found: "", expected: "", hint: "" });
   const sorted = sortFaults(
     [fault("max_steps", "max_steps: found -1"), fault("dataset.parquet_paths[0]", "dataset.parquet_paths[0]: no such file"), fault("dataset.nope", "dataset.nope: unknown field"), fault("", "no trainer")],
     ["max_steps", "dataset", "dataset.parquet_paths"],

@@ -20,7 +20,7 @@ export function diffTags(old: Record<string, string>, pairs: readonly Pair[]): R
 }
 
 export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) {
-  const [notes, setNotes] = useState(run.notes ?? "");
+  const [notes, setNotes] = useState(run.notes);
   const [pairs, setPairs] = useState<Pair[]>([...Object.entries(run.tags).map(([key, value]) => ({ key, value })), { key: "", value: "" }]);
   const [error, setError] = useState<ApiError | null>(null);
 
@@ -31,7 +31,7 @@ export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) 
   };
   const save = async (): Promise<void> => {
     const tags = diffTags(run.tags, pairs);
-    const change = { ...(notes === (run.notes ?? "") ? {} : { notes }), ...(Object.keys(tags).length === 0 ? {} : { tags }) };
+    const change = { ...(notes === run.notes ? {} : { notes }), ...(Object.keys(tags).length === 0 ? {} : { tags }) };
     try {
       if (Object.keys(change).length > 0) {
         putRun(await api.update(run.run_id, change));

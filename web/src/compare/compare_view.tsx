@@ -232,7 +232,7 @@ function Parting({ board, comparison, divergence }: { board: Board; comparison: 
 
 const codeWords = (before: unknown, after: unknown): string => (before === null ? "only in the second" : after === null ? "only in the first" : "changed");
 
-const exact = (value: Num | null): string => formatNumber(value ?? "NaN", 7);
+const exact = (value: Num | null): string => formatNumber(value ?? "nan", 7);
 
 const LABELS: Record<Part | "metrics", string> = { config: "Config", code: "Code", packages: "Packages", data: "Data", metrics: "Metrics" };
 

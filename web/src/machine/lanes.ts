@@ -1,40 +1,6 @@
 /* Bars of attempts on lanes over time: pure layout. */
 
-import type { Cause, Needs } from "../types";
-
-export interface LaneBar {
-  run_id: string;
-  attempt: number;
-  from_ms: number;
-  to_ms: number | null; // null: it still runs
-  step: number;
-  cause: Cause; // how it ended
-  reason: string;
-}
-
-export interface Lane {
-  lane: string; // a device, or `cpu` for attempts that hold none
-  bars: LaneBar[];
-}
-
-export interface Queued {
-  run_id: string;
-  name: string;
-  priority: number;
-  submitted_ms: number;
-  not_before_ms: number;
-  needs: Needs;
-  cause: Cause;
-  reason: string;
-  holders: string[]; // runs that hold what it waits for
-}
-
-export interface Lanes {
-  lanes: Lane[];
-  queue: Queued[];
-  is_cut: boolean; // there were more attempts than were sent
-  disk: { total_bytes: number; free_bytes: number };
-}
+import type { LaneBar } from "../types";
 
 /** What became of an attempt, in the words for the state of a run. */
 export function stateOf(bar: LaneBar): string {

@@ -4,16 +4,16 @@ import "./machine.css";
 
 import { useEffect, useState } from "preact/hooks";
 
-import { api, type ApiError, get } from "../api";
+import { api, type ApiError } from "../api";
 import { formatAgo, formatBytes, formatDuration, formatExactTime, formatMemory, formatPlural, formatTime } from "../format";
 import { query, runUrl, setQuery } from "../router";
 import { asApiError, health, isDaemonDown, now, refreshHealth, runs } from "../store";
-import type { Machine } from "../types";
+import type { Lane, Lanes, Machine, Queued } from "../types";
 import { Bar, Segmented } from "../ui/controls";
 import { Icon } from "../ui/icon";
 import { ErrorNotice, Loading } from "../ui/notice";
 import { stateClass, stateWord } from "../ui/state";
-import { type Lane, type Lanes, placeBars, placeInTime, type Queued, stateOf, timeTicks } from "./lanes";
+import { placeBars, placeInTime, stateOf, timeTicks } from "./lanes";
 
 const HOUR = 3_600_000;
 const RANGES = [
@@ -38,7 +38,7 @@ function useMachine(spanMs: number) {
       const to = Date.now();
       const [devices, found] = await Promise.allSettled([
         api.getDevices(abort.signal),
-        get<Lanes>(["machine", "lanes"], { from_ms: to - spanMs, to_ms: to }, abort.signal),
+        api.getLanes(to - spanMs, to, abort.signal),
       ]);
       if (abort.signal.aborted) return;
       setMachine(devices.status === "fulfilled" ? devices.value : null);

@@ -100,7 +100,7 @@ export class RunModel {
           .map((one) => ({
             attempt: one.attempt,
             curve: readSeries({
-              mins: [], maxs: [], counts: [], timestamps_ms: one.steps.map(() => 0), num_points: one.steps.length, width: 1, ...one,
+              mins: [], maxs: [], counts: [], width: 1, ...one,
             }),
           }));
         sets.set(series.name, new Map([[this.runId, { curve: readSeries(series), discarded }]]));

@@ -46,9 +46,8 @@ export function TimeLeft({ run, suffix = "" }: { run: Run; suffix?: string }) {
 }
 
 export function Duration({ run }: { run: Run }) {
-  const from = run.started_ms ?? run.submitted_ms;
   if (run.attempt === 0) return null;
-  return <>{formatDuration((run.ended_ms ?? now.value) - from)}</>;
+  return <span title="Since it was submitted">{formatDuration((run.ended_ms ?? now.value) - run.submitted_ms)}</span>;
 }
 
 function NewestMetrics({ run, count }: { run: Run; count: number }) {
@@ -98,12 +97,23 @@ const EXACTNESS: Record<string, { word: string; kind: string }> = {
 };
 
 export function ExactnessBadge({ run }: { run: Run }) {
-  const known = EXACTNESS[run.exactness?.state ?? ""];
+  const known = EXACTNESS[run.exactness.state];
   if (known === undefined) return null;
-  const step = run.exactness?.state === "drifted" && run.exactness.step !== null ? ` at step ${formatCount(run.exactness.step)}` : "";
+  const step = run.exactness.state === "drifted" && run.exactness.step !== null ? ` at step ${formatCount(run.exactness.step)}` : "";
   return (
-    <span class={`state ${known.kind}`} title={run.exactness?.text}>
+    <span class={`state ${known.kind}`} title={run.exactness.text}>
       <Icon name={known.kind === "is-failed" ? "warning" : "completed"} size={13} />{known.word}{step}
+    </span>
+  );
+}
+
+/** Only the icon: the word is its name. */
+function ExactnessMark({ run }: { run: Run }) {
+  if (EXACTNESS[run.exactness.state] === undefined) return null;
+  const isBad = run.exactness.state === "drifted";
+  return (
+    <span class={`mark ${isBad ? "is-failed" : "is-completed"}`} role="img" aria-label={run.exactness.state} title={run.exactness.text}>
+      <Icon name={isBad ? "warning" : "exact"} size={14} />
     </span>
   );
 }
@@ -113,6 +123,7 @@ export function RunName({ run }: { run: Run }) {
     <span class="run-name">
       <a href={runUrl(run.run_id)} title={run.run_id}>{run.run_id}</a>
       {run.name !== "" && run.name !== run.run_id && run.name !== run.family && <span class="muted"> {run.name}</span>}
+      <ExactnessMark run={run} />
       {run.attempt > 1 && <span class="tag" title={`Attempt ${run.attempt}`}><Icon name="repeat" size={11} />{run.attempt}</span>}
     </span>
   );
@@ -133,11 +144,11 @@ export const COLUMNS: readonly Column[] = [
   { key: "ended", label: "Ended", width: 96, isNumber: true, cell: (run) => <Time ms={run.ended_ms} /> },
   { key: "attempt", label: "Attempt", width: 80, isNumber: true, cell: (run) => (run.attempt === 0 ? "" : run.attempt) },
   { key: "exactness", label: "Exactness", width: 150, cell: (run) => <ExactnessBadge run={run} /> },
-  { key: "trainer", label: "Trainer", width: 180, cell: (run) => <span title={run.trainer}>{run.trainer ?? ""}</span> },
+  { key: "trainer", label: "Trainer", width: 180, cell: (run) => <span title={run.trainer}>{run.trainer}</span> },
   { key: "parent", label: "Parent", width: 160, cell: (run) => (run.parent_run_id === "" ? "" : <a href={runUrl(run.parent_run_id)}>{run.parent_run_id}</a>) },
   { key: "priority", label: "Priority", width: 80, isNumber: true, cell: (run) => run.priority },
   { key: "tags", label: "Tags", width: 130, cell: (run) => <TagList run={run} /> },
-  { key: "notes", label: "Notes", width: 200, cell: (run) => <span title={run.notes}>{run.notes ?? ""}</span> },
+  { key: "notes", label: "Notes", width: 200, cell: (run) => <span title={run.notes}>{run.notes}</span> },
   { key: "why", label: "Why", width: 260, cell: (run) => <Why run={run} /> },
 ];
 

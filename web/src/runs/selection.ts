@@ -47,7 +47,7 @@ export function findMetric(run: Run, name: string): number | null {
   if (exact !== undefined) return toNumber(exact);
   const ends = Object.keys(run.metrics).filter((key) => key.endsWith(`/${name}`));
   const [only] = ends;
-  return ends.length === 1 && only !== undefined ? toNumber(run.metrics[only] ?? "NaN") : null;
+  return ends.length === 1 && only !== undefined ? toNumber(run.metrics[only] ?? "nan") : null;
 }
 
 type Test = (run: Run) => boolean;
@@ -143,7 +143,7 @@ export function sortKey(run: Run, column: string): SortKey {
     case "tags": return Object.entries(run.tags).join(" ") || null;
     case "notes": return run.notes || null;
     case "why": return run.reason || null;
-    case "exactness": return run.exactness?.state ?? null;
+    case "exactness": return run.exactness.state;
     default: return run.submitted_ms;
   }
 }
@@ -187,7 +187,7 @@ function groupOf(run: Run, by: string, all: ReadonlyMap<string, Run>): string {
   switch (by) {
     case "parent": return findRoot(run, all);
     case "state": return run.state;
-    case "trainer": return run.trainer ?? "";
+    case "trainer": return run.trainer;
     default: return "";
   }
 }

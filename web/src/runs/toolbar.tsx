@@ -33,7 +33,7 @@ function collect(all: ReadonlyMap<string, Run>): Known {
       if (values === undefined) known.tags.set(key, new Set([value]));
       else values.add(value);
     }
-    if (run.trainer) known.hasTrainers = true;
+    if (run.trainer !== "") known.hasTrainers = true;
     if (run.parent_run_id !== "") known.hasParents = true;
     for (const name of Object.keys(run.metrics)) known.metrics.add(name);
   }

@@ -25,7 +25,7 @@ const AGE_MS = 4000; // how old the curve of a live run may get
 /** Points that can be drawn, and the speed, of a series. */
 export function readTrend(series: Series, seq: number, readAt: number): Trend {
   const points = series.steps
-    .map((step, index) => [step, toNumber(series.values[index] ?? "NaN")] as const)
+    .map((step, index) => [step, toNumber(series.values[index] ?? "nan")] as const)
     .filter(([, value]) => Number.isFinite(value));
   return { name: series.name, points, speed: readSpeed(series.steps, series.timestamps_ms), seq, readAt };
 }

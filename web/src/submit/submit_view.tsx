@@ -82,7 +82,7 @@ function useCheck(): Checked {
         if (abort.signal.aborted) return;
         const error = asApiError(reason);
         const isRefusal = error.status === 422 || error.status === 400;
-        setChecked({ faults: isRefusal ? (error.faults.length > 0 ? error.faults : [{ path: "", kind: "", text: error.message }]) : [], check: null, error: isRefusal ? null : error, isBusy: false });
+        setChecked({ faults: isRefusal ? (error.faults.length > 0 ? error.faults : [{ path: "", kind: "", text: error.message, found: "", expected: "", hint: "" }]) : [], check: null, error: isRefusal ? null : error, isBusy: false });
       }
     }, CHECK_MS);
     return () => { clearTimeout(timer); abort.abort(); };

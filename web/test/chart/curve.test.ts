@@ -15,7 +15,7 @@ test("the words of the API and of events for non-finite values become numbers", 
 
 test("raw points of the API have their value as min and max", () => {
   const curve = readSeries({
-    name: "loss", steps: [1, 2], values: [3, "NaN"], mins: [], maxs: [], counts: [], timestamps_ms: [5, 6], num_points: 2, width: 1,
+    name: "loss", steps: [1, 2], values: [3, "nan"], mins: [], maxs: [], counts: [], timestamps_ms: [5, 6], num_points: 2, width: 1,
   });
   expect(curve.mins).toEqual([3, NaN]);
   expect(curve.counts).toEqual([1, 1]);

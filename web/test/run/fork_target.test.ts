@@ -5,7 +5,8 @@ import type { Artifact } from "../../src/types";
 
 const checkpoint = (step: number, more: Partial<Artifact> = {}): Artifact => ({
   artifact_id: `c${step}`, run_id: "r", attempt: 1, step, kind: "checkpoint", media_type: "", name: `step-${step}`, size_bytes: 1,
-  sha256: "x", created_ms: 0, poster_id: null, is_present: true, ...more,
+  sha256: "x", created_ms: 0, poster_id: "", is_present: true, state: "", reason: "",
+  cause: { id: "", fault: "", waits_for: [], next_attempt_ms: 0, values: {} }, ...more,
 });
 
 test("a fork starts from the newest checkpoint at or before the clicked step", () => {

@@ -50,7 +50,7 @@ class PageWorld(GatewayWorld):
 
     def start(self, run_id: str, num_steps: int = NUM_STEPS, **more: Any) -> None:
         with trn.Client(self.home.root) as client:
-            client.submit(make_job(run_id, num_steps, **more), base_dir=TRAINERS)
+            client.submit(make_job(run_id, num_steps, **more), base_dir=TRAINERS, code_dir=TRAINERS)
 
     def wait_end(self, run_id: str) -> str:
         with trn.Client(self.home.root) as client:

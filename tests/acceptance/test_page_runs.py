@@ -79,6 +79,38 @@ def test_a_run_that_is_submitted_elsewhere_appears_and_moves_on_by_itself(
     expect(row(page, "arriving")).to_contain_text("20 / 20")
 
 
+def test_the_table_works_without_a_mouse(world: PageWorld, visit: "Visit") -> None:
+    page = visit().log_in(world, "/?sort=run&q=-arriving")
+    expect(row(page, "broken")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox", name="Filter runs")).to_be_focused()
+    page.keyboard.type(" /^(other|straight)$/")
+    expect_names(page, "other", "straight")
+    page.keyboard.press("Escape")
+    for key in ("j", "x", "j", "x"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("region", name="Selected runs")).to_contain_text("2 runs selected")
+    page.keyboard.press("c")
+    expect(page.get_by_role("heading", name="Compare 2 runs")).to_be_visible()
+    expect(page.get_by_role("main")).to_be_focused()
+    page.go_back()
+    expect_names(page, "other", "straight")
+    page.keyboard.press("j")
+    page.keyboard.press("o")
+    expect(page.get_by_role("heading", name="other", exact=True)).to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("Compare selected runs")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 def test_every_row_and_its_menu_can_be_reached_with_tab(world: PageWorld, visit: "Visit") -> None:
     page = visit().log_in(world, "/?q=/^other$/")
     expect(row(page, "other")).to_be_visible()

@@ -170,13 +170,25 @@ function ConfigForm({ old, config, faults, onChange }: {
             <Field key={name} label={name} faults={faults.filter(({ path }) => path === name).map((fault) => fault.text)}
               {...(isChanged ? { hint: `was ${show(before.get(name))}` } : {})}>
               {(attributes) => (
-                <input class="input mono" {...attributes} value={show(value)}
-                  onChange={(event) => onChange(setValue(config, name, parseValue(event.currentTarget.value, before.get(name))))} />
+                <ValueInput attributes={attributes} value={value}
+                  onText={(text) => onChange(setValue(config, name, parseValue(text, before.get(name))))} />
               )}
             </Field>
           );
         })}
       </div>
     </>
+  );
+}
+
+/** Keeps the text as it is typed: "1." is not yet the number that it will be. */
+function ValueInput({ attributes, value, onText }: { attributes: object; value: unknown; onText: (text: string) => void }) {
+  const [text, setText] = useState(show(value));
+  return (
+    <input class="input mono" {...attributes} value={text} spellcheck={false} autocomplete="off"
+      onInput={(event) => {
+        setText(event.currentTarget.value);
+        onText(event.currentTarget.value);
+      }} />
   );
 }

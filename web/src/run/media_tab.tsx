@@ -109,7 +109,7 @@ function Medium({ artifact }: { artifact: Artifact }) {
     <figure class="card medium">
       {isVideo(artifact) ? (
         <video src={url} controls loop muted playsInline preload="metadata" aria-label={artifact.name}
-          {...(artifact.poster_id === null ? {} : { poster: apiUrl(["artifacts", artifact.poster_id]) })} />
+          {...(!artifact.poster_id ? {} : { poster: apiUrl(["artifacts", artifact.poster_id]) })} />
       ) : /^image\/(png|jpeg|gif|webp|avif|bmp)$/.test(type) ? (
         <a href={url} target="_blank" rel="noopener"><img src={url} alt={artifact.name} loading="lazy" /></a>
       ) : type.startsWith("audio/") ? (

@@ -1,0 +1,160 @@
+"""The other views, all views on a phone and for assistive programs, and the page while there is no daemon."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from page_browser import count_hidden_px, read_axe
+from page_world import NUM_STEPS, TRAINERS, PageWorld, make_job
+from playwright.sync_api import Page, expect
+
+if TYPE_CHECKING:
+    from conftest import Visit
+
+# What each view shows once it is whole
+VIEWS = {
+    "/": "straight",
+    "/runs/straight": "train/loss",
+    "/runs/evil?tab=log": "completed at step 60",
+    "/runs/straight?tab=media": "film.mp4",
+    "/runs/straight?tab=config": "mock_batches",
+    "/runs/straight?tab=code": "shown.py",
+    "/runs/straight?tab=documents&document=environment": "python",
+    "/runs/broken?tab=family": "this step always fails",
+    "/runs/straight?tab=files": "final",
+    "/compare?run=straight&run=other": "hyperparams.scale",
+    "/machine": "4 CPUs",
+    "/submit": "trainer",
+}
+
+
+def open_view(page: Page, world: PageWorld, path: str) -> None:
+    page.goto(world.gateway.url + path)
+    expect(page.get_by_role("main")).to_contain_text(VIEWS[path])
+
+
+def test_two_runs_are_compared_and_the_page_says_where_they_part_and_why(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    page = visit().log_in(world, "/?q=/^(straight|other)$/")
+    for run_id in ("straight", "other"):
+        page.get_by_role("checkbox", name=f"Select {run_id}").check()
+    page.get_by_role("button", name="Compare").click()
+    parting = page.get_by_role("region", name="Where they part")
+    expect(parting).to_contain_text("step 1")
+    expect(parting).to_contain_text("hyperparams.scale")
+    expect(page.get_by_role("region", name="Differences")).to_contain_text("1.5")
+    figure = page.get_by_role("figure", name="train/loss", exact=True)
+    expect(figure.locator(".readout b")).to_have_count(2)
+    page.get_by_role("checkbox", name="Show other").uncheck()
+    expect(figure.locator(".readout b")).to_have_count(1)
+
+
+def test_a_wrong_job_shows_its_faults_at_the_fields_and_a_right_one_is_trained(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    visitor = visit()
+    visitor.complaints.expect("status of 422")
+    page = visitor.log_in(world, "/submit")
+    page.get_by_role("textbox", name="Folder").fill(str(TRAINERS))
+    job = make_job("by-hand", NUM_STEPS) | {"max_steps": -3}
+    page.get_by_role("textbox", name="Job file").fill(json.dumps(job))
+    page.get_by_role("textbox", name="Job file").blur()
+    field = page.get_by_role("textbox", name="max_steps")
+    expect(field).to_have_value("-3")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    check = page.get_by_role("complementary", name="Check")
+    expect(check).to_contain_text("1 fault")
+    expect(check.get_by_role("button", name="Submit")).to_be_disabled()
+    field.fill("5")
+    expect(check).to_contain_text("This job would be accepted.")
+    check.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", name="by-hand")).to_be_visible()
+    expect(page.get_by_role("main")).to_contain_text("step 5 of 5")
+    expect(page.get_by_role("main")).to_contain_text("Completed")
+
+
+def test_the_machine_shows_who_runs_where_and_what_waits(world: PageWorld, visit: "Visit") -> None:
+    gate = world.gate("busy")
+    gate.open_to(1)
+    world.start("busy", 9, hyperparams={"gate": str(gate.path)}, resources={"devices": ["cpu"], "cpus": 4})
+    page = visit().log_in(world, "/machine")
+    main = page.get_by_role("main")
+    expect(main.get_by_role("link", name="busy, attempt 1, running")).to_be_visible()
+    world.start("waiting", 9, resources={"devices": ["cpu"], "cpus": 4})
+    expect(main.get_by_role("link", name="waiting", exact=True)).to_be_visible()
+    gate.open_to(9)
+    assert world.wait_end("busy") == world.wait_end("waiting") == "COMPLETED"
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_assistive_programs_find_no_barrier_in_any_view(
+    world: PageWorld, visit: "Visit", is_dark: bool
+) -> None:
+    page = visit(is_dark=is_dark).log_in(world)
+    axe = Axe()
+    barriers = {}
+    for path in VIEWS:
+        open_view(page, world, path)
+        barriers[path] = read_axe(axe, page)
+    assert {path: found for path, found in barriers.items() if found} == {}
+
+
+def test_no_view_is_wider_than_a_phone(world: PageWorld, visit: "Visit") -> None:
+    page = visit(is_phone=True).log_in(world)
+    hidden = {}
+    for path in VIEWS:
+        open_view(page, world, path)
+        hidden[path] = count_hidden_px(page)
+    assert {path: width for path, width in hidden.items() if width > 0} == {}
+
+
+def test_a_person_with_a_phone_finds_and_opens_a_run(world: PageWorld, visit: "Visit") -> None:
+    page = visit(is_phone=True).log_in(world)
+    page.get_by_role("searchbox", name="Filter runs").fill("/^straight$/")
+    expect(page.locator(".run-card")).to_have_count(1)
+    page.get_by_role("link", name="straight", exact=True).tap()
+    figure = page.get_by_role("figure", name="train/loss", exact=True)
+    expect(figure.locator("canvas")).to_be_visible()
+    box = figure.bounding_box()
+    assert box is not None
+    assert 300 < box["width"] <= 390
+    page.get_by_role("link", name="Log", exact=True).tap()
+    expect(page.get_by_role("log")).to_contain_text("completed at step 60")
+
+
+@pytest.fixture
+def own_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageWorld]:
+    with PageWorld(tmp_path_factory.mktemp("killed")) as world:
+        yield world
+
+
+def test_the_page_outlives_a_killed_daemon_and_comes_back_with_the_next(
+    own_world: PageWorld, visit: "Visit"
+) -> None:
+    world = own_world
+    gate = world.gate("surviving")
+    gate.open_to(5)
+    world.start("surviving", 30, hyperparams={"gate": str(gate.path)})
+    visitor = visit()
+    visitor.complaints.expect("status of 503")
+    page = visitor.log_in(world, "/runs/surviving")
+    main = page.get_by_role("main")
+    expect(main).to_contain_text("step 5 of 30")
+    world.daemon.kill()
+    banner = page.get_by_text("The daemon is not running.")
+    expect(banner).to_be_visible()
+    page.get_by_role("link", name="Config", exact=True).click()
+    expect(main).to_contain_text("mock_batches")
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel run").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("daemon")
+    page.keyboard.press("Escape")
+
+    world.start_daemon()
+    expect(banner).to_have_count(0)
+    gate.open_to(30)
+    expect(main).to_contain_text("step 30 of 30")
+    expect(main).to_contain_text("Completed")

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 
 import {
-  estimateLeft, filterRuns, findRoot, groupRuns, mainMetric, readFilter, readSpeed, readTableQuery, sortRuns, topMetrics,
+  estimateLeft, filterRuns, findRoot, groupRuns, mainMetric, readFilter, readSpeed, readSpread, readTableQuery, sortRuns, topMetrics,
 } from "../src/runs/selection";
 import { makeRun } from "./records";
 
@@ -76,6 +76,12 @@ describe("what a narrow table shows", () => {
   });
   test("validation before the rest, learning rate last", () =>
     expect(topMetrics(makeRun({ metrics: { "train/lr": 1, other: 1, "val/acc": 1, "train/loss": 1 } }), 3)).toEqual(["train/loss", "val/acc", "other"]));
+});
+
+test("a group has the spread of its main metric over all runs that have it", () => {
+  const runs = [3, 1, "nan", 2, 10].map((loss) => makeRun({ metrics: { "train/loss": loss as number } }));
+  expect(readSpread([...runs, makeRun({ metrics: { other: 5 } })])).toEqual({ name: "train/loss", min: 1, median: 2.5, max: 10 });
+  expect(readSpread([makeRun()])).toBeNull();
 });
 
 describe("time left", () => {

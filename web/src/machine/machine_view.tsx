@@ -7,7 +7,7 @@ import { useEffect, useState } from "preact/hooks";
 import { api, type ApiError } from "../api";
 import { formatAgo, formatBytes, formatDuration, formatExactTime, formatMemory, formatPlural, formatTime } from "../format";
 import { query, runUrl, setQuery } from "../router";
-import { asApiError, health, isDaemonDown, now, refreshHealth, runs } from "../store";
+import { asApiError, health, isDaemonDown, loaded, now, refreshHealth, runs } from "../store";
 import type { Lane, Lanes, Machine, Queued } from "../types";
 import { Bar, Segmented } from "../ui/controls";
 import { Icon } from "../ui/icon";
@@ -25,6 +25,14 @@ const RANGES = [
 type Range = (typeof RANGES)[number]["value"];
 
 const REFRESH_MS = 5000;
+const NUM_NEWEST = 20;
+
+/** The shortest time that shows the newest runs. */
+function chooseRange(): Range {
+  const submitted = [...runs.peek().values()].map((run) => run.submitted_ms).sort((left, right) => right - left);
+  const oldest = submitted[Math.min(NUM_NEWEST, submitted.length) - 1] ?? 0;
+  return RANGES.find((range) => range.ms > Date.now() - oldest)?.value ?? "24h";
+}
 
 /** What is read from the server, again every few seconds and when a run changes its state. */
 function useMachine(spanMs: number) {
@@ -53,7 +61,9 @@ function useMachine(spanMs: number) {
 }
 
 export function MachineView() {
-  const chosen = query.value.get("range") ?? "6h";
+  const [usual, setUsual] = useState<Range | null>(null);
+  useEffect(() => { if (usual === null && loaded.value !== "loading") setUsual(chooseRange()); }, [loaded.value]);
+  const chosen = query.value.get("range") ?? usual ?? "6h";
   const range = RANGES.find((one) => one.value === chosen) ?? RANGES[1];
   const { machine, lanes, error } = useMachine(range.ms);
   useEffect(() => void refreshHealth(), []);
@@ -63,7 +73,7 @@ export function MachineView() {
         <h1>Machine</h1>
         <span class="grow" />
         <Segmented label="Time shown" options={RANGES} value={range.value as Range}
-          onChange={(value) => setQuery({ range: value === "6h" ? null : value })} />
+          onChange={(value) => setQuery({ range: value })} />
       </div>
       <Warnings />
       <Totals machine={machine} disk={lanes?.disk ?? null} />

@@ -4,7 +4,7 @@ import { type Signal, signal, useSignalEffect } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { listActions } from "../actions/actions";
-import { formatCount } from "../format";
+import { formatCount, formatNumber } from "../format";
 import { query, setQuery } from "../router";
 import type { Run } from "../types";
 import { Icon } from "../ui/icon";
@@ -12,7 +12,7 @@ import { Menu } from "../ui/overlay";
 import { StateBadge, stateWord } from "../ui/state";
 import { chosenColumns } from "./chosen_columns";
 import { type Column, Details, Duration, Progress, RunName, TimeLeft } from "./columns";
-import { countStates, type Item } from "./selection";
+import { countStates, type Item, readSpread } from "./selection";
 import { Sparkline } from "./sparkline";
 import { findRow, measureRows } from "./virtual_rows";
 
@@ -79,6 +79,10 @@ export function RunTable(props: TableProps) {
     const room = box.clientHeight - (isNarrow.peek() ? 0 : ROW); // the head covers one row
     if (top < box.scrollTop) box.scrollTop = top;
     else if (bottom > box.scrollTop + room) box.scrollTop = bottom - room;
+    // Keyboard and screen reader are at the row, too. It may not be drawn yet.
+    const frame = requestAnimationFrame(() => requestAnimationFrame(() =>
+      box.querySelector<HTMLElement>(`[data-at="${at}"] :is(.run-name a, .group-head)`)?.focus({ preventScroll: true })));
+    return () => cancelAnimationFrame(frame);
   });
 
   const before = tops[start] ?? 0;
@@ -125,14 +129,14 @@ function Rows({ shown, start, before, after, items, picked, current, sort, onPic
           const isCurrent = at === current.value;
           if (item.kind === "group") {
             return (
-              <tr key={`group ${item.key}`} aria-rowindex={at + 2} class={`group-row${isCurrent ? " is-current" : ""}`}>
+              <tr key={`group ${item.key}`} data-at={at} aria-rowindex={at + 2} class={`group-row${isCurrent ? " is-current" : ""}`}>
                 <td colSpan={columns.length + 2}><GroupHead item={item} onToggle={onToggleGroup} /></td>
               </tr>
             );
           }
           const { run } = item;
           return (
-            <tr key={run.run_id} aria-rowindex={at + 2} class={`${isCurrent ? "is-current" : ""}${chosen.has(run.run_id) ? " is-picked" : ""}`}
+            <tr key={run.run_id} data-at={at} aria-rowindex={at + 2} class={`${isCurrent ? "is-current" : ""}${chosen.has(run.run_id) ? " is-picked" : ""}`}
               aria-selected={chosen.has(run.run_id)}>
               <td class="pick"><Pick run={run} isPicked={chosen.has(run.run_id)} onPick={onPick} /></td>
               {columns.map((column) => (
@@ -156,11 +160,11 @@ function Cards({ shown, start, before, after, picked, current, onPick, onToggleG
       {shown.map((item, index) => {
         const isCurrent = start + index === current.value ? " is-current" : "";
         if (item.kind === "group") {
-          return <li key={`group ${item.key}`} class={`group-row${isCurrent}`}><GroupHead item={item} onToggle={onToggleGroup} /></li>;
+          return <li key={`group ${item.key}`} data-at={start + index} class={`group-row${isCurrent}`}><GroupHead item={item} onToggle={onToggleGroup} /></li>;
         }
         const { run } = item;
         return (
-          <li key={run.run_id} class={`run-card${isCurrent}${chosen.has(run.run_id) ? " is-picked" : ""}`}>
+          <li key={run.run_id} data-at={start + index} class={`run-card${isCurrent}${chosen.has(run.run_id) ? " is-picked" : ""}`}>
             <div class="line">
               <Pick run={run} isPicked={chosen.has(run.run_id)} onPick={onPick} />
               <RunName run={run} />
@@ -206,12 +210,18 @@ function GroupHead({ item, onToggle }: { item: Extract<Item, { kind: "group" }>;
   const by = query.value.get("by") ?? "";
   const label = item.label === "" ? "none" : by === "state" ? stateWord(item.label) : item.label;
   const counts = Object.entries(countStates(item.runs));
+  const spread = isNarrow.value ? null : readSpread(item.runs);
   return (
     <button type="button" class="group-head" aria-expanded={!item.isShut} onClick={() => onToggle(item.key)}>
       <Icon name={item.isShut ? "right" : "down"} size={14} />
       <span class="muted">{by.replace(/^tag:/, "")}</span>
       <strong class="ellipsis">{label}</strong>
       <span class="tag">{formatCount(item.runs.length)}</span>
+      {spread !== null && item.runs.length > 1 && (
+        <span class="spread" title="Minimum, median and maximum of the newest values">
+          <span class="muted">{spread.name}</span> {formatNumber(spread.min)} … <strong>{formatNumber(spread.median)}</strong> … {formatNumber(spread.max)}
+        </span>
+      )}
       {by !== "state" && <span class="muted ellipsis">{counts.map(([state, count]) => `${formatCount(count)} ${stateWord(state).toLowerCase()}`).join(" · ")}</span>}
     </button>
   );

@@ -238,6 +238,31 @@ export function topMetrics(run: Run, count: number): string[] {
   return Object.keys(run.metrics).sort((left, right) => rank(left) - rank(right) || byNumber(left, right)).slice(0, count);
 }
 
+export interface Spread {
+  name: string;
+  min: number;
+  median: number;
+  max: number;
+}
+
+/** How a metric lies over all runs of a group: the metric that most of them have as their main one. */
+export function readSpread(runs: readonly Run[]): Spread | null {
+  const votes = new Map<string, number>();
+  for (const run of runs) {
+    const name = mainMetric(run);
+    if (name !== null) votes.set(name, (votes.get(name) ?? 0) + 1);
+  }
+  const [winner] = [...votes].sort((left, right) => right[1] - left[1]);
+  if (winner === undefined) return null;
+  const [name] = winner;
+  const values = runs.flatMap((run) => (run.metrics[name] === undefined ? [] : [toNumber(run.metrics[name])]))
+    .filter(Number.isFinite).sort((left, right) => left - right);
+  const middle = values[Math.floor((values.length - 1) / 2)];
+  const after = values[Math.ceil((values.length - 1) / 2)];
+  if (middle === undefined || after === undefined) return null;
+  return { name, min: values[0] ?? middle, median: (middle + after) / 2, max: values.at(-1) ?? middle };
+}
+
 /** Steps per ms over the newest part of a curve; null where it cannot be told. */
 export function readSpeed(steps: readonly number[], timestampsMs: readonly number[]): number | null {
   const last = steps.length - 1;

@@ -55,7 +55,7 @@ export function Toolbar({ filter, query, all }: {
         <input ref={filter} class="input" type="search" aria-label="Filter runs" placeholder="Filter: words, -word, /regex/, loss<0.5"
           title={FILTER_HELP} value={query.text} spellcheck={false} autocomplete="off"
           onInput={(event) => setQuery({ q: event.currentTarget.value })}
-          onKeyDown={(event) => { if (event.key === "Escape") event.currentTarget.blur(); }} />
+          onKeyDown={(event) => { if (event.key === "Escape") document.querySelector<HTMLElement>(".scroller")?.focus(); }} />
       </div>
       <StateFilter query={query} all={all} />
       <TagFilter query={query} known={known} />

@@ -23,6 +23,7 @@ export function Dialog({ title, onClose, children, footer, isWide = false }: Dia
   useEffect(() => {
     const before = document.activeElement;
     element.current?.showModal();
+    element.current?.querySelector<HTMLElement>(".body :is(input, textarea, select), footer button")?.focus();
     return () => {
       if (before instanceof HTMLElement && before.isConnected) before.focus();
     };

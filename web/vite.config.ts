@@ -24,5 +24,5 @@ export default defineConfig({
     reportCompressedSize: false,
   },
   ...(gateway === undefined ? {} : { server: { proxy: { "/api": { target: gateway, changeOrigin: true, headers } } } }),
-  test: { include: ["test/**/*.test.ts", "test/**/*.test.tsx"], environment: "node" },
+  test: { include: ["test/**/*.test.ts", "test/**/*.test.tsx"], environment: "node", pool: "threads", isolate: false },
 });

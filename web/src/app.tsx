@@ -122,7 +122,7 @@ const keyName = (key: string): string => NAMES[key] ?? key;
 function SignedOut() {
   return (
     <main id="main">
-      <Empty title="Not signed in">
+      <Empty title="Not signed in" isPage>
         <p>This page needs a link that only your own account on this machine can make. Links work once, for 5 minutes.</p>
         <p>Run <code>trn ui</code> in a terminal and open the link that it prints.</p>
       </Empty>
@@ -157,7 +157,7 @@ function View({ route }: { route: Route }) {
     case "machine": return <MachineView />;
     case "submit": return <SubmitView />;
     case "missing":
-      return <Empty title="There is no such page"><p>The address <code>{path.value}</code> shows nothing.</p><a href="/">All runs</a></Empty>;
+      return <Empty title="There is no such page" isPage><p>The address <code>{path.value}</code> shows nothing.</p><a href="/">All runs</a></Empty>;
   }
 }
 

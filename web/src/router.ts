@@ -30,20 +30,25 @@ export function matchRoute(pathname: string): Route {
   return { view: "missing" };
 }
 
-function readPlace(): void {
+function readPlace(url: string = location.href): void {
+  const place = new URL(url, location.origin);
   batch(() => {
-    path.value = location.pathname;
-    query.value = new URLSearchParams(location.search);
+    path.value = place.pathname;
+    query.value = place.searchParams;
   });
 }
 
 /** Goes to a path with its query. `replace`: the way back skips the place that is left. */
 export function navigate(url: string, { replace = false }: { replace?: boolean } = {}): void {
   if (url !== location.pathname + location.search) {
-    if (replace) history.replaceState(null, "", url);
-    else history.pushState(null, "", url);
+    try {
+      if (replace) history.replaceState(null, "", url);
+      else history.pushState(null, "", url);
+    } catch {
+      // Some browsers allow 100 changes in 30 s. The view follows all the same; the address does with the next change.
+    }
   }
-  readPlace();
+  readPlace(url);
 }
 
 export type QueryChange = Record<string, string | readonly string[] | null>;
@@ -64,7 +69,7 @@ export function changeQuery(old: URLSearchParams, change: QueryChange): URLSearc
 /** Changes the query of the current view. It replaces the entry in the history, unless `push` is asked for. */
 export function setQuery(change: QueryChange, { push = false }: { push?: boolean } = {}): void {
   const next = changeQuery(query.value, change).toString();
-  navigate(location.pathname + (next === "" ? "" : `?${next}`), { replace: !push });
+  navigate(path.value + (next === "" ? "" : `?${next}`), { replace: !push });
 }
 
 export const runUrl = (runId: string): string => `/runs/${encodeURIComponent(runId)}`;
@@ -90,7 +95,7 @@ function isOurs(event: MouseEvent, link: HTMLAnchorElement): boolean {
 /** Follows links within the page without loading it again. Called once. */
 export function startRouter(): void {
   readPlace();
-  addEventListener("popstate", readPlace);
+  addEventListener("popstate", () => readPlace());
   document.addEventListener("click", (event) => {
     const link = event.target instanceof Element ? event.target.closest("a") : null;
     if (link === null || link.getAttribute("href") === null || !isOurs(event, link)) return;

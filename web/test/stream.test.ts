@@ -1,4 +1,4 @@
-import { beforeEach, describe, expect, test, vi } from "vitest";
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 
 import { LiveStream, type Message, type Source, type Subscription } from "../src/stream";
 
@@ -29,6 +29,8 @@ beforeEach(() => {
   sources = [];
   stream = new LiveStream((url) => { const source = new FakeSource(url); sources.push(source); return source; });
 });
+
+afterEach(() => { vi.useRealTimers(); });
 
 test("subscriptions made in one go share one connection", () => {
   stream.subscribe(reader({ kind: "runs", after: 7 }));

@@ -134,7 +134,7 @@ export function sortKey(run: Run, column: string): SortKey {
     case "progress": return run.end_step === null || run.end_step === 0 ? null : run.step / run.end_step;
     case "updated": return run.updated_ms;
     case "ended": return run.ended_ms;
-    case "duration": return (run.ended_ms ?? Number.MAX_SAFE_INTEGER) - run.submitted_ms;
+    case "duration": return run.attempt === 0 ? null : (run.ended_ms ?? Date.now()) - run.submitted_ms;
     case "devices": return run.devices.join(",") || null;
     case "attempt": return run.attempt;
     case "priority": return run.priority;

@@ -106,6 +106,7 @@ function useParent(): ApiError | null {
   useEffect(() => {
     setError(null);
     if (from === null) {
+      if (parent.peek() !== null) fill({}); // what was another run's job is not the next one's
       parent.value = null;
       return;
     }

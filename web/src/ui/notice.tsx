@@ -7,10 +7,11 @@ import type { Fault } from "../types";
 import { Button } from "./controls";
 import { Icon } from "./icon";
 
-export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+/** `isPage`: there is nothing else in the page, so its title is the page's. */
+export function Empty({ title, isPage = false, children }: { title: string; isPage?: boolean; children?: ComponentChildren }) {
   return (
     <div class="notice">
-      <h2>{title}</h2>
+      {isPage ? <h1>{title}</h1> : <h2>{title}</h2>}
       {children}
     </div>
   );

@@ -45,13 +45,15 @@ proto: $(VENV)/.test-ready
 	$(BIN)/python -m grpc_tools.protoc -Itrn/proto=proto --python_out=src --pyi_out=src trn/proto/trainer.proto
 
 # The page is TypeScript in web/. It is built into src/trn/gateway/static/ and committed: users need no Node.
+HAS_NODE = command -v npm >/dev/null && node -e \
+	'const [a, b] = process.versions.node.split("."); process.exit(a > 22 || (a == 22 && b >= 12) || (a == 20 && b >= 19) ? 0 : 1)'
 web:
-	@command -v npm >/dev/null || { echo "There is no Node: make web needs it (20.19 or newer, with npm)."; exit 1; }
+	@$(HAS_NODE) || { echo "There is no Node of 20.19, 22.12 or newer, with npm: make web needs it."; exit 1; }
 	@$(MAKE) --no-print-directory web/node_modules/.ready
 	@cd web && npm run --silent build
 
 test-web:
-	@if ! command -v npm >/dev/null; then echo "There is no Node: the page's own tests are skipped."; \
+	@if ! { $(HAS_NODE); }; then echo "There is no Node of 20.19, 22.12 or newer: the page's own tests are skipped."; \
 	elif ! $(MAKE) -s web/node_modules/.ready >/dev/null 2>&1; then \
 		echo "The npm packages cannot be fetched: the page's own tests are skipped."; \
 	else cd web && npm run --silent check && npm run --silent test; fi

@@ -17,10 +17,14 @@ from ingest_stores import Stores, append, line
 from artifact_samples import make_checkpoint, make_mp4
 from trn.core.artifacts.files import open_artifact
 from trn.core.artifacts.records import ArtifactRecord, ArtifactState
+from trn.core.causes import Cause
 from trn.core.errors import NotFoundError, UnavailableError
 from trn.core.home import Home
+from trn.core.runs import RunState
 from trn.daemon.ingest.artifact_intake import record_gone
 from trn.daemon.ingest.ingest import Ingest
+from trn.daemon.upkeep.removal import PruneRule, Removal
+from trn.registry.base import Ending
 from trn.registry.reader import RegistryReader
 from trn.registry.writer import committed
 
@@ -335,6 +339,31 @@ def test_files_that_vanish_after_the_end_are_recorded_without_a_change_of_the_ru
     asyncio.run(record_gone(stores.registry, stores.home, "r"))
     after = stores.registry.get("r")
     assert (after.newest_video, after.change) == ("", run.change)
+
+
+def test_checkpoints_that_prune_removes_are_recorded_as_removed(stores: Stores) -> None:
+    stores.start_run("r")
+    root = run_folder(stores)
+    for step in (1, 2, 3):
+        path, _ = make_checkpoint(root / "checkpoints", step=step, run_id="r")
+        append(stores.path("r"), line(step, "checkpoint", path=str(path), step=step))
+    append(stores.path("r"), line(4, "metric", name="train/loss", value=0.5, step=3))  # it is the best run
+    ingest_all(stores)
+    stores.registry.end("r", 1, Ending(state=RunState.COMPLETED, cause=Cause(id="completed"))).result()
+
+    async def main() -> None:
+        removal = Removal(
+            registry=stores.registry,
+            metrics=stores.metrics,
+            home=stores.home,
+            cache_dir=stores.home.root / "cache",
+        )
+        rule = PruneRule(ended_before_ms=1 << 60, keep_best=1)
+        pruned = await removal.prune(rule)
+        assert [item.kind for item in pruned.freed] == ["checkpoint", "checkpoint"]
+
+    asyncio.run(main())
+    assert [(item.step, item.is_present) for item in recorded(stores)] == [(1, False), (2, False), (3, True)]
 
 
 def test_the_files_of_artifacts_can_be_read_without_a_daemon(stores: Stores) -> None:

@@ -1,5 +1,6 @@
-"""The videos of the CartPole example are artifacts that play, also those of an attempt that was killed."""
+"""Artifacts of real runs: videos that play, also those of an attempt that was killed; bad files are warnings."""
 
+import json
 import os
 import shutil
 import signal
@@ -91,3 +92,65 @@ def test_videos_of_both_attempts_of_a_killed_run_are_artifacts_that_play(home: P
             poster = b"".join(client.read_artifact(video.poster_id))
             assert poster.startswith(b"\x89PNG")
         assert {artifact.kind for artifact in client.artifacts(run_id)} == {"video", "file", "checkpoint"}
+
+
+HOSTILE = """
+import os
+from pathlib import Path
+
+from gen_worker.trainer import StepResult
+
+
+class Hostile:
+    def setup(self, ctx): ...
+
+    def configure(self, ctx):
+        return {"sum": 0}
+
+    def prepare_batch(self, raw_batch, state, ctx):
+        return raw_batch
+
+    def train_step(self, prepared_batch, state, ctx):
+        state["sum"] += prepared_batch
+        return StepResult(metrics={"loss": state["sum"]})
+
+    def state_dict(self, state):
+        return state
+
+    def load_state_dict(self, state, payload, ctx):
+        state.update(payload)
+
+    def sample(self, *, state, step, request, output_dir, ctx):
+        folder = Path(output_dir)
+        (folder / "good.txt").write_text("good")
+        (folder / "<script>\\x1b[2J.txt").write_text("odd name")
+        (folder / "link.txt").symlink_to("/etc/hostname")
+        (folder / "half.mp4").write_bytes(b"\\0\\0\\0\\x20ftypisom")
+        (ctx.artifacts.folder / "own.txt").write_text("own")
+        ctx.artifacts.file("own.txt")
+"""
+
+
+def test_bad_files_of_a_run_are_warnings_that_status_shows_and_the_run_completes(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    job = {"trainer": "hostile:Hostile", "mock_batches": [1, 2, 3], "sample_every": 3, "run_id": "bad"}
+    with trn.Client(home) as client:
+        client.submit(job, base_dir=tmp_path)
+        run = client.wait("bad", timeout_s=2 * DEADLINE_S)
+        assert (run.state, run.num_refused_artifacts) == ("COMPLETED", 2), run.reason
+        found = {artifact.name: artifact for artifact in client.artifacts("bad")}
+    assert {name: artifact.cause.id for name, artifact in found.items()} == {
+        "final.pt": "",
+        "good.txt": "",
+        "<script>\x1b[2J.txt": "",
+        "own.txt": "",
+        "link.txt": "artifact-link",
+        "half.mp4": "artifact-half-written",
+    }
+    command = [sys.executable, "-m", "trn.cli.main", "--home", str(home), "status", "bad"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    refused = json.loads(shown.stdout)["refused_artifacts"]
+    assert sorted(item["name"] for item in refused) == ["half.mp4", "link.txt"]
+    assert all(item["reason"] for item in refused)

@@ -12,9 +12,10 @@ import { Empty } from "../ui/notice";
 import { joinRanges, possibleKinds, type Range, type RunClock, stepsBetween, X_LABELS } from "./axis";
 import { Chart } from "./chart";
 import { canvasColour } from "./colours";
+import type { Column } from "./csv";
 import type { MetricFeed } from "./feed";
 import type { Mark, Source } from "./scene";
-import { type ChartState, groupMetrics, MAX_SMOOTHING, readState, writeState } from "./view_state";
+import { type ChartState, groupMetrics, MAX_SMOOTHING, readState, withoutFlips, writeState } from "./view_state";
 
 export interface BoardRun {
   runId: string;
@@ -29,6 +30,7 @@ export interface Pick {
   step: number;
 }
 
+const MAX_SAVED = 400_000; // points of a file, of all curves
 const WRITE_MS = 250; // browsers limit how often an address may change
 
 /** What the charts of one view share. */
@@ -82,9 +84,11 @@ export class Board {
     this.timer = setTimeout(() => this.write(), WRITE_MS);
   }
 
-  flip(name: string): void {
+  /** Changes the scale of one chart. */
+  flip(axis: "x" | "y", name: string): void {
     const { flipped } = this.state.peek();
-    this.update({ flipped: flipped.includes(name) ? flipped.filter((one) => one !== name) : [...flipped, name] });
+    const key = `${axis} ${name}`;
+    this.update({ flipped: flipped.includes(key) ? flipped.filter((one) => one !== key) : [...flipped, key] });
   }
 
   /** The address changed: by us, or by the way back. */
@@ -118,6 +122,15 @@ export class Board {
       if (own === undefined || hidden.has(runId)) return [];
       const overview = overviews?.get(runId)?.curve ?? own.curve;
       return [{ runId, label, clock, colour: colours.get(runId) ?? "gray", curve: own.curve, overview, discarded: own.discarded }];
+    });
+  }
+
+  /** The curves of a metric with as many points as are sent at once, for a file. */
+  async readColumns(name: string): Promise<Column[]> {
+    const found = await this.feed.read(name, Math.floor(MAX_SAVED / Math.max(this.runs.peek().length, 1)));
+    return this.runs.peek().flatMap(({ runId, label }) => {
+      const own = found.get(runId);
+      return own === undefined || this.hidden.peek().has(runId) ? [] : [{ label, curve: own.curve }];
     });
   }
 
@@ -197,7 +210,8 @@ export function Charts({ board, names, children }: { board: Board; names: readon
 
 function Tools({ board, isSearchable, children }: { board: Board; isSearchable: boolean; children?: ComponentChildren }) {
   const state = board.state.value;
-  const kinds = possibleKinds(board.runs.value.map(({ clock }) => clock));
+  // When the attempts of parents ran is not known here.
+  const kinds = possibleKinds(board.runs.value.map(({ clock }) => clock)).filter((kind) => kind !== "training" || !state.withParents);
   return (
     <div class="tools" role="toolbar" aria-label="Charts">
       {isSearchable && (
@@ -207,9 +221,9 @@ function Tools({ board, isSearchable, children }: { board: Board; isSearchable: 
       <Segmented label="x axis" value={state.kind} options={kinds.map((kind) => ({ value: kind, label: X_LABELS[kind] }))}
         onChange={(kind) => board.update({ kind, zoom: null })} />
       <label class="check"><input type="checkbox" checked={state.isLogX}
-        onChange={(event) => board.update({ isLogX: event.currentTarget.checked })} /> log x</label>
+        onChange={(event) => board.update({ isLogX: event.currentTarget.checked, flipped: withoutFlips(state, "x") })} /> log x</label>
       <label class="check"><input type="checkbox" checked={state.isLogY}
-        onChange={(event) => board.update({ isLogY: event.currentTarget.checked, flipped: [] })} /> log y</label>
+        onChange={(event) => board.update({ isLogY: event.currentTarget.checked, flipped: withoutFlips(state, "y") })} /> log y</label>
       <label class="check smoothing">Smoothing
         <input type="range" min="0" max={MAX_SMOOTHING} step="0.01" value={state.smoothing}
           onInput={(event) => board.update({ smoothing: Number(event.currentTarget.value) })} />

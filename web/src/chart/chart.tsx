@@ -5,9 +5,10 @@ import { useComputed, useSignal, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { formatCount, formatNumber, formatPlural, formatTime } from "../format";
+import { asApiError } from "../store";
 import { colourVersion } from "../theme";
 import { Button } from "../ui/controls";
-import { Dialog, Menu } from "../ui/overlay";
+import { Dialog, Menu, toast } from "../ui/overlay";
 import { pan, type Range, zoomAround } from "./axis";
 import type { Board } from "./board";
 import { readPalette } from "./colours";
@@ -18,6 +19,7 @@ import { drawPicture, saveCanvas, saveText } from "./picture";
 import { Plot } from "./plot";
 import { buildScene, type Reading, readAt, type Scene } from "./scene";
 import { formatSpan } from "./ticks";
+import { isLog } from "./view_state";
 
 /** Where a link or a jump finds it. */
 export const chartId = (name: string): string => `chart-${encodeURIComponent(name)}`;
@@ -57,6 +59,7 @@ function Body({ name, board }: { name: string; board: Board }) {
   const painted = useSignal(0);
   const isEmpty = useSignal(false);
   const [table, setTable] = useState<Column[] | null>(null);
+  const [hasFocus, setFocus] = useState(false);
 
   useEffect(() => {
     const { events, feed } = board;
@@ -81,7 +84,7 @@ function Body({ name, board }: { name: string; board: Board }) {
       isEmpty.value = sources !== null && sources.every(({ curve }) => curve.steps.length === 0);
       if (sources === null || isEmpty.value) return;
       const state = board.state.peek();
-      const view = { ...state, isLogY: state.isLogY !== state.flipped.includes(name) };
+      const view = { ...state, isLogX: isLog(state, "x", name), isLogY: isLog(state, "y", name) };
       const scene = buildScene(sources, board.marks.peek(), view);
       plot.paint(scene, { ...view, isSmoothed: view.smoothing > 0, highlight: board.highlight.peek(), palette, font });
       shown.current = { plot, scene, palette };
@@ -106,8 +109,15 @@ function Body({ name, board }: { name: string; board: Board }) {
   });
 
   const columns = (): Column[] => (board.sources(name) ?? []).map(({ label, curve }) => ({ label, curve }));
+  /** Every point where these are not too many, else finer buckets than the picture has. */
+  const saveCsv = async (): Promise<void> => {
+    try {
+      saveText(toCsv(await board.readColumns(name)), `${name}.csv`, "text/csv");
+    } catch (reason) {
+      toast(asApiError(reason).message, "bad");
+    }
+  };
   const state = board.state.value;
-  const isLogY = state.isLogY !== state.flipped.includes(name);
   const isLarge = state.large === name;
   const savePng = (): void => {
     const { current } = shown;
@@ -120,21 +130,24 @@ function Body({ name, board }: { name: string; board: Board }) {
     <>
       <header>
         <h3 class="ellipsis" title={name}>{name}</h3>
-        <ReadOut name={name} board={board} scene={() => shown.current?.scene ?? null} painted={painted} />
+        <ReadOut isSpoken={hasFocus} board={board} scene={() => shown.current?.scene ?? null} painted={painted} />
         <Menu label={`Menu of ${name}`} isSmall items={[
-          { label: isLogY ? "Linear y scale" : "Log y scale", onSelect: () => board.flip(name) },
+          ...(["y", "x"] as const).map((axis) => ({
+            label: `${isLog(state, axis, name) ? "Linear" : "Log"} ${axis} scale`, onSelect: () => board.flip(axis, name),
+          })),
           { label: isLarge ? "Smaller" : "Larger", icon: "fit", onSelect: () => board.update({ large: isLarge ? "" : name }) },
           { label: "Show as table", icon: "columns", onSelect: () => setTable(columns()) },
           { label: "Save as PNG", icon: "download", onSelect: savePng },
-          { label: "Save as CSV", icon: "download", onSelect: () => saveText(toCsv(columns()), `${name}.csv`, "text/csv") },
+          { label: "Save as CSV", icon: "download", onSelect: () => void saveCsv() },
         ]} />
       </header>
       <div class="plot" ref={root} tabIndex={0} role="group" aria-label={`Chart of ${name}`} aria-roledescription="chart"
+        onFocus={() => setFocus(true)} onBlur={() => setFocus(false)}
         onKeyDown={(event) => handleKey(event, name, board, shown.current?.scene ?? null)}>
         {isEmpty.value && <p class="muted nothing">No points yet</p>}
       </div>
       {board.pick.value?.name === name && board.renderPick?.(board.pick.value.step)}
-      {table !== null && <TableDialog name={name} columns={table} onClose={() => setTable(null)} />}
+      {table !== null && <TableDialog name={name} columns={table} onSave={() => void saveCsv()} onClose={() => setTable(null)} />}
     </>
   );
 }
@@ -162,8 +175,8 @@ function nearestRun(scene: Scene, x: number, height: number): string | null {
   return best?.line.source.runId ?? null;
 }
 
-function ReadOut({ name, board, scene, painted }: {
-  name: string; board: Board; scene: () => Scene | null; painted: { value: number };
+function ReadOut({ isSpoken, board, scene, painted }: {
+  isSpoken: boolean; board: Board; scene: () => Scene | null; painted: { value: number };
 }) {
   const text = useComputed(() => {
     painted.value;
@@ -193,7 +206,7 @@ function ReadOut({ name, board, scene, painted }: {
   const { place, values, notes } = text.value;
   const isOne = values.length === 1 && board.runs.value.length === 1;
   return (
-    <span class="readout grow" aria-live="off" data-metric={name}>
+    <span class="readout grow" aria-live={isSpoken ? "polite" : "off"}>
       {notes.map((note) => <span class="note" key={note}>{note}</span>)}
       {place !== "" && <span class="muted">{place}</span>}
       {values.map(({ colour, label, text: value, range }) => (
@@ -254,15 +267,17 @@ function handleKey(event: KeyboardEvent, name: string, board: Board, scene: Scen
   action();
 }
 
-function TableDialog({ name, columns, onClose }: { name: string; columns: readonly Column[]; onClose: () => void }) {
+function TableDialog({ name, columns, onSave, onClose }: {
+  name: string; columns: readonly Column[]; onSave: () => void; onClose: () => void;
+}) {
   const rows = alignRows(columns);
   const picked = pickRows(rows, MAX_ROWS);
   return (
     <Dialog title={name} isWide onClose={onClose}
-      footer={<Button icon="download" onClick={() => saveText(toCsv(columns), `${name}.csv`, "text/csv")}>Save as CSV</Button>}>
+      footer={<Button icon="download" onClick={onSave}>Save as CSV</Button>}>
       <p class="muted">
         {picked.length < rows.length
-          ? `${formatCount(picked.length)} of ${formatPlural(rows.length, "point")}, evenly spread. The CSV file has all of them.`
+          ? `${formatCount(picked.length)} of ${formatPlural(rows.length, "point")}, evenly spread. The CSV file has more.`
           : formatPlural(rows.length, "point")}
       </p>
       <div class="scroll" tabIndex={0} role="group" aria-label={`Table of ${name}`}>

@@ -118,6 +118,12 @@ export class MetricFeed {
     }
   }
 
+  /** A metric with up to so many points per curve, within the zoom; nothing is kept. */
+  async read(name: string, maxPoints: number): Promise<CurveSet> {
+    const found = await this.load({ names: [name], steps: this.zoomed, maxPoints }, this.abort.signal);
+    return found.get(name) ?? new Map();
+  }
+
   /** Everything that is shown is read again: the stream is live, or has missed something. */
   refetch(): void {
     for (const name of [...this.overviews.keys()]) if (!this.shown.has(name)) this.overviews.delete(name);

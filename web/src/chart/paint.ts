@@ -234,19 +234,21 @@ function paintMarks(
     if (at - (previous.get(mark.kind) ?? -Infinity) < size * 2) continue;
     previous.set(mark.kind, at);
     ctx.fillStyle = ctx.strokeStyle = markColour(mark.kind, palette);
-    ctx.lineWidth = 1.5 * area.ratio;
+    ctx.lineWidth = (mark.kind === "removed" ? 1 : 1.5) * area.ratio;
     ctx.beginPath();
     paintSign(ctx, mark.kind, at, LINES.has(mark.kind) ? area.top : area.top + area.height, size);
   }
 }
 
 function paintSign(ctx: CanvasRenderingContext2D, kind: string, x: number, y: number, size: number): void {
-  if (kind === "checkpoint" || kind === "best") {
+  if (kind === "checkpoint" || kind === "best" || kind === "removed") {
     ctx.moveTo(x, y - size);
     ctx.lineTo(x + size, y);
     ctx.lineTo(x, y + size);
     ctx.lineTo(x - size, y);
-    ctx.fill();
+    ctx.closePath();
+    if (kind === "removed") ctx.stroke();
+    else ctx.fill();
   } else if (kind === "kill" || kind === "failure") {
     ctx.moveTo(x - size, y - size);
     ctx.lineTo(x + size, y + size);

@@ -7,7 +7,7 @@ export interface ChartState {
   kind: XKind;
   isLogX: boolean;
   isLogY: boolean;
-  /** Metrics whose y scale is the other one than that for all. */
+  /** Metrics whose x or y scale is the other one than that for all: `x name` or `y name`. */
   flipped: readonly string[];
   smoothing: number;
   zoom: Range | null;
@@ -19,6 +19,14 @@ export interface ChartState {
 }
 
 export const MAX_SMOOTHING = 0.99;
+
+/** Whether an axis of a chart is logarithmic: as for all, unless it was flipped for this one. */
+export function isLog(state: ChartState, axis: "x" | "y", name: string): boolean {
+  return (axis === "x" ? state.isLogX : state.isLogY) !== state.flipped.includes(`${axis} ${name}`);
+}
+
+/** The flips without those of one axis: a change for all charts is one for all of them. */
+export const withoutFlips = (state: ChartState, axis: "x" | "y"): string[] => state.flipped.filter((one) => !one.startsWith(`${axis} `));
 
 export function readState(query: URLSearchParams): ChartState {
   const kind = query.get("x") as XKind | null;

@@ -85,11 +85,10 @@ function Compared({ ids }: { ids: readonly string[] }) {
   const answer = useAnswer((abort) => get<Comparison>(["compare"], { run: ids }, abort), ids.join("\n"));
   useClocks(board, ids);
   useLive(board, ids);
-  const names = useMemo(() => {
-    const found = new Map<string, number>();
-    for (const id of ids) for (const name of Object.keys(runs.value.get(id)?.metrics ?? {})) found.set(name, (found.get(name) ?? 0) + 1);
-    return [...found.keys()];
-  }, [runs.value]);
+  const names = useMemo(
+    () => [...new Set([...ids.flatMap((id) => Object.keys(runs.value.get(id)?.metrics ?? {})), ...Object.keys(answer.value?.metrics ?? {})])],
+    [runs.value, answer.value],
+  );
   return (
     <div class="compare-view">
       <div class="view-head"><h1>Compare {formatPlural(ids.length, "run")}</h1><span class="grow" /><AddRun ids={ids} /></div>
@@ -122,11 +121,12 @@ function useClocks(board: Board, ids: readonly string[]): void {
 }
 
 function useLive(board: Board, ids: readonly string[]): void {
+  const liveIds = ids.filter((id) => {
+    const run = runs.value.get(id);
+    return run !== undefined && !isTerminal(run);
+  }).join("\n");
   useEffect(() => {
-    const live = ids.filter((id) => {
-      const run = runs.peek().get(id);
-      return run !== undefined && !isTerminal(run);
-    });
+    const live = liveIds.split("\n").filter((id) => id !== "");
     if (live.length > MAX_FOLLOWED) {
       const timer = setInterval(() => { if (!document.hidden) board.feed.refetch(); }, POLL_MS);
       return () => clearInterval(timer);
@@ -137,7 +137,7 @@ function useLive(board: Board, ids: readonly string[]): void {
       onMessage: (message) => { if (message.kind === "events") board.feed.take(runId, message.data.events); },
     }));
     return () => { for (const stop of stops) stop(); };
-  }, [board]);
+  }, [board, liveIds]);
 }
 
 function Legend({ board, ids }: { board: Board; ids: readonly string[] }) {

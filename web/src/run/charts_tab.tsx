@@ -30,7 +30,7 @@ export function ChartsTab({ model }: { model: RunModel }) {
       <Charts board={board} names={model.names.value}>
         {hasParents && (
           <label class="check"><input type="checkbox" checked={withParents}
-            onChange={(event) => board.update({ withParents: event.currentTarget.checked, zoom: null })} /> with parents</label>
+            onChange={(event) => board.update({ withParents: event.currentTarget.checked, zoom: null, kind: "step" })} /> with parents</label>
         )}
       </Charts>
       <MarkLegend kinds={new Set(board.marks.value.map(({ kind }) => kind))} />
@@ -41,10 +41,12 @@ export function ChartsTab({ model }: { model: RunModel }) {
 
 const KINDS: readonly [string, string, string][] = [
   ["checkpoint", "◆", "checkpoint"],
+  ["removed", "◇", "checkpoint, removed since"],
   ["best", "◆", "best"],
   ["attempt", "▶", "attempt"],
   ["resume", "▶", "resumed"],
-  ["kill", "✕", "killed or failed"],
+  ["kill", "✕", "killed or failed, then retried"],
+  ["failure", "✕", "failed"],
   ["validation", "•", "validation"],
 ];
 

@@ -44,8 +44,9 @@ export function FilesTab({ model }: { model: RunModel }) {
             <tbody>
               {files.map((file) => (
                 <tr key={file.artifact_id} class={file.is_present ? "" : "gone"}>
-                  <td class="number">{file.step === null ? "" : formatCount(file.step)}</td>
-                  <td class="mono">{file.name}{file.attempt > 1 && <span class="muted"> attempt {file.attempt}</span>}</td>
+                  <td class="number">{formatCount(file.step)}</td>
+                  <td class="mono">{file.name}{file.attempt > 1 && <span class="muted"> attempt {file.attempt}</span>}
+                    {file.reason !== "" && <p class="fault">{file.reason}</p>}</td>
                   <td>{file.kind}</td>
                   <td class="number">{formatBytes(file.size_bytes)}</td>
                   <td class="mono muted" title={file.sha256}>{file.sha256.slice(0, 12)}</td>
@@ -53,7 +54,7 @@ export function FilesTab({ model }: { model: RunModel }) {
                   <td>
                     {file.is_present
                       ? <a href={apiUrl(["artifacts", file.artifact_id], { download: true })} download aria-label={`Download ${file.name}`}><Icon name="download" /></a>
-                      : <span class="muted">removed</span>}
+                      : <span class="muted" title={file.reason}>{file.state}</span>}
                   </td>
                 </tr>
               ))}

@@ -6,7 +6,7 @@ import { api, type ApiError } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { navigate, runUrl } from "../router";
 import { asApiError, flush, putRun } from "../store";
-import { type Artifact, type Fault, isTerminal } from "../types";
+import type { Artifact, Fault } from "../types";
 import { Button, Field, Segmented } from "../ui/controls";
 import { FaultList } from "../ui/notice";
 import { Dialog, toast } from "../ui/overlay";
@@ -121,7 +121,6 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
         The new run starts from checkpoint <span class="mono">{target.artifact.name}</span> ({formatBytes(target.artifact.size_bytes)}).
         Run {model.runId} stays as it is and is recorded as the parent.
       </p>
-      {!isTerminal(run) && <p class="why is-pending">This run has not ended. A fork may be refused until then.</p>}
       <Segmented label="Editor" value={text === null ? "form" : "json"}
         options={[{ value: "form", label: "Form" }, { value: "json", label: "JSON" }]}
         onChange={(kind) => {

@@ -14,18 +14,18 @@ export function findTarget(artifacts: readonly Artifact[], step: number): ForkTa
   let before: Artifact | null = null;
   let after: Artifact | null = null;
   for (const artifact of artifacts) {
-    if (artifact.kind !== "checkpoint" || !artifact.is_present || artifact.step === null) continue;
+    if (artifact.kind !== "checkpoint" || !artifact.is_present) continue;
     if (artifact.step <= step) {
       if (before === null || isBetter(artifact, before, 1)) before = artifact;
     } else if (after === null || isBetter(artifact, after, -1)) after = artifact;
   }
   const found = before ?? after;
-  return found === null ? null : { artifact: found, step: found.step!, isAfter: before === null };
+  return found === null ? null : { artifact: found, step: found.step, isAfter: before === null };
 }
 
 /** `direction` 1: the later step wins; of one step always the later attempt, which others were discarded for. */
 function isBetter(one: Artifact, other: Artifact, direction: 1 | -1): boolean {
-  const distance = (one.step! - other.step!) * direction;
+  const distance = (one.step - other.step) * direction;
   return distance > 0 || (distance === 0 && one.attempt > other.attempt);
 }
 

@@ -31,7 +31,7 @@ async function listMedia(runId: string, abort: AbortSignal): Promise<Artifact[]>
 
 /** Distinct steps, ascending. */
 export function listSteps(media: readonly Artifact[]): number[] {
-  return [...new Set(media.map(({ step }) => step ?? 0))].sort((a, b) => a - b);
+  return [...new Set(media.map(({ step }) => step))].sort((a, b) => a - b);
 }
 
 export function MediaTab({ model }: { model: RunModel }) {
@@ -61,7 +61,7 @@ export function MediaTab({ model }: { model: RunModel }) {
       </Empty>
     );
   }
-  const shown = media.filter((one) => (one.step ?? 0) === step);
+  const shown = media.filter((one) => one.step === step);
   return (
     <section class="media" aria-label="Samples and videos">
       <div class="media-tools">
@@ -109,7 +109,7 @@ function Medium({ artifact }: { artifact: Artifact }) {
     <figure class="card medium">
       {isVideo(artifact) ? (
         <video src={url} controls loop muted playsInline preload="metadata" aria-label={artifact.name}
-          {...(!artifact.poster_id ? {} : { poster: apiUrl(["artifacts", artifact.poster_id]) })} />
+          {...(artifact.poster_id === "" ? {} : { poster: apiUrl(["artifacts", artifact.poster_id]) })} />
       ) : /^image\/(png|jpeg|gif|webp|avif|bmp)$/.test(type) ? (
         <a href={url} target="_blank" rel="noopener"><img src={url} alt={artifact.name} loading="lazy" /></a>
       ) : type.startsWith("audio/") ? (

@@ -91,18 +91,14 @@ export class RunModel {
         from_step: steps?.[0],
         to_step: steps?.[1],
         max_points: maxPoints,
-        with_ancestors: this.withParents ? true : null,
+        with_ancestors: this.withParents,
+        with_discarded: true,
       }, abort);
       const sets = new Map<string, CurveSet>();
       for (const series of found.series) {
-        const discarded = (found.discarded ?? [])
+        const discarded = found.discarded
           .filter(({ name }) => name === series.name)
-          .map((one) => ({
-            attempt: one.attempt,
-            curve: readSeries({
-              mins: [], maxs: [], counts: [], width: 1, ...one,
-            }),
-          }));
+          .map((one) => ({ attempt: one.attempt, curve: readSeries({ ...one, mins: [], maxs: [], counts: [], width: 1 }) }));
         sets.set(series.name, new Map([[this.runId, { curve: readSeries(series), discarded }]]));
       }
       return sets;
@@ -124,7 +120,7 @@ export class RunModel {
     }
     try {
       const { markers } = await api.getMarkers(this.runId, this.abort.signal);
-      this.marks.value = markers.map(readMark);
+      this.marks.value = readMarks(markers, this.details.value.run);
     } catch {
       // curves are shown without marks
     }
@@ -158,6 +154,11 @@ export class RunModel {
   }
 }
 
-export const readMark = (marker: Marker): Mark => ({
-  kind: marker.kind, step: marker.step, timeMs: marker.time_ms || null, text: marker.text || marker.kind,
-});
+/** The end of a run is a mark only where it is a failure: a curve that stops says the rest. */
+export function readMarks(markers: readonly Marker[], run: Pick<Run, "state">): Mark[] {
+  return markers
+    .filter(({ kind }) => kind !== "end" || run.state === "FAILED")
+    .map((marker) => ({
+      kind: marker.kind === "end" ? "failure" : marker.kind === "checkpoint" && marker.artifact_id === "" ? "removed" : marker.kind, step: marker.step, timeMs: marker.time_ms || null, text: marker.text || marker.kind,
+    }));
+}

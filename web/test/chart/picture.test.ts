@@ -4,7 +4,7 @@ import { alignRows, pickRows, toCsv } from "../../src/chart/csv";
 import { appendPoint, coarsen, emptyCurve } from "../../src/chart/curve";
 import { layOut } from "../../src/chart/picture";
 import { smooth } from "../../src/chart/smoothing";
-import { groupMetrics, readState, writeState } from "../../src/chart/view_state";
+import { groupMetrics, isLog, readState, withoutFlips, writeState } from "../../src/chart/view_state";
 import { changeQuery } from "../../src/router";
 
 function curve(points: [number, number][]) {
@@ -54,7 +54,7 @@ test("entries of a legend go to the next row where there is no room", () => {
 });
 
 test("the view is in the link, and what the link says wrongly is ignored", () => {
-  const change = { kind: "wall", isLogY: true, smoothing: 0.6, zoom: [1.5, 9], flipped: ["a"], hidden: ["sys"], search: "loss" } as const;
+  const change = { kind: "wall", isLogY: true, smoothing: 0.6, zoom: [1.5, 9], flipped: ["y a"], hidden: ["sys"], search: "loss" } as const;
   const query = changeQuery(new URLSearchParams("tab=charts"), writeState(change));
   expect(readState(query)).toMatchObject(change);
   expect(changeQuery(query, writeState({ zoom: null, kind: "step", isLogY: false, smoothing: 0, flipped: [], hidden: [], search: "" })).toString())
@@ -66,4 +66,10 @@ test("metrics are grouped by prefix, training first, and every word of a search 
   const names = ["system/cpu", "val/loss", "train/loss", "train/acc", "lr"];
   expect(groupMetrics(names, "").map(({ prefix }) => prefix)).toEqual(["train", "", "val", "system"]);
   expect(groupMetrics(names, "LOSS tr")).toEqual([{ prefix: "train", names: ["train/loss"] }]);
+});
+
+test("a chart has the scales of all charts, unless its own were changed", () => {
+  const state = readState(new URLSearchParams("logy=1&flip=y+loss&flip=x+loss"));
+  expect([isLog(state, "y", "acc"), isLog(state, "y", "loss"), isLog(state, "x", "loss"), isLog(state, "x", "acc")]).toEqual([true, false, true, false]);
+  expect(withoutFlips(state, "y")).toEqual(["x loss"]);
 });

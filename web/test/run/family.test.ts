@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import { findStepsPerEpoch } from "../../src/chart/run_clocks";
 import { buildTree } from "../../src/run/family_tab";
 import { listSteps } from "../../src/run/media_tab";
+import { readMarks } from "../../src/run/run_model";
 import type { Artifact } from "../../src/types";
 
 const run = (run_id: string, parent_run_id: string, submitted_ms: number) => [run_id, { run_id, parent_run_id, submitted_ms }] as const;
@@ -20,12 +21,18 @@ test("a cycle of parents, which cannot be, does not hang the page", () => {
 });
 
 test("the slider has each step that something was written at", () => {
-  const at = (step: number | null) => ({ step }) as Artifact;
-  expect(listSteps([at(20), at(3), at(20), at(null)])).toEqual([0, 3, 20]);
+  const at = (step: number) => ({ step }) as Artifact;
+  expect(listSteps([at(20), at(3), at(20)])).toEqual([3, 20]);
 });
 
 test("the length of an epoch is read from the event at the start of training", () => {
   const event = { event: "log", seq: 1, attempt: 1, timestamp_ms: 0 };
   expect(findStepsPerEpoch([{ ...event }, { ...event, steps_per_epoch: 500 }])).toBe(500);
   expect(findStepsPerEpoch([{ ...event, steps_per_epoch: null }])).toBe(null);
+});
+
+test("the end of a run is a mark only if it failed", () => {
+  const end = { kind: "end", step: 5, time_ms: 0, attempt: 1, text: "exited", artifact_id: "" };
+  expect(readMarks([end], { state: "COMPLETED" })).toEqual([]);
+  expect(readMarks([end], { state: "FAILED" })).toEqual([{ kind: "failure", step: 5, timeMs: null, text: "exited" }]);
 });

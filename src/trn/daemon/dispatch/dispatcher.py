@@ -201,12 +201,10 @@ class TrainerDispatcher:
         cpus_held, memory_mb_held = cpus_held + unknown.cpus, memory_mb_held + unknown.memory_mb
         free_cpus = self._free_cpus = max(parts.devices.inventory.cpus - cpus_held, 0)
         is_time_to_say = self._loop_time() >= self._say_again_at
-        is_whole = (
-            is_time_to_say or parts.pools.has_others
-        )  # in another pool a run needs no CPU of this machine
+        # More runs than there are CPUs cannot start here; further ones are read to say why they wait, and for other pools.
+        is_whole = is_time_to_say or parts.pools.has_others
         if free_cpus == 0 and not is_whole:
             return  # every run needs one
-        # More runs than there are CPUs cannot start; further ones are read only to say why they wait.
         limit = WINDOW if is_whole else min(free_cpus + 1, WINDOW)
         # A run that is about to be tried again has its last supervisor for a moment more, whose end wakes us.
         queue = [

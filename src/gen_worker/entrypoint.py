@@ -1,7 +1,6 @@
 """`python -m gen_worker.entrypoint`: runs the worker that WORKER_MODE names."""
 
 import atexit
-import contextlib
 import os
 import signal
 import sys
@@ -43,10 +42,21 @@ def _leave(codes: list[int]) -> None:
     count as failed.
     """
     if codes:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        _flush_output()
         os._exit(codes[0])
+
+
+def _flush_output() -> bool:
+    """False where it cannot be written: the log is on a full disk."""
+    is_written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            is_written = False
+        except (ValueError, AttributeError):  # closed, or none
+            pass
+    return is_written
 
 
 if __name__ == "__mp_main__":  # in a process that multiprocessing started for the author's code
@@ -59,4 +69,6 @@ if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:
         atexit.register(_leave, codes)  # registered first, so it is called last
     codes.append(main(sys.argv[1:]))
+    if not _flush_output():
+        os._exit(codes[0])  # the interpreter's own shutdown would exit with another code
     sys.exit(codes[0])

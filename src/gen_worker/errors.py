@@ -100,6 +100,7 @@ class ExitCode(IntEnum):
     MODEL_LOAD = 13
     TRAIN_STEP = 14
     UPLOAD = 15
+    DISK_FULL = 16
     CANCELLED = 75
     TIMEOUT = 76
 

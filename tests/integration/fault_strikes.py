@@ -312,6 +312,7 @@ class FaultStrikes:
             ]
             if own and others:
                 meta = self._dice.choice(others)
+                self._history.foreign.add(run_id)
                 with contextlib.suppress(FileNotFoundError):  # its run's retention was quicker
                     data = meta.with_name(meta.name.replace(".meta.json", ".pt"))
                     shutil.copy(data, folder / data.name)

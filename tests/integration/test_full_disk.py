@@ -1,5 +1,6 @@
 """A disk that is really full, on a file system of a few megabytes."""
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from worker_process import Run
 
+from gen_worker.errors import ExitCode
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 
 
@@ -61,3 +63,18 @@ def test_the_terminal_event_is_written_even_when_nothing_else_fits(small_disk: P
     assert done.returncode == 14, done.stderr
     assert run.events()[-1]["event"] == "failed"
     run.check_invariants()
+
+
+def test_a_worker_that_finds_no_room_at_all_says_so_by_its_exit_code(small_disk: Path) -> None:
+    """Its log is on that disk, too: not even the error can be written."""
+    run = Run(small_disk / "run", mock_batches=[1, 2, 3])
+    command, environ = run.command()
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, env=environ, cwd=run.folder, stdout=full, stderr=full, check=False)
+    assert done.returncode == ExitCode.DISK_FULL
+    ballast.unlink()
+    assert run.work().returncode == 0

@@ -16,6 +16,7 @@ from gen_worker.contract.redaction import SecretRedactor, looks_secret
 from gen_worker.errors import (
     EXIT_CODE_BY_CATEGORY,
     Category,
+    Cause,
     ExitCode,
     SpecError,
     TrainingCanceled,
@@ -155,6 +156,12 @@ def run_training_runtime_from_env() -> int:
         return runtime.run()
 
 
+def _say(text: str) -> None:
+    """For people. Where the log is on a full disk, the exit code alone says what happened."""
+    with contextlib.suppress(OSError):
+        print(mark_report(text), file=sys.stderr)  # noqa: T201
+
+
 def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
     """As a process: an error becomes one message and an exit code; its traceback is in the log.
 
@@ -187,9 +194,11 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
                 )
                 return ExitCode.COMPLETED if is_agreed else EXIT_CODE_BY_CATEGORY[category]
             if is_our_fault(cause):
-                print(mark_report(runtime.redact(text)), file=sys.stderr)  # noqa: T201
+                _say(runtime.redact(text))
                 return ExitCode.BUG
-            print(mark_report(f"{category}: {runtime.redact(text)}"), file=sys.stderr)  # noqa: T201
+            _say(f"{category}: {runtime.redact(text)}")
+            if category is Category.STARTUP and find_cause(cause) == Cause.DISK_FULL:
+                return ExitCode.DISK_FULL  # no event says so
             return EXIT_CODE_BY_CATEGORY[category]
     leave_outcome(runtime.process, None)
     return ExitCode.COMPLETED

@@ -287,6 +287,7 @@ def _find_by_code(worker_exit: WorkerExit, step: int) -> Finding:
         name = _signal_name(-code)
         return _finding(cause_of_signal(name), step, signal=name, detail=detail)
     by_code = {int(ExitCode[category.name]): _BY_CATEGORY[category] for category in Category}
+    by_code[int(ExitCode.DISK_FULL)] = "disk-full"
     return _finding(by_code.get(code, "bug"), step, exit_code=code, detail=detail)
 
 

@@ -57,7 +57,8 @@ export class RunModel {
     let stopStream: (() => void) | null = null;
     void this.read().then(() => {
       const run = this.details.peek()?.run;
-      if (this.abort.signal.aborted || (run !== undefined && isTerminal(run))) return;
+      const isMissing = this.error.peek()?.status === 404; // the stream refuses a run that is not there
+      if (this.abort.signal.aborted || isMissing || (run !== undefined && isTerminal(run))) return;
       stopStream = stream.subscribe({
         topic: { kind: "events", runId: this.runId },
         onSync: () => {

@@ -63,6 +63,7 @@ web/node_modules/.ready: web/package.json web/package-lock.json
 	@touch $@
 
 clean:
+	@test ! -d demo-runs/home || ! test -x $(BIN)/trn || $(BIN)/trn --home demo-runs/home daemon stop >/dev/null 2>&1 || true
 	rm -rf $(VENV) .venv-bench .venv-bench-apart build dist web/node_modules demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

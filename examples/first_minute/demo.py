@@ -1,7 +1,7 @@
 """Train, kill -9, resume, compare: does a killed and resumed run end with the same bits as one that was never stopped?
 
 `make demo` runs this. Two runs of one job go through `trn run`, which starts a daemon in a home of the demo's own.
-Everything is written below `demo-runs/` (`--out`), which is emptied at each start; at the end nothing is left running.
+Everything is written below `demo-runs/` (`--out`), which is emptied at each start. At the end the two runs are open as a page; nothing else runs.
 """
 
 import argparse
@@ -69,10 +69,13 @@ def tell_the_story(screen: Screen, out: Path, *, is_quick: bool) -> int:
     for run in (run_a, run_b):
         screen.say(f"  $ trn run --code {near(HERE)} --config {near(run.job_path)}")
     screen.say()
-    with DemoHome(out) as home, screen.bars(job["max_steps"]) as bars:
-        train(home, run_a, bars, ["A never stopped"])
-        train(home, run_b, bars, ["B first worker ", "B second worker"], kill_at=kill_at)
-    return compare(screen, out, run_a, run_b, job["max_steps"])
+    with DemoHome(out) as home:
+        with screen.bars(job["max_steps"]) as bars:
+            train(home, run_a, bars, ["A never stopped"])
+            train(home, run_b, bars, ["B first worker ", "B second worker"], kill_at=kill_at)
+        is_same = compare(screen, out, run_a, run_b, job["max_steps"])
+        show_next(screen, run_b, home.open_page(f"/compare?run={run_a.name}&run={run_b.name}"))
+    return 0 if is_same else 1
 
 
 def read_job(*, is_quick: bool) -> dict[str, Any]:
@@ -87,6 +90,7 @@ def empty_folder(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER).exists():
             raise SystemExit(f"{out} holds files that are not the demo's: name another folder with --out")
+        DemoHome(out).stop()  # the page of the demo before
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / MARKER).touch()
@@ -117,7 +121,8 @@ def train(home: DemoHome, run: Run, bars: Bars, names: list[str], kill_at: int |
         raise RunFailedError("the worker had finished before it could be killed: run the demo again")
 
 
-def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -> int:
+def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -> bool:
+    """Show how the two runs ended. Returns whether they are equal to the bit."""
     from results import count_differences, test_accuracy
 
     losses_a, losses_b = run_a.losses(), run_b.losses()
@@ -147,17 +152,16 @@ def compare(screen: Screen, out: Path, run_a: Run, run_b: Run, num_steps: int) -
         screen.say(
             f"  {num_changed} of the {len(repeated)} steps that were computed twice gave another loss."
         )
-    show_next(screen, run_b)
-    return 0 if is_same else 1
+    return is_same
 
 
-def show_next(screen: Screen, run: Run) -> None:
+def show_next(screen: Screen, run: Run, link: str) -> None:
     # A command for a shell without any setup.
     command = TRN.name if shutil.which(TRN.name) else near(TRN)
     home = near(run.folder.parent.parent)
     screen.show_next(
         [
-            (f"{command} --home {home} status {run.folder.name}", "status of run B"),
+            (f"{command} --home {home} status {run.name}", "status of run B"),
             (near(run.events_path), "its events, one per line"),
             (near(run.final_checkpoint.parent), "its checkpoints"),
             ("examples/first_minute/trainer.py", "the trainer class: six methods"),
@@ -165,6 +169,7 @@ def show_next(screen: Screen, run: Run) -> None:
             ("make test", "runs all tests"),
         ]
     )
+    screen.show_page(link, again=f"{command} --home {home} ui", stop=f"{command} --home {home} daemon stop")
 
 
 def near(path: Path) -> str:

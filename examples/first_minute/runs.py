@@ -22,7 +22,7 @@ class RunFailedError(Exception):
 
 
 class DemoHome:
-    """The demo's own `TRN_HOME`; at the end of the `with` block no process of it runs."""
+    """The demo's own `TRN_HOME`. At the end of the `with` block no process of it runs, unless the page was opened."""
 
     def __init__(self, out: Path) -> None:
         self.root = out / "home"
@@ -35,12 +35,27 @@ class DemoHome:
         }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
         self._environ = {**inherited, **own}
+        self._is_page_open = False
 
     def __enter__(self) -> "DemoHome":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End the daemon, the launcher and all workers."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None or not self._is_page_open:
+            self.stop()
+
+    def open_page(self, path: str) -> str:
+        """Start the page, and return a link to `path` of it. The link logs a browser in, once."""
+        with self._start("ui", "--json") as starting:
+            answer, _ = starting.communicate()
+        if starting.returncode != 0:
+            raise RunFailedError(f"the page did not start: see {self.log}")
+        self._is_page_open = True
+        url: str = json.loads(answer)["url"]
+        return url.replace("/#", f"{path}#", 1)
+
+    def stop(self) -> None:
+        """End the daemon, the page, the launcher and all workers."""
         with self._start("daemon", "stop") as stopping:
             stopping.communicate()
         asked: set[int] = set()
@@ -53,12 +68,14 @@ class DemoHome:
             time.sleep(LOOK_EVERY_S)
 
     def _processes(self) -> set[int]:
-        """The daemon, the launcher and the workers of this home."""
+        """The daemon, the gateway, the launcher and the workers of this home."""
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 command = (folder / "cmdline").read_bytes()
-                is_part = any(part in command for part in (b"\0trn.daemon\0", b"\0gen_worker."))
+                is_part = any(
+                    part in command for part in (b"\0trn.daemon\0", b"\0trn.gateway\0", b"\0gen_worker.")
+                )
                 if is_part and os.fsencode(self.root) in command and _lives(int(folder.name)):
                     found.add(int(folder.name))
         return found
@@ -78,6 +95,7 @@ class Run:
     """One run: its job, its folder in the home, and its events."""
 
     def __init__(self, out: Path, name: str) -> None:
+        self.name = name
         self.job_path = out / "jobs" / f"{name}.json"
         self.folder = out / "home" / "runs" / name
         self.events_path = self.folder / "metrics" / "events.jsonl"
@@ -85,7 +103,7 @@ class Run:
 
     def write_job(self, job: dict[str, Any]) -> None:
         self.job_path.parent.mkdir(parents=True, exist_ok=True)
-        self.job_path.write_text(json.dumps({"run_id": self.folder.name, **job}, indent=2) + "\n")
+        self.job_path.write_text(json.dumps({"run_id": self.name, **job}, indent=2) + "\n")
 
     def follow(self, home: DemoHome) -> Iterator[dict[str, Any]]:
         """Submit it, and yield the JSON lines of `trn run`. RunFailedError if it fails."""
@@ -110,7 +128,7 @@ class Run:
                 process.wait()
         if process.returncode != 0:
             words = "; ".join(last.get("faults", [])) or last.get("reason") or f"see {home.log}"
-            raise RunFailedError(f"run {self.folder.name}: {words}")
+            raise RunFailedError(f"run {self.name}: {words}")
 
     def kill_worker(self, attempt: int) -> None:
         """SIGKILL, as the OOM killer sends it: the worker cannot save anything."""

@@ -79,6 +79,12 @@ class Screen:
         for place, words in items:
             self.say(f"  [cyan]{escape(place.ljust(width))}[/]  {words}")
 
+    def show_page(self, link: str, *, again: str, stop: str) -> None:
+        self.say("\n[bold]See both runs in a browser[/]  (this link works once, within 5 minutes)")
+        self.say(f"  [cyan]{escape(link)}[/]")
+        self.say(f"  another link    [cyan]{escape(again)}[/]")
+        self.say(f"  close the page  [cyan]{escape(stop)}[/]")
+
 
 class Bars:
     """The rows of the progress display, one per worker."""

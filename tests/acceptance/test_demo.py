@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 from documents import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+from daemon_process import end_everything
 
 DEMO = ROOT / "examples" / "first_minute"
 DEADLINE_S = 240
@@ -44,21 +48,27 @@ def events_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics/events.jsonl").read_text().splitlines()]
 
 
-def test_a_killed_and_resumed_run_ends_with_the_same_bits_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_with_the_same_bits_and_only_the_page_is_left(tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    with start(out) as process:
-        text, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, text
-    check_the_words(text)
-    check_the_runs(out)
-    assert processes_of(out) == []
-    assert [path.name for path in tmp_path.iterdir()] == [out.name], "it writes nowhere else"
-    places = [line.split()[0] for line in text.partition("Look at")[2].splitlines() if line.strip()]
-    files = [place for place in places if "/" in place]
-    assert len(files) == 5
-    files = [place.removeprefix("TRN_HOME=") for place in files]
-    assert [place for place in files if not (tmp_path / place).exists() and not (ROOT / place).exists()] == []
-    check_that_one_bit_is_noticed(out)
+    try:
+        with start(out) as process:
+            text, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, text
+        check_the_words(text)
+        check_the_runs(out)
+        check_the_page(out, text)
+        assert [path.name for path in tmp_path.iterdir()] == [out.name], "it writes nowhere else"
+        looked_at = text.partition("Look at")[2].partition("See both runs")[0]
+        places = [line.split()[0] for line in looked_at.splitlines() if line.strip()]
+        files = [place for place in places if "/" in place]
+        assert len(files) == 5
+        files = [place.removeprefix("TRN_HOME=") for place in files]
+        assert [
+            place for place in files if not (tmp_path / place).exists() and not (ROOT / place).exists()
+        ] == []
+        check_that_one_bit_is_noticed(out)
+    finally:
+        end_everything(out)
 
 
 def check_the_words(text: str) -> None:
@@ -75,6 +85,27 @@ def check_the_words(text: str) -> None:
     assert min(accuracies) > 40, "of ten digits; a guess would be right one time in ten"
     for unwanted in ("\x1b", "\r", "Traceback"):
         assert unwanted not in text, "in a pipe it is plain text"
+
+
+def check_the_page(out: Path, text: str) -> None:
+    """The link shows both runs, and the printed command ends what the demo left."""
+    found = re.search(r"(http://127\.0\.0\.1:\d+)/compare\?run=a&run=b#token=(\S+)", text)
+    assert found, text
+    origin, token = found.groups()
+    with httpx.Client(base_url=origin, headers={"Origin": origin}, timeout=DEADLINE_S) as browser:
+        assert browser.get("/compare").status_code == 200
+        assert browser.post("/api/v1/login", json={"token": token}).status_code == 204
+        runs = browser.get("/api/v1/runs").json()["runs"]
+    assert {run["run_id"]: run["state"] for run in runs} == {"a": "COMPLETED", "b": "COMPLETED"}
+    (stop,) = re.findall(r"close the page +(.*)", text)
+    done = subprocess.run(
+        stop.split(), cwd=out.parent, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert "the page is closed" in done.stdout or '"daemon_stopped"' in done.stdout
+    left = processes_of(out)
+    assert [command for command in left if "gen_worker.launcher" not in command] == [], (
+        "the launcher waits for a daemon"
+    )
 
 
 def check_the_runs(out: Path) -> None:
@@ -105,7 +136,7 @@ def check_that_one_bit_is_noticed(out: Path) -> None:
     (folder / "final.pt").write_bytes(content)
     code = (
         "import sys; from pathlib import Path; from demo import compare; from screen import Screen; from runs import Run;"
-        " out = Path(sys.argv[1]); sys.exit(compare(Screen(), out, Run(out, 'a'), Run(out, 'b'), 200))"
+        " out = Path(sys.argv[1]); sys.exit(not compare(Screen(), out, Run(out, 'a'), Run(out, 'b'), 200))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(out)],

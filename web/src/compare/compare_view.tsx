@@ -234,7 +234,7 @@ const codeWords = (before: unknown, after: unknown): string => (before === null 
 
 const exact = (value: Num | null): string => formatNumber(value ?? "nan", 7);
 
-const LABELS: Record<Part | "metrics", string> = { config: "Config", code: "Code", packages: "Packages", data: "Data", metrics: "Metrics" };
+const LABELS: Record<Part | "metrics", string> = { config: "Config", code: "Code", packages: "Packages", data: "Data", metrics: "Last values" };
 
 /** Only what differs. */
 function Differences({ comparison }: { comparison: Comparison }) {
@@ -248,7 +248,7 @@ function Differences({ comparison }: { comparison: Comparison }) {
       <header class="row">
         <h2>What differs</h2>
         <Segmented label="Part" value={part} onChange={(value) => setQuery({ part: value })}
-          options={([...PARTS, "metrics"] as const).map((value) => ({ value, label: `${LABELS[value]} ${formatCount(counts[value])}` }))} />
+          options={([...PARTS, "metrics"] as const).map((value) => ({ value, label: value === "metrics" ? LABELS.metrics : `${LABELS[value]} ${formatCount(counts[value])}` }))} />
       </header>
       {unknown.length > 0 && <p class="unknown muted">Not known for {list(unknown)}.</p>}
       {rows.length === 0 ? <p class="unknown muted">Nothing differs.</p> : (

@@ -240,8 +240,9 @@ def test_the_tree_of_the_readme_names_only_what_exists() -> None:
 
 
 def test_the_job_reference_is_fresh() -> None:
-    done = run([sys.executable, str(DOCS / "generate_job_reference.py"), "--check"], ROOT)
-    assert done.returncode == 0, f"run `python docs/generate_job_reference.py`\n{done.stdout}"
+    for script in ("generate_job_reference.py", "generate_http_reference.py"):
+        done = run([sys.executable, str(DOCS / script), "--check"], ROOT)
+        assert done.returncode == 0, f"run `python docs/{script}`\n{done.stdout}"
 
 
 def test_the_environment_table_is_what_the_worker_reads() -> None:

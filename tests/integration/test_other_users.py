@@ -15,6 +15,7 @@ import pytest
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 
 import trn
+from trn.client.gateway_start import ensure_gateway
 from trn.core.errors import UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunState
@@ -54,7 +55,7 @@ def ring(path):
 places = [root, *(f"/proc/{pid}/cwd" for pid in pids), *(f"/proc/{pid}/root{root}" for pid in pids)]
 for place in places:
     attempt(f"list {place}", lambda: os.listdir(place))
-    for name in ("registry.db", "token", "settings.toml", "daemon.json", "daemon.log", "runs/one/job.json"):
+    for name in ("registry.db", "token", "settings.toml", "daemon.json", "daemon.log", "runs/one/job.json", "gateway.json", "gateway.log"):
         attempt(f"read {place}/{name}", lambda: open(f"{place}/{name}").close())
     attempt(f"write {place}", lambda: open(f"{place}/planted", "w").close())
     attempt(f"call {place}", lambda: connect(f"{place}/daemon.sock"))
@@ -71,6 +72,9 @@ for line in open("/proc/net/unix").read().splitlines()[1:]:
     name = line.split()[-1]
     if name.startswith("@") and "trn" in name:
         attempt(f"abstract socket {name}", lambda: connect("\\0" + name[1:]))
+import urllib.error, urllib.request
+for path in ("/api/v1/runs", "/api/v1/runs/one", "/api/v1/login-tokens", "/api/v1/stream", "/api/v1/runs/one/log"):
+    attempt(f"ask {path}", lambda: urllib.request.urlopen(sys.argv[4] + path, timeout=60))
 print(json.dumps(got))
 """
 
@@ -136,8 +140,16 @@ def test_another_user_reaches_neither_socket_nor_doorbell_nor_launcher_nor_worke
             pids = [daemon.pid, record["pid"], *(info["pid"] for info in launchers)]
             sockets = [info["socket"] for info in launchers]
             assert sockets
+            gateway, _ = ensure_gateway(daemon.home)
+            pids.append(gateway.pid)
             said = as_other(
-                python, "-c", ATTACK, str(daemon.home.root), json.dumps(pids), json.dumps(sockets)
+                python,
+                "-c",
+                ATTACK,
+                str(daemon.home.root),
+                json.dumps(pids),
+                json.dumps(sockets),
+                gateway.url,
             )
             assert json.loads(said) == []
             assert client.get("one").state == RunState.RUNNING

@@ -13,7 +13,7 @@ from trn.gateway.gate.guard import API, LOGIN
 
 REFS = "#/components/schemas/{name}"
 # status -> when; what a route can answer besides its own
-_ERRORS = {
+ERRORS = {
     "400": "The request is not valid; `faults` say what.",
     "401": "No valid credential.",
     "403": "Another Host or Origin than ours.",
@@ -102,7 +102,7 @@ def _responses(each: Endpoint, answers: list[Any]) -> dict[str, Any]:
     error = {JSON_TYPE: {"schema": {"$ref": REFS.format(name=ErrorAnswer.__name__)}}}
     return own | {
         status: {"description": words, "content": error}
-        for status, words in _ERRORS.items()
+        for status, words in ERRORS.items()
         if status not in own
     }
 

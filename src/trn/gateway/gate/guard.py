@@ -89,7 +89,7 @@ class Guard:
             self._require_own_origin(headers)
             if is_api:
                 scope["trn.holder"] = self._admit(scope["method"], path, headers)
-                scope["trn.body"] = await _read_body(scope["method"], headers, receive)
+                scope["trn.body"] = await read_body(scope["method"], headers, receive)
                 await self._api(scope, receive, guarded)
             elif scope["method"] in READS:
                 await self._page(scope, receive, guarded)
@@ -156,7 +156,7 @@ class Guard:
 
 def _read_path(scope: Scope) -> str:
     raw: bytes = scope["raw_path"]
-    if len(raw) > MAX_PATH or not _PATH.fullmatch(raw) or b".." in raw:
+    if len(raw) > MAX_PATH or not _PATH.fullmatch(raw) or b"/." in raw or b".." in raw:
         raise Refused(404, "not-found", "there is nothing at this path")
     path = raw.decode("ascii")
     if scope["path"] != path:
@@ -178,7 +178,7 @@ def _read_headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-async def _read_body(method: str, headers: dict[str, str], receive: Receive) -> bytes:
+async def read_body(method: str, headers: dict[str, str], receive: Receive) -> bytes:
     length = headers.get("content-length", "")
     if method in READS:
         if length not in ("", "0") or "transfer-encoding" in headers:

@@ -64,6 +64,16 @@ class CancelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: Text = ""
 
 
+class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    notes: str | None = None  # empty removes them
+    tags: dict[str, str | None] = {}  # laid over the run's own; null takes one away
+
+
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    run_id: RunId
+    body: UpdateBody
+
+
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body: SubmitBody
     dry_run: bool = False  # only check the job
@@ -188,6 +198,14 @@ async def cancel_run(parts: Parts, call: Call[CancelRequest]) -> Response:
     return json_answer(show_run(run, await _trainer_of(parts, run)), call.accept_encoding)
 
 
+@endpoint("PATCH", "/runs/{run_id}", HttpRun)
+async def update_run(parts: Parts, call: Call[UpdateRequest]) -> Response:
+    """Change the notes and the tags of a run, in any state."""
+    body = call.asked.body
+    run = await parts.daemon.calls.update(call.asked.run_id, notes=body.notes, tags=body.tags, is_exact=True)
+    return json_answer(show_run(run, await _trainer_of(parts, run)), call.accept_encoding)
+
+
 @endpoint("DELETE", "/runs/{run_id}", FreedAnswer)
 async def remove_run(parts: Parts, call: Call[RemoveRequest]) -> Response:
     """Remove an ended run with its folder and metrics; with `dry_run` only say what that frees."""
@@ -245,4 +263,4 @@ async def _trainer_of(parts: Parts, run: Run) -> str:
     return found.get(run.run_id, "")
 
 
-ENDPOINTS = [submit_run, resume_run, run_again, cancel_run, remove_run]
+ENDPOINTS = [submit_run, resume_run, run_again, cancel_run, update_run, remove_run]

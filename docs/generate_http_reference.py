@@ -120,7 +120,7 @@ for everything that a client follows.
 | `log` | `{"run_id", "offset", "next_offset", "text"}`: new output of its worker |
 | `end` | `{"run_id"}`: the run has ended, and all its events were sent |
 | `health` | as of `GET /health`: at the start, and when it changes |
-| `reset` | `{"reason"}`: the client was too slow, or away for too long. Fetch anew what you show; the stream continues from now |
+| `reset` | `{"reason"}`: the client was too slow, or away for too long. Fetch again what you show; the stream continues from now |
 | `fault` | `{"message"}`: something that was followed is gone |
 
 - The `id` of a message is the whole position. A client that sends it as `Last-Event-ID` gets what it missed. Browsers do so by

@@ -70,7 +70,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """What a run holds while it runs, and where. What it needs in another pool is placed by that pool's executor."""
 
     devices: tuple[str, ...] = ()  # by name
-    gpus: int = 0  # any so many
+    gpus: int = 0  # how many, whichever
     cpus: int = 1
     memory_mb: int = 0
     pool: str = LOCAL_POOL

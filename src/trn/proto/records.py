@@ -18,7 +18,7 @@ class Run(RunFacts, frozen=True, kw_only=True):
     """A run as the daemon last said it is. `config` is None where it was not asked for."""
 
     state: str
-    reason: str  # `cause` in words
+    reason: str  # `cause` as text
     cause: Cause = NO_CAUSE  # why it is in this state
     config: dict[str, Any] | None = None
 
@@ -38,7 +38,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     category: str = ""
     cause: Cause = NO_CAUSE  # how it ended
-    reason: str = ""  # `cause` in words
+    reason: str = ""  # `cause` as text
     last_heartbeat_ms: int = 0
     step: int = 0
     devices: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     poster_id: str = ""  # of a video: the artifact to show before it plays
     state: str = ""  # checking, present, removed, refused
     is_present: bool = False  # its bytes can be read
-    reason: str = ""  # `cause` in words
+    reason: str = ""  # `cause` as text
     cause: Cause = NO_CAUSE  # why it was refused
 
 

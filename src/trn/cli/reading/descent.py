@@ -34,11 +34,11 @@ def sort_by_family(runs: Sequence[RunRow]) -> list[tuple[int, RunRow]]:
 
 def draw_curve(home: "Home", run_id: str, *, is_unicode: bool) -> str:
     """The line of descent of a run, in one line; empty where it has fewer than two points."""
-    from trn.cli.reading.run_lookup import find_metrics, find_run
+    from trn.cli.reading.run_lookup import find_curve, find_run
     from trn.client.screen.terminal_chart import draw_sparkline
 
     found = find_run(home, run_id, is_exact=True)
-    curve = find_metrics(home, found, max_points=4 * CURVE_WIDTH).curves.get(CURVE_METRIC)
+    curve = find_curve(home, found, CURVE_METRIC, max_points=4 * CURVE_WIDTH)
     if curve is None or len(curve.steps) < 2:
         return ""
     seams = [part.from_step for part in found.lineage[1:]]

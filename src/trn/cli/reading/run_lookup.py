@@ -72,6 +72,15 @@ def find_metrics(home: Home, found: FoundRun, *, max_points: int) -> FoundMetric
     return FoundMetrics({}, {}, {})
 
 
+def find_curve(home: Home, found: FoundRun, name: str, *, max_points: int) -> Series | None:
+    """One metric of its whole line of descent; None as in `find_metrics`."""
+    with contextlib.suppress(sqlite3.Error), open_metrics(home) as reader:
+        if reader is not None:
+            line = line_of_descent(found.lineage)
+            return next(iter(reader.query_line(line, [name], max_points)), None)
+    return None
+
+
 @contextlib.contextmanager
 def open_metrics(home: Home) -> Iterator[MetricReader | None]:
     """The home's metric points; None where no run has reported any yet."""

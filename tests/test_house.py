@@ -595,8 +595,9 @@ def test_no_module_grows_beyond_what_a_reader_holds() -> None:
     assert {name: lines for name, lines in long.items() if lines > 450} == {}
 
 
-def test_migrations_are_numbered_without_gap_or_double() -> None:
-    names = sorted(path.name for path in (SRC / "trn" / "registry" / "migrations").glob("*.sql"))
+@pytest.mark.parametrize("folder", ["migrations", "metrics_migrations"])
+def test_migrations_are_numbered_without_gap_or_double(folder: str) -> None:
+    names = sorted(path.name for path in (SRC / "trn" / "registry" / folder).glob("*.sql"))
     assert [int(name.partition("_")[0]) for name in names] == list(range(1, len(names) + 1)), names
 
 

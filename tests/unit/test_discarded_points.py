@@ -148,3 +148,18 @@ def test_a_bound_holds_the_oldest_go_first_and_the_first_drift_stays(
     result = store.repeated_steps("r")
     assert result.drift == Drift(step=50, name="loss", before=50.0, after=50.5)
     assert result.num_dropped == 330
+
+
+def test_a_drift_beyond_the_bound_of_what_is_taken_back_next_is_not_forgotten(
+    store: MetricStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discarded_points, "MAX_DISCARDED", 20)
+    run = Run(store)
+    run.report(1, range(110))
+    run.report(2, [*range(100, 105)])
+    run.report(2, range(105, 110), bias=0.5)
+    expected = Drift(step=105, name="loss", before=105.0, after=105.5)
+    assert store.repeated_steps("r").drift == expected
+    run.report(3, range(10))
+    assert store.repeated_steps("r").drift == expected
+    assert sum(part.num_points for part in store.discarded([Stretch("r")])) == 20

@@ -63,7 +63,7 @@ def check_buckets(path: Path) -> int:
         rows = connection.execute("SELECT step, value FROM points WHERE series_key = ?", (key,))
         points = {step: NAN if value is None else value for step, value in rows}
         expected: dict[tuple[int, int], tuple[int, float, float, float, int]] = {}
-        levels = range(64 if finest is None else finest, built_to.bit_length(), metric_buckets.LEVEL_STEP)
+        levels = range(64 if finest is None else finest, built_to.bit_length())
         for level in levels:
             whole = {step: value for step, value in points.items() if step < built_to >> level << level}
             expected |= {(level, bucket): row for bucket, row in merge(whole, level).items()}

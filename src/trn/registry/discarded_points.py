@@ -81,26 +81,20 @@ class SeriesRow(NamedTuple):
 
 def take_back(connection: sqlite3.Connection, series_key: int, attempt: int, step: int) -> None:
     """Move its points from that step on. `attempt`: whose they are where they do not say."""
-    wanted = {"series_key": series_key, "attempt": attempt, "step": step, "limit": MAX_DISCARDED}
-    num_kept = connection.execute(sql("discard_points"), wanted).rowcount
-    num_points = connection.execute(sql("remove_points_from"), wanted).rowcount
-    if num_points:
-        num_excess = _remove_excess(connection, series_key)
-        num_dropped = num_points - num_kept + num_excess
-        connection.execute(sql("note_dropped"), {"series_key": series_key, "num_dropped": num_dropped})
-
-
-def _remove_excess(connection: sqlite3.Connection, series_key: int) -> int:
-    found = connection.execute(sql("num_discarded"), {"series_key": series_key}).fetchone()[0]
-    if found <= MAX_DISCARDED:
-        return 0
     _, drift_step = _find_repeats(connection, [series_key])
     wanted = {
         "series_key": series_key,
+        "attempt": attempt,
+        "step": step,
         "kept_step": -1 if drift_step is None else drift_step,
-        "limit": found - MAX_DISCARDED,
+        "limit": MAX_DISCARDED,
     }
-    return connection.execute(sql("remove_excess"), wanted).rowcount
+    num_kept = connection.execute(sql("discard_points"), wanted).rowcount
+    num_points = connection.execute(sql("remove_points_from"), wanted).rowcount
+    num_excess = connection.execute(sql("remove_excess"), wanted).rowcount
+    num_dropped = num_points - num_kept + num_excess
+    if num_dropped:
+        connection.execute(sql("note_dropped"), {"series_key": series_key, "num_dropped": num_dropped})
 
 
 def read_discarded(

@@ -1,7 +1,7 @@
 """Buckets of metric points: a chart of any length reads about as many rows as it has pixels.
 
-Level L divides all steps, from 0 on, into buckets of 2^L steps. A series has the levels `finest_level`, +2, +4, …; its
-finest buckets hold about 16 points.
+Level L divides all steps, from 0 on, into buckets of 2^L steps. A series has the levels from its `finest_level` on, whose
+buckets hold about 16 points.
 
 Invariants
 - A bucket is stored if and only if it has a point and all its steps are below the series' `built_to`, a multiple of the
@@ -23,7 +23,6 @@ from trn.registry.named_queries import metrics_sql as sql
 
 POINTS_IN_FINEST = 16
 MAX_POINTS_IN_FINEST = 256  # with more, points came closer together since the levels were chosen
-LEVEL_STEP = 2  # each level is four times as wide as the one before
 MIN_BUILT = 4  # buckets of the finest level in one change: one by one would cost half as much again
 MAX_BUILT = 1 << 16  # points in one change, so that other changes do not wait long
 MAX_SERIES = 4  # the same
@@ -48,8 +47,7 @@ def cover(built: Built, begin: int, end: int, max_level: int) -> Iterator[Span]:
     """The fewest buckets and points that hold exactly the steps from `begin` up to, not with, `end`; in order."""
     level = 0
     if built.finest_level is not None and built.finest_level <= max_level:
-        highest = min(max_level, max(built.built_to.bit_length(), built.finest_level))
-        level = highest - (highest - built.finest_level) % LEVEL_STEP
+        level = min(max_level, max(built.built_to.bit_length(), built.finest_level))
     yield from _cover(built, begin, end, level)
 
 
@@ -59,7 +57,7 @@ def _cover(built: Built, begin: int, end: int, level: int) -> Iterator[Span]:
     if level == 0:
         yield Span(0, begin, end)
         return
-    finer = 0 if level == built.finest_level else level - LEVEL_STEP
+    finer = 0 if level == built.finest_level else level - 1
     first, last = -(-begin >> level), min(end, built.built_to) >> level
     if first >= last:
         yield from _cover(built, begin, end, finer)
@@ -115,9 +113,8 @@ def rebuild(connection: sqlite3.Connection, series_key: int, built: Built, steps
             for number in sorted(numbers)
         ]
         connection.executemany(sql(query), rows)
-        query, finer, level = "build_from_buckets", level, level + LEVEL_STEP
-        numbers = {number >> LEVEL_STEP for number in numbers}
-        numbers = {number for number in numbers if number < built.built_to >> level}
+        query, finer, level = "build_from_buckets", level, level + 1
+        numbers = {number >> 1 for number in numbers if number >> 1 < built.built_to >> level}
 
 
 def cut_back(connection: sqlite3.Connection, series_key: int, built: Built, step: int) -> Built:
@@ -125,7 +122,7 @@ def cut_back(connection: sqlite3.Connection, series_key: int, built: Built, step
     level = built.finest_level
     if level is None or step >= built.built_to:
         return built
-    levels = range(level, built.built_to.bit_length() + LEVEL_STEP, LEVEL_STEP)
+    levels = range(level, built.built_to.bit_length())
     connection.executemany(
         sql("remove_buckets_from"), [(series_key, level, step >> level) for level in levels]
     )
@@ -165,14 +162,14 @@ def _find_end(connection: sqlite3.Connection, series_key: int, level: int, begin
 def _build_levels(connection: sqlite3.Connection, series_key: int, level: int, begin: int, end: int) -> None:
     wanted = {"series_key": series_key, "level": level, "begin": begin, "end": end}
     connection.execute(sql("build_from_points"), wanted)
-    while end >> level + LEVEL_STEP > begin >> level + LEVEL_STEP:
-        finer, level = level, level + LEVEL_STEP
+    while end >> level + 1 > begin >> level + 1:
+        finer, level = level, level + 1
         wanted = {
             "series_key": series_key,
             "level": level,
             "finer": finer,
-            "begin": begin >> level << LEVEL_STEP,
-            "end": end >> level << LEVEL_STEP,
+            "begin": begin >> level << 1,
+            "end": end >> level << 1,
         }
         connection.execute(sql("build_from_buckets"), wanted)
 

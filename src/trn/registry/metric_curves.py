@@ -1,8 +1,7 @@
 """Curves of metric points: of each series in a range of steps all points, or as many buckets as fit.
 
-A query that merges reads one level: the widest that is stored and not wider than the answer's buckets, and at the ends of
-the range some finer ones. Where the answer's buckets are finer than all that is stored, it reads points: about 16 for
-each point of the answer.
+A query that merges reads one level, that of the answer, and at the ends of the range some finer ones. Where the answer's
+buckets are finer than all that is stored, it reads points: at most about 16 for each point of the answer.
 """
 
 import math

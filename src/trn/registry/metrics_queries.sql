@@ -135,18 +135,18 @@ DELETE FROM unbuilt WHERE series_key = :series_key
 -- name: discard_points
 INSERT OR REPLACE INTO discarded (series_key, attempt, step, value, timestamp_ms)
 SELECT series_key, coalesce(attempt, :attempt), step, value, timestamp_ms
-FROM points WHERE series_key = :series_key AND step >= :step ORDER BY step LIMIT :limit
+FROM points WHERE series_key = :series_key AND step >= :step AND (step = :kept_step OR step < coalesce(
+    (SELECT step FROM points WHERE series_key = :series_key AND step >= :step ORDER BY step LIMIT 1 OFFSET :limit),
+    9223372036854775807))
 
 -- name: remove_points_from
 DELETE FROM points WHERE series_key = :series_key AND step >= :step
 
--- name: num_discarded
-SELECT count(*) FROM discarded WHERE series_key = :series_key
-
 -- name: remove_excess
 DELETE FROM discarded WHERE series_key = :series_key AND (attempt, step) IN (
     SELECT attempt, step FROM discarded WHERE series_key = :series_key AND step <> :kept_step
-    ORDER BY attempt, step DESC LIMIT :limit)
+    ORDER BY attempt, step DESC
+    LIMIT max((SELECT count(*) FROM discarded WHERE series_key = :series_key) - :limit, 0))
 
 -- name: note_dropped
 UPDATE series SET num_dropped = num_dropped + :num_dropped WHERE series_key = :series_key

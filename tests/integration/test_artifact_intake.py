@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -290,6 +291,24 @@ def test_what_retention_and_a_later_attempt_take_away_is_recorded_as_removed(sto
     assert [(item.seq, item.attempt, item.sha256) for item in present] == [(4, 2, sha256)]
 
 
+def test_a_poster_that_is_refused_or_gone_is_no_poster(stores: Stores) -> None:
+    stores.start_run("r")
+    root = run_folder(stores)
+    for name in ("a", "b"):
+        (root / "samples" / f"{name}.mp4").write_bytes(make_mp4())
+    (root / "samples" / "a.png").touch()
+    (root / "samples" / "b.png").write_bytes(b"poster")
+    for seq, name in enumerate(("a", "b"), 1):
+        event = line(seq, "video", path=f"samples/{name}.mp4", poster=f"samples/{name}.png", step=seq)
+        append(stores.path("r"), event)
+    ingest_all(stores)
+    assert [item.poster_id != "" for item in recorded(stores, kind="video")] == [False, True]
+    (root / "samples" / "b.png").unlink()
+    asyncio.run(record_gone(stores.registry, stores.home, "r"))
+    assert [item.poster_id for item in recorded(stores, kind="video")] == ["", ""]
+    assert [item.is_present for item in recorded(stores, kind="video")] == [True, True]
+
+
 def test_a_removed_run_has_no_artifacts_and_its_successor_has_its_own(stores: Stores) -> None:
     stores.start_run("r")
     root = run_folder(stores)
@@ -305,7 +324,7 @@ def test_a_removed_run_has_no_artifacts_and_its_successor_has_its_own(stores: St
     assert recorded(stores) == []
 
 
-def test_ten_thousand_artifacts_are_recorded_once_each_and_read_page_by_page(stores: Stores) -> None:
+def test_ten_thousand_artifacts_are_recorded_once_each_read_page_by_page_and_removed(stores: Stores) -> None:
     stores.start_run("r")
     root = run_folder(stores)
     num = 10_000
@@ -322,6 +341,10 @@ def test_ten_thousand_artifacts_are_recorded_once_each_and_read_page_by_page(sto
             before = page[-1].seq, page[-1].artifact_id
     assert seqs == list(range(num, 0, -1))
     assert stores.registry.artifact(stores.registry.get("r").newest_sample).step == num
+    shutil.rmtree(root / "samples")
+    asyncio.run(record_gone(stores.registry, stores.home, "r"))
+    assert stores.registry.present_files("r") == []
+    assert stores.registry.get("r").newest_sample == ""
 
 
 def test_files_that_vanish_after_the_end_are_recorded_without_a_change_of_the_run(stores: Stores) -> None:

@@ -1,5 +1,6 @@
 """Files that an event names: which are taken, which are refused and why, and that no others are ever read."""
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -191,6 +192,24 @@ def test_a_file_that_is_written_while_it_is_hashed_is_refused(
     assert take(home, named(path)).cause.id == "artifact-changing"
 
 
+@pytest.mark.parametrize(
+    ("number", "is_ours"), [(errno.EIO, False), (errno.EMFILE, True), (errno.ENOMEM, True)]
+)
+def test_a_disk_that_cannot_be_read_refuses_the_file_and_a_shortage_of_ours_does_not(
+    home: Home, monkeypatch: pytest.MonkeyPatch, number: int, is_ours: bool
+) -> None:
+    def fail(_fd: int) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("trn.core.artifacts.files.hash_descriptor", fail)
+    artifact = named(write(home, "a.txt"))
+    if is_ours:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            take(home, artifact)
+    else:
+        assert take(home, artifact).cause.id == "artifact-unreadable"
+
+
 def test_a_whole_mp4_is_taken_whatever_the_order_of_its_boxes(home: Home) -> None:
     assert take(home, named(write(home, "a.mp4", make_mp4()), kind="video")).is_present
 
@@ -217,7 +236,7 @@ def test_a_checkpoint_is_taken_by_its_meta_and_not_hashed(
     assert artifact.sha256 == sha256
     assert find_checkpoint_meta(home, artifact) == path.with_name("step-00000010.meta.json")
     path.with_name("step-00000010.meta.json").unlink()  # as retention begins
-    assert not is_there(home, artifact)
+    assert not is_there(home.run(RUN).root, artifact.kind, artifact.path)
     with pytest.raises(NotFoundError, match="deleted"):
         find_checkpoint_meta(home, artifact)
 

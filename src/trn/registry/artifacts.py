@@ -36,6 +36,7 @@ def settle(
 ) -> bool:
     """Record what was found, in the order of the events, and which present files are gone. False: nothing is new."""
     num_changed = 0
+    lost = list(gone)
     for file in checked:
         named = {"run_id": run_id, "artifact_id": file.artifact_id}
         found = {**msgspec.structs.asdict(file), "cause": msgspec.json.encode(file.cause).decode()}
@@ -45,11 +46,13 @@ def settle(
         if file.state is ArtifactState.PRESENT:
             connection.execute(sql("supersede_artifacts"), {**named, "path": file.path})
         else:
-            connection.execute(sql("forget_poster"), named)
-    for artifact_id in gone:
-        named = {"run_id": run_id, "artifact_id": artifact_id}
-        num_changed += connection.execute(sql("artifact_is_gone"), named).rowcount
-        connection.execute(sql("forget_poster"), named)
+            lost.append(file.artifact_id)
+    if gone:
+        ids = {"run_id": run_id, "artifact_ids": msgspec.json.encode(gone).decode()}
+        num_changed += connection.execute(sql("artifacts_are_gone"), ids).rowcount
+    if lost:
+        ids = {"run_id": run_id, "artifact_ids": msgspec.json.encode(lost).decode()}
+        connection.execute(sql("forget_posters"), ids)
     if num_changed:
         connection.execute(sql("summarize_artifacts"), {"run_id": run_id})
     return num_changed > 0

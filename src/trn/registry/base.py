@@ -108,6 +108,9 @@ class ReadableRegistry(Protocol):
 
     def runs_with_unchecked_artifacts(self) -> list[str]: ...
 
+    def present_files(self, run_id: str, kind: str = "") -> list[tuple[str, str, str]]:
+        """(artifact_id, kind, path) of all artifacts that are present."""
+
     def queue(self, now_ms: int, limit: int, *, without: Sequence[str] = ()) -> list[QueuedRun]:
         """Pending runs whose backoff is over, in the order in which they are to start: of each kind of needs the first
         `limit`. Where the first of a kind cannot start, none of that kind can; so no kind hides another. Runs of the

@@ -284,6 +284,10 @@ ORDER BY seq LIMIT :limit
 -- name: runs_with_unchecked_artifacts
 SELECT DISTINCT run_id FROM artifacts INDEXED BY artifacts_unchecked WHERE state = 'checking'
 
+-- name: present_files
+SELECT artifact_id, kind, path FROM artifacts INDEXED BY artifacts_by_kind
+WHERE run_id = :run_id AND state = 'present' AND (:kind = '' OR kind = :kind)
+
 -- name: settle_artifact
 UPDATE artifacts SET state = :state, path = :path, size_bytes = :size_bytes, sha256 = :sha256, stamp = :stamp,
                      cause = :cause
@@ -293,11 +297,13 @@ WHERE artifact_id = :artifact_id AND run_id = :run_id AND state = 'checking'
 UPDATE artifacts SET state = 'removed'
 WHERE run_id = :run_id AND path = :path AND artifact_id != :artifact_id AND state = 'present'
 
--- name: forget_poster
-UPDATE artifacts SET poster_id = '' WHERE run_id = :run_id AND poster_id = :artifact_id
+-- name: forget_posters
+UPDATE artifacts SET poster_id = ''
+WHERE run_id = :run_id AND poster_id != '' AND poster_id IN (SELECT value FROM json_each(:artifact_ids))
 
--- name: artifact_is_gone
-UPDATE artifacts SET state = 'removed' WHERE artifact_id = :artifact_id AND run_id = :run_id AND state = 'present'
+-- name: artifacts_are_gone
+UPDATE artifacts SET state = 'removed'
+WHERE artifact_id IN (SELECT value FROM json_each(:artifact_ids)) AND run_id = :run_id AND state = 'present'
 
 -- name: summarize_artifacts
 UPDATE runs SET

@@ -110,6 +110,10 @@ class RegistryReader:
     def unchecked_artifacts(self, run_id: str, limit: int = 100) -> list[ArtifactRecord]:
         return find_unchecked(self._read, run_id, limit)
 
+    def present_files(self, run_id: str, kind: str = "") -> list[tuple[str, str, str]]:
+        rows = self._read.execute(sql("present_files"), {"run_id": run_id, "kind": kind})
+        return [(row["artifact_id"], row["kind"], row["path"]) for row in rows]
+
     def runs_with_unchecked_artifacts(self) -> list[str]:
         return [row["run_id"] for row in self._read.execute(sql("runs_with_unchecked_artifacts"))]
 

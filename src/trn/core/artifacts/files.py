@@ -24,7 +24,7 @@ from trn.core.home import Home
 MAX_PATH = 4096
 MAX_META_BYTES = 256 << 20
 # Of this process, not of the file: asking again may help.
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EIO})
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -79,15 +79,15 @@ def find_checkpoint_meta(home: Home, artifact: ArtifactRecord) -> Path:
     _require_present(artifact)
     if artifact.kind != "checkpoint":
         raise NotFoundError(f"artifact {artifact.artifact_id} is a {artifact.kind}, expected a checkpoint")
-    if not is_there(home, artifact):
-        raise NotFoundError(f"the checkpoint of artifact {artifact.artifact_id} was deleted")
-    return home.run(artifact.run_id).root / _meta_of(artifact.path)
-
-
-def is_there(home: Home, artifact: ArtifactRecord) -> bool:
-    """Whether its file exists; of a checkpoint also its meta file. Does not read them."""
     root = home.run(artifact.run_id).root
-    names = [artifact.path, _meta_of(artifact.path)] if artifact.kind == "checkpoint" else [artifact.path]
+    if not is_there(root, artifact.kind, artifact.path):
+        raise NotFoundError(f"the checkpoint of artifact {artifact.artifact_id} was deleted")
+    return root / _meta_of(artifact.path)
+
+
+def is_there(root: Path, kind: str, path: str) -> bool:
+    """Whether a file exists below a run's folder; of a checkpoint also its meta file. Does not read them."""
+    names = [path, _meta_of(path)] if kind == "checkpoint" else [path]
     return all(os.path.lexists(root / name) for name in names)
 
 
@@ -100,7 +100,7 @@ def check_file(home: Home, artifact: ArtifactRecord, nonce: str, *, may_be_gone:
     root = home.run(artifact.run_id).root
     try:
         path = locate(root, artifact.path)
-        size_bytes, sha256, stamp = _check(root, path, artifact, nonce)
+        size_bytes, sha256, stamp = _check_readable(root, path, artifact, nonce)
     except RefusedFileError as fault:
         is_gone = fault.cause.id == "artifact-missing" and may_be_gone
         return CheckedFile(
@@ -152,9 +152,7 @@ def open_below(root: Path, relative: str) -> int:
     except FileNotFoundError:
         raise
     except OSError as fault:
-        if fault.errno in _SHORTAGES:
-            raise
-        raise RefusedFileError("artifact-unreadable", error=fault.strerror or str(fault)) from fault
+        raise _as_refusal(fault) from fault
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise RefusedFileError("artifact-not-file", found="something else")
@@ -181,6 +179,20 @@ def _require_kind(name: str, place: int, kind: int) -> None:
     if stat.S_IFMT(mode) != kind:
         what = "a regular file" if kind == stat.S_IFREG else "a folder"
         raise RefusedFileError("artifact-not-file", part=name, found=kind_of_mode(mode), expected=what)
+
+
+def _as_refusal(fault: OSError) -> Exception:
+    """The fault itself where it is ours."""
+    if fault.errno in _SHORTAGES:
+        return fault
+    return RefusedFileError("artifact-unreadable", error=fault.strerror or str(fault))
+
+
+def _check_readable(root: Path, path: str, artifact: ArtifactRecord, nonce: str) -> tuple[int, str, str]:
+    try:
+        return _check(root, path, artifact, nonce)
+    except OSError as fault:  # of a disk that cannot be read, say
+        raise _as_refusal(fault) from fault
 
 
 def _check(root: Path, path: str, artifact: ArtifactRecord, nonce: str) -> tuple[int, str, str]:

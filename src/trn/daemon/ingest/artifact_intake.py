@@ -22,7 +22,7 @@ logger = logging.getLogger("trn.ingest")
 
 MAX_AT_ONCE = 2  # runs whose files are read
 PAGE = 128  # files of a run in one commit
-PRESENT_PAGE = 1000
+GONE_PAGE = 500
 SETTLE_S = 20.0  # how long the end of an attempt waits for its files
 
 
@@ -107,38 +107,36 @@ class ArtifactIntake:
             _log_refused(page, checked)
             has_checkpoint |= any(artifact.kind == "checkpoint" for artifact in page)
         if has_checkpoint:  # that is when a worker applies retention
-            await record_gone(self._registry, self._home, run_id)
+            kind = "" if _has_retention(run) else "checkpoint"
+            await record_gone(self._registry, self._home, run_id, kind=kind)
 
     def _check_files(self, run: RunRecord, page: list[ArtifactRecord]) -> list[CheckedFile]:
-        is_retention_on = bool((run.config.get("artifacts") or {}).get("keep_last"))
+        has_retention = _has_retention(run)
         return [
             check_file(
-                self._home,
-                artifact,
-                run.nonce,
-                may_be_gone=is_retention_on or artifact.kind == "checkpoint",
+                self._home, artifact, run.nonce, may_be_gone=has_retention or artifact.kind == "checkpoint"
             )
             for artifact in page
         ]
 
 
-async def record_gone(registry: Registry, home: Home, run_id: str) -> None:
+def _has_retention(run: RunRecord) -> bool:
+    """Of samples and videos; checkpoints always have one."""
+    return bool((run.config.get("artifacts") or {}).get("keep_last"))
+
+
+async def record_gone(registry: Registry, home: Home, run_id: str, *, kind: str = "") -> None:
     """Retention removes files without an event: those that are not there any more are recorded as removed."""
-    gone = await asyncio.to_thread(_find_gone, registry, home, run_id)
-    if gone:
-        await committed(registry.settle_artifacts(run_id, gone=gone))
+    gone = await asyncio.to_thread(_find_gone, registry, home, run_id, kind)
+    for start in range(0, len(gone), GONE_PAGE):
+        await committed(registry.settle_artifacts(run_id, gone=gone[start : start + GONE_PAGE]))
 
 
-def _find_gone(registry: Registry, home: Home, run_id: str) -> list[str]:
-    gone: list[str] = []
-    before: tuple[int, str] | None = None
+def _find_gone(registry: Registry, home: Home, run_id: str, kind: str) -> list[str]:
+    root = home.run(run_id).root
     with contextlib.closing(registry.reader()) as reader:
-        while page := reader.artifacts(
-            run_id, state=ArtifactState.PRESENT, before=before, limit=PRESENT_PAGE
-        ):
-            before = page[-1].seq, page[-1].artifact_id
-            gone += [artifact.artifact_id for artifact in page if not is_there(home, artifact)]
-    return gone
+        present = reader.present_files(run_id, kind)
+    return [artifact_id for artifact_id, kind, path in present if not is_there(root, kind, path)]
 
 
 def _log_refused(page: list[ArtifactRecord], checked: list[CheckedFile]) -> None:

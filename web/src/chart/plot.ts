@@ -45,6 +45,7 @@ export class Plot {
   // In CSS pixels. Asking the page for them at every painting would make it lay out everything once for each chart.
   private size = { width: 0, height: 0 };
   private width = 0; // of the plotting area
+  private pointer: { left: number; height: number } | null = null; // where a mouse is
 
   constructor(
     root: HTMLElement,
@@ -79,9 +80,12 @@ export class Plot {
 
   /** Paints at once: the caller decides when. */
   paint(scene: Scene, look: Look): void {
+    const before = this.scene?.x;
     this.scene = scene;
     this.look = look;
     this.repaint();
+    const isMoved = before !== undefined && (before[0] !== scene.x[0] || before[1] !== scene.x[1]);
+    if (isMoved && this.pointer !== null) this.events.onCursor(this.valueAt(this.pointer.left), this.pointer.height);
   }
 
   /** Shows the cursor where this chart, another one or the keyboard has it. */
@@ -140,7 +144,10 @@ export class Plot {
       this.held.delete(event.pointerId);
       this.showSelection(null);
     });
-    on("pointerleave", (event) => { if (event.pointerType !== "touch" && this.held.size === 0) this.events.onCursor(null, 0); });
+    on("pointerleave", (event) => {
+      this.pointer = null;
+      if (event.pointerType !== "touch" && this.held.size === 0) this.events.onCursor(null, 0);
+    });
     on("dblclick", () => this.events.onZoom(null));
     on("wheel", (event) => this.wheel(event));
   }
@@ -162,6 +169,7 @@ export class Plot {
     const { left, height } = this.placeOf(event);
     const held = this.held.get(event.pointerId);
     if (held !== undefined) held.now = left;
+    if (event.pointerType !== "touch") this.pointer = { left, height };
     if (this.held.size === 2) {
       this.zoomByFingers();
       return;

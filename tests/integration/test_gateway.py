@@ -1,9 +1,11 @@
 """Claims about the gateway: it answers what the registry has, follows what happens, and holds no truth."""
 
+import asyncio
 import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from gateway_process import SETTINGS, TRN, EventReader, GatewayWorld
 import trn
 from trn.client.gateway_start import find_gateway
 from trn.core.home import Home
+from trn.gateway.app import bind
 
 NUM_STEPS = 200
 TRAINERS = Path(__file__).parent / "trainers"
@@ -121,6 +124,24 @@ def test_a_large_answer_is_compressed_where_the_client_takes_it(world: GatewayWo
     assert gzip.decompress(packed.body) == plain.body
     refused = world.get("/runs/one/metrics", **{"Accept-Encoding": "gzip;q=0"})
     assert "content-encoding" not in refused.headers
+
+
+def test_an_answer_on_a_kept_connection_does_not_wait_for_an_acknowledgement() -> None:
+    async def read_option() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with bind("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(accept, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.close()
+                return await found
+
+    assert asyncio.run(read_option()) == 1
 
 
 def test_a_wrong_request_names_every_fault_and_nothing_is_ignored(world: GatewayWorld) -> None:

@@ -18,7 +18,7 @@ class Bar:
 
     def describe(self, unit: str) -> str:
         sign = "≥" if self.at_least else "≤"
-        shown = f"{self.limit:.3g}"
+        shown = f"{self.limit:.0f}" if self.limit >= 1000 else f"{self.limit:.3g}"
         if self.against:
             return f"{sign} {shown} × {self.text or self.against[0]}"
         return f"{sign} {shown} {unit}".rstrip()

@@ -17,13 +17,11 @@ import psutil
 import cli_peers
 from command_clock import BIN, spawn_ms
 from daemon_session import DEADLINE_S, Session, end_everything
+from faces_data import write_home
+from faces_peer_data import View
 from gen_worker.launcher.server import WARM_MODULES
 from harness import HERE, Prepare, Round, Sample, serve
 from pseudo_terminal import PseudoTerminal
-from trn.core.home import Home
-from trn.core.runs import RunState
-from trn.registry.base import Ending, NewRun
-from trn.registry.sqlite import RunRegistry
 
 TRN = str(BIN / "trn")
 
@@ -36,17 +34,9 @@ def completion(_options: Mapping[str, Any]) -> Round:
 
 def list_runs(options: Mapping[str, Any]) -> Round:
     """`trn list` in a home with so many runs and no daemon."""
-    home = Home(Path(options["home"]))
-    home.make()
-    registry = RunRegistry(home.registry)
-    done = Ending(state=RunState.COMPLETED, reason="completed at step 100", cause="exit code 0", exit_code=0)
-    for number in range(options["num_runs"]):
-        run_id = f"run-{number:04}"
-        registry.submit(NewRun(run_id=run_id, digest=run_id, config={"trainer": "a:B"}, name=f"run {number}"))
-        registry.claim(run_id, [])
-        registry.end(run_id, 1, done).result()
-    registry.close()
-    return lambda: {"ms": spawn_ms([TRN, "list"], home=home.root)}
+    home = Path(options["home"])
+    write_home(home, View(num_runs=options["num_runs"], num_points=1))
+    return lambda: {"ms": spawn_ms([TRN, "list"], home=home)}
 
 
 def _write_job(folder: Path, trainer: str, **fields: Any) -> Path:

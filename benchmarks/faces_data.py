@@ -8,17 +8,25 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import faces_peer_data
 from environments import APART
-from faces_peer_data import METRIC, SECOND_METRIC, START_MS, STEP_MS, View, name_run, read_curve
+from faces_peer_data import START_MS, STEP_MS, View, name_run, read_curve
 from harness import DATA, HERE
+from trn.core.causes import Cause
+from trn.core.home import Home
+from trn.core.runs import RunRecord, RunState
+from trn.registry.base import Ending, NewRun
+from trn.registry.metrics import MetricStore
+from trn.registry.sqlite import RunRegistry
 
 OURS = "ours"
 BATCH = 50_000
+RUNS_AT_ONCE = 500
+FORMAT = 1  # of the data; a change of what is written needs another one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +49,15 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(
-    num_runs=200, num_points=100_000, num_overlaid=20, num_overlaid_points=10_000, num_listed=1_000
-)
+QUICK = Sizes(num_runs=200, num_points=100_000, num_overlaid=20, num_overlaid_points=10_000, num_listed=1_000)
 
 
 def prepare(side: str, view: str, sizes: Sizes) -> Path:
-    """The folder with that view's data, written where it is missing or was written by other code."""
+    """The folder with that view's data, written where it is missing or was written for other sizes or another release."""
     wanted = sizes.view(view)
-    digest = hashlib.sha256(json.dumps([side, view, asdict(wanted)]).encode())
-    for path in _sources(side):
-        digest.update(path.read_bytes())
-    folder = DATA / "faces" / f"{side}-{view}-{digest.hexdigest()[:12]}"
+    known = [FORMAT, side, view, asdict(wanted), _name_migrations() if side == OURS else []]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    folder = DATA / "faces" / f"{side}-{view}-{digest[:12]}"
     if folder.exists():
         return folder
     for old in folder.parent.glob(f"{side}-{view}-*"):
@@ -74,11 +79,9 @@ def prepare(side: str, view: str, sizes: Sizes) -> Path:
     return folder
 
 
-def _sources(side: str) -> list[Path]:
-    """What decides how the data looks."""
-    own = [Path(__file__), Path(faces_peer_data.__file__)]
+def _name_migrations() -> list[str]:
     store = HERE.parent / "src" / "trn" / "registry"
-    return own if side != OURS else own + sorted(store.rglob("*.sql"))
+    return sorted(path.name for path in store.glob("*migrations/*.sql"))
 
 
 def _is_same_size(folder: Path, wanted: View) -> bool:
@@ -91,28 +94,23 @@ def _is_same_size(folder: Path, wanted: View) -> bool:
 
 def write_home(root: Path, view: View) -> None:
     """Runs that have ended, with their points, as the daemon would have written them."""
-    from trn.core.home import Home
-    from trn.registry.metrics import MetricStore
-    from trn.registry.sqlite import RunRegistry
-
     home = Home(root)
     home.make()
     registry, metrics = RunRegistry(home.registry), MetricStore(home.metrics)
     try:
         for number in range(view.num_runs):
-            names = (METRIC, SECOND_METRIC) if view.has_second else (METRIC,)
-            curves = {name: read_curve(number, view.num_points, name) for name in names}
-            last_seq = _add_points(metrics, name_run(number), curves)
-            _add_run(registry, number, view.num_points, last_seq, {n: c[-1] for n, c in curves.items()})
+            curves = {name: read_curve(number, view.num_points, name) for name in view.names}
+            add_points(metrics, name_run(number), curves)
+            newest = {name: values[-1] for name, values in curves.items()}
+            ended = add_run(registry, number, view.num_points, newest)
+            if number % RUNS_AT_ONCE == 0 or number == view.num_runs - 1:
+                ended.result()
     finally:
         metrics.close()
         registry.close()
 
 
-def _add_points(metrics: object, run_id: str, curves: dict[str, list[float]]) -> int:
-    from trn.registry.metrics import MetricStore
-
-    assert isinstance(metrics, MetricStore)
+def add_points(metrics: MetricStore, run_id: str, curves: dict[str, list[float]]) -> None:
     num_points = len(next(iter(curves.values())))
     for first in range(0, num_points, BATCH):
         last = min(first + BATCH, num_points)
@@ -122,18 +120,14 @@ def _add_points(metrics: object, run_id: str, curves: dict[str, list[float]]) ->
             for name, values in curves.items()
         ]
         metrics.add(run_id, offset=100 * last, last_seq=last, points=points).result()
-    return num_points
 
 
-def _add_run(registry: object, number: int, num_points: int, last_seq: int, newest: dict[str, float]) -> None:
-    from trn.core.causes import Cause
-    from trn.core.runs import RunState
-    from trn.registry.base import Ending, NewRun
-    from trn.registry.sqlite import RunRegistry
-
-    assert isinstance(registry, RunRegistry)
+def add_run(
+    registry: RunRegistry, number: int, num_points: int, newest: dict[str, float]
+) -> "Future[RunRecord]":
     run_id = name_run(number)
-    config = {"trainer": "bench.trainers:Bench", "max_steps": num_points, "hyperparams": {"lr": 1e-3, "seed": number}}
+    hyperparams = {"lr": 1e-3, "seed": number}
+    config = {"trainer": "bench.trainers:Bench", "max_steps": num_points, "hyperparams": hyperparams}
     tags = {"kind": f"kind-{number % 5}", "group": f"group-{number % 20}"}
     registry.submit(NewRun(run_id=run_id, digest=run_id, config=config, name=f"bench {number}", tags=tags))
     registry.claim(run_id, [])
@@ -141,15 +135,12 @@ def _add_run(registry: object, number: int, num_points: int, last_seq: int, newe
     registry.follow(
         run_id,
         1,
-        offset=100 * last_seq,
-        last_seq=last_seq,
+        offset=100 * num_points,
+        last_seq=num_points,
         step=num_points,
         heartbeat_ms=START_MS,
         metrics=newest,
         end_step=num_points,
     )
-    done = Ending(state=RunState.COMPLETED, cause=Cause(id="completed", values={"step": num_points}), exit_code=0)
-    registry.end(run_id, 1, done).result()
-
-
-PEER_NAMES: dict[str, Callable[[Path, View], None]] = faces_peer_data.WRITERS
+    cause = Cause(id="completed", values={"step": num_points})
+    return registry.end(run_id, 1, Ending(state=RunState.COMPLETED, cause=cause, exit_code=0))

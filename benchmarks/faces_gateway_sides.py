@@ -194,9 +194,7 @@ def list_rate(options: Mapping[str, Any]) -> Round:
 
     def run() -> Sample:
         stop, counts = threading.Event(), list[int]()
-        threads = [
-            threading.Thread(target=ask, args=(stop, counts)) for _ in range(options["num_clients"])
-        ]
+        threads = [threading.Thread(target=ask, args=(stop, counts)) for _ in range(options["num_clients"])]
         begun = time.perf_counter()
         for thread in threads:
             thread.start()

@@ -67,7 +67,9 @@ def _scalars(name: str, values: list[float]) -> bytes:
     steps = np.arange(count, dtype=np.uint32)
     tag = name.encode()
     value_size = 2 + len(tag) + 5
-    head = b"\x2a" + bytes([value_size + 2]) + b"\x0a" + bytes([value_size]) + b"\x0a" + bytes([len(tag)]) + tag
+    head = (
+        b"\x2a" + bytes([value_size + 2]) + b"\x0a" + bytes([value_size]) + b"\x0a" + bytes([len(tag)]) + tag
+    )
     event = np.zeros((count, 9 + 5 + len(head) + 5), dtype=np.uint8)
     event[:, 0] = 0x09
     times = (START_MS + steps.astype("<f8") * STEP_MS) / 1000
@@ -123,7 +125,9 @@ def write_mlflow(folder: Path, view: View) -> None:
     )
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA synchronous = OFF")
-    experiment = connection.execute("SELECT experiment_id FROM experiments WHERE name = ?", [PROJECT]).fetchone()
+    experiment = connection.execute(
+        "SELECT experiment_id FROM experiments WHERE name = ?", [PROJECT]
+    ).fetchone()
     for number in range(view.num_runs):
         run_id, end_ms = mlflow_run_id(number), START_MS + view.num_points * STEP_MS
         columns = {
@@ -145,7 +149,8 @@ def write_mlflow(folder: Path, view: View) -> None:
         connection.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES ({places})", [*columns.values()])
         tags = {"mlflow.runName": name_run(number), "mlflow.user": "bench", "kind": f"kind-{number % 5}"}
         connection.executemany(
-            "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", [(k, v, run_id) for k, v in tags.items()]
+            "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)",
+            [(k, v, run_id) for k, v in tags.items()],
         )
         params = {"lr": "0.001", "seed": str(number)}
         connection.executemany(
@@ -157,7 +162,9 @@ def write_mlflow(folder: Path, view: View) -> None:
                 (name, value, START_MS + step * STEP_MS, run_id, step, 0)
                 for step, value in enumerate(read_curve(number, view.num_points, name))
             ]
-            insert = "INSERT INTO {} (key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
+            insert = (
+                "INSERT INTO {} (key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
+            )
             connection.executemany(insert.format("metrics"), rows)
             connection.execute(insert.format("latest_metrics"), rows[-1])
     connection.commit()
@@ -174,7 +181,8 @@ def write_trackio(folder: Path, view: View) -> None:
     from trackio.sqlite_storage import SQLiteStorage
 
     times = [
-        datetime.fromtimestamp((START_MS + step * STEP_MS) / 1000, UTC).isoformat() for step in range(view.num_points)
+        datetime.fromtimestamp((START_MS + step * STEP_MS) / 1000, UTC).isoformat()
+        for step in range(view.num_points)
     ]
     for number in range(view.num_runs):
         curves = {name: read_curve(number, view.num_points, name) for name in view.names}

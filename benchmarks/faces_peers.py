@@ -62,8 +62,14 @@ def _tensorboard_is_loaded(address: str, view: View) -> bool:
 
 TENSORBOARD = Peer(
     command=lambda folder, port: [
-        str(APART.bin / "tensorboard"), "--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port)
-    ],  # fmt: skip
+        str(APART.bin / "tensorboard"),
+        "--logdir",
+        str(folder),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ],
     url=lambda _name, _view: "/",
     is_painted={
         "table": 'return hasRows(document.querySelectorAll("tb-data-table-content-row"))',
@@ -93,9 +99,17 @@ def _mlflow_url(name: str, view: View) -> str:
 
 MLFLOW = Peer(
     command=lambda folder, port: [
-        str(APART.bin / "mlflow"), "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1",
-        "--host", "127.0.0.1", "--port", str(port),
-    ],  # fmt: skip
+        str(APART.bin / "mlflow"),
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--workers",
+        "1",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ],
     url=_mlflow_url,
     is_painted={
         "table": 'return hasRows(document.querySelectorAll("[role=row]"))',
@@ -109,8 +123,13 @@ MLFLOW = Peer(
 
 TRACKIO = Peer(
     command=lambda _folder, _port: [
-        str(APART.bin / "trackio"), "show", "--project", PROJECT, "--host", "127.0.0.1"
-    ],  # fmt: skip
+        str(APART.bin / "trackio"),
+        "show",
+        "--project",
+        PROJECT,
+        "--host",
+        "127.0.0.1",
+    ],
     environ=lambda folder, port: {
         "TRACKIO_DIR": str(folder),
         "GRADIO_SERVER_PORT": str(port),

@@ -126,7 +126,9 @@ def _gateway_rows(measured: Measurements) -> list[Row]:
     unchanged = Bar(limit=1.1)
     note = "of one round: a new daemon with a gateway and an open stream, against one without"
     return [
-        row("gateway: spawn → first answer", "s", "s", GATEWAY, Bar(limit=0.6), note="beside a running daemon"),
+        row(
+            "gateway: spawn → first answer", "s", "s", GATEWAY, Bar(limit=0.6), note="beside a running daemon"
+        ),
         row(
             "gateway: resident, idle",
             "MB",
@@ -135,7 +137,9 @@ def _gateway_rows(measured: Measurements) -> list[Row]:
             Bar(limit=70),
             note="1,000 runs; it has served files, a list and a stream, which has ended",
         ),
-        row("daemon: resident, with a gateway", "× without", "resident_mb_ratio", BESIDE, unchanged, note=note),
+        row(
+            "daemon: resident, with a gateway", "× without", "resident_mb_ratio", BESIDE, unchanged, note=note
+        ),
         row("daemon: a durable submit, with a gateway", "× without", "submit_ms_ratio", BESIDE, unchanged),
         row("daemon: start, with a gateway", "× without", "start_s_ratio", BESIDE, unchanged),
         row(

@@ -197,9 +197,14 @@ def flood(options: Mapping[str, Any]) -> Round:
             go.touch()
             wait_painted(opened.page)
             opened.page.wait_for_timeout(2_000)  # its own start is over
+            first = page.client.get(run_id)
             sample = _watch_browser(opened, seconds)
+            last = page.client.get(run_id)
             sample["num_missing"] = _count_missing(opened, rate)
         page.client.cancel(run_id)
+        sample["points_per_s"] = 1e3 * (last.step - first.step) / (last.updated_ms - first.updated_ms)
+        if sample["points_per_s"] < 0.9 * rate:
+            raise RuntimeError(f"the run wrote {sample['points_per_s']:.0f} points/s, not {rate}")
         return sample
 
     return follow
@@ -215,7 +220,10 @@ def _watch_browser(opened: Visit, seconds: float) -> Sample:
         resident.append(sum(process.memory_info().rss for process in processes) / MB)
     percent = 100 * (_used_s(processes) - before_s) / (time.monotonic() - started)
     part = max(len(resident) // 4, 1)
-    first, last = statistics.median(resident[part : 2 * part] or resident), statistics.median(resident[-part:])
+    first, last = (
+        statistics.median(resident[part : 2 * part] or resident),
+        statistics.median(resident[-part:]),
+    )
     return {
         "percent": percent,
         "resident_mb": last,

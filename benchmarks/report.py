@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import re
+import shutil
+import subprocess
 import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -28,8 +30,9 @@ LIBRARIES = (
     "ray",
     "submitit",
     "redis",
+    "playwright",
 )
-LIBRARIES_APART = ("torchx", "mlflow")
+LIBRARIES_APART = ("torchx", "mlflow", "tensorboard", "trackio")
 HEADS = ("what", "median", "min..max", "ours ÷ this", "bar", "verdict")
 
 
@@ -43,6 +46,7 @@ def describe_machine() -> dict[str, Any]:
             libraries[name] = "not installed"
     apart = APART.versions(LIBRARIES_APART)
     libraries |= {name: apart.get(name, "not installed") for name in LIBRARIES_APART}
+    libraries["chromium"] = _chromium_version()
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
@@ -51,6 +55,15 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": libraries,
     }
+
+
+def _chromium_version() -> str:
+    program = shutil.which("chromium")
+    if program is None:
+        return "not installed"
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\d+[\d.]*", said)
+    return found[0] if found else "unknown"
 
 
 def format_number(value: float, unit: str) -> str:

@@ -1,6 +1,6 @@
 """`make bench`: the worker beside its named peers, in one run.
 
-    python3 benchmarks/run.py                      everything, about half an hour
+    python3 benchmarks/run.py                      everything, about forty minutes
     python3 benchmarks/run.py --only loop --quick  a part of it, fewer rounds, smaller data
     python3 benchmarks/run.py --resume             go on with today's run, leaving out the topics it already has
 
@@ -23,7 +23,8 @@ from environments import APART, MAIN
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import", "daemon", "cli")
+TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import", "daemon", "cli", "faces")
+NEED_APART = {"cli", "faces"}
 FORMAT_VERSION = 1
 
 
@@ -32,7 +33,7 @@ def main() -> int:
     if not options.here and Path(sys.prefix).resolve() != MAIN.folder.resolve():
         MAIN.make()
         os.execv(MAIN.python, [str(MAIN.python), str(Path(__file__).resolve()), *sys.argv[1:]])
-    if not options.here and "cli" in (options.only or TOPICS):
+    if not options.here and NEED_APART & set(options.only or TOPICS):
         APART.make()
     return run_topics(options)
 

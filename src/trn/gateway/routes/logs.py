@@ -28,7 +28,9 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run_id: RunId
     offset: Offset = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PIECE)] = 65536
-    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_PIECE)] | None = None  # instead: this many bytes at the end
+    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_PIECE)] | None = (
+        None  # instead: this many bytes at the end
+    )
 
 
 class LogPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -150,3 +150,16 @@ def test_names_and_tags_that_are_code_are_shown_as_text(world: PageWorld, visit:
     page.get_by_role("search").get_by_role("button", name="Columns").click()
     expect(page.get_by_role("checkbox", name=EVIL, exact=True)).to_be_visible()
     assert page.locator("img").count() == 0
+
+
+def test_notes_and_tags_are_written_and_shown(world: PageWorld, visit: "Visit") -> None:
+    world.submit("noted", 3)
+    page = visit().log_in(world, "/?q=/^noted$/")
+    row(page, "noted").get_by_role("button", name="Actions of noted").click()
+    page.get_by_role("menuitem", name="Notes and tags…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox", name="Notes").fill("kept for the paper")
+    dialog.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto(f"{world.gateway.url}/runs/noted")
+    expect(page.get_by_role("main")).to_contain_text("kept for the paper")

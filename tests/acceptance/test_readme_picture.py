@@ -34,3 +34,18 @@ def test_the_script_records_a_run_that_was_killed_and_resumed(tmp_path: Path) ->
         assert "resumed at step" in shown
         assert re.search(r"first-run\s+completed", shown)
         assert "$ trn status first-run" in shown
+
+
+def test_the_pictures_of_the_page_are_those_of_its_script_and_small() -> None:
+    script = (ROOT / "docs" / "record_page.py").read_text()
+    views = re.findall(r'\n    View\("(\w+)"', script)
+    assert len(views) == 7
+    names = {
+        f"page-{view}{size}{scheme}.png"
+        for view in views
+        for size in ("", "-phone")
+        for scheme in ("", "-dark")
+    }
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    assert {path.name for path in pictures} == names
+    assert sum(path.stat().st_size for path in pictures) < 1_500_000

@@ -17,6 +17,7 @@ import { placeBars, placeInTime, stateOf, timeTicks } from "./lanes";
 
 const HOUR = 3_600_000;
 const RANGES = [
+  { value: "5m", label: "5 min", ms: HOUR / 12 },
   { value: "1h", label: "1 h", ms: HOUR },
   { value: "6h", label: "6 h", ms: 6 * HOUR },
   { value: "24h", label: "24 h", ms: 24 * HOUR },
@@ -64,7 +65,7 @@ export function MachineView() {
   const [usual, setUsual] = useState<Range | null>(null);
   useEffect(() => { if (usual === null && loaded.value !== "loading") setUsual(chooseRange()); }, [loaded.value]);
   const chosen = query.value.get("range") ?? usual ?? "6h";
-  const range = RANGES.find((one) => one.value === chosen) ?? RANGES[1];
+  const range = RANGES.find((one) => one.value === chosen) ?? RANGES[2];
   const { machine, lanes, error } = useMachine(range.ms);
   useEffect(() => void refreshHealth(), []);
   return (

@@ -1,4 +1,4 @@
-"""Writes docs/job-reference.md from the code: names, types and defaults are the code's, the meanings are here.
+"""Writes docs/job-reference.md from the code: names, types, defaults and meanings.
 
 `python docs/generate_job_reference.py` rewrites the page; with `--check` it only says whether the page is fresh.
 A field without a meaning, or a meaning without a field, is an error.
@@ -14,13 +14,15 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.job.meanings import MEANINGS
 from gen_worker.contract.job.spec import TrainingJobSpec
 
 PAGE = Path(__file__).with_name("job-reference.md")
 
 HEAD = """# The job, field by field
 
-<!-- Made by docs/generate_job_reference.py; change the meanings there. A test fails when this page is stale. -->
+<!-- Made by docs/generate_job_reference.py; the meanings are in src/gen_worker/contract/job/meanings.py. A test fails when this
+page is stale. -->
 
 A job is a JSON, YAML or TOML file (`.yaml`, `.yml` and `.toml` by their suffix, anything else is read as JSON).
 A job that is not valid is refused before anything is spent, with every fault at once: the path in the document,
@@ -47,107 +49,6 @@ OF_DAEMON = {
     "retry",
     "tags",
     "group",
-}
-
-MEANINGS = {
-    "trainer_api_version": "Version of this document. Another one is refused.",
-    "run_id": "Name of the run: letters, digits, `.`, `_` and `-`, at most 128. A run's folder belongs to one `run_id`.",
-    "name": "A title for people; it is in the `started` event.",
-    "trainer": "`module:symbol` of the trainer class. `TRAINER_PLUGIN` wins over it.",
-    "owner": "Whose run it is. A capability token must name the same owner.",
-    "release_ref": "What release of the author's code this is.",
-    "mode": "What the run's worker does (`WORKER_MODE`). This release only trains: `inference` is refused.",
-    "max_steps": "Stop after this many steps, over as many epochs as it takes.",
-    "epochs": "Stop after this many passes over the data.",
-    "metric_every": "Report metrics every N steps.",
-    "checkpoint_every": "Save a checkpoint every N steps. One is always saved at the end.",
-    "sample_every": "Call the `sample` hook every N steps.",
-    "validate_every": 'Validate every N steps, or at the end of each `"epoch"`.',
-    "early_stopping": "End the run, as complete, when a metric no longer improves: see [trainer](trainer.md#early-stopping).",
-    "early_stopping.metric": "The metric to watch, by its reported name: `val/accuracy`, `train/loss`.",
-    "early_stopping.mode": "Whether smaller or larger is better.",
-    "early_stopping.patience": "Reports of the metric without improvement, in a row, before stopping.",
-    "early_stopping.min_delta": "By how much a value must be better to count as an improvement.",
-    "fast_dev_run": "A trial run of this many steps through everything: each reported, as many batches of each held-out set, "
-    "one checkpoint, in a folder apart. 0 is off.",
-    "overfit_batches": "Train only on the first N batches, to test whether a model can learn them. 0 is off.",
-    "hyperparams": "The author's own settings: `ctx.job.hyperparams`.",
-    "seed": "Seeds python, numpy and torch, and the order of the data.",
-    "precision": "Becomes `ctx.dtype`; checked against the device. The trainer class applies it.",
-    "deterministic": "Ask torch for deterministic algorithms; an operation that has none then fails.",
-    "strict": "A hyperparameter, `precision` or base model that [nothing reads](authoring.md#unused-settings) by step 1 is an "
-    "error; else a warning.",
-    "callbacks": "`module:symbol` of [callbacks](callbacks.md), classes or instances, in the order in which they are called.",
-    "dataset": "The training data.",
-    "dataset.parquet_paths": "Files, folders (their `*.parquet`, recursively, sorted), globs, and "
-    "[folders with an index](datasets.md).",
-    "dataset.batch_size": "Rows of one step, over all processes.",
-    "dataset.readahead": "Row groups to decode ahead, per reader. For parquet files only.",
-    "dataset.columns": "Columns to read; all where it is not given. For parquet files only.",
-    "dataset.shuffle": "A new order each epoch, as a function of `seed` and epoch: see [data order](data-order.md).",
-    "dataset.drop_last": "Leave out the last batch of an epoch when it is shorter.",
-    "dataset.decode_cache": "Decode once into an Arrow file in the cache folder and map it from then on.",
-    "dataset.generated": "There is no data: each batch is the number of its step, and the trainer class makes its own.",
-    "dataset.source": "`module:symbol` of your own data: a Dataset, a DataLoader, an iterable, or a class or function that "
-    "makes one. See [your own data](own-data.md).",
-    "dataset.args": "Keyword arguments for the class or function that `source` names.",
-    "mock_batches": "Batches in the job itself, one pass; for smoke runs.",
-    "validation": "Data for `validate_step`.",
-    "validation.dataset": "As `dataset`; never shuffled.",
-    "test": "Data for `test_step`, after the last step and before the final checkpoint.",
-    "test.dataset": "As `validation.dataset`.",
-    "inputs": "Refs to fetch before training: see [inputs and uploads](inputs-and-uploads.md).",
-    "inputs.base_model_ref": 'Base weights; the local path is `ctx.model_handles["base_model"]`.',
-    "inputs.dataset_parquet_refs": "Parquet files of the training data.",
-    "inputs.resume_checkpoint_ref": "A checkpoint to resume from if the run has none yet, with its step, data position and random state; "
-    "`max_steps` counts from its step 0.",
-    "uploads": "Where artifacts go besides the run's folder. The environment wins, target by target.",
-    "uploads.metrics_url": "Endpoint or object-store prefix for metrics.",
-    "uploads.checkpoint_url": "For checkpoints.",
-    "uploads.sample_url": "For samples.",
-    "uploads.terminal_url": "For the end of the attempt.",
-    "resume_from_latest": "Resume from the run's newest verified checkpoint. `false` refuses a folder that has one.",
-    "resume_non_finite": "Resume from checkpoints whose state holds NaN or infinity, too. `trn resume --force` sets it.",
-    "resume_older": "Where `resume_checkpoint_path` does not verify, take the newest older checkpoint beside it that does, and say so. "
-    "`trn resume RUN` sets it.",
-    "resume_checkpoint_path": "A checkpoint to resume from if the run has none yet, with its step, data position and random state; "
-    "`max_steps` counts from its step 0.",
-    "weights": 'Initial weights: a checkpoint, `.pt` or `.safetensors`. The class reads `ctx.model_handles["weights"]`; where it does '
-    "not, [the runtime loads them](authoring.md#unused-settings).",
-    "checkpoints": "Format and retention.",
-    "checkpoints.keep_last": "Keep this many of the newest; 0 keeps all.",
-    "checkpoints.keep_best": "Keep this many of the best, too: by what early stopping watches, else by `val/loss`, else by "
-    "`train/loss`.",
-    "checkpoints.format": "The data file: see [checkpoint format](checkpoint-format.md).",
-    "artifacts": "Retention of samples and videos, by their steps: see [artifacts](artifacts.md#retention).",
-    "artifacts.keep_last": "Keep what this many of the newest steps show; 0 keeps all. What the step of a kept checkpoint shows is "
-    "kept with it.",
-    "artifacts.keep_best": "Keep what this many of the best steps show, too: best as for `checkpoints.keep_best`. Needs "
-    "`artifacts.keep_last`.",
-    "sample_prompts": "Texts or objects for the `sample` hook: `request.prompts`.",
-    "sample_seed": "For the `sample` hook: `request.seed`.",
-    "resources": "What the run needs.",
-    "resources.devices": "One device by name, such as `cpu` or `cuda:1`, or a list: one for each process of a machine. Without it, GPUs in "
-    "their order, or the CPU.",
-    "resources.gpus": "A number of GPUs, instead of names: see [devices](daemon.md#devices).",
-    "resources.cpus": "CPUs that the run holds; its worker uses as many threads. Without it, one for each process.",
-    "resources.memory_mb": "Memory that the run holds; counted, not enforced. Without it, not counted.",
-    "resources.processes": "Processes on each machine: see [many processes](distributed.md).",
-    "resources.nodes": "Machines. Above 1 it is refused unless torchrun started the worker on each: see "
-    "[several machines](distributed.md#several-machines).",
-    "resources.pool": "Where the run starts: `local`, the daemon's machine, or a [pool](daemon.md#pools) of its settings.",
-    "retry": "When to try again: see [retries](daemon.md#retries).",
-    "retry.on_error": "Try again also after an exception of the trainer class.",
-    "retry.max_attempts": "Attempts in a row without progress before the run fails. 0: never try again.",
-    "retry.backoff_s": "Seconds to wait after an attempt without progress; doubled each time, at most 300.",
-    "time_limit_s": "Seconds an attempt may take; then it saves and ends as `timeout`. "
-    "`TRAINER_MAX_RUNTIME_SECONDS` can only shorten it.",
-    "grace_s": "Seconds from a stop request until the worker leaves without the step in progress.",
-    "heartbeat_s": "Seconds between two heartbeats.",
-    "env": "Environment variables of the worker; recorded with the run: see [environment variables](cli-run.md#environment-variables).",
-    "tags": "Labels to filter runs by: `trn list --tag`.",
-    "group": "A name that several runs share, a sweep for example. Kept as the tag `group`: `trn list --tag group=NAME`.",
-    "profiles": "Named overlays for this document.",
 }
 
 

@@ -347,6 +347,15 @@ def test_runs_are_compared_and_lanes_show_who_held_the_machine(
     assert all(bar["to_ms"] >= bar["from_ms"] for bar in lane["bars"])
 
 
+def test_the_schema_of_a_job_says_what_each_field_means(world: GatewayWorld) -> None:
+    records = world.get("/schemas/job").data["$defs"]
+    for name, record in records.items():
+        for field, schema in record["properties"].items():
+            assert schema["description"].endswith((".", ")")), f"{name}.{field}"
+            assert "](" not in schema["description"], f"{name}.{field}"
+    assert records["HeldOutSpec"]["properties"]["dataset"]["description"] == "As `dataset`; never shuffled."
+
+
 def test_the_text_of_a_job_file_is_read_by_the_rules_of_trn_run(world: GatewayWorld) -> None:
     def read(text: str, **more: str) -> Any:
         return world.send("POST", "/parse-job", {"text": text, **more})

@@ -493,3 +493,8 @@ export interface SubmitResult {
   notes: string[];
   env_differences: EnvDifference[];
 }
+
+export interface UpdateBody {
+  notes?: string | null;
+  tags?: Record<string, string | null>;
+}

@@ -128,8 +128,23 @@ def job_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(TrainingJobSpec)
     job = schema["$defs"][TrainingJobSpec.__name__]
     job["required"] = [name for name in job.get("required", []) if name != "run_id"]
+    _describe(job, dict(schema["$defs"]), "")
     found: dict[str, Any] = _in_plain_patterns(schema)
     return found
+
+
+def _describe(record: dict[str, Any], records: dict[str, Any], prefix: str) -> None:
+    """Gives each field its meaning, down to fields of the records inside: `records` has those that have none yet."""
+    from gen_worker.contract.job.meanings import MEANINGS, say_plainly
+
+    for name, field in record["properties"].items():
+        path = f"{prefix}{name}"
+        if path in MEANINGS:
+            field["description"] = say_plainly(MEANINGS[path])
+        for option in field.get("anyOf", [field]):
+            inner = records.pop(option.get("$ref", "").rpartition("/")[2], None)
+            if inner is not None:
+                _describe(inner, records, f"{path}.")
 
 
 def _in_plain_patterns(schema: Any) -> Any:

@@ -1,5 +1,6 @@
 /* One field of the form, or a group of them. */
 
+import type { ComponentChildren } from "preact";
 import { useId, useState } from "preact/hooks";
 
 import { Field } from "../ui/controls";
@@ -19,9 +20,13 @@ export function FormFieldView(props: FormFieldProps) {
 
 const label = (field: FormField): string => (field.isRequired ? `${field.name} (required)` : field.name);
 
+/** Names in backticks as code. */
+export const withCode = (text: string): ComponentChildren =>
+  text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part));
+
 const HINTS: Partial<Record<FormField["kind"], string>> = {
   lines: "One per line.",
-  pairs: "One per line: name: value. Numbers, true, false and JSON are read as such.",
+  pairs: "One per line: `name: value`.",
 };
 
 function Single({ field, job, faults, onChange }: FormFieldProps) {
@@ -32,9 +37,9 @@ function Single({ field, job, faults, onChange }: FormFieldProps) {
     setText(next);
     onChange(field.path, parseText(field.kind, next));
   };
-  const hint = [field.about, HINTS[field.kind]].filter(Boolean).join(". ");
+  const hint = [field.about, HINTS[field.kind]].filter(Boolean).join(" ");
   return (
-    <Field label={label(field)} kind={`is-${field.kind}`} faults={faults.get(field.path) ?? []} {...(hint === "" ? {} : { hint })}>
+    <Field label={label(field)} kind={`is-${field.kind}`} faults={faults.get(field.path) ?? []} {...(hint === "" ? {} : { hint: withCode(hint) })}>
       {(attributes) => {
         const common = { ...attributes, class: "input", value: text, spellcheck: false };
         switch (field.kind) {
@@ -71,7 +76,7 @@ function Group(props: FormFieldProps) {
   const [isOpen, setOpen] = useState(getAt(job, field.path) !== undefined || field.name === "dataset");
   return (
     <details class="form-group" open={isOpen || inside > 0} onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary><strong>{label(field)}</strong>{field.about !== "" && <span class="muted"> {field.about}</span>}</summary>
+      <summary><strong>{label(field)}</strong>{field.about !== "" && <span class="muted"> {withCode(field.about)}</span>}</summary>
       {own.map((fault) => <p class="fault" key={fault} id={id}>{fault}</p>)}
       <div class="form-grid">{field.fields.map((one) => <FormFieldView key={one.path} {...props} field={one} />)}</div>
     </details>

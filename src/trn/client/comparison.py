@@ -1,10 +1,10 @@
 """What differs between runs: config, code, packages, data, metrics, and the first step at which two runs diverge.
 
-`read_facts` gathers what a home knows of a run, without a daemon; the rest is pure.
+`read_facts` gathers what a home knows of a run, without a daemon, and the metric store says how far two curves agree; the
+rest is pure.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ from trn.core.errors import TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import SnapshotStore
-from trn.registry.discarded_points import TIMED
-from trn.registry.metrics import MetricReader, Series
+from trn.registry.metrics import Agreement, MetricReader
+
+MIN_THINNED = 3  # points: the last one is among them
 
 # Each run has its own; they do not change the training.
 _OWN_FIELDS = ("run_id", "name", "tags", "profiles", "resume_checkpoint_path", "resume_from_latest")
@@ -32,7 +33,7 @@ class RunFacts(NamedTuple):
     packages: Mapping[str, str] | None  # name -> version
     python: str | None
     data: Mapping[str, str] | None  # path -> rows, size and digest
-    series: Mapping[str, Series]
+    newest: Mapping[str, float]  # metric -> its last value
 
 
 class Divergence(NamedTuple):
@@ -64,26 +65,35 @@ def read_facts(home: Home, run: RunRecord, metrics: MetricReader | None) -> RunF
     folder = home.run(run.run_id)
     report = _read_json(folder.report)
     packages, python = report.get("packages"), report.get("python")
-    series = [] if metrics is None else metrics.query(run.run_id)
+    series = [] if metrics is None else metrics.query(run.run_id, max_points=MIN_THINNED)
     return RunFacts(
         run=run,
         code=_read_code(home, run.snapshot),
         packages=None if packages is None else dict(_split_package(item) for item in packages),
         python=None if not isinstance(python, dict) else str(python.get("version", "")),
         data=_read_data(folder.checkpoints),
-        series={found.name: found for found in series},
+        newest={found.name: found.values[-1] for found in series},
     )
 
 
-def compare(runs: Sequence[RunFacts]) -> Comparison:
-    """Of two runs or more."""
+def agree(metrics: MetricReader | None, one: RunRecord, other: RunRecord) -> Agreement:
+    """Blocks: walks the points of both. Without a store they have no step in common."""
+    return Agreement() if metrics is None else metrics.compare(one.run_id, other.run_id)
+
+
+def compare(runs: Sequence[RunFacts], agreements: Sequence[Agreement]) -> Comparison:
+    """Of two runs or more; `agreements` are those of the first run and each other."""
     flat = [_flat(_without_own(facts.run.config)) for facts in runs]
     pythons: list[Mapping[str, str] | None] = [
         None if facts.packages is None else {**facts.packages, "python": facts.python or ""} for facts in runs
     ]
-    first = runs[0]
-    divergences = [found for other in runs[1:] if (found := find_divergence(first, other)) is not None]
-    names = sorted({name for facts in runs for name in facts.series})
+    first = runs[0].run.run_id
+    divergences = [
+        Divergence((first, other.run.run_id), found.metric, found.step, found.values, found.num_equal)
+        for other, found in zip(runs[1:], agreements, strict=True)
+        if found.metric
+    ]
+    names = sorted({name for facts in runs for name in facts.newest})
     parts: dict[str, list[Mapping[str, str] | None]] = {
         "code": [facts.code for facts in runs],
         "packages": pythons,
@@ -95,50 +105,15 @@ def compare(runs: Sequence[RunFacts]) -> Comparison:
         code=_differences(parts["code"]),
         packages=_differences(parts["packages"]),
         data=_differences(parts["data"]),
-        metrics={name: [_last(facts, name) for facts in runs] for name in names},
+        metrics={name: [facts.newest.get(name) for facts in runs] for name in names},
         divergences=divergences,
-        num_common=[_count_common(first, other) for other in runs[1:]],
+        num_common=[found.num_common for found in agreements],
         unknown={
             part: missing
             for part, found in parts.items()
             if (missing := [facts.run.run_id for facts, it in zip(runs, found, strict=True) if it is None])
         },
     )
-
-
-def find_divergence(one: RunFacts, other: RunFacts) -> Divergence | None:
-    """The smallest step at which a metric that both have at that step has two values; None where there is none."""
-    earliest: Divergence | None = None
-    for name in sorted(one.series.keys() & other.series.keys()):
-        if name.startswith(TIMED):
-            continue
-        found = _first_difference(name, one, other)
-        if found is not None and (earliest is None or found.step < earliest.step):
-            earliest = found
-    return earliest
-
-
-def _count_common(one: RunFacts, other: RunFacts) -> int:
-    names = [name for name in one.series.keys() & other.series.keys() if not name.startswith(TIMED)]
-    return len({step for name in names for step in {*one.series[name].steps} & {*other.series[name].steps}})
-
-
-def _first_difference(name: str, one: RunFacts, other: RunFacts) -> Divergence | None:
-    theirs = dict(zip(other.series[name].steps, other.series[name].values, strict=True))
-    num_equal = 0
-    for step, value in zip(one.series[name].steps, one.series[name].values, strict=True):
-        if step not in theirs:
-            continue
-        if value != theirs[step] and not (math.isnan(value) and math.isnan(theirs[step])):
-            ids = (one.run.run_id, other.run.run_id)
-            return Divergence(ids, name, step, (value, theirs[step]), num_equal)
-        num_equal += 1
-    return None
-
-
-def _last(facts: RunFacts, name: str) -> float | None:
-    found = facts.series.get(name)
-    return None if found is None or not found.values else found.values[-1]
 
 
 def _differences(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:

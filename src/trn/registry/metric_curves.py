@@ -2,6 +2,8 @@
 
 A query that merges reads one level, that of the answer, and at the ends of the range some finer ones. Where the answer's
 buckets are finer than all that is stored, it reads points: at most about 16 for each point of the answer.
+
+Two runs are compared by SQLite, which walks both curves: no point becomes a Python object, and other threads run meanwhile.
 """
 
 import math
@@ -14,6 +16,7 @@ import msgspec
 
 from trn.core.errors import TooMuchError
 from trn.core.runs import LineagePart
+from trn.registry.discarded_points import TIMED
 from trn.registry.metric_buckets import Built, Span, cover, encode
 from trn.registry.named_queries import metrics_sql as sql
 
@@ -253,3 +256,48 @@ def _find_first(
         return int(place)
     spans = list(cover(piece.built, place << level, place + 1 << level, level - 1))
     return _find_first(connection, piece, _read_parts(connection, piece, spans), column, value)
+
+
+# --- two runs beside each other ------------------------------------------------------------------------------------
+
+
+class Agreement(NamedTuple):
+    """How far two runs agree, over all metrics that do not measure time."""
+
+    num_common: int = 0  # steps at which both have a value of the same metric
+    metric: str = ""  # that differs first; empty: none does
+    step: int = 0  # of the first difference
+    values: tuple[float, float] = (math.nan, math.nan)  # there
+    num_equal: int = 0  # steps before it at which both have the metric, with the same value
+
+
+def compare_curves(connection: sqlite3.Connection, one: str, other: str) -> Agreement:
+    """Of two runs by their ids. Steps that only one of them has tell nothing; NaN is equal to NaN."""
+    rows = connection.execute(sql("common_series"), {"one": one, "other": other}).fetchall()
+    pairs = {
+        row["name"]: {"one": row["one_key"], "other": row["other_key"]}
+        for row in rows
+        if not row["name"].startswith(TIMED)
+    }
+    earliest = Agreement(step=_NO_STEP)
+    for name, pair in pairs.items():
+        found = connection.execute(sql("first_difference"), {**pair, "before": earliest.step}).fetchone()
+        if found is not None:
+            one_value, other_value = _numbers([found["one"], found["other"]])
+            earliest = Agreement(metric=name, step=found["step"], values=(one_value, other_value))
+    num_common = _count_common(connection, list(pairs.values()))
+    if not earliest.metric:
+        return Agreement(num_common=num_common)
+    num_equal = _count_before(connection, pairs[earliest.metric], earliest.step)
+    return earliest._replace(num_common=num_common, num_equal=num_equal)
+
+
+def _count_common(connection: sqlite3.Connection, pairs: list[dict[str, int]]) -> int:
+    if len(pairs) == 1:
+        return _count_before(connection, pairs[0], _NO_STEP)
+    encoded = msgspec.json.encode(pairs).decode()
+    return int(connection.execute(sql("num_common"), {"pairs": encoded}).fetchone()[0])
+
+
+def _count_before(connection: sqlite3.Connection, pair: dict[str, int], step: int) -> int:
+    return int(connection.execute(sql("num_common_before"), {**pair, "before": step}).fetchone()[0])

@@ -40,9 +40,11 @@ from trn.registry.discarded_points import (
 )
 from trn.registry.metric_buckets import Built, build, build_unbuilt, cut_back, rebuild
 from trn.registry.metric_curves import (
+    Agreement,
     Extremes,
     Series,
     Stretch,
+    compare_curves,
     find_extremes,
     find_pieces,
     find_series,
@@ -55,6 +57,7 @@ from trn.registry.named_queries import metrics_sql as sql
 from trn.registry.writer import RegistryWriter
 
 __all__ = [
+    "Agreement",
     "Discarded",
     "Extremes",
     "MetricReader",
@@ -183,6 +186,11 @@ class MetricReader:
         """Of the run's steps that were trained twice: are their metrics equal, or which is the first that is not?"""
         with self._one_state():
             return compare_repeated(self._read, [_series_row(row) for row in find_series(self._read, run_id)])
+
+    def compare(self, one: str, other: str) -> Agreement:
+        """How far the metrics of two runs agree. Takes about 0.2 s for a million steps that both have."""
+        with self._one_state():
+            return compare_curves(self._read, one, other)
 
     @contextlib.contextmanager
     def _one_state(self) -> Iterator[None]:

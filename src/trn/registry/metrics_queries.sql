@@ -200,6 +200,38 @@ SELECT (SELECT min(value) FROM finite) AS min_value,
        (SELECT max(value) FROM finite) AS max_value,
        (SELECT step FROM finite ORDER BY value DESC, step LIMIT 1) AS max_step
 
+-- name: common_series
+SELECT mine.name, mine.series_key AS one_key, theirs.series_key AS other_key
+FROM runs AS own
+JOIN runs AS beside ON beside.run_id = :other
+JOIN series AS mine ON mine.run_key = own.run_key
+JOIN series AS theirs ON theirs.run_key = beside.run_key AND theirs.name = mine.name
+WHERE own.run_id = :one
+ORDER BY mine.name
+
+-- name: first_difference
+SELECT mine.step, mine.value AS one, theirs.value AS other
+FROM points AS mine
+CROSS JOIN points AS theirs ON theirs.series_key = :other AND theirs.step = mine.step
+WHERE mine.series_key = :one AND mine.step < :before AND mine.value IS NOT theirs.value
+ORDER BY mine.step
+LIMIT 1
+
+-- name: num_common_before
+SELECT count(*)
+FROM points AS mine
+CROSS JOIN points AS theirs ON theirs.series_key = :other AND theirs.step = mine.step
+WHERE mine.series_key = :one AND mine.step < :before
+
+-- name: num_common
+WITH pairs AS MATERIALIZED (
+    SELECT json_extract(value, '$.one') AS one, json_extract(value, '$.other') AS other FROM json_each(:pairs)
+)
+SELECT count(DISTINCT mine.step)
+FROM pairs
+CROSS JOIN points AS mine ON mine.series_key = pairs.one
+CROSS JOIN points AS theirs ON theirs.series_key = pairs.other AND theirs.step = mine.step
+
 -- name: remove_run_points
 DELETE FROM points WHERE series_key IN (
     SELECT series_key FROM series WHERE run_key = (SELECT run_key FROM runs WHERE run_id = :run_id))

@@ -42,7 +42,7 @@ def command(home: Home, *, run_ids: tuple[str, ...], is_json: bool | None) -> No
     Only what differs is shown. Each run is compared with the first. Needs no daemon.
     """
     from trn.cli.reading.run_lookup import find_run, open_metrics
-    from trn.client.comparison import compare, read_facts
+    from trn.client.comparison import agree, compare, read_facts
 
     if len(run_ids) < MIN_RUNS:
         raise click.UsageError(f"only one run is given, {run_ids[0]!r}: give at least two")
@@ -51,7 +51,9 @@ def command(home: Home, *, run_ids: tuple[str, ...], is_json: bool | None) -> No
     if repeated:
         raise click.UsageError(f"a run is given twice: {', '.join(sorted(repeated))}")
     with open_metrics(home) as metrics:
-        comparison = compare([read_facts(home, run, metrics) for run in found])
+        facts = [read_facts(home, run, metrics) for run in found]
+        agreements = [agree(metrics, found[0], other) for other in found[1:]]
+    comparison = compare(facts, agreements)
     output = Output(is_json=is_json)
     output.event("comparison", **_record(comparison))
     for line in _lines(output, comparison):

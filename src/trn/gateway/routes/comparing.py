@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from starlette.responses import Response
 
-from trn.client.comparison import Comparison, Divergence, compare, read_facts
+from trn.client.comparison import Comparison, Divergence, agree, compare, read_facts
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.number_words import as_word
@@ -19,7 +19,7 @@ from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
 
 MAX_COMPARED = 100
-MAX_POINTS = 5_000_000  # of all runs; the curves of those beyond it are not compared
+MAX_POINTS = 20_000_000  # of all pairs, a few seconds; the curves of runs beyond it are not compared
 
 Differences = dict[str, list[Any]]
 
@@ -68,15 +68,16 @@ async def compare_runs(parts: Parts, call: Call[CompareQuery]) -> Response:
 
 
 def _compare(home: Home, runs: list[RunRecord], metrics: MetricReader | None) -> tuple[Comparison, list[str]]:
-    """(what differs, runs whose curves are too long to be read here)."""
-    facts, too_long, left = [], [], MAX_POINTS
-    for run in runs:
-        num_points = run.step * max(len(run.metrics), 1)  # at most: a point for each step
-        is_read = num_points <= left
-        left -= num_points if is_read else 0
-        too_long += [] if is_read else [run.run_id]
-        facts.append(read_facts(home, run, metrics if is_read else None))
-    return compare(facts), too_long
+    """(what differs, runs whose curves are too long to be walked here)."""
+    facts = [read_facts(home, run, metrics) for run in runs]
+    agreements, too_long, left = [], [], MAX_POINTS
+    for run in runs[1:]:
+        num_points = min(run.step, runs[0].step) * max(len(run.metrics), 1)  # at most: a point for each step
+        is_walked = num_points <= left
+        left -= num_points if is_walked else 0
+        too_long += [] if is_walked else [run.run_id]
+        agreements.append(agree(metrics if is_walked else None, runs[0], run))
+    return compare(facts, agreements), too_long
 
 
 def _show(found: Comparison, too_long: list[str]) -> ComparisonAnswer:

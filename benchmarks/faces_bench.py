@@ -18,7 +18,7 @@ from harness import DATA, Measurements, Side, measure
 
 SIDES = "faces_sides.py"
 TIMEOUT_S = 240.0
-PEER_TIMEOUT_S = 60.0  # for a view to be painted
+PEER_TIMEOUT_S = 45.0  # for a view to be painted
 OPENINGS = {"table": (7, 3), "chart": (7, 3), "overlay": (5, 2)}  # rounds of ours, and those with peers
 
 
@@ -66,9 +66,9 @@ def _measure_all(folder: Path, sizes: Sizes, *, quick: bool, say: Callable[[str]
         ]
         take(num_rounds, side(names[PAGE], "own_view", view=view), *peers)
     take(1, side(CODE, "code"))
-    take(1 if quick else 3, side(LIVE, "live", gap_ms=700, num_points=8 if quick else 20))
+    take(1 if quick else 3, side(LIVE, "live", gap_ms=700, num_points=8 if quick else 14))
     take(1, side(FLOOD, "flood", points_per_s=1000, seconds=10 if quick else 60))
-    take(2 if quick else 7, side(GATEWAY, "start"))
-    take(1 if quick else 5, side(BESIDE, "daemon_beside", num_submits=20 if quick else 60))
+    take(2 if quick else 5, side(GATEWAY, "start"))
+    take(1 if quick else 5, side(BESIDE, "daemon_beside", num_submits=20 if quick else 200))
     take(2 if quick else 5, side(LIST, "list_rate", num_clients=8, seconds=1 if quick else 3))
     return measured

@@ -26,7 +26,7 @@ from trn.client.gateway_start import RunningGateway, ensure_gateway, find_gatewa
 from trn.core.home import Home
 
 MB = 1e6
-REST_S = 2.0
+REST_S = 1.0
 
 
 def start(options: Mapping[str, Any]) -> Round:

@@ -199,7 +199,7 @@ function ReadOut({ isSpoken, board, scene, painted }: {
         colour: reading.line.source.colour,
         label: reading.line.source.label,
         text: formatNumber(isSmoothed ? reading.smoothed : reading.value),
-        range: rangeOf(reading),
+        range: x === null ? "" : rangeOf(reading),
       })),
     };
   });

@@ -13,6 +13,7 @@ import { isTerminal, type Marker, type Run, type RunDetails, type TrainerEvent }
 
 const SOON_MS = 500;
 const SPEED_MS = 30_000; // the time that the speed is measured over
+const MAX_PLACES = 2000;
 const MAX_POINTS = 640; // about the width of a chart; live points may double it
 /** After these events the details and the marks are read again. */
 const MARKING = new Set(["started", "checkpoint", "validation", "completed", "failed"]);
@@ -27,7 +28,6 @@ export class RunModel {
   readonly speed = signal<number | null>(null);
   /** Grows when there are new files. */
   readonly filesVersion = signal(0);
-  /** Lines of the attempts before the newest one are of the past. */
   readonly run: ReadonlySignal<Run | null>;
   readonly clock: ReadonlySignal<RunClock>;
   readonly names: ReadonlySignal<readonly string[]>;
@@ -36,6 +36,7 @@ export class RunModel {
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly abort = new AbortController();
   private places: { timeMs: number; step: number }[] = [];
+  private measuredMs = 0;
 
   constructor(readonly runId: string) {
     this.run = computed(() => {
@@ -130,19 +131,20 @@ export class RunModel {
   private take(events: readonly TrainerEvent[]): void {
     for (const feed of this.feeds) feed.take(this.runId, events);
     this.stepsPerEpoch.value ??= findStepsPerEpoch(events);
-    for (const event of events) if (event.step !== undefined) this.places.push({ timeMs: event.timestamp_ms, step: event.step });
+    const last = events.findLast(({ step }) => step !== undefined);
+    if (last?.step !== undefined) this.places.push({ timeMs: last.timestamp_ms, step: last.step });
     this.measure();
     if (events.some(({ event }) => MARKING.has(event))) this.readSoon();
     if (events.some(({ event }) => FILING.has(event))) this.filesVersion.value += 1;
   }
 
+  /** Once a second: a text that changes with every event would have the page laid out again each time. */
   private measure(): void {
     const last = this.places.at(-1);
-    if (last === undefined) return;
-    const since = last.timeMs - SPEED_MS;
-    const first = this.places.findIndex(({ timeMs, step }) => timeMs >= since && step <= last.step);
-    const from = this.places[first];
-    if (this.places.length > 2000) this.places = this.places.slice(-1000);
+    if (last === undefined || last.timeMs - this.measuredMs < 1000) return;
+    this.measuredMs = last.timeMs;
+    this.places = this.places.filter(({ timeMs }) => timeMs >= last.timeMs - SPEED_MS).slice(-MAX_PLACES);
+    const from = this.places.find(({ step }) => step <= last.step);
     if (from === undefined || last.timeMs - from.timeMs < 1000) return;
     this.speed.value = ((last.step - from.step) * 1000) / (last.timeMs - from.timeMs);
   }

@@ -65,8 +65,8 @@ def test_an_unknown_option_and_a_priority_out_of_range_are_refused() -> None:
 
 
 def test_the_blocking_client_has_the_calls_of_the_other_with_their_options_and_docstrings() -> None:
-    names = {name for name in vars(AsyncClient) if not name.startswith("_")}
-    assert names == {name for name in vars(Client) if not name.startswith("_")}
+    names = {name for name in dir(AsyncClient) if not name.startswith("_")}
+    assert names == {name for name in dir(Client) if not name.startswith("_")}
     for name in names - {"patience_s", "wait", "close"}:
         ours, other = getattr(Client, name), getattr(AsyncClient, name)
         assert inspect.signature(ours).parameters == inspect.signature(other).parameters, name

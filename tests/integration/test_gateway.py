@@ -1,11 +1,14 @@
 """Claims about the gateway: it answers what the registry has, follows what happens, and holds no truth."""
 
 import asyncio
+import datetime
 import gzip
+import http.client
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -531,3 +534,61 @@ def test_a_killed_run_shows_what_was_taken_back_and_that_it_resumed_exactly(
     assert {"attempt", "kill", "resume", "end"} <= set(kinds)
     (kill,) = [each for each in own_world.get("/runs/nine/markers").data["markers"] if each["kind"] == "kill"]
     assert "kill" in kill["text"]
+
+
+def test_with_a_certificate_it_speaks_tls_alone_and_its_cookie_is_secure(tmp_path: Path) -> None:
+    certificate, private_key = make_certificate(tmp_path)
+    settings = SETTINGS.replace(
+        "[inventory]",
+        f'[http]\ncertificate = "{certificate}"\nprivate_key = "{private_key}"\nnames = ["gpu.example"]\n[inventory]',
+    )
+    with GatewayWorld(tmp_path / "home", settings=settings) as world:
+        url = world.gateway.draw_login()
+        assert url.startswith("https://gpu.example:")
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.check_hostname = False
+        host, port = world.gateway.address.split(":")
+        link = http.client.HTTPSConnection(host, int(port), timeout=DEADLINE_S, context=context)
+        own = {"Host": f"gpu.example:{port}", "Content-Type": "application/json"}
+        token = json.dumps({"token": url.partition("#token=")[2]})
+        link.request("POST", "/api/v1/login", token, own)
+        answer = link.getresponse()
+        assert answer.status == 204
+        assert "Secure" in (answer.getheader("set-cookie") or "")
+        answer.read()
+        link.close()
+        plain = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
+        plain.request("GET", "/")
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            plain.getresponse()
+        plain.close()
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Signed by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpu.example")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, private_key = folder / "cert.pem", folder / "key.pem"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private_key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return certificate, private_key

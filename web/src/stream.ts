@@ -52,8 +52,6 @@ const keyOf = (topic: Topic): string => (topic.kind === "runs" ? "runs" : `${top
 
 export class LiveStream {
   readonly connection = signal<Connection>("connecting");
-  /** What the server says went wrong with one topic; the others go on. */
-  onFault: (message: string) => void = () => undefined;
 
   private subscriptions = new Set<Subscription>();
   private unsynced = new Set<Subscription>(); // to be told to fetch, once live
@@ -142,7 +140,6 @@ export class LiveStream {
     source.addEventListener("open", ifCurrent(() => this.opened()));
     source.addEventListener("error", ifCurrent(() => this.failed()));
     source.addEventListener("reset", ifCurrent((event) => this.reset(event)));
-    source.addEventListener("fault", ifCurrent((event) => this.onFault((JSON.parse(event.data as string) as { message: string }).message)));
     for (const kind of KINDS) source.addEventListener(kind, ifCurrent((event) => this.take(kind, event)));
   }
 

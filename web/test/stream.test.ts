@@ -119,15 +119,6 @@ test("after a reset everybody fetches, and the old positions are forgotten", () 
   expect(asked()).toBe("watch=runs&after_change=90&events=a");
 });
 
-test("a fault of one topic is passed on", () => {
-  const faults: string[] = [];
-  stream.onFault = (message) => faults.push(message);
-  stream.subscribe(reader({ kind: "events", runId: "a" }));
-  vi.runAllTimers();
-  newest().emit("fault", { message: "run a was removed" });
-  expect(faults).toEqual(["run a was removed"]);
-});
-
 test("a second reader of the same topic opens nothing, and fetches", () => {
   stream.subscribe(reader({ kind: "events", runId: "a" }));
   vi.runAllTimers();

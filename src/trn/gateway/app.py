@@ -55,6 +55,7 @@ logger = logging.getLogger("trn.gateway")
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+USUAL_PORTS = {"http": 80, "https": 443}
 KEEP_ALIVE_S = 30
 STOP_GRACE_S = 2
 BACKLOG = 1024
@@ -111,7 +112,7 @@ class Gateway:
             _raise_open_files()
             port = listener.getsockname()[1]
             scheme = "http" if context is None else "https"
-            hosts = name_hosts(host, port, self._settings.names)
+            hosts = name_hosts(host, port, self._settings.names, scheme)
             parts = Parts(
                 home=self._home,
                 url=f"{scheme}://{hosts[0]}",
@@ -235,12 +236,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-def name_hosts(host: str, port: int, names: list[str]) -> list[str]:
-    """What the header Host may be; the first one is for links."""
+def name_hosts(host: str, port: int, names: list[str], scheme: str = "http") -> list[str]:
+    """What the header Host may be; the first one is for links. A browser leaves out the usual port of a scheme."""
     is_everywhere = host in ("0.0.0.0", "::")  # noqa: S104
     own = [] if is_everywhere else [f"[{host}]" if ":" in host else host]
     local = LOOPBACK_NAMES if is_everywhere or is_loopback(host) else ()
-    return list(dict.fromkeys(f"{name.lower()}:{port}" for name in (*names, *own, *local)))
+    found: list[str] = []
+    for name in (*names, *own, *local):
+        has_port = name.rpartition(":")[2].isdigit() and not name.endswith("]")
+        found.append(name.lower() if has_port else f"{name.lower()}:{port}")
+        if not has_port and port == USUAL_PORTS[scheme]:
+            found.append(name.lower())
+    return list(dict.fromkeys(found))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import click
 from trn.cli.output import Output, json_option
 from trn.core.errors import ConflictError
 from trn.core.home import Home
+from trn.core.version import VERSION
 
 if TYPE_CHECKING:
     from trn.client.gateway_start import RunningGateway
@@ -54,10 +55,13 @@ def command(home: Home, *, address: str, is_silent: bool, is_stopped: bool, is_j
 def start_gateway(home: Home, *, address: str = "") -> "RunningGateway":
     """The home's gateway, with a daemon. ConflictError where one runs at another address."""
     from trn.client.daemon_start import ensure_daemon
-    from trn.client.gateway_start import ensure_gateway
+    from trn.client.gateway_start import ensure_gateway, stop_gateway
 
     ensure_daemon(home)
     gateway, is_new = ensure_gateway(home, address=address)
+    if gateway.version != VERSION:  # of before an update: it holds nothing that could be lost
+        stop_gateway(gateway, home)
+        gateway, is_new = ensure_gateway(home, address=address)
     if address and not is_new and not _is_at(gateway, address):
         raise ConflictError(
             f"the gateway, pid {gateway.pid}, listens at {gateway.address}, not at {address}: `trn ui --stop`, then start"

@@ -36,26 +36,23 @@ def search_log(fd: int, wanted: bytes, *, begin: int, limit: int, is_case_ignore
         data = os.pread(fd, READ_BYTES, at)
         if not data:
             break
-        # Up to the last line end; a line that is longer than all of it is searched in pieces that overlap.
-        cut = data.rfind(b"\n") + 1
-        is_last = at + len(data) >= size
-        if is_last:
-            cut = len(data)
-        elif cut == 0:
-            cut = len(data) - len(needle) + 1
-        piece = data[:cut]
-        place = 0
+        # Whole lines; of a line that is longer than all of it, pieces that overlap.
+        cut = len(data) if at + len(data) >= size else data.rfind(b"\n") + 1
+        piece = data[:cut] if cut else data
+        step = cut or max(len(data) - len(needle) + 1, 1)
         text = piece.lower() if is_case_ignored else piece
+        place = 0
         while (hit := text.find(needle, place)) >= 0:
             start = text.rfind(b"\n", 0, hit) + 1
             end = text.find(b"\n", hit)
+            place = step if end < 0 else end + 1
             end = len(text) if end < 0 else end
             matches.append(LogMatch(offset=at + start, line=_show(piece, start, end, hit)))
-            place = end + 1
             if len(matches) >= limit:
-                next_offset = min(at + place, size)
-                return Found(matches, next_offset, next_offset >= size)
-        at += cut
+                return Found(matches, at + place, is_end=at + place >= size)
+            if end == len(text):
+                break
+        at += step
         if time.monotonic() > deadline or at - begin > MAX_SEARCHED:
             break
     return Found(matches, min(at, size), at >= size)

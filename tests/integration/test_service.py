@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from trn.executors.base import ImportCheck, LaunchPlan
 from trn.proto import trainer_pb2 as pb
 from trn.proto.methods import METHODS
 from trn.registry.base import NewRun
+from trn.registry.metrics import MetricStore
 
 PATIENCE_S = 60.0
 
@@ -846,6 +848,25 @@ def test_metrics_are_answered_by_name_and_range(tmp_path: Path) -> None:
             assert (answer.series[0].width, len(answer.series[0].counts), len(answer.discarded)) == (1, 0, 0)
             none = await get(pb.GetMetricsRequest(run_id="a", names=["nothing"]))
             assert len(none.series) == 0
+
+    asyncio.run(main())
+
+
+def test_points_of_an_older_release_get_their_buckets_while_the_daemon_works(tmp_path: Path) -> None:
+    store = MetricStore(tmp_path / "metrics.db")
+    points = [(step, 1, "loss", step, float(step), step) for step in range(1, 5001)]
+    store.add("old", offset=1, last_seq=5000, points=points).result()
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "metrics.db")) as connection:
+        connection.executescript(
+            "DELETE FROM buckets; UPDATE series SET finest_level = NULL, built_to = 0; INSERT INTO unbuilt VALUES (1);"
+        )
+
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            with contextlib.closing(sqlite3.connect(host.home.metrics)) as connection:
+                await until(lambda: connection.execute("SELECT count(*) FROM unbuilt").fetchone() == (0,))
+                assert connection.execute("SELECT count(*) FROM buckets").fetchone()[0] > 5000 / 16
 
     asyncio.run(main())
 

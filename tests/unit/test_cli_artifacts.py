@@ -169,4 +169,5 @@ def test_a_narrow_terminal_shortens_the_name_alone(made: WithArtifacts) -> None:
     made.add(("sample", f"samples/{'n' * 200}.txt"))
     screen = made.show("artifacts", "r", num_columns=100)
     assert max(map(len, screen.splitlines())) <= 100
-    assert "nnnnnnnn…" in screen
+    assert "…nnnnnnnn" in screen
+    assert "nnn.txt" in screen

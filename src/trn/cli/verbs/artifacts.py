@@ -95,11 +95,20 @@ def _list(output: Output, found: "list[ArtifactRecord]", limit: int | None) -> N
             pad(cell, width, to_the_right=head in NUMBERS)
             for cell, width, head in zip(row, widths, HEADS, strict=False)
         ]
-        line = "  ".join([*cells, shorten(row[-1], room)]).rstrip()
+        line = "  ".join([*cells, _shorten_start(row[-1], room)]).rstrip()
         output.show(output.paint(line, is_bold=number == 0, is_dim=not is_there))
     if len(found) > most:
         output.show(f"… and {len(found) - most} older: --limit 0 shows all")
     _show_refused(output, found)
+
+
+def _shorten_start(name: str, width: int) -> str:
+    """The end of a file's name tells more than its start."""
+    if cell_width(name) <= width:
+        return name
+    while cell_width(name) > width - 1:
+        name = name[1:]
+    return f"…{name}"
 
 
 def _show_refused(output: Output, found: "list[ArtifactRecord]") -> None:

@@ -361,7 +361,7 @@ def test_retention_keeps_the_last_the_best_and_what_kept_checkpoints_show(tmp_pa
 def test_the_next_attempt_still_knows_which_step_was_the_best(tmp_path: Path) -> None:
     first = Run(tmp_path, keep_last=1, keep_best=1)
     show(first, 1, loss=0.1)
-    show(first, 2, loss=0.9)
+    show(first, 2, loss=float("nan"))
     second = Run(tmp_path, attempt=2, keep_last=1, keep_best=1)
     show(second, 3, loss=0.8)
     show(second, 4, loss=0.7)

@@ -8,6 +8,7 @@ Files that the author put elsewhere are never removed.
 """
 
 import contextlib
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -107,7 +108,9 @@ class ShownSteps:
         if self._metrics is None:
             self._metrics = _read_metrics(path)
         known = {old: value for old, value in self._metrics.items() if old in found or old == step}
-        if metric is not None:
+        if metric is not None and math.isfinite(
+            metric[1]
+        ):  # JSON has no others, and none of them is the best
             known[step] = metric
         if known != self._metrics:
             self._metrics = known

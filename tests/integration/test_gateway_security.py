@@ -210,6 +210,17 @@ def test_a_change_needs_json_and_from_a_browser_our_origin(
     assert world.get("/runs/one").data["run"]["state"] == "COMPLETED"
 
 
+def test_a_link_from_another_site_opens_the_page_but_no_data(world: GatewayWorld) -> None:
+    """`trn ui` itself opens the link from a file, which is another site for a browser."""
+    elsewhere = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Cookie": world.log_in()["Cookie"],
+    }
+    assert world.ask("GET", "/runs/one", headers=elsewhere).status == 200
+    assert world.ask("GET", f"{API}/runs/one", headers=elsewhere).status == 403
+
+
 def test_there_is_no_cors(world: GatewayWorld) -> None:
     headers = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     answer = world.ask("OPTIONS", f"{API}/runs", headers=headers)

@@ -158,6 +158,7 @@ def test_tokens_and_sessions_end_in_time_and_there_are_never_too_many() -> None:
     assert holder is not None
     clock.now += SESSION_S - 1
     assert credentials.holder_of_cookie(f"other=1; {cookie}") == holder  # used: it lives on
+    assert credentials.holder_of_cookie(f'bad={{"a":1}}; also bad; "x"=y;{cookie};z') == holder
     clock.now += SESSION_S + 1
     assert credentials.holder_of_cookie(cookie) is None
     assert credentials.holder_of_bearer(f"Bearer {credentials.bearer}") == BEARER

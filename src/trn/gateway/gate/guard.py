@@ -123,13 +123,13 @@ class Guard:
             raise Refused(
                 403, "forbidden", f"Origin is {origin[:100]!r}: requests of other sites are refused"
             )
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Refused(403, "forbidden", "requests of other sites are refused")
 
     def _admit(self, method: str, path: str, headers: dict[str, str]) -> str:
         """The holder of the credential; empty for a login."""
         if method not in METHODS:
             raise Refused(405, "method", f"{method[:20]!r} is not allowed")
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise Refused(403, "forbidden", "requests of other sites are refused")
         is_login = path == LOGIN and method == "POST"
         holder: str | None = ""
         if not is_login:

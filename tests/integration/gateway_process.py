@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,11 +94,6 @@ class GatewayWorld:
 
     def is_gateway_running(self) -> bool:
         return find_gateway(self.home) is not None
-
-
-def stop(process: "subprocess.Popen[Any]") -> None:
-    process.kill()
-    process.wait(DEADLINE_S)
 
 
 class EventReader:

@@ -436,10 +436,14 @@ def test_the_daemon_keeps_the_page_where_it_is_told_to(tmp_path: Path) -> None:
         wait_until(
             "it was not started again", lambda: (found := find_gateway(home)) and found.pid != first.pid
         )
-        second = find_gateway(home)
-        assert second is not None
+        assert run("ui", "--stop").returncode == 0
+        wait_until("it does not obey", lambda: "the gateway was stopped" in home.daemon_log.read_text())
+        assert find_gateway(home) is None
+        assert run("ui", "--json").returncode == 0
+        third = find_gateway(home)
+        assert third is not None
         assert run("daemon", "stop").returncode == 0
-        assert not second.process.is_alive()
+        assert not third.process.is_alive()
     finally:
         end_everything(home.root)
 

@@ -187,6 +187,14 @@ def test_a_stream_replays_follows_and_continues_where_it_was_left(
         assert runs.next("removed")[1] == {"run_id": "two"}
 
 
+def test_a_stream_of_a_run_that_is_not_there_says_so_and_shows_the_rest(world: GatewayWorld) -> None:
+    with EventReader(world, "watch=runs&after_change=0&events=none&log=none&events=one:0") as stream:
+        assert stream.answer.status == 200
+        missing = {"fault", "run", "events"}
+        while missing:
+            missing.discard(stream.next()[0])
+
+
 def test_the_page_outlives_a_killed_daemon_and_its_stream_continues_with_the_next(
     own_world: GatewayWorld, tmp_path: Path
 ) -> None:

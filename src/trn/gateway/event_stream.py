@@ -38,6 +38,9 @@ class StreamMessage(NamedTuple):
     place: Place | None = None
 
 
+FELL_BEHIND = StreamMessage("reset", b'{"reason":"this reader fell behind"}')
+
+
 class Outbox:
     """What waits for the reader. `put` waits for room."""
 
@@ -121,17 +124,16 @@ class EventStreamResponse(Response):
                 asyncio.create_task(_run(source, outbox, dict(self._position))) for source in self._sources
             ]
             try:
-                await self._forward(outbox, send, tasks)
+                reset = await self._forward(outbox, send, tasks)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             self._position = await self._renew()
-            reset = StreamMessage("reset", b'{"reason":"this reader fell behind"}')
             await _send(send, self._write(reset))
 
-    async def _forward(self, outbox: Outbox, send: Any, tasks: "list[asyncio.Task[None]]") -> None:
-        """Returns when the reader has to be told `reset`."""
+    async def _forward(self, outbox: Outbox, send: Any, tasks: "list[asyncio.Task[None]]") -> StreamMessage:
+        """Returns the `reset` that the reader has to be told."""
         while True:
             messages = await outbox.take()
             for task in tasks:
@@ -140,12 +142,12 @@ class EventStreamResponse(Response):
             begun = time.monotonic()
             for message in messages:
                 if message.event == "reset":
-                    return
+                    return message
                 await _send(send, self._write(message))
             if not messages:
                 await _send(send, b": ping\n\n")
             if outbox.is_full and time.monotonic() - begun > STUCK_S:
-                return
+                return FELL_BEHIND
 
     def _write(self, message: StreamMessage) -> bytes:
         if message.place is not None:

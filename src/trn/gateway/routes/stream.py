@@ -79,7 +79,8 @@ async def stream(parts: Parts, call: Call[StreamQuery]) -> Response:
 
 
 async def _now(parts: Parts, names: set[str]) -> dict[str, int]:
-    """The position of each source now. NotFoundError where it names no run."""
+    """The position of each source now. A run that is not there has 0, and its source says so in the stream: a browser would
+    give up for good where the stream itself is refused."""
 
     def read(reader: RegistryReader) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -87,11 +88,10 @@ async def _now(parts: Parts, names: set[str]) -> dict[str, int]:
             kind, _, run_id = name.partition(":")
             if kind in ("c", "r"):
                 found[name] = reader.last_change()
-            elif kind == "e":
-                found[name] = reader.get(run_id).last_seq
+            elif not reader.has(run_id):
+                found[name] = 0
             else:
-                reader.get(run_id)
-                found[name] = _log_size(parts, run_id)
+                found[name] = reader.get(run_id).last_seq if kind == "e" else _log_size(parts, run_id)
         return found
 
     return await parts.stores.read(read) if names else {}
@@ -204,6 +204,7 @@ class _Log:
     async def __call__(self, outbox: Outbox, position: Mapping[str, int]) -> None:
         name = f"l:{self._run_id}"
         offset = position[name]
+        await self._parts.stores.read(lambda reader: reader.get(self._run_id))
         if (
             await self._parts.stores.run(lambda: _log_size(self._parts, self._run_id)) - offset
             > MAX_REPLAYED_LOG

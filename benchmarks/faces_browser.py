@@ -35,12 +35,16 @@ LOOK_MS = 100
 KB = 1e3
 CODE = frozenset({"Document", "Script", "Stylesheet"})
 
-# Of a canvas or an element: pixels that are not grey, or text.
+# Whether a person sees it: elements in the window with a curve's pixels, or text.
 TOOLS = """
 const copy = document.createElement("canvas"); // also a canvas that a worker paints can be copied
 const ink = copy.getContext("2d", { willReadFrequently: true });
+const isInView = (element) => {
+  const box = element.getBoundingClientRect();
+  return box.width > 50 && box.bottom > 0 && box.top < innerHeight;
+};
 const hasCurve = (canvas, minColour = 40) => {
-  if (!canvas || canvas.width < 50 || canvas.height < 50) return false;
+  if (!canvas || canvas.width < 50 || canvas.height < 50 || !isInView(canvas)) return false;
   Object.assign(copy, { width: canvas.width, height: canvas.height });
   ink.drawImage(canvas, 0, 0);
   const { data } = ink.getImageData(0, 0, copy.width, copy.height);
@@ -51,9 +55,8 @@ const hasCurve = (canvas, minColour = 40) => {
   }
   return count > 200;
 };
-const hasPath = (paths) => [...paths].some((path) => (path.getAttribute("d") ?? "").length > 200
-  && path.getBoundingClientRect().width > 50);
-const hasRows = (rows) => [...rows].filter((row) => /run-\\d{5}/.test(row.textContent)).length >= 5;
+const hasPath = (paths) => [...paths].some((path) => (path.getAttribute("d") ?? "").length > 200 && isInView(path));
+const hasRows = (rows) => [...rows].filter((row) => /run-\\d{5}/.test(row.textContent) && isInView(row)).length >= 5;
 """
 
 WATCH = """(() => {

@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import contextlib
 import http.client
+import itertools
 import json
 import socket
 import statistics
@@ -21,7 +22,6 @@ import psutil
 from daemon_session import DEADLINE_S, ONE_CPU, POLL_S, Daemon, end_everything
 from faces_data import OURS, Sizes, prepare
 from harness import Prepare, Round, Sample
-from trn.client.client import AsyncClient
 from trn.client.gateway_start import RunningGateway, ensure_gateway, find_gateway
 from trn.core.home import Home
 
@@ -117,49 +117,59 @@ def _following(gateway: RunningGateway) -> Iterator[None]:
 
 
 def daemon_beside(options: Mapping[str, Any]) -> Round:
-    """A daemon alone, then with a gateway and an open page: its start, its memory, how long a submit takes."""
+    """A daemon alone, and one with a gateway and an open page, which take turns: start, memory, how long a submit takes."""
     folder = Path(options["home"])
-    numbers = iter(range(1_000_000))
+    numbers = itertools.count()
     atexit.register(end_everything, folder)
 
-    async def measure(daemon: Daemon, *, with_gateway: bool) -> Sample:
-        async with daemon.client() as client:
-            await client.health()
-            start_s = time.monotonic() - daemon.started
-            gateway = (await asyncio.to_thread(ensure_gateway, daemon.home))[0] if with_gateway else None
-            await daemon.hold(client)
-            with _following(gateway) if gateway else contextlib.nullcontext():
-                submit_ms = await _submit(daemon, client, options["num_submits"])
-                await asyncio.sleep(REST_S)
-                resident = psutil.Process(daemon.process.pid).memory_info().rss
-        return {"start_s": start_s, "submit_ms": submit_ms, "resident_mb": resident / MB}
-
-    def one(*, with_gateway: bool) -> Sample:
-        more = '[http]\naddress = "127.0.0.1:0"\n' if with_gateway else ""
-        with Daemon(folder / str(next(numbers)), settings=ONE_CPU + more) as daemon:
-            daemon.wait_announced()
-            return asyncio.run(measure(daemon, with_gateway=with_gateway))
-
     def both() -> Sample:
-        order = [False, True] if next(numbers) % 2 else [True, False]
-        found = {with_gateway: one(with_gateway=with_gateway) for with_gateway in order}
+        number = next(numbers)
+        order = ["alone", "with"] if number % 2 else ["with", "alone"]
+        with contextlib.ExitStack() as stack:
+            daemons, starts = {}, {}
+            for name in order:
+                settings = ONE_CPU + ('[http]\naddress = "127.0.0.1:0"\n' if name == "with" else "")
+                daemon = stack.enter_context(Daemon(folder / f"{number}-{name}", settings=settings))
+                daemon.wait_announced()
+                starts[name] = asyncio.run(_first_answer_s(daemon))
+                daemons[name] = daemon
+            gateway = ensure_gateway(daemons["with"].home)[0]
+            with _following(gateway):
+                submits = asyncio.run(_take_turns(daemons, options["num_submits"]))
+                time.sleep(REST_S)
+                resident = {
+                    name: psutil.Process(it.process.pid).memory_info().rss for name, it in daemons.items()
+                }
         return {
-            **{f"alone_{key}": value for key, value in found[False].items()},
-            **{f"with_{key}": value for key, value in found[True].items()},
-            **{f"{key}_ratio": found[True][key] / found[False][key] for key in found[True]},
+            "start_ratio": starts["with"] / starts["alone"],
+            "submit_ratio": submits["with"] / submits["alone"],
+            "resident_ratio": resident["with"] / resident["alone"],
+            "submit_ms": submits["with"],
         }
 
     return both
 
 
-async def _submit(daemon: Daemon, client: AsyncClient, count: int) -> float:
-    taken_ms = []
-    for _ in range(count):
-        job = daemon.job("daemon_trainers:Trivial", mock_batches=[1])
-        begun = time.perf_counter()
-        await daemon.submit(client, job)
-        taken_ms.append(1e3 * (time.perf_counter() - begun))
-    return statistics.median(taken_ms)
+async def _first_answer_s(daemon: Daemon) -> float:
+    async with daemon.client() as client:
+        await client.health()
+        return time.monotonic() - daemon.started
+
+
+async def _take_turns(daemons: Mapping[str, Daemon], num_submits: int) -> dict[str, float]:
+    """The median of each, in ms; what is submitted stays in the queue."""
+    taken_ms: dict[str, list[float]] = {name: [] for name in daemons}
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {name: await stack.enter_async_context(it.client()) for name, it in daemons.items()}
+        for name, daemon in daemons.items():
+            await daemon.hold(clients[name])
+        for number in range(num_submits):
+            for name in list(daemons)[:: 1 if number % 2 else -1]:
+                job = daemons[name].job("daemon_trainers:Trivial", mock_batches=[1])
+                begun = time.perf_counter()
+                await daemons[name].submit(clients[name], job)
+                taken_ms[name].append(1e3 * (time.perf_counter() - begun))
+    return {name: statistics.median(taken) for name, taken in taken_ms.items()}
 
 
 # --- lists ---------------------------------------------------------------------------------------------------------

@@ -124,7 +124,8 @@ def write_mlflow(folder: Path, view: View) -> None:
         PROJECT, artifact_location=f"file://{folder}/artifacts"
     )
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA synchronous = OFF")
+    for setting in ("synchronous = OFF", "journal_mode = OFF", "cache_size = -1000000"):
+        connection.execute(f"PRAGMA {setting}")
     experiment = connection.execute(
         "SELECT experiment_id FROM experiments WHERE name = ?", [PROJECT]
     ).fetchone()

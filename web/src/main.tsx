@@ -27,6 +27,7 @@ async function start(): Promise<void> {
   }
   startStore();
   pauseWhileHidden(stream);
+  stream.onFault = (message) => toast(message, "bad");
   session.subscribe((state) => { if (state === "closed") stream.setPaused(true); });
   const root = document.getElementById("app");
   if (root !== null) render(<App />, root);

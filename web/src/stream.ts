@@ -47,15 +47,21 @@ export type Connection = "connecting" | "live" | "lost" | "paused";
 
 const BACKOFF_MS = [500, 1000, 2000, 5000, 10_000];
 const HIDDEN_MS = 60_000;
+// A run's removal is sent up to a second after changes of others. So a reconnect asks from a little earlier.
+const SETTLE_MS = 3000;
 
 const keyOf = (topic: Topic): string => (topic.kind === "runs" ? "runs" : `${topic.kind} ${topic.runId}`);
 
 export class LiveStream {
   readonly connection = signal<Connection>("connecting");
+  /** What the server says went wrong with one topic; the others go on. */
+  onFault: (message: string) => void = () => undefined;
 
   private subscriptions = new Set<Subscription>();
   private unsynced = new Set<Subscription>(); // to be told to fetch, once live
   private positions = new Map<string, number>(); // by topic: what was last received
+  private newestChange: number | null = null; // not yet a position
+  private settledAt = 0;
   private source: Source | null = null;
   private openTopics = "";
   private failures = 0;
@@ -130,6 +136,9 @@ export class LiveStream {
     }
     this.drop();
     if (keys.length === 0) return;
+    for (const one of this.subscriptions) {
+      if (!this.positions.has(keyOf(one.topic))) this.unsynced.add(one); // it gets what is new from here on, and fetches the rest
+    }
     if (this.connection.value !== "lost") this.connection.value = "connecting";
     const source = this.open(this.url(keys));
     this.source = source;
@@ -139,7 +148,8 @@ export class LiveStream {
     };
     source.addEventListener("open", ifCurrent(() => this.opened()));
     source.addEventListener("error", ifCurrent(() => this.failed()));
-    source.addEventListener("reset", ifCurrent((event) => this.reset(event)));
+    source.addEventListener("reset", ifCurrent(() => this.reset()));
+    source.addEventListener("fault", ifCurrent((event) => this.onFault((JSON.parse(event.data as string) as { message: string }).message)));
     for (const kind of KINDS) source.addEventListener(kind, ifCurrent((event) => this.take(kind, event)));
   }
 
@@ -163,9 +173,10 @@ export class LiveStream {
     this.onFailure();
   }
 
-  private reset(event: MessageEvent): void {
+  private reset(): void {
     this.positions.clear(); // the server goes on from now
-    this.noteChange(event);
+    this.newestChange = null;
+    this.settledAt = 0;
     this.unsynced = new Set(this.subscriptions);
     this.sync();
   }
@@ -176,10 +187,15 @@ export class LiveStream {
     for (const subscription of fresh) subscription.onSync?.();
   }
 
-  /** The id of a message begins with the registry's change counter. */
+  /** The id of a message has the registry's change counter: `c=41;r=40;…`. */
   private noteChange(event: MessageEvent): void {
-    const change = Number.parseInt(event.lastEventId, 10);
-    if (Number.isFinite(change)) this.positions.set("runs", change);
+    const change = /(?:^|;)c=(\d+)/.exec(event.lastEventId)?.[1];
+    if (change === undefined) return;
+    if (Date.now() - this.settledAt >= SETTLE_MS) {
+      if (this.newestChange !== null) this.positions.set("runs", this.newestChange);
+      this.settledAt = Date.now();
+    }
+    this.newestChange = Number(change);
   }
 
   private take(kind: Kind, event: MessageEvent): void {

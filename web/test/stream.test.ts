@@ -59,9 +59,9 @@ test("messages reach only those who asked for them", () => {
   const other = reader({ kind: "events", runId: "b" });
   for (const one of [runs, events, other]) stream.subscribe(one);
   vi.runAllTimers();
-  newest().emit("run", { run_id: "a" }, "5;");
-  newest().emit("events", { run_id: "a", events: [{ seq: 9 }] }, "5;a=9");
-  newest().emit("end", { run_id: "b" }, "5;");
+  newest().emit("run", { run_id: "a" }, "c=5;r=0");
+  newest().emit("events", { run_id: "a", events: [{ seq: 9 }] }, "c=5;r=0;e:a=9");
+  newest().emit("end", { run_id: "b" }, "c=5;r=0");
   expect(runs.got.map((one) => one.kind)).toEqual(["run"]);
   expect(events.got.map((one) => one.kind)).toEqual(["events"]);
   expect(other.got.map((one) => one.kind)).toEqual(["end"]);
@@ -76,8 +76,10 @@ describe("a broken connection", () => {
     stream.subscribe(reader({ kind: "log", runId: "a" }));
     vi.runAllTimers();
     newest().emit("open");
-    newest().emit("run", { run_id: "a" }, "41;a=1");
-    newest().emit("log", { run_id: "a", offset: 0, next_offset: 88, text: "…" }, "41;a=1");
+    newest().emit("run", { run_id: "a" }, "c=41;r=0");
+    vi.advanceTimersByTime(3000);
+    newest().emit("run", { run_id: "a" }, "c=42;r=0"); // too new: removals before it may not have come yet
+    newest().emit("log", { run_id: "a", offset: 0, next_offset: 88, text: "…" }, "c=42;r=0;l:a=88");
     newest().emit("error");
     expect(stream.connection.value).toBe("lost");
     expect(newest().isClosed).toBe(true);
@@ -100,7 +102,7 @@ describe("a broken connection", () => {
     vi.runAllTimers();
     const old = newest();
     old.emit("error");
-    old.emit("run", { run_id: "a" }, "5;");
+    old.emit("run", { run_id: "a" }, "c=5;r=0");
     expect(one.got).toEqual([]);
   });
 });
@@ -112,11 +114,22 @@ test("after a reset everybody fetches, and the old positions are forgotten", () 
   stream.subscribe(two);
   vi.runAllTimers();
   newest().emit("open");
-  newest().emit("reset", { reason: "too slow" }, "90;");
+  newest().emit("reset", { reason: "too slow" }, "c=90;r=90");
   expect([one.onSync.mock.calls.length, two.onSync.mock.calls.length]).toEqual([1, 1]);
   newest().emit("error");
   vi.advanceTimersByTime(500);
-  expect(asked()).toBe("watch=runs&after_change=90&events=a");
+  expect(asked()).toBe("watch=runs&events=a");
+  newest().emit("open"); // from now on: what was missed in between is fetched
+  expect([one.onSync.mock.calls.length, two.onSync.mock.calls.length]).toEqual([2, 2]);
+});
+
+test("a fault of one topic is passed on", () => {
+  const faults: string[] = [];
+  stream.onFault = (message) => faults.push(message);
+  stream.subscribe(reader({ kind: "events", runId: "a" }));
+  vi.runAllTimers();
+  newest().emit("fault", { message: "run a was removed" });
+  expect(faults).toEqual(["run a was removed"]);
 });
 
 test("a second reader of the same topic opens nothing, and fetches", () => {
@@ -144,7 +157,9 @@ test("the connection ends with its last reader", () => {
 test("a paused stream holds no connection, and goes on where it was", () => {
   stream.subscribe(reader({ kind: "runs", after: 1 }));
   vi.runAllTimers();
-  newest().emit("run", { run_id: "a" }, "6;");
+  newest().emit("run", { run_id: "a" }, "c=6;r=0");
+  vi.advanceTimersByTime(3000);
+  newest().emit("run", { run_id: "a" }, "c=7;r=0");
   stream.setPaused(true);
   vi.runAllTimers();
   expect(newest().isClosed).toBe(true);

@@ -115,6 +115,7 @@ def test_the_log_comes_in_pieces_with_its_size(world: GatewayWorld) -> None:
     assert found.body == whole
     assert found.headers["x-log-size"] == str(len(whole))
     assert found.headers["content-type"].startswith("text/plain")
+    assert world.get("/runs/one/logs?limit=4000000").body == whole
     tail = world.get("/runs/one/log?tail=10")
     assert tail.body == whole[-10:]
     assert world.get("/runs/one/log?offset=3&limit=4").body == whole[3:7]

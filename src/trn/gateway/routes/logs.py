@@ -73,6 +73,12 @@ async def read_log(parts: Parts, call: Call[LogQuery]) -> Response:
     return Response(piece.data, media_type=PLAIN_TEXT, headers=headers)
 
 
+@endpoint("GET", "/runs/{run_id}/logs", media_type=PLAIN_TEXT)
+async def read_logs(parts: Parts, call: Call[LogQuery]) -> Response:
+    """The same as `/runs/{run_id}/log`: the contract's name of it."""
+    return await read_log.handle(parts, call)
+
+
 def _read(path: Path, asked: LogQuery) -> _Piece:
     fd = _open(path)
     if fd is None:
@@ -155,4 +161,4 @@ def _open(path: Path) -> int | None:
         raise UnavailableError(f"the log {path} cannot be read: {fault.strerror}") from fault
 
 
-ENDPOINTS = [read_log, search_run_log, download_log, list_events]
+ENDPOINTS = [read_log, read_logs, search_run_log, download_log, list_events]

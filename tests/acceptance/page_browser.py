@@ -3,10 +3,11 @@
 import contextlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from page_world import PageWorld
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
@@ -78,12 +79,11 @@ class Complaints:
 class Visitor:
     """A person at a browser of their own: a page, and what it complained of."""
 
-    def __init__(self, browser: Browser, *, is_dark: bool = False, is_phone: bool = False) -> None:
+    def __init__(self, browser: Browser, *, is_phone: bool = False) -> None:
         self.context: BrowserContext = browser.new_context(
             viewport=PHONE if is_phone else DESKTOP,
             has_touch=is_phone,
             is_mobile=is_phone,
-            color_scheme="dark" if is_dark else "light",
             reduced_motion="reduce",
         )
         self.context.set_default_timeout(DEADLINE_MS)
@@ -125,11 +125,13 @@ PICTURE = """(name) => {
 }"""
 
 
-def read_axe(axe: Any, page: Page) -> list[str]:
-    """Violations by axe-core, in words: rule, what it says, where."""
-    found = axe.run(page).response["violations"]
+def find_barriers(page: Page, rules: Sequence[str] = ()) -> list[str]:
+    """What axe-core has against the page, by these rules or by all: rule, what it says, where."""
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if rules:
+        options["runOnly"] = list(rules)
     return [
         f"{rule['id']} ({rule['impact']}): {rule['help']}: {node['html'][:200]} {node['failureSummary']}"
-        for rule in found
+        for rule in Axe().run(page, options=options).response["violations"]
         for node in rule["nodes"]
     ]

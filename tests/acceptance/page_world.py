@@ -19,6 +19,7 @@ EVIL_LINES = [
     "javascript:alert(4)",
     "warning: a needle in the log",
 ]
+EVIL_FILE = "<img src=x onerror=alert(5)>.txt"
 NUM_STEPS = 60
 
 
@@ -36,11 +37,13 @@ class PageWorld(GatewayWorld):
             "sample_every": 20,
             "hyperparams": {"names": ["val/accuracy"], "samples": [str(film), str(page)]},
         }
-        evil = {"lines": EVIL_LINES, "num_lines": 50, "names": [EVIL]}
+        text = self.folder / EVIL_FILE
+        text.write_text(EVIL_LINES[0])
+        evil = {"lines": EVIL_LINES, "num_lines": 50, "names": [EVIL], "samples": [str(text)]}
         self.start("straight", **samples, tags={"kind": "good"})
         self.start("other", hyperparams={"scale": 1.5}, tags={"kind": "bad"})
         self.start("broken", hyperparams={"fail_at": 30})
-        self.start("evil", name=EVIL, tags={EVIL: EVIL}, group=EVIL, hyperparams=evil)
+        self.start("evil", name=EVIL, tags={EVIL: EVIL}, group=EVIL, sample_every=60, hyperparams=evil)
         for run_id in ("straight", "other", "broken", "evil"):
             self.wait_end(run_id)
 

@@ -159,7 +159,7 @@ function StartDialog({ runs, isResume }: { runs: readonly Run[]; isResume: boole
       const result = await (isResume ? api.resume(run.run_id) : api.again(run.run_id));
       putRun(result.run);
       flush();
-      toast([`Submitted ${result.run.run_id}`, ...result.notes].join(". "), "good");
+      toast([`Submitted ${result.run.run_id}`, ...result.notes].join(": "), "good");
       if (runs.length === 1) navigate(runUrl(result.run.run_id));
     }
   };

@@ -100,7 +100,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
       const made = await api.resume(model.runId, { checkpoint: target.artifact.artifact_id, overrides });
       putRun(made.run);
       flush();
-      toast([`Submitted ${made.run.run_id}`, ...made.notes].join(". "), "good");
+      toast([`Submitted ${made.run.run_id}`, ...made.notes].join(": "), "good");
       onClose();
       navigate(runUrl(made.run.run_id));
     } catch (reason) {

@@ -101,7 +101,7 @@ function FinishFact({ run, forecast }: { run: Run; forecast: Forecast | null }) 
     <div title={forecast.basis}>
       <dt>Finishes</dt>
       <dd>{formatTime(forecast.finish_ms)}, in {formatDuration(left)}
-        {high > low && <span class="muted"> ({formatDuration(low)} to {formatDuration(high)})</span>}</dd>
+        {formatDuration(low) !== formatDuration(high) && <span class="muted"> ({formatDuration(low)} to {formatDuration(high)})</span>}</dd>
     </div>
   );
 }

@@ -7,7 +7,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { query } from "../router";
 import { Tabs } from "../ui/controls";
-import { ErrorNotice, Loading } from "../ui/notice";
+import { Empty, ErrorNotice, Loading } from "../ui/notice";
 import { ChartsTab } from "./charts_tab";
 import { CodeTab } from "./code_tab";
 import { ConfigTab } from "./config_tab";
@@ -35,6 +35,9 @@ export function RunView({ runId }: { runId: string }) {
   useEffect(() => model.start(), [model]);
   if (model.run.value === null || model.details.value === null) {
     const error = model.error.value;
+    if (error?.status === 404) {
+      return <Empty title={`There is no run ${runId}`}><p>It may have been removed.</p><a href="/">All runs</a></Empty>;
+    }
     return error === null ? <Loading what={`run ${runId}`} /> : <ErrorNotice error={error} retry={() => void model.read()} />;
   }
   return <Loaded model={model} key={runId} />;

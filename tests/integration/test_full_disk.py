@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_process import Run
+from worker_process import TRAINERS, Run
 
 from gen_worker.errors import ExitCode
 from gen_worker.trainer.checkpoints.store import CheckpointStore
@@ -78,3 +78,37 @@ def test_a_worker_that_finds_no_room_at_all_says_so_by_its_exit_code(small_disk:
     assert done.returncode == ExitCode.DISK_FULL
     ballast.unlink()
     assert run.work().returncode == 0
+
+
+FILLS_THE_DISK = """
+import contextlib, errno
+from pathlib import Path
+from counting import Counting
+
+class FillsTheDisk(Counting):
+    def train_step(self, batch, state, ctx):
+        disk = Path(self.options["disk"])
+        for reserve in disk.rglob("*.reserve"):
+            reserve.unlink()
+        with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        raise OSError(errno.ENOSPC, "x" * 9000)  # no line that fits into the last page of the event file
+"""
+
+
+def test_a_worker_without_room_for_its_terminal_event_says_why_by_its_exit_code(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "filling.py").write_text(FILLS_THE_DISK)
+    run = Run(
+        small_disk / "run",
+        trainer="filling:FillsTheDisk",
+        mock_batches=[1, 2, 3],
+        hyperparams={"disk": str(small_disk)},
+    )
+    done = run.work(PYTHONPATH=f"{TRAINERS}:{tmp_path}")
+    *whole, half = run.events_path.read_bytes().split(b"\n")
+    assert b'"failed"' in half
+    assert not any(b'"failed"' in line for line in whole)
+    assert done.returncode == ExitCode.DISK_FULL

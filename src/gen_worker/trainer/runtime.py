@@ -54,6 +54,7 @@ class TrainingRuntime:
         self.process: RankEnvironment | None = None
         self.category: Category | None = None
         self.is_agreed_stop = False
+        self.is_reported = False  # the failure has a terminal event
 
     def redact(self, text: str) -> str:
         return self._redactor.redact(text)
@@ -99,6 +100,7 @@ class TrainingRuntime:
             self.category, _ = describe_failure(cause, phase=phase)
             is_stop = issubclass(type(cause), TrainingCanceled | TrainingTimeout)
             self.is_agreed_stop = is_stop and attempt is not None and attempt.has_agreed_to_stop
+            self.is_reported = attempt is not None and attempt.session.is_reported
             raise
         return 0
 
@@ -197,7 +199,7 @@ def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:
                 _say(runtime.redact(text))
                 return ExitCode.BUG
             _say(f"{category}: {runtime.redact(text)}")
-            if category is Category.STARTUP and find_cause(cause) == Cause.DISK_FULL:
+            if find_cause(cause) == Cause.DISK_FULL and not runtime.is_reported:
                 return ExitCode.DISK_FULL  # no event says so
             return EXIT_CODE_BY_CATEGORY[category]
     leave_outcome(runtime.process, None)

@@ -59,6 +59,9 @@ class AttemptSession:
     lease: RunLease | None = field(default=None, init=False)  # in the main process
     reporter: TrainingReporter = field(init=False)
     lifecycle: JobLifecycle = field(init=False)
+    is_reported: bool = field(
+        default=False, init=False
+    )  # a failure has its terminal event, or its parent writes it
     _failure: tuple[Category, str] | None = field(default=None, init=False)
 
     @property
@@ -139,6 +142,7 @@ class AttemptSession:
                         fault="trn" if is_our_fault(cause) else "",
                         values={"place": place} if (place := find_place(cause)) else None,
                     )
+                self.is_reported = True
             except BaseException:  # `cause` is what the caller must see
                 logger.exception("the terminal event could not be written")
         return self._failure

@@ -41,11 +41,14 @@ export function CompareView() {
 function Choose({ ids }: { ids: readonly string[] }) {
   const isMany = ids.length > MAX_RUNS;
   return (
-    <Empty title={isMany ? `${ids.length} runs are too many` : "Choose runs to compare"}>
-      <p>{isMany ? `Up to ${MAX_RUNS} runs can be compared.` : "Choose two or more in the table of runs, or add them here."}</p>
-      {!isMany && <AddRun ids={ids} />}
-      {ids.map((id) => <p key={id}><a href={runUrl(id)}>{id}</a></p>)}
-    </Empty>
+    <>
+      <h1 class="visually-hidden">Compare</h1>
+      <Empty title={isMany ? `${ids.length} runs are too many` : "Choose runs to compare"}>
+        <p>{isMany ? `Up to ${MAX_RUNS} runs can be compared.` : "Choose two or more in the table of runs, or add them here."}</p>
+        {!isMany && <AddRun ids={ids} />}
+        {ids.map((id) => <p key={id}><a href={runUrl(id)}>{id}</a></p>)}
+      </Empty>
+    </>
   );
 }
 

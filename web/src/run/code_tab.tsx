@@ -41,7 +41,7 @@ function Files({ runId }: { runId: string }) {
   const { files } = answer.value;
   if (files.length === 0) return <Empty title="No code was kept with this run"><p>A snapshot is taken when <code>trn run</code> submits from a folder.</p></Empty>;
   return (
-    <div class="card scroll">
+    <div class="card scroll" tabIndex={0} role="group" aria-label="Table of code">
       <table class="table">
         <thead><tr><th>File</th><th class="number">Size</th><th>SHA-256</th></tr></thead>
         <tbody>

@@ -52,7 +52,7 @@ export function ConfigTab({ model }: { model: RunModel }) {
           </span>
         )}
       </div>
-      <div class="card scroll">
+      <div class="card scroll" tabIndex={0} role="group" aria-label="Fields of the config">
         <table class="table config">
           <thead><tr><th>Field</th><th>Value</th>{changed.length > 0 && <th>In {parent}</th>}</tr></thead>
           <tbody>

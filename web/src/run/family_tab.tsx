@@ -21,7 +21,7 @@ export function FamilyTab({ model }: { model: RunModel }) {
 function Attempts({ attempts }: { attempts: readonly Attempt[] }) {
   if (attempts.length === 0) return <p class="muted">No attempt has started yet.</p>;
   return (
-    <div class="card scroll">
+    <div class="card scroll" tabIndex={0} role="group" aria-label="Attempts">
       <header><h2>Attempts</h2></header>
       <table class="table">
         <thead>

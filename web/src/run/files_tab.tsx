@@ -38,7 +38,7 @@ export function FilesTab({ model }: { model: RunModel }) {
         <span class="muted grow">In <span class="mono">{model.details.value!.folder}</span></span>
       </div>
       {files === null ? <Loading what="files" /> : files.length === 0 ? <Empty title="No files yet" /> : (
-        <div class="card scroll">
+        <div class="card scroll" tabIndex={0} role="group" aria-label="Table of files">
           <table class="table">
             <thead><tr><th class="number">Step</th><th>Name</th><th>Kind</th><th class="number">Size</th><th>SHA-256</th><th>Written</th><th><span class="visually-hidden">Download</span></th></tr></thead>
             <tbody>

@@ -58,6 +58,7 @@ export class RunModel {
     let stopStream: (() => void) | null = null;
     void this.read().then(() => {
       const run = this.details.peek()?.run;
+      if (run !== undefined) void this.readEpoch();
       const isMissing = this.error.peek()?.status === 404; // the stream refuses a run that is not there
       if (this.abort.signal.aborted || isMissing || (run !== undefined && isTerminal(run))) return;
       stopStream = stream.subscribe({
@@ -71,7 +72,6 @@ export class RunModel {
         },
       });
     });
-    void readStepsPerEpoch(this.runId, this.abort.signal).then((found) => { this.stepsPerEpoch.value ??= found; });
     let state = "";
     const stopRun = this.run.subscribe((run) => {
       const now = run === null ? "" : `${run.state} ${run.attempt}`;
@@ -126,6 +126,11 @@ export class RunModel {
     } catch {
       // curves are shown without marks
     }
+  }
+
+  private async readEpoch(): Promise<void> {
+    const found = await readStepsPerEpoch(this.runId, this.abort.signal);
+    this.stepsPerEpoch.value ??= found;
   }
 
   private take(events: readonly TrainerEvent[]): void {

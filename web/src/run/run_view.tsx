@@ -35,10 +35,14 @@ export function RunView({ runId }: { runId: string }) {
   useEffect(() => model.start(), [model]);
   if (model.run.value === null || model.details.value === null) {
     const error = model.error.value;
-    if (error?.status === 404) {
-      return <Empty title={`There is no run ${runId}`}><p>It may have been removed.</p><a href="/">All runs</a></Empty>;
-    }
-    return error === null ? <Loading what={`run ${runId}`} /> : <ErrorNotice error={error} retry={() => void model.read()} />;
+    return (
+      <>
+        <h1 class="visually-hidden">{runId}</h1>
+        {error === null ? <Loading what={`run ${runId}`} />
+          : error.status === 404 ? <Empty title={`There is no run ${runId}`}><p>It may have been removed.</p><a href="/">All runs</a></Empty>
+          : <ErrorNotice error={error} retry={() => void model.read()} />}
+      </>
+    );
   }
   return <Loaded model={model} key={runId} />;
 }

@@ -301,6 +301,9 @@ def test_a_run_is_submitted_checked_cancelled_resumed_repeated_and_removed(
     assert wrong.data["error"]["faults"][0]["path"] == "max_step"
     said = own_world.send("POST", "/runs?dry_run=1", {"config": {**config, "max_step": 3}}).data["faults"]
     assert said[0]["path"] == "max_step"
+    typo = {"config": {**config, "trainer": "witnessed:Witnesed"}, "base_dir": str(TRAINERS)}
+    assert own_world.send("POST", "/runs", typo).data["error"]["faults"][0]["path"] == "trainer"
+    assert own_world.send("POST", "/runs?dry_run=1", typo).data["faults"][0]["path"] == "trainer"
     made = own_world.send("POST", "/runs", body)
     assert (made.status, made.data["existed"]) == (201, False)
     assert made.data["run"]["trainer"] == "witnessed:Witnessed"

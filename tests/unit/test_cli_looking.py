@@ -546,3 +546,13 @@ def test_compare_shows_what_differs_and_where_runs_diverge(made: HandMade) -> No
     assert "a and b: train/loss differs from step 3 on: 1.0 and 0.5 (equal at the 2 steps before)" in screen
     assert "a and c: none; all metrics are equal at the 3 steps that both have" in screen
     assert "unknown for a, b, c" in screen  # their code: none was frozen
+
+
+def test_rm_refuses_a_name_that_is_the_id_of_one_run_and_means_another(
+    made: HandMade, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.submit("live", config={"seed": 1})
+    made.submit("live", config={"seed": 2})
+    assert verbs.run(["--home", str(made.home.root), "rm", "live"]) != 0
+    assert "give live.1 or live.2" in "".join(capsys.readouterr())
+    assert {run.run_id for run in made.registry.page()} == {"live", "live.2"}

@@ -18,6 +18,8 @@ async function start(): Promise<void> {
   const token = takeToken();
   startRouter();
   startShortcuts();
+  // A link that is pasted into this tab changes the fragment alone: the page has to take its token.
+  window.addEventListener("hashchange", () => { if (new URLSearchParams(location.hash.slice(1)).has("token")) location.reload(); });
   if (token !== null) {
     try {
       await login(token);

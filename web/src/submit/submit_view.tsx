@@ -129,7 +129,9 @@ async function submitJob(): Promise<void> {
     const overrides = diffDocuments(from.config, job.value);
     result = await (checkpoint === null ? api.again(from.runId, { overrides }) : api.resume(from.runId, { overrides, checkpoint }));
   } else {
-    result = await api.submit(makeBody());
+    const where = folder();
+    // As `trn run` does: the code is frozen, so that what waits in the queue trains what was submitted.
+    result = await api.submit({ ...makeBody(), ...(where === "" ? {} : { code_dir: where }) });
   }
   putRun(result.run);
   flush();

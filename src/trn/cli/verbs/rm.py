@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trn rm mnist-2b53
-  trn rm --dry-run mnist mnist.2
+  trn rm --dry-run mnist.1 mnist.2
 """
 
 
@@ -27,7 +27,7 @@ def command(home: "Home", /, *, run_ids: tuple[str, ...], is_dry_run: bool, is_j
     """Remove ended runs: records, folders with checkpoints, and metrics. This cannot be undone.
 
     If one of them cannot be removed, none is: a run that has not ended, or that another run was resumed from, unless
-    that run is given too. Their lines in logs/ stay.
+    that run is given too. Their lines in logs/ stay. A name that several runs have is refused: `NAME.1` is the first.
     """
     import asyncio
 
@@ -40,7 +40,22 @@ async def _remove(home: "Home", output: Output, run_ids: tuple[str, ...], is_dry
     from trn.cli.verbs.prune import report_freed
 
     require_known(home, run_ids)  # no daemon is started for an unknown run
+    _require_exact(home, run_ids)
     async with connected(home) as client:
         freed = await client.remove(run_ids, is_dry_run=is_dry_run)
     report_freed(output, freed, is_dry_run=is_dry_run)
     return ExitCode.OK
+
+
+def _require_exact(home: "Home", run_ids: tuple[str, ...]) -> None:
+    """AmbiguousError where a name is a run's own id and means a newer run of its family: the wrong one would be gone."""
+    from trn.cli.reading.run_lookup import open_registry
+    from trn.core.errors import AmbiguousError
+
+    with open_registry(home) as reader:
+        for text in run_ids:
+            if reader.has(text) and (newest := reader.find(text).run_id) != text:
+                raise AmbiguousError(
+                    f"{text!r} is the id of the first run of its family, and as a name it means the newest, {newest!r}:"
+                    f" give {text}.1 or {newest}"
+                )

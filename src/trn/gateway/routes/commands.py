@@ -34,7 +34,7 @@ class RunOptionsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     interpreter: Text | None = None  # default: the gateway's
     priority: Annotated[int, msgspec.Meta(ge=-(2**31) + 1, le=2**31 - 1)] = 0
     force_new: bool = False  # also if an equal run exists
-    is_import_tried: bool = False  # first check data, disk and code
+    is_import_tried: bool = True  # check data, disk and code too; false: only the fields
     log_dir: Folder = ""
     event_log: Folder = ""
     submission_id: Text = ""  # a repeat with the same one returns the same run

@@ -59,6 +59,8 @@ export class Painter {
       this.waiting.delete(chart);
       paint();
     }
+    // A timer drops parts of a millisecond, so its frame may come too early: without another one nothing live is painted again.
+    if (!isLiveDue && this.isWaiting) this.timing.wait(() => this.askFrame(), Math.ceil(this.liveMs + LIVE_GAP_MS - now));
   }
 }
 

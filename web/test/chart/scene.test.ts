@@ -160,3 +160,24 @@ test("what a person does is painted with the next frame, also after a live chang
   pass(200);
   expect(numPainted).toBe(3);
 });
+
+test("a live change whose timer comes a part of a millisecond early is painted nevertheless", () => {
+  let now = 0;
+  const waits: { at: number; handle: () => void }[] = [];
+  const painter = new Painter({
+    nowMs: () => now,
+    askFrame: (handle) => handle(), // at once, as where the browser was about to draw
+    wait: (handle, ms) => { waits.push({ at: now + Math.trunc(ms), handle }); }, // as browsers do
+  });
+  let numPainted = 0;
+  const request = (): void => painter.request({}, () => { numPainted += 1; }, true);
+  request();
+  now = 40.4;
+  request();
+  expect(numPainted).toBe(1);
+  for (let next = waits.shift(); next !== undefined; next = waits.shift()) {
+    now = next.at;
+    next.handle();
+  }
+  expect(numPainted).toBe(2);
+});

@@ -348,7 +348,7 @@ def _as_page(report: Report, *, seed: int, took_s: float) -> str:
     return (
         "# Soak report\n\n"
         f"Written by `make soak-long` on {date}: seed {seed}, {took_s / 60:.0f} minutes. Real runs on a real daemon; each"
-        " fault below struck while they ran. [Promises](promises.md) says what was checked.\n\n"
+        " fault below hit them while they ran. [Promises](promises.md) says what was checked.\n\n"
         f"```text\n{report}\n```\n"
     )
 

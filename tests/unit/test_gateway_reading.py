@@ -120,6 +120,9 @@ def test_a_forecast_is_by_the_runs_own_speed_with_the_spread_of_past_runs() -> N
     alone = forecast(run_at(500), [attempt(500)], [], 100_000, "m:T").forecast
     assert alone is not None
     assert (alone.finish_ms, alone.basis) == (200_000, "the speed of this run")
+    begun = forecast(run_at(5), [attempt(5)], past, 1_000, "m:T")
+    assert begun.forecast is None, "not by past runs alone: they may have had other data"
+    assert "too few steps" in begun.reason
 
 
 def test_a_run_that_has_not_begun_is_forecast_by_past_runs_and_without_any_it_is_said_why() -> None:

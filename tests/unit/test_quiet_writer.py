@@ -29,7 +29,7 @@ class Impatient(StallTimer):
     give_up_s = 0.2
 
     def is_over(self, pid: int) -> bool:
-        if describe_state(pid):
+        if "stopped" in describe_state(pid):  # not where it waits for a disk
             self._warn_s, self._give_up_s = 0.05, self.give_up_s
         return super().is_over(pid)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trn.core.runs import AttemptRecord, RunRecord
+from trn.core.runs import AttemptRecord, RunRecord, RunState
 
 MIN_STEPS, MIN_S = 10, 2.0  # of an attempt, before its own speed counts
 MIN_PAST = 3  # runs, for a band
@@ -38,6 +38,8 @@ def forecast(
     if run.end_step is None:
         return Outlook(None, "the number of steps is not known")
     own = _own_speed(run, attempts, now_ms)
+    if own is None and run.state is RunState.RUNNING:
+        return Outlook(None, "too few steps of this attempt yet")  # past runs may have had other data
     if own is None and not past:
         return Outlook(
             None, f"no completed run of {trainer or 'this trainer class'} yet, and too few steps of this one"

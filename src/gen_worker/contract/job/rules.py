@@ -143,6 +143,9 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
         yield _fault(
             "mode", 'found "inference", but this release only trains: set it to "trainer" or leave it out'
         )
+    for section in ("serving", "prediction"):
+        if given(section) is not None and given("mode") != "inference":
+            yield _fault(section, 'given, but only `mode: "inference"` reads it')
     if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
         yield _fault(
             "max_steps",

@@ -115,6 +115,59 @@ class RetrySpec(Record, frozen=True, kw_only=True):
     on_error: bool = False
 
 
+class GateSpec(Record, frozen=True, kw_only=True):
+    """What a checkpoint has to pass before it is served. Its hash and its answers to probe rows are always checked."""
+
+    metric: Name | None = None  # of the checkpoints; None: it is not compared
+    mode: Literal["min", "max"] = "min"
+    tolerance: Annotated[float, msgspec.Meta(ge=0)] = (
+        0.0  # by so much it may be worse than the one that is served
+    )
+    max_latency_ms: Seconds | None = None  # of one full batch of probe rows
+
+
+class FeedbackSpec(Record, frozen=True, kw_only=True):
+    """Rows with their labels come back as parquet; each rule that is given submits the next run."""
+
+    columns: list[
+        Name
+    ] = []  # of the training data that feedback carries: labels; empty: all that requests lack
+    rows: Count | None = None  # so many new rows
+    max_age_s: Seconds | None = None  # so long after the oldest new row
+    metric: Name | None = None  # an error of the answers, compared with the feedback: see `above`
+    above: float | None = None
+    train: dict[str, Any] = {}  # laid over the config of the run that trained the served checkpoint
+
+
+class ServingSpec(Record, frozen=True, kw_only=True):
+    """A model server: `mode: inference`."""
+
+    checkpoint: Name | None = None  # its .meta.json
+    address: Name = "127.0.0.1:0"  # HOST:PORT, or unix:PATH
+    replicas: Count = 1
+    max_batch_rows: Count = 32
+    max_delay_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # how long a free worker waits for more rows
+    max_queue_rows: Count = 4096
+    max_body_bytes: Count = 64 << 20
+    deadline_ms: Count | None = None  # for requests that bring none
+    request_log: Annotated[float, msgspec.Meta(ge=0, le=1)] = (
+        0.0  # the share of requests that is kept as parquet
+    )
+    gate: GateSpec = GateSpec()
+    follow: Name | None = None  # a run whose new best checkpoints are promoted
+    feedback: FeedbackSpec | None = None
+
+
+class PredictionSpec(Record, frozen=True, kw_only=True):
+    """Predictions for parquet files: `mode: inference`, without a server."""
+
+    checkpoint: Name | None = None
+    parquet_paths: list[Name]
+    out: Name  # a folder
+    batch_rows: Count = 32
+    columns: list[Name] = []  # of the input that are copied into the output
+
+
 class TrainingJobSpec(Record, frozen=True, kw_only=True):
     """The job, v1: what was asked for. A cadence of 0 is off; steps are optimizer steps."""
 
@@ -159,6 +212,9 @@ class TrainingJobSpec(Record, frozen=True, kw_only=True):
     artifacts: ArtifactsSpec = ArtifactsSpec()
     sample_prompts: list[str | dict[str, Any]] = []
     sample_seed: int | None = None
+
+    serving: ServingSpec | None = None
+    prediction: PredictionSpec | None = None
 
     resources: ResourcesSpec = ResourcesSpec()
     retry: RetrySpec = RetrySpec()

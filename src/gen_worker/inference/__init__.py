@@ -1,0 +1,1 @@
+"""Serves and predicts with what was trained: a thin front without torch, and forked model workers behind it."""

@@ -1,0 +1,132 @@
+"""What the front and a model worker say to each other: each message is the header of a frame (`frames`), and the values
+of its columns are the frame's payload, one column after the other.
+
+A request's rows are a part. The front may join the parts of several requests into one, and the worker answers part by
+part, in the same order and with the same number of rows.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    """Base of all messages."""
+
+
+class ColumnType(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of requests or answers. `dims` of a value: () is one number or text, (64,) a list of 64, (None,) of any length."""
+
+    name: str
+    dtype: str  # numpy's name of a number's type ("float32", "bool"), "string", "binary" or "any"
+    dims: tuple[int | None, ...] = ()
+    is_nullable: bool = False
+
+
+class ColumnData(msgspec.Struct, frozen=True, kw_only=True):
+    """One column of a part, as `size_bytes` of the payload.
+
+    `packed`: numbers, little-endian, in the order of the rows, `dims` a row. `values`: a msgpack list with a value for
+    each row.
+    """
+
+    name: str
+    encoding: Literal["packed", "values"]
+    size_bytes: int
+    dtype: str = ""
+    dims: tuple[int, ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that belong together. `ipc`: they are an Arrow IPC stream of `size_bytes`, and `columns` is empty."""
+
+    num_rows: int
+    encoding: Literal["columns", "ipc"] = "columns"
+    columns: tuple[ColumnData, ...] = ()
+    size_bytes: int = 0  # of an IPC stream
+    answer: Literal["columns", "ipc"] = "columns"  # how the answer to it is to be encoded
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.size_bytes + sum(column.size_bytes for column in self.columns)
+
+
+# From the front to a model worker.
+
+
+class Work(Message, frozen=True, kw_only=True):
+    """Predict these rows, padded to `shape` rows. Answered with `Answers` or `Raised`."""
+
+    batch: int
+    shape: int
+    parts: tuple[Part, ...]
+
+
+class OpenStream(Message, frozen=True, kw_only=True):
+    """Call `predict_stream` with this row. Answered with any number of `StreamItem`, then `StreamEnd`."""
+
+    stream: int
+    part: Part
+
+
+class CloseStream(Message, frozen=True, kw_only=True):
+    """Nobody reads it any more. Answered with `StreamEnd`, unless that was sent already."""
+
+    stream: int
+
+
+ToWorker = Work | OpenStream | CloseStream
+
+
+# From a model worker to the front.
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The model is loaded and answered its probe rows in every shape. The first message of a worker that can serve."""
+
+    pid: int
+    inputs: tuple[ColumnType, ...]
+    outputs: tuple[ColumnType, ...]
+    can_stream: bool = False
+    probe_ms: dict[int, float] = {}  # by shape: the second call
+    load_ms: float = 0.0
+
+
+class NotReady(Message, frozen=True, kw_only=True):
+    """The only message of a worker that cannot serve: the category of a worker's error, and why, for people."""
+
+    category: str
+    words: str
+
+
+class Answers(Message, frozen=True, kw_only=True):
+    """One part for each part of the `Work`."""
+
+    batch: int
+    parts: tuple[Part, ...]
+    compute_ms: float
+
+
+class Raised(Message, frozen=True, kw_only=True):
+    """The author's code raised, or did not return one value a row. The traceback is in the log, under `error_id`."""
+
+    batch: int
+    kind: Literal["error", "row_count", "output", "input"]
+    error_id: str
+    words: str  # for the log; a client sees it only for `input`
+
+
+class StreamItem(Message, frozen=True, kw_only=True):
+    """The payload is the item as JSON."""
+
+    stream: int
+
+
+class StreamEnd(Message, frozen=True, kw_only=True):
+    stream: int
+    kind: Literal["", "error", "output", "input"] = ""  # empty: it ended by itself or was closed
+    error_id: str = ""
+    words: str = ""
+
+
+FromWorker = Ready | NotReady | Answers | Raised | StreamItem | StreamEnd

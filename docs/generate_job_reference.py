@@ -62,7 +62,7 @@ def fields_of(record: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[
             default = field.default_factory()
         yield path, hints[field.name], default
         inner = next((item for item in _union(hints[field.name]) if _is_record(item)), None)
-        is_repeated = path in ("validation.dataset", "test.dataset")
+        is_repeated = path in ("validation.dataset", "test.dataset", "prediction.version")
         if inner is not None and not is_repeated:
             yield from fields_of(inner, f"{path}.")
 

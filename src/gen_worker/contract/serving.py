@@ -2,6 +2,8 @@
 
 `wanted.json` is written by the daemon, then the server gets SIGUSR1. `live.json` is written by the server when it has
 switched: a server that is started again begins with it. Each is whole or absent (write, sync, rename).
+
+What the server says goes into its events: their own fields are the records at the end.
 """
 
 from pathlib import Path
@@ -11,32 +13,28 @@ import msgspec
 
 from gen_worker.contract.files.durable import replace_file
 from gen_worker.contract.files.regular import read_regular
+from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.contract.job.spec import GateSpec
 from gen_worker.errors import StartupError
+
+__all__ = [  # with those of a version, which a job holds as well
+    "LiveModel",
+    "ModelVersion",
+    "PromotedEvent",
+    "PromotionRefusedEvent",
+    "ReadyEvent",
+    "RequestStatsEvent",
+    "VersionFacts",
+    "WantedModel",
+    "read_live",
+    "read_wanted",
+    "write_document",
+]
 
 D = TypeVar("D", "WantedModel", "LiveModel")
 
 FOLDER = "serving"
 WANTED, LIVE = "wanted.json", "live.json"
-
-
-class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, and all that is needed to answer with it."""
-
-    run_id: str  # that saved it
-    step: int
-    checkpoint: str  # path of its .meta.json
-    weights_hash: str  # of its data file, as the meta says it
-    trainer: str  # module:symbol
-    config: dict[str, Any]  # the job of the run that saved it
-    code_hash: str = ""  # of the snapshot; empty: the code was not frozen
-    code_dir: str = ""  # first on the import path of its workers; empty: none
-    frozen_from: str = ""
-    base_dir: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.run_id}@{self.step}"
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,3 +83,35 @@ def _read(path: Path, kind: type[D]) -> D | None:
         return None
     except (OSError, msgspec.MsgspecError) as fault:
         raise StartupError(f"{path} cannot be read: {fault}") from fault
+
+
+class ReadyEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready`: the server answers from now on. Once an attempt."""
+
+    url: str  # http://HOST:PORT, or unix:PATH
+    version: VersionFacts
+    bearer_file: str = ""  # holds the secret that requests need; empty: they need none
+
+
+class PromotedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`promoted`: what the `WantedModel` of that number asked for is done. `version` answers from now on."""
+
+    number: int
+    version: VersionFacts
+    gate: dict[str, Any] = {}  # its figures
+
+
+class PromotionRefusedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`promotion_refused`: nothing changed, the version before it answers."""
+
+    number: int
+    cause: str
+    words: str  # for people
+    gate: dict[str, Any] = {}
+
+
+class RequestStatsEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`request_stats`: figures of the last seconds, also metric points of that step (seconds since the server's start)."""
+
+    step: int
+    values: dict[str, float]  # serve/requests_per_s, serve/p50_ms, serve/p99_ms, serve/queue_rows, …

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.run_ids import RUN_ID
 from gen_worker.contract.screen_repr import struct_repr
 
@@ -143,6 +144,7 @@ class ServingSpec(Record, frozen=True, kw_only=True):
     """A model server: `mode: inference`."""
 
     checkpoint: Name | None = None  # its .meta.json
+    version: ModelVersion | None = None  # instead of a checkpoint alone; the daemon fills it in
     address: Name = "127.0.0.1:0"  # HOST:PORT, or unix:PATH
     replicas: Count = 1
     max_batch_rows: Count = 32
@@ -162,6 +164,7 @@ class PredictionSpec(Record, frozen=True, kw_only=True):
     """Predictions for parquet files: `mode: inference`, without a server."""
 
     checkpoint: Name | None = None
+    version: ModelVersion | None = None
     parquet_paths: list[Name]
     out: Name  # a folder
     batch_rows: Count = 32

@@ -35,6 +35,8 @@ the value found, what was expected, and the nearest valid name for a misspelt fi
 - Exactly one source of data is needed: `dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`,
   `dataset.generated` or `mock_batches`.
 - `validate_every` needs `validation.dataset`; `early_stopping` needs `validate_every`, or a metric that starts with `train/`.
+- A job of `mode: inference` needs none of these. It has exactly one of `serving` and `prediction`, and in it a `checkpoint`.
+  Fields about training are refused.
 
 The last column says who reads a field: the **worker**, the **daemon** (ignored by a worker without a daemon), or
 **later** (valid and kept, but nothing reads it yet).

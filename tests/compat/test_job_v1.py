@@ -63,6 +63,8 @@ def test_the_full_document_names_every_field_but_those_that_exclude_each_other()
         "grace_s",
         "heartbeat_s",
         "overfit_batches",
+        "prediction",
+        "serving",
         "strict",
     }
     assert spec.hyperparams["second"] == {"shape": "cosine", "warmup_steps": 20}

@@ -154,6 +154,144 @@ def test_what_the_rules_refuse(changes: dict[str, Any], says: str) -> None:
     assert any(fault.startswith(says) for fault in faults_of(sound(**changes)))
 
 
+SERVER: dict[str, Any] = {
+    "run_id": "served",
+    "mode": "inference",
+    "serving": {"checkpoint": "/runs/a/checkpoints/final.meta.json"},
+}
+PREDICTION: dict[str, Any] = {
+    "run_id": "predicted",
+    "mode": "inference",
+    "prediction": {"checkpoint": "/c.meta.json", "parquet_paths": ["in.parquet"], "out": "/out"},
+}
+VERSION: dict[str, Any] = {
+    "run_id": "run-1",
+    "step": 7,
+    "weights_hash": "sha256:00",
+    "checkpoint": "/c.meta.json",
+    "trainer": "pkg.train:MyTrainer",
+    "config": SOUND,
+}
+
+
+class TestInference:
+    @pytest.mark.parametrize(
+        "document",
+        [
+            SERVER,
+            PREDICTION,
+            {**SERVER, "serving": {"version": VERSION}, "trainer": "pkg.train:MyTrainer"},
+            {**SERVER, "serving": {**SERVER["serving"], "address": "unix:/run/model.sock", "replicas": 2}},
+            {**SERVER, "resources": {"cpus": 2, "memory_mb": 100}, "retry": {"max_attempts": 1}, "env": {"A": "b"}},
+            {**SERVER, "max_steps": None, "seed": 0, "checkpoint_every": 500},  # as where they are not given
+            {**PREDICTION, "resources": {"processes": 2}},
+        ],
+    )  # fmt: skip
+    def test_a_server_and_a_prediction_need_neither_steps_nor_a_dataset(
+        self, document: dict[str, Any]
+    ) -> None:
+        spec = parse_job_spec(document, source="job")
+        assert parse_job_spec(msgspec.to_builtins(spec), source="written out") == spec
+
+    @pytest.mark.parametrize(
+        ("document", "says"),
+        [
+            ({**SERVER, "serving": None}, "serving: neither it nor `prediction` is given"),
+            ({**SERVER, **PREDICTION}, "serving: given together with `prediction`"),
+            (sound(serving={}), 'serving: given, but only `mode: "inference"` reads it'),
+            (sound(prediction=PREDICTION["prediction"]), "prediction: given, but only"),
+            ({**SERVER, "serving": {}}, "serving.checkpoint: not given"),
+            (
+                {**SERVER, "serving": {"checkpoint": "/c.meta.json", "version": VERSION}},
+                "serving.checkpoint: given together with `serving.version`",
+            ),
+            ({**PREDICTION, "prediction": {"parquet_paths": ["a"], "out": "o"}}, "prediction.checkpoint: not given"),
+            ({**SERVER, "resources": {"processes": 2}}, "resources.processes: found 2, but a server has one"),
+            ({**PREDICTION, "resources": {"nodes": 2}}, "resources.nodes: found 2"),
+            ({**SERVER, "serving": {**SERVER["serving"], "address": "8000"}}, 'serving.address: found "8000"'),
+            ({**SERVER, "serving": {**SERVER["serving"], "address": "unix:"}}, 'serving.address: found "unix:"'),
+            ({**SERVER, "serving": {**SERVER["serving"], "address": "::1"}}, "serving.address: found"),
+            (
+                {**SERVER, "serving": {**SERVER["serving"], "gate": {"tolerance": 0.5}}},
+                "serving.gate.tolerance: given without `serving.gate.metric`",
+            ),
+            (
+                {**SERVER, "serving": {**SERVER["serving"], "feedback": {"metric": "mse"}}},
+                "serving.feedback.metric: given without `serving.feedback.above`",
+            ),
+            (
+                {**SERVER, "serving": {**SERVER["serving"], "feedback": {"above": 0.5}}},
+                "serving.feedback.above: given without `serving.feedback.metric`",
+            ),
+            ({**SERVER, "resources": {"devices": ["cpu"], "gpus": 1}}, "resources.devices: given together"),
+        ],
+    )  # fmt: skip
+    def test_what_its_rules_refuse(self, document: dict[str, Any], says: str) -> None:
+        assert any(fault.startswith(says) for fault in faults_of(document))
+
+    @pytest.mark.parametrize("document", [SERVER, PREDICTION])
+    def test_what_is_about_training_is_refused_and_never_ignored(self, document: dict[str, Any]) -> None:
+        training = {
+            "max_steps": 5,
+            "epochs": 1,
+            "metric_every": 0,
+            "checkpoint_every": 1,
+            "sample_every": 1,
+            "validate_every": 1,
+            "early_stopping": {},
+            "fast_dev_run": 1,
+            "overfit_batches": 1,
+            "hyperparams": {"lr": 1},
+            "seed": 1,
+            "precision": "bf16",
+            "deterministic": True,
+            "strict": True,
+            "callbacks": ["a:b"],
+            "dataset": {"parquet_paths": ["a"]},
+            "mock_batches": [],
+            "validation": {"dataset": {"parquet_paths": ["a"]}},
+            "test": {"dataset": {"parquet_paths": ["a"]}},
+            "inputs": {"base_model_ref": "a"},
+            "uploads": {"metrics_url": "http://a"},
+            "resume_from_latest": False,
+            "resume_checkpoint_path": "a",
+            "resume_non_finite": True,
+            "resume_older": True,
+            "weights": "a",
+            "checkpoints": {"keep_last": 1},
+            "artifacts": {"keep_last": 1},
+            "sample_prompts": ["a"],
+            "sample_seed": 1,
+        }
+        faults = faults_of({**document, **training})
+        assert [fault.partition(":")[0] for fault in faults] == list(training)
+        allowed = {
+            "run_id",
+            "name",
+            "trainer",
+            "owner",
+            "release_ref",
+            "mode",
+            "serving",
+            "prediction",
+            "env",
+            "tags",
+        }
+        allowed |= {
+            "trainer_api_version",
+            "resources",
+            "retry",
+            "time_limit_s",
+            "grace_s",
+            "heartbeat_s",
+            "group",
+            "profiles",
+        }
+        assert set(TrainingJobSpec.__struct_fields__) == allowed | set(training), (
+            "a new field: is it about training?"
+        )
+
+
 class TestProfiles:
     def test_a_profile_is_laid_over_the_document(self) -> None:
         merged = apply_profile(SOUND, "small")

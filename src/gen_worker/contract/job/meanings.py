@@ -22,7 +22,7 @@ MEANINGS = {
     "trainer": "`module:symbol` of the trainer class. `TRAINER_PLUGIN` wins over it.",
     "owner": "Whose run it is. A capability token must name the same owner.",
     "release_ref": "What release of the author's code this is.",
-    "mode": "What the run's worker does (`WORKER_MODE`). This release only trains: `inference` is refused.",
+    "mode": "What the run's worker does (`WORKER_MODE`): it trains, or it serves or predicts with a checkpoint.",
     "max_steps": "Stop after this many steps, over as many epochs as it takes.",
     "epochs": "Stop after this many passes over the data.",
     "metric_every": "Report metrics every N steps.",

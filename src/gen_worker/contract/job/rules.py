@@ -1,6 +1,6 @@
 """Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 from gen_worker.contract.document_schema import convert_document, nearest_name, with_intended_names
 from gen_worker.contract.documents import read_document, render_value, require_plain
 from gen_worker.contract.files.hashes import hash_bytes
+from gen_worker.contract.job.inference_rules import SECTIONS, inference_faults
 from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
 from gen_worker.contract.screen_repr import changed_fields
@@ -140,12 +141,40 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
         return value
 
     if given("mode") == "inference":
+        yield from inference_faults(document)
+    else:
+        for section in SECTIONS:
+            if given(section) is not None:
+                yield _fault(section, 'given, but only `mode: "inference"` reads it')
+        yield from _training_faults(given)
+    for one, other in (
+        (("resources", "devices"), ("resources", "gpus")),
+        (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
+    ):
+        if given(*one) is not None and given(*other) is not None:
+            yield _fault(
+                ".".join(one), f"given together with `{'.'.join(other)}`, expected at most one of the two"
+            )
+    if given("group") is not None and given("tags", "group") is not None:
         yield _fault(
-            "mode", 'found "inference", but this release only trains: set it to "trainer" or leave it out'
+            "group",
+            "given together with the tag `group`, expected one of the two: a group is kept as that tag",
         )
-    for section in ("serving", "prediction"):
-        if given(section) is not None and given("mode") != "inference":
-            yield _fault(section, 'given, but only `mode: "inference"` reads it')
+    if given("artifacts", "keep_best") and not given("artifacts", "keep_last"):
+        yield _fault(
+            "artifacts.keep_best",
+            f"found {render_value(given('artifacts', 'keep_best'))}, but `artifacts.keep_last` is 0, which keeps all: "
+            "set `artifacts.keep_last` to 1 or more",
+        )
+    run_id = given("run_id")
+    if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
+        yield Fault.of_value(
+            "run_id", render_value(run_id), 'one without ".." and line ends', ": it names a folder"
+        )
+
+
+def _training_faults(given: Callable[..., Any]) -> Iterator[Fault]:
+    """`given` returns the value at a path of the raw document."""
     if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
         yield _fault(
             "max_steps",
@@ -182,30 +211,6 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
                 f"found {shown}, but nothing is validated: "
                 'set `validate_every`, or watch a metric that starts with "train/"',
             )
-    for one, other in (
-        (("resources", "devices"), ("resources", "gpus")),
-        (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
-    ):
-        if given(*one) is not None and given(*other) is not None:
-            yield _fault(
-                ".".join(one), f"given together with `{'.'.join(other)}`, expected at most one of the two"
-            )
-    if given("group") is not None and given("tags", "group") is not None:
-        yield _fault(
-            "group",
-            "given together with the tag `group`, expected one of the two: a group is kept as that tag",
-        )
-    if given("artifacts", "keep_best") and not given("artifacts", "keep_last"):
-        yield _fault(
-            "artifacts.keep_best",
-            f"found {render_value(given('artifacts', 'keep_best'))}, but `artifacts.keep_last` is 0, which keeps all: "
-            "set `artifacts.keep_last` to 1 or more",
-        )
-    run_id = given("run_id")
-    if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
-        yield Fault.of_value(
-            "run_id", render_value(run_id), 'one without ".." and line ends', ": it names a folder"
-        )
 
 
 def _fault(path: str, message: str) -> Fault:

@@ -59,6 +59,13 @@ def test_every_fault_of_a_job_is_told_at_once_and_nothing_is_written(run: Run) -
     assert not run.checkpoints.exists()
 
 
+def test_a_job_for_the_other_mode_is_refused_with_the_mode_to_start(run: Run) -> None:
+    run.job = {"run_id": "run-1", "mode": "inference", "serving": {"checkpoint": "final.meta.json"}}
+    done = run.work()
+    assert (done.returncode, "WORKER_MODE=inference" in done.stderr) == (10, True)
+    assert not run.checkpoints.exists()
+
+
 def test_a_missing_job_names_the_variable_to_set(run: Run) -> None:
     done = run.work(TRAINER_JOB_SPEC_PATH=str(run.folder / "none.json"))
     assert done.returncode == 10

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gen_worker.contract.redaction import Secret, SecretRedactor, strip_url_secrets
 from gen_worker.errors import AuthError
 from gen_worker.trainer.authz import (
+    SCOPE_SERVE,
     SCOPES,
     authorize_start,
     mint_capability_token,
@@ -223,6 +224,16 @@ def test_without_a_key_a_readable_token_is_held_to_its_own_words(changes, messag
 def test_without_a_key_a_token_of_ours_without_the_scope_is_refused():
     with pytest.raises(AuthError, match="'train' is needed"):
         start(token=mint(scopes=["upload"]))
+
+
+@pytest.mark.parametrize("key", [None, PUBLIC])
+def test_a_server_needs_a_token_for_serving_and_a_trainer_one_for_training(key):
+    serve, train = mint(scopes=["serve"]), mint(scopes=["train"])
+    assert start(token=serve, public_key_pem=key, scope=SCOPE_SERVE).allows(SCOPE_SERVE)
+    with pytest.raises(AuthError, match="'serve' is needed"):
+        start(token=train, public_key_pem=key, scope=SCOPE_SERVE)
+    with pytest.raises(AuthError, match="'train' is needed"):
+        start(token=serve, public_key_pem=key)
 
 
 def test_a_foreign_issuers_scopes_are_not_read_as_ours():

@@ -1,7 +1,7 @@
 """The documents by which a daemon and a model server agree on what is served. Both are in the folder `serving` of the run.
 
-`wanted.json` is written by the daemon, then the server gets SIGUSR1. `live.json` is written by the server when it has
-switched: a server that is started again begins with it. Each is whole or absent (write, sync, rename).
+`wanted.json` is written by the daemon, then the server gets SIGUSR1. `live.json` is written by the server, before it
+switches: a server that is started again begins with it. Each is whole or absent (write, sync, rename).
 
 What the server says goes into its events: their own fields are the records at the end.
 """
@@ -18,6 +18,7 @@ from gen_worker.contract.job.spec import GateSpec
 from gen_worker.errors import StartupError
 
 __all__ = [  # with those of a version, which a job holds as well
+    "FeedbackDueEvent",
     "LiveModel",
     "ModelVersion",
     "PromotedEvent",
@@ -31,6 +32,7 @@ __all__ = [  # with those of a version, which a job holds as well
     "write_document",
 ]
 
+Action = Literal["promote", "rollback", "shadow", "split", "single"]
 D = TypeVar("D", "WantedModel", "LiveModel")
 
 FOLDER = "serving"
@@ -40,16 +42,75 @@ WANTED, LIVE = "wanted.json", "live.json"
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the server is to do. A higher number replaces a lower one; one that was done is not done again.
 
-    `promote` and `rollback` switch to the version. `shadow`: it answers too, nobody sees it, answers are compared.
-    `split`: it answers `percent` of the requests. `single`: only the live version answers from now on.
+    `promote` and `rollback` switch to the version; a `rollback` without one goes back to the previous version, and is not
+    measured by the gate. `shadow`: it answers too, nobody sees it, answers are compared. `split`: it answers `percent` of
+    the requests. `single`: only the live version answers from now on; so it is after a switch.
     """
 
     number: int
-    action: Literal["promote", "rollback", "shadow", "split", "single"]
+    action: Action
     version: ModelVersion | None = None
     percent: float = 0.0
-    gate: GateSpec = GateSpec()
+    gate: GateSpec | None = None  # None: that of the job
     by: str = ""  # who asked
+
+
+class ReadyEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready`: the server answers from now on. Once an attempt."""
+
+    url: str  # http://HOST:PORT, or unix:PATH
+    version: VersionFacts
+    number: int = 0  # of the last `WantedModel` that is finished
+    bearer_file: str = ""  # holds the secret that requests need; empty: they need none
+
+
+class PromotedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="promoted"):
+    """`promoted`: what the `WantedModel` of that number asked for is done. `version` answers from now on.
+
+    It may be written again after a crash, with the same fields.
+    """
+
+    number: int
+    version: VersionFacts
+    previous: VersionFacts | None = None  # which answered before; None: the same
+    action: Action = "promote"
+    second: VersionFacts | None = None  # of `shadow` and `split`
+    percent: float = 0.0  # of the requests, which `second` answers
+    by: str = ""
+    gate: dict[str, Any] = {}  # its figures
+
+
+class PromotionRefusedEvent(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="promotion_refused"
+):
+    """`promotion_refused`: nothing changed, the version before it answers. It may be written again after a crash."""
+
+    number: int
+    cause: str
+    words: str  # for people
+    version: VersionFacts | None = None  # which was refused
+    action: Action = "promote"
+    by: str = ""
+    gate: dict[str, Any] = {}
+
+
+class RequestStatsEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`request_stats`: figures of the last seconds. Also metric points of that step, in an event `metrics`."""
+
+    step: int  # seconds since the run's first start
+    values: dict[str, float]  # serve/requests_per_s, serve/p50_ms, serve/p99_ms, serve/queue_rows, …
+
+
+class FeedbackDueEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`feedback_due`: the next training run is to be submitted. It may be written again, with the same fields."""
+
+    number: int  # 1, 2, 3… per run
+    rows: int  # that are new since the one before it
+    files: list[str]  # parquet with these rows, in the training schema
+    folder: str  # has the files of all rows so far
+    reason: Literal["rows", "max_age_s", "metric"]
+    version: VersionFacts  # which answers now
+    figures: dict[str, float] = {}
 
 
 class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +119,14 @@ class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     version: ModelVersion
     previous: ModelVersion | None = None
+    second: ModelVersion | None = None  # beside it: a shadow, or for `percent` of the requests
+    second_is: Literal["", "shadow", "split"] = ""
+    percent: float = 0.0
+    origin: VersionFacts | None = (
+        None  # what the job named: where it names another one, this document is no more
+    )
+    started_ms: int = 0  # when the run first served
+    outcome: PromotedEvent | PromotionRefusedEvent | None = None  # until its event is durable
 
 
 def write_document(path: Path, document: WantedModel | LiveModel) -> None:
@@ -83,35 +152,3 @@ def _read(path: Path, kind: type[D]) -> D | None:
         return None
     except (OSError, msgspec.MsgspecError) as fault:
         raise StartupError(f"{path} cannot be read: {fault}") from fault
-
-
-class ReadyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """`ready`: the server answers from now on. Once an attempt."""
-
-    url: str  # http://HOST:PORT, or unix:PATH
-    version: VersionFacts
-    bearer_file: str = ""  # holds the secret that requests need; empty: they need none
-
-
-class PromotedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """`promoted`: what the `WantedModel` of that number asked for is done. `version` answers from now on."""
-
-    number: int
-    version: VersionFacts
-    gate: dict[str, Any] = {}  # its figures
-
-
-class PromotionRefusedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """`promotion_refused`: nothing changed, the version before it answers."""
-
-    number: int
-    cause: str
-    words: str  # for people
-    gate: dict[str, Any] = {}
-
-
-class RequestStatsEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """`request_stats`: figures of the last seconds, also metric points of that step (seconds since the server's start)."""
-
-    step: int
-    values: dict[str, float]  # serve/requests_per_s, serve/p50_ms, serve/p99_ms, serve/queue_rows, …

@@ -127,7 +127,7 @@ class Launcher:
                 importlib.import_module(name)
             except ImportError as fault:
                 say(f"{name} is not warm: {fault}")
-        runtime = sys.modules.get("gen_worker.trainer.runtime")
+        runtime = sys.modules.get("gen_worker.trainer.attempt.worker_runtime")
         if runtime is not None:
             runtime.set_log_levels()
         note_warm_modules()

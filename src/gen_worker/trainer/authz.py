@@ -20,9 +20,10 @@ ALGORITHM = "EdDSA"
 TOKEN_VARIABLE = "TRAINER_CAPABILITY_TOKEN"  # noqa: S105  (its name, not its value)
 
 SCOPE_TRAIN = "train"
+SCOPE_SERVE = "serve"  # and predict
 SCOPE_UPLOAD = "upload"
 SCOPE_READ_INPUTS = "read-inputs"
-SCOPES = frozenset({SCOPE_TRAIN, SCOPE_UPLOAD, SCOPE_READ_INPUTS})
+SCOPES = frozenset({SCOPE_TRAIN, SCOPE_SERVE, SCOPE_UPLOAD, SCOPE_READ_INPUTS})
 
 DEFAULT_LEEWAY_S = 30.0
 MAX_TIME_S = 1e15  # since 1970, either way
@@ -150,6 +151,7 @@ def authorize_start(
     public_key_pem: str | None,
     run_id: str,
     owner: str | None,
+    scope: str = SCOPE_TRAIN,
     now: float | None = None,
     leeway_s: float = DEFAULT_LEEWAY_S,
 ) -> TrainerAuthContext | None:
@@ -165,7 +167,13 @@ def authorize_start(
     secret = _as_bearer(given)
     if public_key_pem is not None:
         return verify_capability_token(
-            secret, public_key_pem, run_id=run_id, owner=owner, now=now, leeway_s=leeway_s
+            secret,
+            public_key_pem,
+            run_id=run_id,
+            owner=owner,
+            required_scope=scope,
+            now=now,
+            leeway_s=leeway_s,
         )
     claims = _read_unverified(secret)
     if claims is None:
@@ -184,7 +192,7 @@ def authorize_start(
         token=secret,
         is_verified=False,
     )
-    context.require(SCOPE_TRAIN)
+    context.require(scope)
     return context
 
 

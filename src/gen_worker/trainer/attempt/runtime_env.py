@@ -86,15 +86,21 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         return f"`trn resume {run_id}` resumes" if self.doorbell else "run the job again to resume"
 
 
-def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
-    """SpecError with every fault at once. The capability token is not in the record: see `take_capability_token`."""
+def read_environment(
+    environ: Mapping[str, str] = os.environ, *, needs_job: bool = True, root: str = ARTIFACTS_DIR
+) -> WorkerEnvironment:
+    """SpecError with every fault at once. The capability token is not in the record: see `take_capability_token`.
+
+    `root` is the default of TRAINER_ARTIFACTS_DIR.
+    """
     faults: list[str] = []
     contract = _contract(environ)
-    if contract is None and not environ.get("TRAINER_JOB_SPEC_PATH") and not Path(JOB_SPEC_PATH).exists():
+    has_job = bool(contract or environ.get("TRAINER_JOB_SPEC_PATH"))
+    if needs_job and not has_job and not Path(JOB_SPEC_PATH).exists():
         faults.append(
             f"TRAINER_JOB_SPEC_PATH is not set, and its default {JOB_SPEC_PATH} does not exist: set it to your job file"
         )
-    root = Path(environ.get("TRAINER_ARTIFACTS_DIR") or ARTIFACTS_DIR)
+    folder = Path(environ.get("TRAINER_ARTIFACTS_DIR") or root)
 
     def place(name: str, default: Path) -> Path:
         return Path(environ.get(name) or default).absolute()
@@ -102,9 +108,9 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironme
     environment = WorkerEnvironment(
         job_spec_path=place("TRAINER_JOB_SPEC_PATH", Path(JOB_SPEC_PATH)),
         plugin=environ.get("TRAINER_PLUGIN") or None,
-        checkpoints_dir=place("TRAINER_CHECKPOINTS_DIR", root / "checkpoints"),
-        samples_dir=place("TRAINER_SAMPLES_DIR", root / "samples"),
-        events_path=place("TRAINER_EVENTS_PATH", root / "metrics" / "events.jsonl"),
+        checkpoints_dir=place("TRAINER_CHECKPOINTS_DIR", folder / "checkpoints"),
+        samples_dir=place("TRAINER_SAMPLES_DIR", folder / "samples"),
+        events_path=place("TRAINER_EVENTS_PATH", folder / "metrics" / "events.jsonl"),
         cancel_file=Path(environ["TRAINER_CANCEL_FILE"]).absolute()
         if environ.get("TRAINER_CANCEL_FILE")
         else None,

@@ -22,7 +22,7 @@ from gen_worker.contract.process_identity import is_process_alive
 from gen_worker.errors import Category, StartupError, TrainingCanceled, TrainingTimeout
 from gen_worker.trainer.attempt.failure import describe_failure, find_cause, find_place, is_our_fault
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
-from gen_worker.trainer.authz import TrainerAuthContext, authorize_start
+from gen_worker.trainer.authz import SCOPE_TRAIN, TrainerAuthContext, authorize_start
 from gen_worker.trainer.contracts import Progress, StopSignal
 from gen_worker.trainer.events.event_log import DiscardedEvents, EventLog
 from gen_worker.trainer.inputs import MaterializedInputs, materialize_inputs
@@ -113,8 +113,8 @@ class AttemptSession:
             run_id=self.run_id, **fields, pid=os.getpid(), host=socket.gethostname(), **shared
         )
 
-    def authorize(self) -> TrainerAuthContext | None:
-        """AuthError where the worker needs a capability token and has no valid one."""
+    def authorize(self, scope: str = SCOPE_TRAIN) -> TrainerAuthContext | None:
+        """AuthError where the worker needs a capability token and has no valid one for this."""
         self.phase = Category.AUTH
         return authorize_start(
             orchestrated=self.environment.is_orchestrated,
@@ -122,6 +122,7 @@ class AttemptSession:
             public_key_pem=self.environment.capability_public_key,
             run_id=self.run_id,
             owner=self.owner,
+            scope=scope,
         )
 
     def complete(self, final_checkpoint: Path | None = None, **fields: Any) -> None:

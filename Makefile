@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server chromium
+.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server chromium qt-libraries
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
 
-test: $(VENV)/.test-ready check test-web redis-server chromium
+test: $(VENV)/.test-ready check test-web redis-server chromium qt-libraries
 	@$(BIN)/python -m compileall -q src  # tests start hundreds of interpreters, some of which may not write bytecode
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -19,6 +19,15 @@ redis-server chromium:
 	@command -v $@ >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 		$(APT_INSTALL) $@ >/dev/null 2>&1 || { timeout 120 apt-get update -qq && $(APT_INSTALL) $@; } >/dev/null 2>&1 || true
 	@command -v $@ >/dev/null || echo "There is no $@: tests of $(TESTED_WITH.$@) are skipped."
+
+# What Qt needs of the system; a window without a screen needs no more.
+QT_LIBRARIES := libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 libglib2.0-0
+HAS_QT = $(BIN)/python -c "import PySide6.QtWidgets" 2>/dev/null
+qt-libraries: $(VENV)/.test-ready
+	@$(HAS_QT) || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		$(APT_INSTALL) $(QT_LIBRARIES) >/dev/null 2>&1 || \
+		{ timeout 120 apt-get update -qq && $(APT_INSTALL) $(QT_LIBRARIES); } >/dev/null 2>&1 || true
+	@$(HAS_QT) || echo "Qt cannot be loaded here: tests of the desktop window are skipped."
 
 APT_INSTALL = RUNLEVEL=1 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -yqq --no-install-recommends
 TESTED_WITH.redis-server := the event bus

@@ -18,6 +18,16 @@ settings.load_profile("repeatable")
 # torch makes this folder, by default in the temporary folder of the machine, and leaves it there.
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(__file__).parent.parent / ".pytest_cache" / "torch")
 
+# Windows of tests have no screen. Where Qt's system libraries are missing, pytest-qt would end the whole session: then it is
+# not loaded, and the tests that need it are skipped.
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+try:
+    import PySide6.QtWidgets  # noqa: F401
+except ImportError:
+    pytest_plugins: list[str] = []
+else:
+    pytest_plugins = ["pytestqt.plugin"]
+
 # A shell's background job ignores SIGINT, and so would every process that a test starts and then interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.gateway",
         *SHARED,
     ),
+    "trn.qt": ("trn.core", "trn.proto", "trn.registry", "trn.client", "trn.qt", *SHARED),
     "trn": ("trn",),
 }
 MAX_MODULES = 15  # side by side in one room
@@ -280,6 +282,15 @@ def test_a_module_imports_only_what_its_room_may(name: str) -> None:
         other for other in imported(MODULES[name]) if not any(is_below(other, may) for may in ROOMS[room])
     }
     assert strangers == set()
+
+
+def test_only_the_room_of_qt_imports_qt() -> None:
+    """It is an extra: all else works without it."""
+    imports_qt = re.compile(r"^\s*(from|import) (PySide6|pyqtgraph|shiboken6|trn\.qt)\b", re.MULTILINE)
+    importers = {
+        name for name, path in MODULES.items() if imports_qt.search(path.read_text(encoding="utf-8"))
+    }
+    assert {name for name in importers if not is_below(name, "trn.qt")} == set()
 
 
 @pytest.mark.parametrize(

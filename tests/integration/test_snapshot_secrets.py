@@ -10,7 +10,7 @@ import pytest
 from test_snapshot_git import CODE, LIMIT, git, patch, paths, write
 
 from trn.cli.output import Output
-from trn.cli.submitting.frozen_code import FrozenCode
+from trn.client.code.frozen_code import FrozenCode
 from trn.client.code.secret_content import OVERLAP_BYTES, SHAPES, SecretFinder, find_secret
 from trn.client.code.snapshot import take_snapshot
 from trn.core.home import Home
@@ -172,7 +172,8 @@ def test_what_was_left_out_by_content_is_said_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write(folder, dict.fromkeys(BY_NAME, "x") | {"zz_main.py": CONTENTS["a Slack token"]})
-    FrozenCode(take_snapshot(folder, home, max_bytes=LIMIT)).say(Output(is_json=True))
+    for line in FrozenCode(take_snapshot(folder, home, max_bytes=LIMIT)).lines():
+        Output(is_json=True).say(line)
     said = capsys.readouterr().err.splitlines()
     assert said[1] == (
         "  without zz_main.py: it seems to hold a Slack token; `!/zz_main.py` in .trnignore includes it anyway"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trn.cli.submitting.job_file import Changes, assign, read_assignments, read_job
 from trn.cli.verbs.resume import find_checkpoint
+from trn.client.job_file import Changes, assign, read_assignments, read_job
 from trn.core.errors import InvalidRequestError, NotFoundError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trn.cli.submitting.frozen_code import find_changed_files, freeze, listed
+from trn.client.code.frozen_code import find_changed_files, freeze, listed
 from trn.core.home import Home
 
 

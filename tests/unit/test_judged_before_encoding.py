@@ -19,8 +19,8 @@ from gen_worker.contract.job.spec import EarlyStoppingSpec
 from gen_worker.errors import SpecError
 from gen_worker.pytorch.job_file import apply_settings
 from gen_worker.trainer import TrainerConfig
-from trn.cli.submitting.job_file import Changes, read_assignments, read_job
 from trn.client.client import AsyncClient
+from trn.client.job_file import Changes, read_assignments, read_job
 from trn.client.wire_requests import make_submit_request
 from trn.core.digest import run_digest
 from trn.core.errors import InvalidRequestError

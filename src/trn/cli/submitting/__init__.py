@@ -1,1 +1,1 @@
-"""A job on its way to the daemon: its file, options, code snapshot, and the report of the answer."""
+"""A job on its way to the daemon: the options of a submit, and the report of the answer."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from trn.cli.output import Output
-    from trn.cli.submitting.frozen_code import FrozenCode
     from trn.client.client import AsyncClient
+    from trn.client.code.frozen_code import FrozenCode
     from trn.client.wire_requests import SubmitOptions
     from trn.core.errors import ConflictError, InvalidRequestError
     from trn.core.home import Home
@@ -47,7 +47,8 @@ async def submit_and_follow(
 ) -> ExitCode:
     """Submit, say which run it is, and follow it to its end. Detached: print its id, unless JSON was asked for."""
     with output.holding_lines():
-        code.say(output)
+        for line in code.lines():
+            output.say(line)
         submission = await answered(output, request)
         notes = [plain(note) for note in submission.notes]
         if (

@@ -8,8 +8,8 @@ import click
 from trn.cli.exit_codes import ExitCode
 from trn.cli.output import Output
 from trn.cli.reading.registry_view import complete_run_id
-from trn.cli.submitting.frozen_code import FrozenCode, find_changed_files, freeze, listed
 from trn.cli.submitting.submit_options import read_submit_options, submit_options
+from trn.client.code.frozen_code import FrozenCode, find_changed_files, freeze, listed
 from trn.core.home import Home
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _read_run(
     home: Home, output: Output, parent: "RunRecord", asked: "ResumeOptions", options: dict[str, Any]
 ) -> FrozenCode:
     """The changes to a run's own job, and its code. Blocks."""
-    from trn.cli.submitting.job_file import read_assignments
+    from trn.client.job_file import read_assignments
 
     asked["overrides"] = read_assignments(options["assignments"])
     base_dir = Path(parent.base_dir or "/")
@@ -148,7 +148,7 @@ def _read_config(home: Home, config: Path, asked: "ResumeOptions", options: dict
     """The job of a checkpoint without a run, and its code. Blocks."""
     import sys
 
-    from trn.cli.submitting.job_file import Changes, read_job
+    from trn.client.job_file import Changes, read_job
 
     job = read_job(config, Changes(assignments=options["assignments"]))
     job.require_sound()

@@ -8,14 +8,14 @@ import click
 from trn.cli.completion import complete_profile
 from trn.cli.exit_codes import ExitCode
 from trn.cli.output import Output
-from trn.cli.submitting.frozen_code import FrozenCode, freeze
 from trn.cli.submitting.submit_options import read_submit_options, say_differences, submit_options
+from trn.client.code.frozen_code import FrozenCode, freeze
 from trn.core.home import Home
 from trn.core.terminal_text import plain
 
 if TYPE_CHECKING:
     from gen_worker.errors import Fault
-    from trn.cli.submitting.job_file import Job
+    from trn.client.job_file import Job
     from trn.client.wire_requests import SubmitOptions
     from trn.proto.records import JobCheck
 
@@ -96,7 +96,7 @@ def _one_of(job: Path | None, config: Path | None) -> Path:
 
 
 def _read(path: Path, options: dict[str, Any]) -> "Job":
-    from trn.cli.submitting.job_file import Changes, read_job
+    from trn.client.job_file import Changes, read_job
 
     return read_job(path, Changes(**{name: options[name] for name in Changes.__slots__}))
 
@@ -119,7 +119,8 @@ async def _run(
             code = await freezing  # in parallel to the start of a daemon
             asked.update(code.options)
             if options["is_dry_run"]:
-                code.say(output)
+                for line in code.lines():
+                    output.say(line)
                 return _show_check(output, await answered(output, client.check(job.config, **asked)))
             request = client.submit(job.config, **asked)
             return await submit_and_follow(client, home, output, request, asked, options, code)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from trn.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from trn.cli.output import Output
     from trn.client.code.snapshot import Snapshot
     from trn.client.wire_requests import SubmitOptions
     from trn.core.home import Home
@@ -38,21 +37,22 @@ class FrozenCode(NamedTuple):
             return {}
         return {"snapshot": self.snapshot.digest, "frozen_from": self.snapshot.folder}
 
-    def say(self, output: "Output") -> None:
+    def lines(self) -> list[str]:
         """What the snapshot has, and what it leaves out."""
-        if self.reason:
-            output.say(f"code: no snapshot: {self.reason}; --code DIR takes one of a folder")
+        said = [f"code: no snapshot: {self.reason}; --code DIR takes one of a folder"] if self.reason else []
         if self.snapshot is None:
-            return
+            return said
         snapshot = self.snapshot
         files = "1 file" if snapshot.num_files == 1 else f"{snapshot.num_files:,} files"
         commit = f", commit {snapshot.commit[:10]}" if snapshot.commit else ""
         changes = " with changes" if snapshot.commit and snapshot.is_dirty else ""
-        output.say(f"code: {files}, {snapshot.size_bytes:,} bytes{commit}{changes}")
-        for skipped in snapshot.skipped[:NUM_SKIPPED_SHOWN]:
-            output.say(f"  without {skipped.path}: {skipped.reason}")
+        said.append(f"code: {files}, {snapshot.size_bytes:,} bytes{commit}{changes}")
+        said += [
+            f"  without {skipped.path}: {skipped.reason}" for skipped in snapshot.skipped[:NUM_SKIPPED_SHOWN]
+        ]
         if len(snapshot.skipped) > NUM_SKIPPED_SHOWN:
-            output.say(f"  and without {len(snapshot.skipped) - NUM_SKIPPED_SHOWN} more")
+            said.append(f"  and without {len(snapshot.skipped) - NUM_SKIPPED_SHOWN} more")
+        return said
 
 
 def freeze(

@@ -34,12 +34,11 @@ class FileAnswer(Response):
             more["content-disposition"] = f"attachment; filename*=UTF-8''{quote(file_name, safe='')}"
         status = 200
         self._begin, self._end = 0, size
-        if found is None:
-            status, self._end = 416, 0
-            more["content-range"] = f"bytes */{size}"
-        elif found != (0, size):
-            status, (self._begin, self._end) = 206, found
-            more["content-range"] = f"bytes {self._begin}-{self._end - 1}/{size}"
+        if found is not None:  # also all of it: Safari plays no video whose ranges are answered with 200
+            self._begin, self._end = found
+            is_there = self._begin < self._end
+            status = 206 if is_there else 416
+            more["content-range"] = f"bytes {f'{self._begin}-{self._end - 1}' if is_there else '*'}/{size}"
         super().__init__(status_code=status, headers=more)
         self.raw_headers = [
             pair for pair in self.raw_headers if pair[0] not in (b"content-length", b"content-type")
@@ -69,13 +68,11 @@ class FileAnswer(Response):
 
 
 def read_range(header: str, size: int) -> tuple[int, int] | None:
-    """(begin, end) of what is wanted; all of it where the header is none that we serve; None where nothing is there."""
+    """(begin, end) of what is wanted, (0, 0) where nothing is there; None where the header is none that we serve."""
     found = _RANGE.fullmatch(header.strip())
     if found is None or found.groups() == ("", ""):
-        return 0, size
+        return None
     first, last = found.groups()
-    if not first:  # the last so many
-        return (max(0, size - int(last)), size) if int(last) and size else None
-    begin = int(first)
-    end = min(int(last) + 1, size) if last else size
-    return (begin, end) if begin < end else None
+    begin = int(first) if first else max(0, size - int(last))  # without a first one: the last so many
+    end = min(int(last) + 1, size) if first and last else size
+    return (begin, end) if begin < end else (0, 0)

@@ -90,8 +90,8 @@ def start(home: Home, *, idle_exit_s: float | None, event_bus: str, http: str, i
         )
     if http not in ("", daemon.http):
         raise ConflictError(
-            f"the daemon, pid {daemon.pid}, keeps {f'the page at {daemon.http}' if daemon.http else 'no page'}, not at {http}:"
-            " `trn daemon stop`, then start it again; runs continue meanwhile"
+            f"the daemon, pid {daemon.pid}, runs {f'with --http {daemon.http}' if daemon.http else 'without --http'},"
+            f" not with {http}: `trn daemon stop`, then start it again; runs continue meanwhile"
         )
     if daemon.http:
         from trn.client.gateway_start import ensure_gateway

@@ -86,6 +86,23 @@ def test_a_zoom_shows_a_part_in_all_charts_and_is_a_link(world: PageWorld, visit
     read_at(page, 0.999, r"step (5[89]|60)")
 
 
+def test_any_metric_can_be_the_x_axis_and_that_is_a_link(world: PageWorld, visit: "Visit") -> None:
+    page = visit().log_in(world, "/runs/straight")
+    expect(chart(page).locator(".readout")).not_to_be_empty()
+    before = read_picture(page, LOSS)
+    page.get_by_role("combobox", name="Metric as x axis").select_option("train/lr")
+    wait_for_other_picture(page, LOSS, before)
+    expect(page).to_have_url(re.compile(r"x=m%3Atrain%2Flr"))
+    read_at(page, 0.001, r"step 60, train/lr 0\.00094")  # it falls: the last step is at the left
+    page.reload()
+    read_at(page, 0.999, r"step 1, train/lr 0\.000999")
+    drag(page, 0.6, 0.9)
+    expect(page.get_by_role("button", name="Reset zoom")).to_be_visible()
+    read_at(page, 0.5, r"step 1[3-8], ")
+    page.get_by_role("button", name="step", exact=True).click()
+    read_at(page, 0.999, r"step (5[89]|60)")
+
+
 def test_a_chart_can_be_read_and_zoomed_by_keys(world: PageWorld, visit: "Visit") -> None:
     page = visit().log_in(world, "/runs/straight")
     expect(chart(page).locator(".readout")).not_to_be_empty()

@@ -76,6 +76,18 @@ def test_a_wrong_job_shows_its_faults_at_the_fields_and_a_right_one_is_trained(
     expect(page.get_by_role("main")).to_contain_text("Completed")
 
 
+def test_a_job_file_that_is_dropped_beside_its_field_fills_the_form_too(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    page = visit().log_in(world, "/submit")
+    expect(page.get_by_role("textbox", name="trainer")).to_be_visible()
+    file = page.evaluate_handle(
+        "() => { const data = new DataTransfer(); data.items.add(new File(['trainer: a:Dropped'], 'job.yaml')); return data; }"
+    )
+    page.dispatch_event("main", "drop", {"dataTransfer": file})
+    expect(page.get_by_role("textbox", name="trainer")).to_have_value("a:Dropped")
+
+
 def test_the_machine_shows_who_runs_where_and_what_waits(world: PageWorld, visit: "Visit") -> None:
     gate = world.gate("busy")
     gate.open_to(1)

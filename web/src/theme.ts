@@ -2,6 +2,8 @@
 
 import { effect, signal } from "@preact/signals";
 
+import { keep, recall } from "./kept";
+
 export type Theme = "system" | "light" | "dark";
 const KEY = "trn.theme";
 
@@ -27,16 +29,16 @@ export function readColour(token: `--${string}`): string {
 }
 
 export function startTheme(): void {
-  const kept = localStorage.getItem(KEY);
+  const kept = recall(KEY);
   if (kept === "light" || kept === "dark") theme.value = kept;
   effect(() => {
     const chosen = theme.value;
     if (chosen === "system") {
       delete document.documentElement.dataset["theme"];
-      localStorage.removeItem(KEY);
+      keep(KEY, null);
     } else {
       document.documentElement.dataset["theme"] = chosen;
-      localStorage.setItem(KEY, chosen);
+      keep(KEY, chosen);
     }
     colourVersion.value = colourVersion.peek() + 1;
   });

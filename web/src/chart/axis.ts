@@ -2,13 +2,15 @@
 
 import { indexBefore, type Curve } from "./curve";
 
-export type XKind = "step" | "epoch" | "wall" | "training";
+export type XKind = "step" | "epoch" | "wall" | "training" | "metric";
+/** Those that need no choice of a metric. */
 export const X_KINDS: readonly XKind[] = ["step", "epoch", "wall", "training"];
 export const X_LABELS: Record<XKind, string> = {
   step: "step",
   epoch: "epoch",
   wall: "wall time",
   training: "training time",
+  metric: "metric",
 };
 
 export type Range = readonly [number, number];
@@ -23,6 +25,8 @@ export interface AttemptSpan {
 export interface RunClock {
   stepsPerEpoch: number | null;
   attempts: readonly AttemptSpan[];
+  /** The run's curve of the metric that is the x axis; null or missing: it has none. */
+  ruler?: Curve | null;
 }
 
 /** Milliseconds in which attempts ran, up to a time: waits between attempts do not count. */
@@ -40,8 +44,34 @@ export function possibleKinds(clocks: readonly RunClock[]): XKind[] {
   return X_KINDS.filter((kind) => kind !== "epoch" || clocks.every((clock) => (clock.stepsPerEpoch ?? 0) > 0));
 }
 
-/** The place of each bucket on the axis, ascending. Times are in seconds. */
-export function placePoints(curve: Pick<Curve, "steps" | "timesMs">, kind: XKind, clock: RunClock): Float64Array {
+/** The value of the x axis's metric at a step, between its points; NaN: there are none around it. */
+function readRuler(ruler: Curve | null | undefined, step: number): number {
+  if (!ruler) return NaN;
+  const { steps, values } = ruler;
+  const before = indexBefore(steps, step);
+  if (before < 0 || steps[before] === step) return values[before] ?? NaN;
+  const after = before + 1;
+  if (after >= steps.length) return NaN;
+  const part = (step - steps[before]!) / (steps[after]! - steps[before]!);
+  return values[before]! + (values[after]! - values[before]!) * part;
+}
+
+/** A curve and the places of its buckets, ascending. On the axis of a metric its buckets are in the order of that metric,
+    and those without a value of it are left out. */
+export function placeCurve(curve: Curve, kind: XKind, clock: RunClock): { curve: Curve; xs: Float64Array } {
+  if (kind !== "metric") return { curve, xs: placePoints(curve, kind, clock) };
+  const places = curve.steps.map((step) => readRuler(clock.ruler, step));
+  const order = places.flatMap((x, i) => (Number.isFinite(x) ? [i] : [])).sort((a, b) => places[a]! - places[b]! || a - b);
+  const pick = (column: readonly number[]): number[] => order.map((i) => column[i]!);
+  const { steps, values, mins, maxs, counts, timesMs } = curve;
+  const sorted = {
+    ...curve, steps: pick(steps), values: pick(values), mins: pick(mins), maxs: pick(maxs), counts: pick(counts), timesMs: pick(timesMs),
+  };
+  return { curve: sorted, xs: Float64Array.from(pick(places)) };
+}
+
+/** The place of each bucket on an axis of steps or time, ascending. Times are in seconds. */
+export function placePoints(curve: Pick<Curve, "steps" | "timesMs">, kind: Exclude<XKind, "metric">, clock: RunClock): Float64Array {
   const places = new Float64Array(curve.steps.length);
   const perEpoch = clock.stepsPerEpoch || 1;
   let previous = -Infinity;
@@ -67,6 +97,10 @@ export function placeStep(
 ): number | null {
   if (kind === "step") return step;
   if (kind === "epoch") return clock.stepsPerEpoch ? step / clock.stepsPerEpoch : null;
+  if (kind === "metric") {
+    const x = readRuler(clock.ruler, step);
+    return Number.isFinite(x) ? x : null;
+  }
   let at = timeMs;
   if (!at && curve?.steps.length) at = curve.timesMs[Math.max(indexBefore(curve.steps, step), 0)]!;
   if (!at) return null;
@@ -80,6 +114,12 @@ export function stepsBetween(range: Range, kind: XKind, clock: RunClock, curve: 
   if (kind === "epoch") {
     const perEpoch = clock.stepsPerEpoch || 1;
     return [Math.max(Math.floor(low * perEpoch), 0), Math.ceil(high * perEpoch)];
+  }
+  if (kind === "metric") {
+    const { ruler } = clock;
+    const within = (ruler?.steps ?? []).filter((_, i) => ruler!.values[i]! >= low && ruler!.values[i]! <= high);
+    const around = ruler?.width ?? 0;
+    return within.length === 0 ? null : [Math.max(within[0]! - around, 0), within[within.length - 1]! + around];
   }
   if (!curve?.steps.length) return null;
   const xs = placePoints(curve, kind, clock);

@@ -13,7 +13,7 @@ import { joinRanges, possibleKinds, type Range, type RunClock, stepsBetween, X_L
 import { Chart } from "./chart";
 import { canvasColour } from "./colours";
 import type { Column } from "./csv";
-import type { MetricFeed } from "./feed";
+import type { CurveSet, MetricFeed } from "./feed";
 import type { Mark, Source } from "./scene";
 import { type ChartState, groupMetrics, MAX_SMOOTHING, readState, withoutFlips, writeState } from "./view_state";
 
@@ -50,6 +50,8 @@ export class Board {
   private unwritten: Partial<ChartState> = {};
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly colours: ReadonlySignal<ReadonlyMap<string, string>>;
+  /** Grows when the curves of the metric that is the x axis were read. */
+  readonly rulers = signal(0);
 
   constructor(readonly feed: MetricFeed) {
     this.written = query.peek().toString();
@@ -110,6 +112,25 @@ export class Board {
     this.feed.close();
   }
 
+  /** Keeps the curves of the metric that is the x axis, if one is. Returns how to end that. */
+  followRuler(): () => void {
+    let hide = (): void => undefined;
+    const stop = computed(() => this.state.value.xMetric).subscribe((name) => {
+      hide();
+      // Live points of it need no repaint of their own: those of the charts are read with them.
+      hide = name === "" ? () => undefined : this.feed.show(name, (isLive) => { if (!isLive) this.rulers.value += 1; });
+    });
+    return () => {
+      stop();
+      hide();
+    };
+  }
+
+  /** What places a run's points, with these curves of the x axis's metric. */
+  private withRuler(clock: RunClock, runId: string, rulers: CurveSet | null): RunClock {
+    return this.state.peek().kind === "metric" ? { ...clock, ruler: rulers?.get(runId)?.curve ?? null } : clock;
+  }
+
   /** The curves of a metric; null: not known yet. */
   sources(name: string): Source[] | null {
     const sets = this.feed.curves(name);
@@ -117,11 +138,16 @@ export class Board {
     const overviews = this.feed.overview(name);
     const colours = this.colours.peek();
     const hidden = this.hidden.peek();
-    return this.runs.peek().flatMap(({ runId, label, clock }): Source[] => {
-      const own = sets.get(runId);
-      if (own === undefined || hidden.has(runId)) return [];
-      const overview = overviews?.get(runId)?.curve ?? own.curve;
-      return [{ runId, label, clock, colour: colours.get(runId) ?? "gray", curve: own.curve, overview, discarded: own.discarded }];
+    const { xMetric } = this.state.peek();
+    const [rulers, rulerOverviews] = [this.feed.curves(xMetric), this.feed.overview(xMetric)];
+    return this.runs.peek().flatMap(({ runId, label, clock: own }): Source[] => {
+      const found = sets.get(runId);
+      if (found === undefined || hidden.has(runId)) return [];
+      return [{
+        runId, label, colour: colours.get(runId) ?? "gray", curve: found.curve, discarded: found.discarded,
+        overview: overviews?.get(runId)?.curve ?? found.curve,
+        clock: this.withRuler(own, runId, rulers), overviewClock: this.withRuler(own, runId, rulerOverviews),
+      }];
     });
   }
 
@@ -137,7 +163,7 @@ export class Board {
   /** Calls back when something changes that all charts show. */
   onChange(callback: () => void): () => void {
     let isFirst = true;
-    return computed(() => [this.state.value, this.highlight.value, this.marks.value, this.runs.value, this.hidden.value, this.colours.value])
+    return computed(() => [this.state.value, this.highlight.value, this.marks.value, this.runs.value, this.hidden.value, this.colours.value, this.rulers.value])
       .subscribe(() => {
         if (!isFirst) callback();
         isFirst = false;
@@ -146,13 +172,14 @@ export class Board {
 
   /** Asks for detail of what is zoomed in to. */
   fetchZoom(): void {
-    const { zoom, kind } = this.state.peek();
+    const { zoom, kind, xMetric } = this.state.peek();
     if (zoom === null) {
       this.feed.zoom(null);
       return;
     }
     const steps = joinRanges(
-      this.runs.peek().map(({ runId, clock }) => stepsBetween(zoom, kind, clock, this.feed.anyCurve(runId))),
+      this.runs.peek().map(({ runId, clock }) =>
+        stepsBetween(zoom, kind, this.withRuler(clock, runId, this.feed.overview(xMetric)), this.feed.anyCurve(runId))),
     );
     if (steps === null) return;
     const room = Math.ceil((steps[1] - steps[0]) * 0.02) + 1; // lines run out of the picture
@@ -165,13 +192,15 @@ export function useBoard(makeFeed: () => MetricFeed, key: string): Board {
   const board = useMemo(() => new Board(makeFeed()), [key]);
   useEffect(() => {
     const stopReading = query.subscribe((now) => board.read(now));
+    const stopRuler = board.followRuler();
     let timer: ReturnType<typeof setTimeout> | undefined;
-    const stopZoom = computed(() => [board.state.value.zoom, board.state.value.kind, board.runs.value]).subscribe(() => {
+    const stopZoom = computed(() => [board.state.value.zoom, board.state.value.kind, board.runs.value, board.rulers.value]).subscribe(() => {
       clearTimeout(timer);
       timer = setTimeout(() => board.fetchZoom(), 60);
     });
     return () => {
       stopReading();
+      stopRuler();
       stopZoom();
       clearTimeout(timer);
       board.close();
@@ -185,7 +214,7 @@ export function Charts({ board, names, children }: { board: Board; names: readon
   const groups = groupMetrics(names, state.search);
   return (
     <div class="board">
-      <Tools board={board} isSearchable={names.length > 4}>{children}</Tools>
+      <Tools board={board} names={names}>{children}</Tools>
       {names.length === 0 && <Empty title="No metrics yet"><p>Charts appear with the first values that the run reports.</p></Empty>}
       {names.length > 0 && groups.length === 0 && <Empty title={`No metric matches “${state.search}”`} />}
       {groups.map(({ prefix, names: own }) => {
@@ -208,18 +237,25 @@ export function Charts({ board, names, children }: { board: Board; names: readon
   );
 }
 
-function Tools({ board, isSearchable, children }: { board: Board; isSearchable: boolean; children?: ComponentChildren }) {
+function Tools({ board, names, children }: { board: Board; names: readonly string[]; children?: ComponentChildren }) {
   const state = board.state.value;
   // When the attempts of parents ran is not known here.
   const kinds = possibleKinds(board.runs.value.map(({ clock }) => clock)).filter((kind) => kind !== "training" || !state.withParents);
   return (
     <div class="tools" role="toolbar" aria-label="Charts">
-      {isSearchable && (
+      {names.length > 4 && (
         <input class="input search" type="search" placeholder="Find metrics" aria-label="Find metrics" value={state.search}
           onInput={(event) => board.update({ search: event.currentTarget.value })} />
       )}
       <Segmented label="x axis" value={state.kind} options={kinds.map((kind) => ({ value: kind, label: X_LABELS[kind] }))}
-        onChange={(kind) => board.update({ kind, zoom: null })} />
+        onChange={(kind) => board.update({ kind, xMetric: "", zoom: null })} />
+      {(names.length > 1 || state.xMetric !== "") && (
+        <select class="input by-metric" aria-label="Metric as x axis" value={state.xMetric}
+          onChange={({ currentTarget: { value } }) => board.update({ kind: value === "" ? "step" : "metric", xMetric: value, zoom: null })}>
+          <option value="">by a metric…</option>
+          {[...new Set([...names, ...(state.xMetric === "" ? [] : [state.xMetric])])].sort().map((name) => <option key={name} value={name}>{name}</option>)}
+        </select>
+      )}
       <label class="check"><input type="checkbox" checked={state.isLogX}
         onChange={(event) => board.update({ isLogX: event.currentTarget.checked, flipped: withoutFlips(state, "x") })} /> log x</label>
       <label class="check"><input type="checkbox" checked={state.isLogY}

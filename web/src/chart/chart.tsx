@@ -17,9 +17,9 @@ import type { Palette } from "./paint";
 import { painter } from "./painter";
 import { drawPicture, saveCanvas, saveText } from "./picture";
 import { Plot } from "./plot";
-import { buildScene, type Reading, readAt, type Scene } from "./scene";
+import { buildScene, type Reading, readAt, readEnds, type Scene } from "./scene";
 import { formatSpan } from "./ticks";
-import { isLog } from "./view_state";
+import { type ChartState, isLog } from "./view_state";
 
 /** Where a link or a jump finds it. */
 export const chartId = (name: string): string => `chart-${encodeURIComponent(name)}`;
@@ -183,11 +183,11 @@ function ReadOut({ isSpoken, board, scene, painted }: {
     const now = scene();
     if (now === null) return { place: "", values: [], notes: [] };
     const x = board.cursor.value;
-    let readings = readAt(now, x ?? now.x[1]);
+    let readings = x === null ? readEnds(now) : readAt(now, x);
     const highlight = board.highlight.value;
     if (readings.length > MAX_READINGS) readings = readings.filter(({ line }) => line.source.runId === highlight);
     const isSmoothed = board.state.value.smoothing > 0;
-    const place = x === null || readings[0] === undefined ? "" : formatPlace(board.state.value.kind, readings[0]);
+    const place = x === null || readings[0] === undefined ? "" : formatPlace(board.state.value, readings[0]);
     const notes = [];
     if (now.numNonFinite > 0) notes.push(`${formatCount(now.numNonFinite)} NaN or infinite`);
     if (now.numHidden > 0) notes.push(`${formatPlural(now.numHidden, "value")} ≤ 0 not shown`);
@@ -225,9 +225,10 @@ function rangeOf({ line, index }: Reading): string {
   return `${formatNumber(curve.mins[index])} … ${formatNumber(curve.maxs[index])}`;
 }
 
-function formatPlace(kind: string, { step, x }: Reading): string {
+function formatPlace({ kind, xMetric }: ChartState, { step, x }: Reading): string {
   const at = `step ${formatCount(step)}`;
   if (kind === "epoch") return `${at}, epoch ${formatNumber(x)}`;
+  if (kind === "metric") return `${at}, ${xMetric} ${formatNumber(x)}`;
   if (kind === "wall") return `${at}, ${formatTime(x * 1000)}`;
   return kind === "training" ? `${at}, ${formatSpan(x, 1)}` : at;
 }

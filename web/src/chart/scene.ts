@@ -1,7 +1,7 @@
 /* What a chart shows, ready to paint: curves placed on the x axis, their ranges, and marks on the axis. Pure. */
 
 import {
-  extent, joinRanges, padLinear, padLog, placePoints, placeStep, type Range, type RunClock, type XKind,
+  extent, joinRanges, padLinear, padLog, placeCurve, placeStep, type Range, type RunClock, type XKind,
 } from "./axis";
 import { type Curve, indexBefore, indexNearest } from "./curve";
 import { smooth } from "./smoothing";
@@ -21,6 +21,8 @@ export interface Source {
   /** Of all steps, also while `curve` is the detail of a zoom. */
   overview: Curve;
   clock: RunClock;
+  /** For `overview`, where that is another one. */
+  overviewClock?: RunClock;
   discarded: readonly Discarded[];
 }
 
@@ -65,23 +67,23 @@ export interface Scene {
 }
 
 export function buildScene(sources: readonly Source[], marks: readonly Mark[], view: View): Scene {
-  const placed = sources.map((source) => placePoints(source.curve, view.kind, source.clock));
-  const overviews = sources.map(({ curve, overview, clock }, i) =>
-    curve === overview ? placed[i]! : placePoints(overview, view.kind, clock),
+  const placed = sources.map((source) => placeCurve(source.curve, view.kind, source.clock));
+  const overviews = sources.map(({ curve, overview, clock, overviewClock = clock }, i) =>
+    curve === overview ? placed[i]!.xs : placeCurve(overview, view.kind, overviewClock).xs,
   );
   const bounds = findBounds(overviews, view.isLogX);
   const x = view.zoom ?? bounds;
   const span = x[1] - x[0];
   const lines = sources.map((source, i): Line => {
-    const xs = placed[i]!;
+    const { curve, xs } = placed[i]!;
     return {
-      source,
+      source: { ...source, curve },
       xs,
-      smoothed: view.smoothing > 0 ? smooth(xs, source.curve.values, view.smoothing, span) : source.curve.values,
-      discarded: source.discarded.map(({ curve }) => ({
-        xs: placePoints(curve, view.kind, source.clock),
-        values: curve.values,
-      })),
+      smoothed: view.smoothing > 0 ? smooth(xs, curve.values, view.smoothing, span) : curve.values,
+      discarded: source.discarded.map((part) => {
+        const other = placeCurve(part.curve, view.kind, source.clock);
+        return { xs: other.xs, values: other.curve.values };
+      }),
     };
   });
   const [y, numHidden] = findHeights(lines, x, view);
@@ -144,7 +146,7 @@ function placeMarks(marks: readonly Mark[], source: Source, kind: XKind): Placed
     const x = placeStep(mark.step, mark.timeMs, kind, source.clock, source.curve);
     if (x !== null) placed.push({ mark, x });
   }
-  return placed;
+  return placed.sort((a, b) => a.x - b.x);
 }
 
 export interface Reading {
@@ -159,17 +161,26 @@ export interface Reading {
 /** What each line has nearest to a place of the axis; lines that are not there give nothing. */
 export function readAt(scene: Scene, x: number): Reading[] {
   const reach = (scene.x[1] - scene.x[0]) / 50;
-  const found: Reading[] = [];
-  for (const line of scene.lines) {
-    const index = indexNearest(line.xs, x);
-    if (index < 0) continue;
-    const first = line.xs[0]! - reach;
-    const last = line.xs[line.xs.length - 1]! + reach;
-    if (x < first || x > last) continue;
-    const { steps, values } = line.source.curve;
-    found.push({
-      line, index, x: line.xs[index]!, step: steps[index]!, value: values[index]!, smoothed: line.smoothed[index]!,
-    });
-  }
-  return found;
+  return scene.lines.flatMap((line) => {
+    const { xs } = line;
+    return x < xs[0]! - reach || x > xs[xs.length - 1]! + reach ? [] : readLine(line, indexNearest(xs, x));
+  });
+}
+
+/** The point of the last step of each line that is in the picture: on the axis of a metric that may be anywhere. */
+export function readEnds(scene: Scene): Reading[] {
+  return scene.lines.flatMap((line) => {
+    const { steps } = line.source.curve;
+    let last = -1;
+    for (let i = indexBefore(line.xs, scene.x[1]); i >= 0 && line.xs[i]! >= scene.x[0]; i--) {
+      if (last < 0 || steps[i]! > steps[last]!) last = i;
+    }
+    return readLine(line, last);
+  });
+}
+
+function readLine(line: Line, index: number): Reading[] {
+  if (index < 0) return [];
+  const { steps, values } = line.source.curve;
+  return [{ line, index, x: line.xs[index]!, step: steps[index]!, value: values[index]!, smoothed: line.smoothed[index]! }];
 }

@@ -5,6 +5,8 @@ import type { QueryChange } from "../router";
 
 export interface ChartState {
   kind: XKind;
+  /** Where `kind` is that. */
+  xMetric: string;
   isLogX: boolean;
   isLogY: boolean;
   /** Metrics whose x or y scale is the other one than that for all: `x name` or `y name`. */
@@ -19,6 +21,7 @@ export interface ChartState {
 }
 
 export const MAX_SMOOTHING = 0.99;
+const METRIC = "m:"; // before the name of a metric
 
 /** Whether an axis of a chart is logarithmic: as for all, unless it was flipped for this one. */
 export function isLog(state: ChartState, axis: "x" | "y", name: string): boolean {
@@ -29,10 +32,12 @@ export function isLog(state: ChartState, axis: "x" | "y", name: string): boolean
 export const withoutFlips = (state: ChartState, axis: "x" | "y"): string[] => state.flipped.filter((one) => !one.startsWith(`${axis} `));
 
 export function readState(query: URLSearchParams): ChartState {
-  const kind = query.get("x") as XKind | null;
+  const x = query.get("x") ?? "step";
+  const xMetric = x.startsWith(METRIC) ? x.slice(METRIC.length) : "";
   const smoothing = Number(query.get("smooth") ?? 0);
   return {
-    kind: kind !== null && X_KINDS.includes(kind) ? kind : "step",
+    kind: xMetric !== "" ? "metric" : (X_KINDS.find((kind) => kind === x) ?? "step"),
+    xMetric,
     isLogX: query.get("logx") === "1",
     isLogY: query.get("logy") === "1",
     flipped: query.getAll("flip"),
@@ -55,7 +60,9 @@ function readZoom(text: string | null): Range | null {
 
 export function writeState(change: Partial<ChartState>): QueryChange {
   const query: QueryChange = {};
-  if (change.kind !== undefined) query["x"] = change.kind === "step" ? null : change.kind;
+  if (change.kind !== undefined) {
+    query["x"] = change.kind === "step" ? null : change.kind === "metric" ? METRIC + (change.xMetric ?? "") : change.kind;
+  }
   if (change.isLogX !== undefined) query["logx"] = change.isLogX ? "1" : null;
   if (change.isLogY !== undefined) query["logy"] = change.isLogY ? "1" : null;
   if (change.flipped !== undefined) query["flip"] = change.flipped;

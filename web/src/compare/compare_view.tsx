@@ -30,6 +30,7 @@ const MAX_RUNS = 100;
 const MAX_FOLLOWED = 12;
 const POLL_MS = 5000;
 const FEW = 10;
+const SHORT = 24; // characters of a value that stays on one line
 
 export function CompareView() {
   const ids = [...new Set(query.value.getAll("run"))];
@@ -208,7 +209,7 @@ function Parting({ board, comparison, divergence }: { board: Board; comparison: 
   const differences = differencesOf(comparison, one, other);
   const unknown = unknownOf(comparison, [one, other]);
   const jump = (): void => {
-    board.update({ kind: "step", zoom: zoomAtStep(step), search: "", hidden: [], large: metric });
+    board.update({ kind: "step", xMetric: "", zoom: zoomAtStep(step), search: "", hidden: [], large: metric });
     board.cursor.value = step;
     requestAnimationFrame(() => document.getElementById(chartId(metric))?.scrollIntoView({ block: "center" }));
   };
@@ -265,11 +266,11 @@ function Differences({ comparison }: { comparison: Comparison }) {
               {rows.map(([name, values]) => (
                 <tr key={name}>
                   <th scope="row" class="mono">{name}</th>
-                  {comparison.runs.map((id, i) => (
-                    <td key={id} class={`mono${JSON.stringify(values[i] ?? null) === JSON.stringify(values[0] ?? null) ? " same" : ""}`}>
-                      {part === "metrics" ? formatNumber(values[i] as Num | null, 6) : showValue(values[i])}
-                    </td>
-                  ))}
+                  {comparison.runs.map((id, i) => {
+                    const text = part === "metrics" ? formatNumber(values[i] as Num | null, 6) : showValue(values[i]);
+                    const isSame = JSON.stringify(values[i] ?? null) === JSON.stringify(values[0] ?? null);
+                    return <td key={id} class={`mono${isSame ? " same" : ""}${text.length <= SHORT ? " short" : ""}`}>{text}</td>;
+                  })}
                 </tr>
               ))}
             </tbody>

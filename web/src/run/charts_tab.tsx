@@ -30,10 +30,10 @@ export function ChartsTab({ model }: { model: RunModel }) {
       <Charts board={board} names={model.names.value}>
         {hasParents && (
           <label class="check"><input type="checkbox" checked={withParents}
-            onChange={(event) => board.update({ withParents: event.currentTarget.checked, zoom: null, kind: "step" })} /> with parents</label>
+            onChange={(event) => board.update({ withParents: event.currentTarget.checked, zoom: null, kind: "step", xMetric: "" })} /> with parents</label>
         )}
       </Charts>
-      <MarkLegend kinds={new Set(board.marks.value.map(({ kind }) => kind))} />
+      {model.names.value.length > 0 && <MarkLegend kinds={new Set(board.marks.value.map(({ kind }) => kind))} />}
       {target !== null && <ForkDialog model={model} target={target} onClose={() => setTarget(null)} />}
     </>
   );

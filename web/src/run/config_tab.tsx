@@ -9,7 +9,7 @@ import { Button } from "../ui/controls";
 import { Empty } from "../ui/notice";
 import { toast } from "../ui/overlay";
 import { useAnswer } from "./answer";
-import { type Config, flatten } from "./fork_target";
+import { type Config, flatten, listNames } from "./fork_target";
 import type { RunModel } from "./run_model";
 
 const show = (value: unknown): string => (value === undefined ? "not set" : typeof value === "string" ? value : JSON.stringify(value));
@@ -28,7 +28,7 @@ export function ConfigTab({ model }: { model: RunModel }) {
   if (config === null) return <Empty title="The config of this run is not known" />;
   const before = other.value === null ? null : new Map(flatten(other.value as Config));
   const now = new Map(flatten(config));
-  const names = [...new Set([...now.keys(), ...(before?.keys() ?? [])])];
+  const names = listNames(now, before ?? new Map());
   const isChanged = (name: string): boolean =>
     before !== null && !OWN.has(name) && JSON.stringify(before.get(name)) !== JSON.stringify(now.get(name));
   const changed = names.filter(isChanged);

@@ -27,12 +27,13 @@ export function DocumentsTab({ model }: { model: RunModel }) {
   if (list.error !== null) return <ErrorNotice error={list.error} retry={list.reload} />;
   if (list.value === null) return <Loading what="documents" />;
   const names = [...new Set(["environment", "dataset", "certificate", ...list.value.documents])];
-  const name = wanted !== null && names.includes(wanted) ? wanted : (list.value.documents[0] ?? "environment");
+  const kept = list.value.documents;
+  const name = wanted !== null && names.includes(wanted) ? wanted : (names.find((one) => kept.includes(one)) ?? "environment");
   return (
     <section class="stack" aria-label="Documents">
       <Segmented label="Document" value={name} options={names.map((value) => ({ value, label: LABELS[value] ?? value }))}
         onChange={(value) => setQuery({ document: value })} />
-      {list.value.documents.includes(name)
+      {kept.includes(name)
         ? <Document key={name} runId={model.runId} name={name} />
         : <Empty title={`There is no ${(LABELS[name] ?? name).toLowerCase()} document`}><p>{MISSING[name] ?? ""}</p></Empty>}
     </section>

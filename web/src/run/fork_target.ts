@@ -38,6 +38,14 @@ export function flatten(config: Config, prefix = ""): [string, unknown][] {
   );
 }
 
+/** Names of both configs in order, without those of tables that are empty here and have fields there. */
+export function listNames(now: ReadonlyMap<string, unknown>, before: ReadonlyMap<string, unknown>): string[] {
+  const all = [...new Set([...now.keys(), ...before.keys()])];
+  const isEmptyTable = (name: string): boolean =>
+    [now, before].some((one) => isTable(one.get(name))) && all.some((other) => other.startsWith(`${name}.`));
+  return all.filter((name) => !isEmptyTable(name));
+}
+
 export const isTable = (value: unknown): value is Config =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 

@@ -34,6 +34,13 @@ export function listSteps(media: readonly Artifact[]): number[] {
   return [...new Set(media.map(({ step }) => step))].sort((a, b) => a - b);
 }
 
+/** What a step shows, by name: each keeps its place from step to step. Videos first, so that they stand together. */
+export function listShown(media: readonly Artifact[], step: number): Artifact[] {
+  return media
+    .filter((one) => one.step === step)
+    .sort((a, b) => Number(isVideo(b)) - Number(isVideo(a)) || a.attempt - b.attempt || a.name.localeCompare(b.name, "en", { numeric: true }));
+}
+
 export function MediaTab({ model }: { model: RunModel }) {
   const answer = useAnswer((abort) => listMedia(model.runId, abort), `${model.runId} ${model.filesVersion.value}`);
   const before = useRef<Artifact[] | null>(null);
@@ -61,7 +68,7 @@ export function MediaTab({ model }: { model: RunModel }) {
       </Empty>
     );
   }
-  const shown = media.filter((one) => one.step === step);
+  const shown = listShown(media, step);
   return (
     <section class="media" aria-label="Samples and videos">
       <div class="media-tools">

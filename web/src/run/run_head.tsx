@@ -8,6 +8,7 @@ import { now } from "../store";
 import { type Forecast, isTerminal, type Run } from "../types";
 import { Bar } from "../ui/controls";
 import { Icon } from "../ui/icon";
+import { withCode } from "../ui/notice";
 import { Menu, type MenuItem } from "../ui/overlay";
 import { StateBadge, stateClass } from "../ui/state";
 import type { RunModel } from "./run_model";
@@ -66,7 +67,7 @@ function sortActions<T extends { label: string }>(items: readonly T[], hasEnded:
 function Why({ run }: { run: Run }) {
   const text = run.state === "COMPLETED" ? run.stop_reason : run.state === "RUNNING" && !run.is_cancel_wanted ? "" : run.reason;
   if (text === "") return null;
-  return <p class={`why ${stateClass(run.state)}`}>{text}</p>;
+  return <p class={`why ${stateClass(run.state)}`}>{withCode(text)}</p>;
 }
 
 function Fact({ name, value, title }: { name: string; value: string; title?: string | undefined }) {

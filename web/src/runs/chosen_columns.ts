@@ -2,20 +2,13 @@
 
 import { computed, signal } from "@preact/signals";
 
+import { keep, recall } from "../kept";
 import { query, setQuery } from "../router";
 import { DEFAULT_COLUMNS, findColumns } from "./columns";
 
 const KEY = "trn.columns";
 
-function readKept(): string | null {
-  try {
-    return localStorage.getItem(KEY);
-  } catch {
-    return null; // a browser may forbid it
-  }
-}
-
-const kept = signal(readKept());
+const kept = signal(recall(KEY));
 
 const split = (text: string | null): string[] => (text ?? "").split(",").filter((key) => key !== "").map(decodeURIComponent);
 
@@ -35,12 +28,7 @@ export const chosenColumns = computed(() => {
 export function chooseColumns(keys: readonly string[]): void {
   const text = keys.map(encodeURIComponent).join(",");
   const isDefault = keys.join() === DEFAULT_COLUMNS.join();
-  try {
-    if (isDefault) localStorage.removeItem(KEY);
-    else localStorage.setItem(KEY, text);
-  } catch {
-    // then it is kept in the link only
-  }
+  keep(KEY, isDefault ? null : text);
   kept.value = isDefault ? null : text;
   setQuery({ cols: isDefault ? null : text });
 }

@@ -143,7 +143,7 @@ export const COLUMNS: readonly Column[] = [
   { key: "updated", label: "Updated", width: 106, isNumber: true, cell: (run) => <Time ms={run.updated_ms} /> },
   { key: "ended", label: "Ended", width: 96, isNumber: true, cell: (run) => <Time ms={run.ended_ms} /> },
   { key: "attempt", label: "Attempt", width: 80, isNumber: true, cell: (run) => (run.attempt === 0 ? "" : run.attempt) },
-  { key: "exactness", label: "Exactness", width: 150, cell: (run) => <ExactnessBadge run={run} /> },
+  { key: "exactness", label: "Exactness", width: 196, cell: (run) => <ExactnessBadge run={run} /> },
   { key: "trainer", label: "Trainer", width: 180, cell: (run) => <span title={run.trainer}>{run.trainer}</span> },
   { key: "parent", label: "Parent", width: 160, cell: (run) => (run.parent_run_id === "" ? "" : <a href={runUrl(run.parent_run_id)}>{run.parent_run_id}</a>) },
   { key: "priority", label: "Priority", width: 80, isNumber: true, cell: (run) => run.priority },
@@ -157,7 +157,7 @@ export const DEFAULT_COLUMNS: readonly string[] = [
 ];
 
 const metricColumn = (name: string): Column => ({
-  key: `m:${name}`, label: name, width: Math.max(90, 26 + name.length * 7.2), isNumber: true,
+  key: `m:${name}`, label: name, width: Math.max(90, 44 + name.length * 7.4), isNumber: true,
   cell: (run) => <span title={formatNumber(run.metrics[name], 8)}>{formatNumber(run.metrics[name])}</span>,
 });
 

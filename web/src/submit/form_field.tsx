@@ -1,9 +1,9 @@
 /* One field of the form, or a group of them. */
 
-import type { ComponentChildren } from "preact";
 import { useId, useState } from "preact/hooks";
 
 import { Field } from "../ui/controls";
+import { withCode } from "../ui/notice";
 import { getAt, parseText, showText } from "./document";
 import type { Document, FormField, Json } from "./schema";
 
@@ -19,10 +19,6 @@ export function FormFieldView(props: FormFieldProps) {
 }
 
 const label = (field: FormField): string => (field.isRequired ? `${field.name} (required)` : field.name);
-
-/** Names in backticks as code. */
-export const withCode = (text: string): ComponentChildren =>
-  text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part));
 
 const HINTS: Partial<Record<FormField["kind"], string>> = {
   lines: "One per line.",

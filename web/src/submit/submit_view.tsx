@@ -207,10 +207,22 @@ function JobText() {
   };
   const take = (content: string, fileName = ""): void => { setText(content); void read(content, fileName); };
   const takeFile = async (file: File | undefined): Promise<void> => { if (file !== undefined) take(await file.text(), file.name); };
+  useEffect(() => {
+    const over = (event: DragEvent): void => { event.preventDefault(); setOver(true); };
+    const leave = (event: DragEvent): void => { if (event.relatedTarget === null) setOver(false); };
+    const drop = (event: DragEvent): void => { event.preventDefault(); setOver(false); void takeFile(event.dataTransfer?.files[0]); };
+    // Anywhere: a browser opens a file that is dropped beside the field, and what was typed is gone.
+    document.addEventListener("dragover", over);
+    document.addEventListener("dragleave", leave);
+    document.addEventListener("drop", drop);
+    return () => {
+      document.removeEventListener("dragover", over);
+      document.removeEventListener("dragleave", leave);
+      document.removeEventListener("drop", drop);
+    };
+  }, []);
   return (
-    <section class={`card body job-file${isOver ? " is-over" : ""}`} aria-label="A job file"
-      onDragOver={(event) => { event.preventDefault(); setOver(true); }} onDragLeave={() => setOver(false)}
-      onDrop={(event) => { event.preventDefault(); setOver(false); void takeFile(event.dataTransfer?.files[0]); }}>
+    <section class={`card body job-file${isOver ? " is-over" : ""}`} aria-label="A job file">
       <Field label="Job file" hint="Drop a YAML, TOML or JSON file here, choose one, or paste its text. It fills the form below."
         faults={error === null ? [] : [error.message, ...error.faults.map((fault) => fault.text)]}>
         {(attributes) => (

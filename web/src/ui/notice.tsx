@@ -44,3 +44,7 @@ export function ErrorNotice({ error, retry }: { error: ApiError; retry?: () => v
     </div>
   );
 }
+
+/** Names in backticks as code. */
+export const withCode = (text: string): ComponentChildren =>
+  text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part));

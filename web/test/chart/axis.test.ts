@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { padLinear, padLog, pan, placePoints, placeStep, possibleKinds, type RunClock, stepsBetween, trainingMs, zoomAround } from "../../src/chart/axis";
+import { padLinear, padLog, pan, placeCurve, placePoints, placeStep, possibleKinds, type RunClock, stepsBetween, trainingMs, zoomAround } from "../../src/chart/axis";
 import { appendPoint, emptyCurve } from "../../src/chart/curve";
 
 const clock: RunClock = {
@@ -67,4 +67,18 @@ test("ranges can always be shown: constant, empty, and below zero on a log scale
   expect(high).toBeGreaterThan(100);
   expect(padLog([-3, -1], Infinity)).toEqual([0.1, 10]);
   expect(padLog([2, 2], 2)).toEqual([1, 4]);
+});
+
+test("on the axis of a metric points are in its order, between its points, and left out where it has none", () => {
+  const loss = emptyCurve("val/loss");
+  for (const [step, value] of [[2, 8], [4, 2], [6, 5], [8, NaN]] as const) appendPoint(loss, step, value, 0);
+  const by = { ...clock, ruler: loss };
+  const { curve: placed, xs } = placeCurve(curve([[1, 0], [2, 0], [3, 0], [4, 0], [6, 0], [8, 0], [9, 0]]), "metric", by);
+  expect([...xs]).toEqual([2, 5, 5, 8]);
+  expect(placed.steps).toEqual([4, 3, 6, 2]);
+  expect(placeStep(3, null, "metric", by, null)).toBe(5);
+  expect(placeStep(1, null, "metric", by, null)).toBe(null);
+  expect(stepsBetween([1, 5], "metric", by, null)).toEqual([3, 7]);
+  expect(stepsBetween([20, 30], "metric", by, null)).toBe(null);
+  expect([...placeCurve(curve([[1, 0]]), "metric", { ...clock, ruler: null }).xs]).toEqual([]);
 });

@@ -59,6 +59,10 @@ test("the view is in the link, and what the link says wrongly is ignored", () =>
   expect(readState(query)).toMatchObject(change);
   expect(changeQuery(query, writeState({ zoom: null, kind: "step", isLogY: false, smoothing: 0, flipped: [], hidden: [], search: "" })).toString())
     .toBe("tab=charts");
+  const byMetric = { kind: "metric", xMetric: "sys/tokens" } as const;
+  expect(readState(changeQuery(query, writeState(byMetric)))).toMatchObject(byMetric);
+  expect(changeQuery(new URLSearchParams(), writeState(byMetric)).get("x")).toBe("m:sys/tokens");
+  expect(readState(new URLSearchParams("x=m:"))).toMatchObject({ kind: "step", xMetric: "" });
   expect(readState(new URLSearchParams("x=moon&zoom=9~1&smooth=7"))).toMatchObject({ kind: "step", zoom: null, smoothing: 0.99 });
 });
 

@@ -4,7 +4,7 @@ import type { RunClock } from "../../src/chart/axis";
 import { appendPoint, coarsen, type Curve, emptyCurve } from "../../src/chart/curve";
 import { paintScene } from "../../src/chart/paint";
 import { Painter } from "../../src/chart/painter";
-import { buildScene, readAt, type Source, type View } from "../../src/chart/scene";
+import { buildScene, readAt, readEnds, type Source, type View } from "../../src/chart/scene";
 
 const clock: RunClock = { stepsPerEpoch: null, attempts: [] };
 const view: View = { kind: "step", isLogX: false, isLogY: false, smoothing: 0, zoom: null };
@@ -49,6 +49,20 @@ test("the cursor reads the nearest point of each curve, and none of a curve that
   const scene = buildScene([source([[0, 1], [10, 2], [1000, 3]]), source([[0, 5], [20, 6]], { runId: "b" })], [], view);
   expect(readAt(scene, 12).map(({ line, step, value }) => [line.source.runId, step, value])).toEqual([["a", 10, 2], ["b", 20, 6]]);
   expect(readAt(scene, 900).map(({ line }) => line.source.runId)).toEqual(["a"]);
+});
+
+test("without a cursor each curve says its last value in the picture, also one that ended early", () => {
+  const sources = [source([[0, 1], [10, 2], [60, 3]]), source([[0, 5], [100, 6]], { runId: "b" })];
+  const ends = (zoom: [number, number] | null) => readEnds(buildScene(sources, [], { ...view, zoom })).map(({ value }) => value);
+  expect(ends(null)).toEqual([3, 6]);
+  expect(ends([0, 20])).toEqual([2, 5]);
+  expect(ends([70, 100])).toEqual([6]);
+  const falling = source([[0, 1], [10, 2]], {});
+  const by = { ...clock, ruler: source([[0, 9], [10, 4]]).curve };
+  const scene = buildScene([{ ...falling, clock: by }], [{ kind: "end", step: 10, timeMs: null, text: "" }, { kind: "end", step: 0, timeMs: null, text: "" }], { ...view, kind: "metric" });
+  expect(scene.lines.map(({ xs }) => [...xs])).toEqual([[4, 9]]);
+  expect(readEnds(scene).map(({ step, value }) => [step, value])).toEqual([[10, 2]]);
+  expect(scene.marks.map(({ x }) => x)).toEqual([4, 9]);
 });
 
 test("marks are placed on the axis of one run, and left out where there are several", () => {

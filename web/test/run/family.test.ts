@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { findStepsPerEpoch } from "../../src/chart/run_clocks";
 import { buildTree } from "../../src/run/family_tab";
-import { listSteps } from "../../src/run/media_tab";
+import { listShown, listSteps } from "../../src/run/media_tab";
 import { readMarks } from "../../src/run/run_model";
 import type { Artifact } from "../../src/types";
 
@@ -23,6 +23,13 @@ test("a cycle of parents, which cannot be, does not hang the page", () => {
 test("the slider has each step that something was written at", () => {
   const at = (step: number) => ({ step }) as Artifact;
   expect(listSteps([at(20), at(3), at(20)])).toEqual([3, 20]);
+});
+
+test("what a step shows keeps its place from step to step, videos first", () => {
+  const of = (name: string, media_type: string) => ({ name, media_type, step: 5, attempt: 1 }) as Artifact;
+  const written = [of("b.png", "image/png"), of("right.mp4", "video/mp4"), of("a.txt", "text/plain"), of("left.mp4", "video/mp4")];
+  expect(listShown([...written, { ...of("old.png", "image/png"), step: 4 }], 5).map(({ name }) => name))
+    .toEqual(["left.mp4", "right.mp4", "a.txt", "b.png"]);
 });
 
 test("the length of an epoch is read from the event at the start of training", () => {

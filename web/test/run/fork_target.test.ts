@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { findOverrides, findTarget, flatten, parseValue, setValue } from "../../src/run/fork_target";
+import { findOverrides, findTarget, flatten, listNames, parseValue, setValue } from "../../src/run/fork_target";
 import type { Artifact } from "../../src/types";
 
 const checkpoint = (step: number, more: Partial<Artifact> = {}): Artifact => ({
@@ -45,4 +45,9 @@ test("a value is changed by its dotted name", () => {
 test("what is typed keeps the type of what was there", () => {
   expect([parseValue("1e-3", 0.1), parseValue("[1, 2]", [1]), parseValue("5", "4"), parseValue("abc", 1), parseValue("true", false)])
     .toEqual([0.001, [1, 2], "5", "abc", true]);
+});
+
+test("a table that lost its last field is one change, of that field", () => {
+  const [now, before] = [{ hyperparams: {}, env: {}, seed: 1 }, { hyperparams: { fail_at: 30 }, seed: 1 }];
+  expect(listNames(new Map(flatten(now)), new Map(flatten(before)))).toEqual(["env", "seed", "hyperparams.fail_at"]);
 });

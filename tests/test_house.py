@@ -380,6 +380,8 @@ def test_the_environment_is_read_in_few_known_places() -> None:
     assert readers == {
         "gen_worker.tools.certificate.probe_runs",  # hands it on to the workers that it compares
         "gen_worker.entrypoint",  # WORKER_MODE
+        "gen_worker.inference.model.loading",  # makes that of the run that trained the model process's own
+        "gen_worker.inference.model.parent_process",  # how many threads the libraries of model processes start
         "gen_worker.contract.failpoints",  # for tests
         "gen_worker.frozen_imports",  # which folder is a frozen copy of which
         "gen_worker.launcher.server",  # hands it on to its workers
@@ -437,6 +439,7 @@ BY_HAND: dict[str, dict[str, str]] = {
     },
     "/proc": {
         "gen_worker.contract.process_identity": "",
+        "gen_worker.inference.model.process": "its own memory",
         "gen_worker.launcher.children": "the kernel's count of out-of-memory kills",
         "gen_worker.launcher.process_family": "environment and limits of other processes",
         "gen_worker.launcher.server": "its own mapped libraries",

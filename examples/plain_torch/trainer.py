@@ -49,6 +49,11 @@ class SpiralTrainer:
         accuracy = (logits.argmax(dim=1) == arms).float().mean()
         return {"loss": nn.functional.cross_entropy(logits, arms), "accuracy": accuracy}
 
+    def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, torch.Tensor]:
+        """For requests and `trn predict`: `rows` has the column `point` alone; one value a row and name."""
+        share = state["model"](batch_to_torch(rows, ["point"])["point"].to(ctx.device)).softmax(dim=1)
+        return {"arm": share.argmax(dim=1), "share": share}
+
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in state.items()}
 

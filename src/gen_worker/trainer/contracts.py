@@ -209,4 +209,7 @@ OPTIONAL_HOOKS = (
     "end_evaluation",
     "sample",
     "apply_hyperparams",
+    "predict",
+    "predict_stream",
+    "serving_state",
 )

@@ -21,12 +21,16 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
     "begin_evaluation": ("kind", "state", "ctx"),
     "end_evaluation": ("kind", "state", "ctx"),
     "apply_hyperparams": ("state", "changes", "ctx"),
+    "predict": ("rows", "state", "ctx"),
+    "predict_stream": ("row", "state", "ctx"),
+    "serving_state": ("state", "ctx"),
 }
 KEYWORD: dict[str, tuple[str, ...]] = {
     "save_checkpoint": ("state", "step", "output_dir", "final", "ctx"),
     "load_checkpoint": ("state", "checkpoint_dir", "payload", "ctx"),
     "sample": ("state", "step", "request", "output_dir", "ctx"),
 }
+GENERATORS = ("predict_stream",)  # what they yield is their result
 
 
 def missing_hooks(candidate: object) -> list[str]:
@@ -89,7 +93,7 @@ def _hook_faults(trainer: object, name: str) -> list[str]:
             return [
                 f"{source_line(hook)}: `{name}` is async, expected a plain `def {name}`: the loop cannot await hooks"
             ]
-        if inspect.isgeneratorfunction(code):
+        if inspect.isgeneratorfunction(code) and name not in GENERATORS:
             return [
                 f"{source_line(hook)}: `{name}` contains `yield`, expected a method that returns its result"
             ]

@@ -1,0 +1,368 @@
+"""The model parent: one thread that forks templates, hands them orders, reaps all model processes and reports their ends.
+
+It runs none of the author's code. A template gets the orders of its version and forks a worker for each; where it cannot
+be forked it becomes the worker of its first order, and every further order gets a process that loads by itself.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import msgspec
+
+from gen_worker.contract.installed_packages import is_same_python
+from gen_worker.errors import Category
+from gen_worker.inference.frames import send_frame
+from gen_worker.inference.messages import NotReady
+from gen_worker.inference.model.orders import (
+    Alone,
+    Forked,
+    FromTemplate,
+    KillWorker,
+    LaunchWorker,
+    LoadFailed,
+    OrderReader,
+    Retire,
+    WorkerEnd,
+    from_server_decoder,
+    from_template_decoder,
+    send_order,
+)
+from gen_worker.inference.model.process import (
+    adopt_orphans,
+    flush_output,
+    name_signal,
+    run_to_exit,
+    settle_in,
+)
+
+logger = logging.getLogger("gen_worker.inference")
+
+MAX_STRANGERS = 1000
+# What every template needs before the author's code, where it is installed.
+WARM_MODULES = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # the first optimizer imports it, which takes a second
+    "pyarrow.parquet",
+    "gen_worker.inference.model.template",
+)
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def become_parent(link: socket.socket, server_pid: int) -> NoReturn:
+    """Never returns."""
+
+    def work() -> int:
+        settle_in(server_pid)
+        adopt_orphans()
+        ParentProcess(link).run()
+        return 0
+
+    run_to_exit(work)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ordered:
+    """An order that no worker has yet, with our copy of its descriptor: so that it can be answered if the template dies."""
+
+    order: LaunchWorker
+    fd: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Template:
+    pid: int
+    link: socket.socket
+    orders: OrderReader[FromTemplate]
+    key: bytes
+    label: str
+    waiting: dict[int, _Ordered] = field(default_factory=dict)
+    has_loaded: bool = False
+    is_open: bool = True  # takes orders
+    failure: LoadFailed | None = None
+
+
+class ParentProcess:
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._orders = OrderReader(link, from_server_decoder)
+        self._templates: dict[int, _Template] = {}  # by pid
+        self._alone: dict[bytes, str] = {}  # versions that cannot be forked, and why
+        self._workers: dict[int, int] = {}  # pid -> worker id
+        self._pids: dict[int, int] = {}  # worker id -> pid
+        self._strangers: dict[int, int] = {}  # pid -> wait status, of a worker that nobody named yet
+        self._unwritten: deque[WorkerEnd] = deque()
+        self._poll = select.poll()
+        self._waker, self._wake = socket.socketpair()
+
+    def run(self) -> None:
+        """Until the server closes its end."""
+        for end in (self._waker, self._wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._poll.register(self._link, select.POLLIN)
+        self._poll.register(self._waker, select.POLLIN)
+        _warm_up()
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._end_all()
+
+    def _turn(self) -> bool:
+        """Wait, then do what there is to do. False at the end."""
+        ready = {fd for fd, _ in self._poll.poll()}
+        if self._waker.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                while self._waker.recv(4096):
+                    pass
+        # Before the reaping: what a template said before it died counts.
+        for template in list(self._templates.values()):
+            if template.link.fileno() in ready:
+                self._hear(template)
+        self._reap()
+        return self._link.fileno() not in ready or self._obey()
+
+    def _obey(self) -> bool:
+        try:
+            orders = self._orders.receive()
+        except ConnectionResetError:
+            return False
+        if orders is None:
+            return False
+        for order in orders:
+            match order:
+                case LaunchWorker():
+                    self._launch(_Ordered(order=order, fd=self._orders.take_fd()))
+                case Retire(label=label):
+                    for template in list(self._templates.values()):
+                        if template.label == label:
+                            self._close(template)
+                case KillWorker(worker_id=worker_id):
+                    pid = self._pids.get(worker_id)
+                    if pid is not None:  # not reaped yet, so the pid is still its own
+                        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def _launch(self, ordered: _Ordered) -> None:
+        order = ordered.order
+        key = msgspec.msgpack.encode([order.version, order.options])
+        found = (each for each in self._templates.values() if each.key == key and each.is_open)
+        template = next(found, None) if key not in self._alone else None
+        if template is None:
+            try:
+                template = self._fork_template(key, ordered)
+            except OSError as fault:
+                words = f"no process can be started: {fault.strerror}"
+                self._refuse(ordered, LoadFailed(category=Category.STARTUP, words=words))
+                return
+        template.waiting[order.worker_id] = ordered
+        if key in self._alone:
+            template.is_open = False
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended: seen when it is reaped
+            send_order(template.link, order, ordered.fd)
+
+    def _fork_template(self, key: bytes, ordered: _Ordered) -> _Template:
+        ours, theirs = socket.socketpair()
+        parent_pid = os.getpid()
+        flush_output()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        if pid == 0:
+            self._become_template(ours, theirs, ordered, parent_pid, is_alone=key in self._alone)
+        theirs.close()
+        template = _Template(
+            pid=pid,
+            link=ours,
+            orders=OrderReader(ours, from_template_decoder),
+            key=key,
+            label=ordered.order.version.label,
+        )
+        self._templates[pid] = template
+        self._poll.register(ours, select.POLLIN)
+        return template
+
+    def _become_template(
+        self,
+        ours: socket.socket,
+        theirs: socket.socket,
+        ordered: _Ordered,
+        parent_pid: int,
+        *,
+        is_alone: bool,
+    ) -> NoReturn:
+        def work() -> int:
+            settle_in(parent_pid)
+            for end in (self._link, self._waker, self._wake, ours):
+                end.close()
+            # A copy of a link's end that stays open would hide the end of its worker.
+            os.close(ordered.fd)
+            self._orders.close_fds()
+            for other in self._templates.values():
+                other.link.close()
+                for one in other.waiting.values():
+                    os.close(one.fd)
+            interpreter = ordered.order.version.interpreter
+            if interpreter and not is_same_python(interpreter, sys.executable):
+                os.set_inheritable(theirs.fileno(), True)
+                flag = ["--alone"] if is_alone else []
+                module = "gen_worker.inference.model.template"
+                arguments = [interpreter, "-P", "-m", module, str(theirs.fileno()), str(parent_pid), *flag]
+                os.execv(interpreter, arguments)  # noqa: S606
+            from gen_worker.inference.model.template import Template
+
+            return Template(theirs, parent_pid, is_alone=is_alone).run()
+
+        run_to_exit(work)
+
+    def _hear(self, template: _Template) -> None:
+        try:
+            said = template.orders.receive()
+        except ConnectionResetError:
+            said = None
+        if said is None:
+            self._close(template)
+            return
+        for message in said:
+            match message:
+                case Forked(worker_id=worker_id, pid=pid):
+                    template.has_loaded = True
+                    self._settle(template, worker_id, pid)
+                case Alone(worker_id=worker_id, reason=reason):
+                    self._alone[template.key] = reason
+                    self._settle(template, worker_id, template.pid)
+                    del self._templates[template.pid]
+                    self._close(template)
+                    for ordered in template.waiting.values():
+                        self._launch(ordered)
+                    return
+                case LoadFailed():
+                    template.failure = message
+
+    def _settle(self, template: _Template, worker_id: int, pid: int) -> None:
+        """That order has its worker."""
+        ordered = template.waiting.pop(worker_id)
+        os.close(ordered.fd)
+        self._workers[pid] = worker_id
+        self._pids[worker_id] = pid
+        if pid in self._strangers:
+            self._report_end(pid, self._strangers.pop(pid))
+
+    def _close(self, template: _Template) -> None:
+        """It takes no more orders, and exits. Its end is seen when it is reaped."""
+        template.is_open = False
+        if template.link.fileno() >= 0:
+            self._poll.unregister(template.link)
+            template.link.close()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            template = self._templates.get(pid)
+            if template is not None:
+                while template.is_open and _is_readable(template.link):
+                    self._hear(template)
+            if pid in self._workers:  # also one that was a template until now
+                self._report_end(pid, status)
+            elif pid in self._templates:
+                self._end_template(self._templates.pop(pid), status)
+            else:
+                self._strangers[pid] = status
+                if len(self._strangers) > MAX_STRANGERS:  # the author's own processes
+                    del self._strangers[next(iter(self._strangers))]
+
+    def _end_template(self, template: _Template, status: int) -> None:
+        """Answer the orders that it leaves: loaded again where it had loaded, else refused."""
+        self._close(template)
+        failure = template.failure
+        for ordered in template.waiting.values():
+            if failure is None and template.has_loaded:
+                self._launch(ordered)
+                continue
+            _, _, words = _describe(status)
+            ending = LoadFailed(
+                category=Category.MODEL_LOAD, words=f"the process that loads {template.label} {words}"
+            )
+            self._refuse(ordered, failure or ending)
+        if failure is None and template.has_loaded and os.waitstatus_to_exitcode(status) != 0:
+            logger.warning("the template of %s %s", template.label, _describe(status)[2])
+
+    def _refuse(self, ordered: _Ordered, failure: LoadFailed) -> None:
+        """In the place of a worker that never was."""
+        with socket.socket(fileno=ordered.fd) as link, contextlib.suppress(OSError):
+            send_frame(link, NotReady(category=failure.category, words=failure.words))
+        self._tell(WorkerEnd(worker_id=ordered.order.worker_id, exit_code=1, words=failure.words))
+
+    def _report_end(self, pid: int, status: int) -> None:
+        worker_id = self._workers.pop(pid)
+        del self._pids[worker_id]
+        exit_code, signal_name, words = _describe(status)
+        self._tell(
+            WorkerEnd(
+                worker_id=worker_id,
+                exit_code=exit_code,
+                signal=signal_name,
+                words=f"the model worker {words}",
+            )
+        )
+
+    def _tell(self, end: WorkerEnd) -> None:
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the server ended: seen in the next turn
+            send_order(self._link, end)
+
+    def _end_all(self) -> None:
+        """Kill them and wait, so that nothing of this server is left."""
+        pids = [*self._workers, *self._templates]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _warm_up() -> None:
+    """Imported once for all templates. In a fork of a launcher all of it is there."""
+    for name in (
+        _ONE_THREAD
+    ):  # an OpenBLAS starts its threads when it is imported; workers set their number themselves
+        os.environ.setdefault(name, "1")
+    for name in WARM_MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _describe(status: int) -> tuple[int | None, str, str]:
+    """(exit code, name of the signal, words) of a wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        name = name_signal(-code)
+        return None, name, f"was killed by {name}"
+    return code, "", f"exited with code {code}"
+
+
+def _is_readable(link: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,126 @@
+"""A template: one version, loaded and probed, that is forked for each of its workers.
+
+Its memory is shared with them until somebody writes to it. It is forked only while it has one thread and no GPU in use;
+else it is the worker itself (`Alone`).
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+
+import msgspec
+
+from gen_worker.errors import Category, WorkerError
+from gen_worker.inference.model.loading import LoadedModel, load_model
+from gen_worker.inference.model.orders import (
+    Alone,
+    Forked,
+    LaunchWorker,
+    LoadFailed,
+    OrderReader,
+    send_order,
+)
+from gen_worker.inference.model.process import count_threads, flush_output, run_to_exit, settle_in
+from gen_worker.inference.model.worker import ModelWorker
+from gen_worker.trainer.attempt.failure import describe_failure
+
+logger = logging.getLogger("gen_worker.inference")
+
+_decoder: msgspec.msgpack.Decoder[LaunchWorker] = msgspec.msgpack.Decoder(LaunchWorker)
+
+
+class Template:
+    """`run` returns the exit code."""
+
+    def __init__(self, link: socket.socket, parent_pid: int, *, is_alone: bool) -> None:
+        self._link = link
+        self._parent_pid = parent_pid
+        self._is_alone = is_alone
+        self._orders: OrderReader[LaunchWorker] = OrderReader(link, _decoder)
+
+    def run(self) -> int:
+        orders: list[LaunchWorker] | None = []
+        while orders == []:
+            orders = self._orders.receive()
+        if orders is None:
+            return 0
+        first = orders[0]
+        try:
+            model = load_model(first.version, first.options)
+        except BaseException as fault:
+            self._say_failure(fault)
+            return 1
+        reason = "it was tried before" if self._is_alone else _why_not_forked()
+        if reason:
+            send_order(self._link, Alone(worker_id=first.worker_id, reason=reason))
+            logger.info("model workers of %s are not forked: %s", first.version.label, reason)
+            self._link.close()
+            return ModelWorker(socket.socket(fileno=self._orders.take_fd()), model, first.options).run()
+        gc.collect()
+        gc.freeze()  # else a collection in a worker would copy all pages
+        while orders is not None:
+            for order in orders:
+                self._fork_worker(order, self._orders.take_fd(), model)
+            orders = self._orders.receive()
+        return 0
+
+    def _say_failure(self, fault: BaseException) -> None:
+        if not isinstance(fault, WorkerError):
+            logger.error("the model cannot be loaded", exc_info=fault)
+        category, words = describe_failure(fault, phase=Category.MODEL_LOAD)
+        send_order(self._link, LoadFailed(category=category, words=words))
+
+    def _fork_worker(self, order: LaunchWorker, link_fd: int, model: LoadedModel) -> None:
+        """As a child of the model parent: the process between the two exits, and leaves it to that."""
+        named_read, named_write = os.pipe()
+        start_read, start_write = os.pipe()
+        flush_output()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(named_write, str(pid).encode())
+                os._exit(0)
+
+            def work() -> int:
+                for fd in (named_read, named_write, start_write):
+                    os.close(fd)
+                self._link.close()
+                self._orders.close_fds()
+                os.read(start_read, 1)  # until it has its parent, who knows its name
+                os.close(start_read)
+                settle_in(self._parent_pid)
+                return ModelWorker(socket.socket(fileno=link_fd), model, order.options).run()
+
+            run_to_exit(work)
+        for fd in (named_write, start_read, link_fd):
+            os.close(fd)
+        name = os.read(named_read, 32)
+        os.waitpid(between, 0)
+        os.close(named_read)
+        if name:
+            send_order(self._link, Forked(worker_id=order.worker_id, pid=int(name)))
+        os.close(start_write)
+
+
+def _why_not_forked() -> str:
+    """Empty where a fork of this process is sound."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the model is on a GPU"
+    num_threads = count_threads()
+    return f"it has {num_threads} threads" if num_threads > 1 else ""
+
+
+def main(arguments: list[str]) -> int:
+    """In another interpreter than that of the server: descriptor, the model parent's pid, perhaps `--alone`."""
+    fd, parent_pid, *flags = arguments
+    settle_in(int(parent_pid))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return Template(socket.socket(fileno=int(fd)), int(parent_pid), is_alone="--alone" in flags).run()
+
+
+if __name__ == "__main__":
+    run_to_exit(lambda: main(sys.argv[1:]))

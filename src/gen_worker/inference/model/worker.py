@@ -1,0 +1,165 @@
+"""A model worker: reads work from its link, calls the model, writes answers. One thread; it exits at the end of the link."""
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from gen_worker.inference.frames import FrameError, receive_frame, send_frame, to_worker_decoder
+from gen_worker.inference.messages import (
+    Answers,
+    CloseStream,
+    OpenStream,
+    Part,
+    Raised,
+    Ready,
+    StreamEnd,
+    StreamItem,
+    Work,
+)
+from gen_worker.inference.model.columns import RowsError, encode_answer, plain_value, read_parts
+from gen_worker.inference.model.loading import LoadedModel
+from gen_worker.inference.model.orders import ModelOptions
+from gen_worker.inference.model.predictor import OutputError
+from gen_worker.inference.model.process import limit_memory
+
+logger = logging.getLogger("gen_worker.inference")
+
+_json = msgspec.json.Encoder(enc_hook=plain_value)
+
+
+class ModelWorker:
+    def __init__(self, link: socket.socket, model: LoadedModel, options: ModelOptions) -> None:
+        self._link = link
+        self._model = model
+        self._options = options
+        self._streams: dict[int, Iterator[Any]] = {}
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+
+    def run(self) -> int:
+        """Until the other end is closed. Returns the exit code."""
+        self._link.setblocking(True)
+        self._model.settle(self._options)
+        limit_memory(self._options.memory_mb)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_frame(self._link, self._ready())
+            while self._turn():
+                pass
+        return 0
+
+    def _ready(self) -> Ready:
+        model = self._model
+        return Ready(
+            pid=os.getpid(),
+            inputs=model.inputs,
+            outputs=model.outputs,
+            can_stream=model.predictor.can_stream,
+            probe_ms=model.probe_ms,
+            load_ms=model.load_ms,
+        )
+
+    def _turn(self) -> bool:
+        """One frame, or one item of every open stream while there is none. False at the end of the link."""
+        if self._streams and not self._poll.poll(0):
+            for stream in list(self._streams):
+                self._send_item(stream)
+            return True
+        try:
+            frame = receive_frame(self._link, to_worker_decoder)
+        except (FrameError, ConnectionResetError) as fault:
+            logger.warning("the link of a model worker broke: %s", fault)
+            return False
+        if frame is None:
+            return False
+        message, payload = frame
+        match message:
+            case Work():
+                self._answer(message, payload)
+            case OpenStream():
+                self._open(message, payload)
+            case CloseStream(stream=stream):
+                if stream in self._streams:
+                    self._end(stream)
+        return True
+
+    def _answer(self, work: Work, payload: memoryview) -> None:
+        started_s = time.perf_counter()
+        try:
+            parts, content = self._compute(work.parts, payload, work.shape)
+        except Exception as fault:
+            send_frame(self._link, self._raised(work.batch, fault))
+            return
+        compute_ms = (time.perf_counter() - started_s) * 1000
+        send_frame(self._link, Answers(batch=work.batch, parts=parts, compute_ms=compute_ms), content)
+
+    def _compute(
+        self, parts: tuple[Part, ...], payload: memoryview, shape: int
+    ) -> tuple[tuple[Part, ...], list[Any]]:
+        batch = read_parts(parts, payload, schema=self._model.schema, shape=shape)
+        answer = self._model.predictor.predict(batch)
+        encoded: list[Part] = []
+        content: list[Any] = []
+        start = 0
+        for part in parts:
+            one, pieces = encode_answer(answer.slice(start, start + part.num_rows), part.answer)
+            encoded.append(one)
+            content += pieces
+            start += part.num_rows
+        return tuple(encoded), content
+
+    def _raised(self, batch: int, fault: Exception) -> Raised:
+        error_id, kind, words = describe_fault(fault)
+        return Raised(batch=batch, kind=kind, error_id=error_id, words=words)
+
+    def _open(self, message: OpenStream, payload: memoryview) -> None:
+        try:
+            row = read_parts((message.part,), payload, schema=self._model.schema, shape=1)
+            self._streams[message.stream] = self._model.predictor.stream(row)
+        except Exception as fault:
+            self._end(message.stream, fault)
+
+    def _send_item(self, stream: int) -> None:
+        try:
+            item = next(self._streams[stream])
+            content = _json.encode(item)
+        except StopIteration:
+            self._end(stream)
+        except Exception as fault:
+            self._end(stream, fault)
+        else:
+            send_frame(self._link, StreamItem(stream=stream), [content])
+
+    def _end(self, stream: int, fault: Exception | None = None) -> None:
+        items = self._streams.pop(stream, None)
+        close = getattr(items, "close", None)
+        if close is not None:
+            try:
+                close()
+            except Exception:  # of the author's `finally`
+                logger.exception("closing a stream raised")
+        if fault is None:
+            send_frame(self._link, StreamEnd(stream=stream))
+            return
+        error_id, kind, words = describe_fault(fault)
+        send_frame(self._link, StreamEnd(stream=stream, kind=kind, error_id=error_id, words=words))
+
+
+def describe_fault(fault: Exception) -> tuple[str, Any, str]:
+    """(id, kind, words); the traceback goes into the log under the id."""
+    error_id = secrets.token_hex(8)
+    words = f"{type(fault).__name__}: {fault}"
+    if isinstance(fault, RowsError):
+        return error_id, "input", str(fault)
+    if isinstance(fault, OutputError):
+        logger.error("%s: %s", error_id, fault)
+        return error_id, fault.kind, str(fault)
+    logger.error("%s: predict raised", error_id, exc_info=fault)
+    return error_id, "error", words

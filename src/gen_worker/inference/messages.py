@@ -63,10 +63,22 @@ class Work(Message, frozen=True, kw_only=True):
 
 
 class OpenStream(Message, frozen=True, kw_only=True):
-    """Call `predict_stream` with this row. Answered with any number of `StreamItem`, then `StreamEnd`."""
+    """Call `predict_stream` with this row. Answered with any number of `StreamItem`, then `StreamEnd`.
+
+    The worker sends `credit` items and then waits for `MoreItems`: a reader that is slow must not fill memory. It takes
+    other messages meanwhile, and between two items: a batch does not wait for the end of a stream.
+    """
 
     stream: int
     part: Part
+    credit: int = 16
+
+
+class MoreItems(Message, frozen=True, kw_only=True):
+    """So many further items may be sent. Of no meaning after the stream's end."""
+
+    stream: int
+    credit: int
 
 
 class CloseStream(Message, frozen=True, kw_only=True):
@@ -75,7 +87,7 @@ class CloseStream(Message, frozen=True, kw_only=True):
     stream: int
 
 
-ToWorker = Work | OpenStream | CloseStream
+ToWorker = Work | OpenStream | MoreItems | CloseStream
 
 
 # From a model worker to the front.

@@ -16,6 +16,7 @@ from gen_worker.inference.frames import FrameError, receive_frame, send_frame, t
 from gen_worker.inference.messages import (
     Answers,
     CloseStream,
+    MoreItems,
     OpenStream,
     Part,
     Raised,
@@ -41,6 +42,7 @@ class ModelWorker:
         self._model = model
         self._options = options
         self._streams: dict[int, Iterator[Any]] = {}
+        self._credit: dict[int, int] = {}  # how many items of each stream may be sent
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
 
@@ -67,9 +69,10 @@ class ModelWorker:
         )
 
     def _turn(self) -> bool:
-        """One frame, or one item of every open stream while there is none. False at the end of the link."""
-        if self._streams and not self._poll.poll(0):
-            for stream in list(self._streams):
+        """One frame, or one item of every stream with credit while there is none. False at the end of the link."""
+        wanted = [stream for stream in self._streams if self._credit[stream] > 0]
+        if wanted and not self._poll.poll(0):
+            for stream in wanted:
                 self._send_item(stream)
             return True
         try:
@@ -85,6 +88,9 @@ class ModelWorker:
                 self._answer(message, payload)
             case OpenStream():
                 self._open(message, payload)
+            case MoreItems(stream=stream, credit=credit):
+                if stream in self._streams:
+                    self._credit[stream] += credit
             case CloseStream(stream=stream):
                 if stream in self._streams:
                     self._end(stream)
@@ -123,10 +129,12 @@ class ModelWorker:
         try:
             row = read_parts((message.part,), payload, schema=self._model.schema, shape=1)
             self._streams[message.stream] = self._model.predictor.stream(row)
+            self._credit[message.stream] = message.credit
         except Exception as fault:
             self._end(message.stream, fault)
 
     def _send_item(self, stream: int) -> None:
+        self._credit[stream] -= 1
         try:
             item = next(self._streams[stream])
             content = _json.encode(item)
@@ -139,6 +147,7 @@ class ModelWorker:
 
     def _end(self, stream: int, fault: Exception | None = None) -> None:
         items = self._streams.pop(stream, None)
+        self._credit.pop(stream, None)
         close = getattr(items, "close", None)
         if close is not None:
             try:

@@ -1,0 +1,1 @@
+"""How requests write rows and answers: JSON, Arrow IPC, the Open Inference Protocol; and the OpenAPI document of it."""

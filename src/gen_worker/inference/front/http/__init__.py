@@ -1,0 +1,1 @@
+"""HTTP/1.1: addresses, connections, and what each route does."""

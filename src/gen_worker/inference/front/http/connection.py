@@ -1,0 +1,362 @@
+"""HTTP/1.1 on one connection: requests read within limits, answered in their order.
+
+Requests that were sent ahead are worked on together, so that they share batches. Answers leave in the order of the
+requests. While much is unanswered or unread, nothing more is read.
+"""
+
+import asyncio
+import hmac
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httptools
+
+from gen_worker.inference.front.http.exchange import Exchange, Route
+from gen_worker.inference.front.refusals import Refusal
+
+MAX_HEAD_BYTES = 32 << 10
+MAX_AHEAD = 64  # requests of one connection that are not answered
+HEAD_S = 10.0
+BODY_S = 60.0
+UNREAD_S = 60.0  # how long a client may not read its answers
+SWEEP_S = 0.5
+MAX_CONNECTIONS = 1024
+MAX_ID = 128
+
+# What decides something; others are not kept.
+_KEPT = frozenset(
+    {
+        b"accept",
+        b"authorization",
+        b"content-type",
+        b"expect",
+        b"inference-header-content-length",
+        b"x-deadline-ms",
+        b"x-request-id",
+    }
+)
+_ID_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
+
+
+@dataclass(slots=True, kw_only=True)
+class Reception:
+    """What all connections of a front share."""
+
+    routes: Mapping[bytes, Route]
+    max_body_bytes: int
+    max_unfinished_bytes: int  # of all bodies that are being received
+    new_id: Callable[[], bytes]
+    answered: "Callable[[Exchange, int], None]"  # for the counters: with the status
+    failed: "Callable[[Exchange, str], Refusal]"  # logs the exception that is being handled
+    bearer: bytes | None = None  # None: requests need none
+    max_connections: int = MAX_CONNECTIONS
+    head_s: float = HEAD_S
+    body_s: float = BODY_S
+    unread_s: float = UNREAD_S
+    is_closing: bool = False  # answers end their connection
+    unfinished_bytes: int = 0
+    connections: "dict[Connection, None]" = field(default_factory=dict)
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last connection is lost
+    idle: "dict[Connection, None]" = field(default_factory=dict)  # the longest first
+
+    def admits(self, authorization: bytes | None) -> bool:
+        if self.bearer is None:
+            return True
+        scheme, _, given = (authorization or b"").partition(b" ")
+        return hmac.compare_digest(given.strip(), self.bearer) and scheme.lower() == b"bearer"
+
+    def sweep(self) -> None:
+        """Close connections whose client is too slow. To be called every SWEEP_S."""
+        now = time.monotonic()
+        for connection in [*self.connections]:
+            connection.close_if_slow(now)
+
+    def make_room(self) -> None:
+        """Idle connections keep nobody out; where all are busy, the newest has to go."""
+        while len(self.connections) > self.max_connections:
+            victim = next(iter(self.idle), None) or next(reversed(self.connections))
+            victim.abort()
+
+    def forget(self, connection: "Connection") -> None:
+        self.connections.pop(connection, None)
+        self.idle.pop(connection, None)
+        if not self.connections:
+            self.emptied.set()
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests and hands them to their routes. Nothing here waits: all of it is called by the loop."""
+
+    def __init__(self, reception: Reception) -> None:
+        self.reception = reception
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._peer: asyncio.Transport | None = None
+        self._exchanges: deque[Exchange] = deque()  # without their whole answer, in order
+        self._next: Exchange | None = None  # that is being read
+        self._read_bytes = 0  # of the request that is being read
+        self._has_head = False
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._since = time.monotonic()  # of the wait for the rest of a request
+        self._unread_since: float | None = None
+        self._is_deaf = False  # nothing more is read: an answer that closes is on its way
+        self._is_paused = False
+
+    @property
+    def is_lost(self) -> bool:
+        return self._peer is None
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._peer = cast(asyncio.Transport, transport)
+        self.reception.connections[self] = None
+        self.reception.idle[self] = None
+        self.reception.make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's name)
+        self._peer = None
+        self._is_deaf = True
+        self.reception.forget(self)
+        self._drop_body()
+        self._leave_all()
+        self._next = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._read_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse("input", "the connection cannot be upgraded")
+        except httptools.HttpParserCallbackError as fault:
+            raise fault.__context__ or fault from None
+        except httptools.HttpParserError as fault:
+            self._refuse("input", f"the request is not HTTP/1.1: {fault}")
+        else:
+            # What is no body: the head, the frames of chunks, and what follows them.
+            if self._read_bytes - 2 * self._body_bytes > MAX_HEAD_BYTES:
+                self._refuse("too_large", f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+            if len(self._exchanges) >= MAX_AHEAD:
+                self._pause()
+
+    def eof_received(self) -> bool:
+        return bool(self._exchanges)  # what was asked is answered, also to a client that sends no more
+
+    def pause_writing(self) -> None:
+        self._unread_since = time.monotonic()
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        self._resume()
+        self._resume_stream()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self._next = Exchange(self)
+        self._since = time.monotonic()
+        self.reception.idle.pop(self, None)
+
+    def on_url(self, url: bytes) -> None:
+        assert self._next is not None
+        self._next.path += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in _KEPT:
+            assert self._next is not None
+            headers = self._next.headers
+            if name in headers:
+                self._refuse("input", f"the header {name.decode()} is given twice")
+            headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        exchange = self._next
+        assert exchange is not None
+        self._has_head = True
+        if self._is_deaf:
+            return
+        reception = self.reception
+        exchange.method = self._parser.get_method()
+        exchange.keeps_alive = self._parser.should_keep_alive()
+        exchange.is_chunked = self._parser.get_http_version() != "1.0"
+        if b"?" in exchange.path:
+            exchange.path = exchange.path.partition(b"?")[0]
+        exchange.route = route = reception.routes.get(exchange.path)
+        if not (route is not None and route.is_open) and not reception.admits(
+            exchange.headers.get(b"authorization")
+        ):
+            self._refuse(
+                "unauthorized", "the request needs `Authorization: Bearer` with the secret of the server"
+            )
+            return
+        if b"expect" in exchange.headers and self._peer is not None:
+            self._peer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._body_bytes += len(body)
+        reception = self.reception
+        reception.unfinished_bytes += len(body)
+        if self._body_bytes > reception.max_body_bytes:
+            self._refuse("too_large", f"a body has at most {reception.max_body_bytes} bytes")
+        elif reception.unfinished_bytes > reception.max_unfinished_bytes:
+            self._refuse("unavailable", "too many bodies are being received", retry_after_s=1)
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self._next
+        if exchange is None or self._is_deaf:
+            return
+        pieces = self._body
+        if len(pieces) == 1:
+            exchange.body = pieces[0]
+        elif pieces:
+            exchange.body = b"".join(pieces)
+        self._drop_body()
+        self._next = None
+        self._has_head = False
+        self._read_bytes = 0
+        reception = self.reception
+        exchange.begun_at = time.perf_counter()
+        self._exchanges.append(exchange)
+        if not exchange.keeps_alive:
+            self._is_deaf = True
+        self._number(exchange)
+        route = exchange.route
+        if route is None:
+            exchange.refuse(Refusal("not_found", "there is nothing at this path"))
+        elif route.method != exchange.method:
+            exchange.refuse(Refusal("method", f"this path takes {route.method.decode()}"))
+        else:
+            try:
+                route.handle(exchange)
+            except Refusal as refusal:
+                exchange.refuse(refusal)
+            except Exception:
+                exchange.refuse(reception.failed(exchange, "the request"))
+
+    # What exchanges call.
+
+    def send(self, exchange: Exchange, data: bytes, *, is_last: bool) -> bool:
+        """A part of an answer, or all of it: in the order of the requests. Whether more should follow now."""
+        exchanges = self._exchanges
+        transport = self._peer
+        if transport is None:
+            return False
+        if not exchanges or exchange is not exchanges[0]:
+            exchange.output = [data] if exchange.output is None else [*exchange.output, data]
+            return False
+        transport.write(data)
+        if exchange.is_open_end:
+            return self._unread_since is None
+        exchanges.popleft()
+        while exchanges and not is_last and (following := exchanges[0]).output is not None:
+            transport.write(b"".join(following.output))
+            following.output = None
+            if following.is_open_end:
+                self._resume_stream()
+                break
+            is_last = not following.keeps_alive
+            exchanges.popleft()
+        if is_last:
+            self._is_deaf = True
+            self._leave_all()
+            transport.close()
+        elif not exchanges and self._next is None:
+            self.reception.idle[self] = None
+        if self._is_paused:
+            self._resume()
+        return False
+
+    def close_if_slow(self, now: float) -> None:
+        if self._unread_since is not None and now - self._unread_since > self.reception.unread_s:
+            self.abort()
+        elif self._next is not None or (self._read_bytes and not self._exchanges):
+            limit_s = self.reception.body_s if self._has_head else self.reception.head_s
+            if now - self._since > limit_s:
+                self.abort()
+
+    def close_if_idle(self) -> None:
+        """When a front drains: nobody waits for an answer here."""
+        if self._peer is not None and not self._exchanges and self._next is None:
+            self._is_deaf = True
+            self._peer.close()
+
+    def end(self, refusal: Refusal) -> None:
+        """When a front ends: who still waits gets the refusal."""
+        self._is_deaf = True
+        for exchange in [*self._exchanges]:
+            if exchange.left is not None:
+                exchange.left()
+            if exchange.is_open_end:
+                exchange.finish()
+            elif not exchange.is_answered:
+                exchange.refuse(refusal)
+        if self._peer is not None:
+            self._peer.close()
+
+    def abort(self) -> None:
+        self._is_deaf = True
+        self.reception.forget(self)
+        if self._peer is not None:
+            self._peer.abort()
+
+    # Smaller things.
+
+    def _number(self, exchange: Exchange) -> None:
+        given = exchange.headers.get(b"x-request-id")
+        if given and len(given) <= MAX_ID and _ID_BYTES.issuperset(given):
+            exchange.request_id = given
+        else:
+            exchange.request_id = self.reception.new_id()
+
+    def _refuse(self, kind: str, message: str, *, retry_after_s: int | None = None) -> None:
+        """Answer what is being read, and close: what follows it cannot be trusted."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        exchange = self._next or Exchange(self)
+        self._next = None
+        self._drop_body()
+        exchange.keeps_alive = False
+        exchange.begun_at = time.perf_counter()
+        self._number(exchange)
+        self._exchanges.append(exchange)
+        exchange.refuse(Refusal(kind, message, retry_after_s=retry_after_s))
+
+    def _leave_all(self) -> None:
+        """Nobody waits for these answers any more."""
+        left = [*self._exchanges]
+        self._exchanges.clear()
+        for exchange in left:
+            if exchange.left is not None:
+                exchange.left()
+
+    def _resume_stream(self) -> None:
+        if self._exchanges and self._exchanges[0].resumed is not None:
+            self._exchanges[0].resumed()
+
+    def _drop_body(self) -> None:
+        self.reception.unfinished_bytes -= self._body_bytes
+        self._body = []
+        self._body_bytes = 0
+
+    def _pause(self) -> None:
+        if not self._is_paused and self._peer is not None and not self._is_deaf:
+            self._is_paused = True
+            self._peer.pause_reading()
+
+    def _resume(self) -> None:
+        if self._is_paused and self._unread_since is None and len(self._exchanges) < MAX_AHEAD:
+            self._is_paused = False
+            if self._peer is not None and not self._peer.is_closing():
+                self._peer.resume_reading()

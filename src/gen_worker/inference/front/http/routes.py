@@ -1,0 +1,155 @@
+"""What each path does."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from gen_worker.inference.front.answering import Answering
+from gen_worker.inference.front.formats.json_rows import encode_answer, read_untyped
+from gen_worker.inference.front.http.exchange import Exchange, Route
+from gen_worker.inference.front.http.streams import StreamedAnswer
+from gen_worker.inference.front.refusals import Refusal
+from gen_worker.inference.front.rows import Rows
+from gen_worker.inference.front.served import Served
+
+Feedback = Callable[[list[dict[str, Any]]], Awaitable[Any]]
+_JSON_TYPES = frozenset(
+    {b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"}
+)
+ARROW_TYPE = b"application/vnd.apache.arrow.stream"
+MAX_ON_LOOP = 4 << 20  # bytes of a stream that is checked without a thread
+
+
+def require_json(exchange: Exchange) -> None:
+    content_type = exchange.headers.get(b"content-type", b"").lower()
+    if content_type not in _JSON_TYPES:
+        raise wrong_media_type(content_type, "application/json")
+
+
+def wrong_media_type(content_type: bytes, expected: str) -> Refusal:
+    return Refusal(
+        "media_type", f"Content-Type is {content_type[:100].decode('latin-1')!r}, expected {expected}"
+    )
+
+
+class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
+    rows: list[dict[str, Any]]
+
+
+class Routes:
+    """The handlers. Those that wait are tasks of their own; `close` ends them."""
+
+    def __init__(self, name: str, answering: Answering, *, log: logging.Logger) -> None:
+        self.on_feedback: Feedback | None = None
+        self._name = name
+        self._answering = answering
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.table: dict[bytes, Route] = {
+            b"/v1/predict": Route(method=b"POST", handle=self.predict),
+            b"/v1/stream": Route(method=b"POST", handle=self.stream),
+            b"/v1/feedback": Route(method=b"POST", handle=self.feedback),
+            b"/health": Route(method=b"GET", handle=self.health, is_open=True),
+        }
+
+    def predict(self, exchange: Exchange) -> None:
+        content_type = exchange.headers.get(b"content-type", b"").lower()
+        if content_type in _JSON_TYPES:
+            served = self._answering.choose(exchange.request_id)
+            self._answering.predict(exchange, served, served.reader.read(exchange.body), encode_answer)
+        elif content_type == ARROW_TYPE:
+            self._predict_arrow(exchange)
+        else:
+            raise wrong_media_type(content_type, f"application/json or {ARROW_TYPE.decode()}")
+
+    def _predict_arrow(self, exchange: Exchange) -> None:
+        served = self._answering.choose(exchange.request_id)
+        max_rows = served.pool.limits.max_queue_rows
+        if (
+            "gen_worker.inference.front.formats.arrow_rows" in sys.modules
+            and len(exchange.body) <= MAX_ON_LOOP
+        ):
+            self._answer_arrow(exchange, served, max_rows)
+        else:
+            self._run(exchange, self._read_arrow(exchange, served, max_rows))
+
+    async def _read_arrow(self, exchange: Exchange, served: Served, max_rows: int) -> None:
+        """Off the loop: the first import takes long, and so does the check of a large stream."""
+
+        def read() -> Rows:
+            from gen_worker.inference.front.formats.arrow_rows import read_stream
+
+            return read_stream(exchange.body, served.pool.inputs, max_rows)
+
+        rows = await asyncio.to_thread(read)
+        if not exchange.is_gone:
+            self._send_arrow(exchange, served, rows)
+
+    def _answer_arrow(self, exchange: Exchange, served: Served, max_rows: int) -> None:
+        from gen_worker.inference.front.formats.arrow_rows import read_stream
+
+        self._send_arrow(exchange, served, read_stream(exchange.body, served.pool.inputs, max_rows))
+
+    def _send_arrow(self, exchange: Exchange, served: Served, rows: Rows) -> None:
+        from gen_worker.inference.front.formats.arrow_rows import encode_answer as encode_stream
+
+        self._answering.predict(exchange, served, rows, encode_stream, ARROW_TYPE)
+
+    def stream(self, exchange: Exchange) -> None:
+        require_json(exchange)
+        document = read_untyped(exchange.body)
+        if not isinstance(document, dict) or set(document) != {"row"}:
+            raise Refusal("input", 'the body is not an object with "row" and nothing else')
+        served = self._answering.choose(exchange.request_id)
+        if not served.pool.can_stream:
+            raise Refusal("not_found", "this model has no predict_stream")
+        rows = served.reader.convert([document["row"]])
+        StreamedAnswer(exchange, served, rows, self._answering.read_deadline(exchange))
+
+    def feedback(self, exchange: Exchange) -> None:
+        if self.on_feedback is None:
+            raise Refusal("not_found", "this server takes no feedback")
+        require_json(exchange)
+        try:
+            body = msgspec.json.decode(exchange.body, type=FeedbackBody)
+        except (msgspec.MsgspecError, RecursionError) as fault:
+            raise Refusal("input", f"the body is not an object with a list of rows: {fault}") from None
+        self._run(exchange, self._take_feedback(exchange, self.on_feedback, body.rows))
+
+    async def _take_feedback(
+        self, exchange: Exchange, on_feedback: Feedback, rows: list[dict[str, Any]]
+    ) -> None:
+        result = await on_feedback(rows)
+        exchange.answer(200, msgspec.json.encode(result))
+
+    def health(self, exchange: Exchange) -> None:
+        live = self._answering.live
+        is_ready = live is not None and live.pool.is_ready and not self._answering.is_draining
+        document: dict[str, Any] = {"status": "ok" if is_ready else "unavailable", "name": self._name}
+        if live is not None:
+            document["version"] = live.facts
+        exchange.answer(200 if is_ready else 503, msgspec.json.encode(document))
+
+    def _run(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """Work of a request that waits. What it raises is answered."""
+
+        async def answer() -> None:
+            try:
+                await work
+            except Refusal as refusal:
+                exchange.refuse(refusal)
+            except Exception:
+                exchange.refuse(self._answering.note_fault(exchange, "the request"))
+
+        task = asyncio.get_running_loop().create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -117,3 +117,19 @@ def test_secret_variables_are_compared_by_name_and_that_is_said(tmp_path: Path) 
             assert (await asked(HF_TOKEN="one", OTHER_TOKEN="x")).run.run_id == "mine.3"
 
     asyncio.run(main())
+
+
+def test_a_new_run_is_submitted_without_a_query_beside_its_transaction(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, channel_to(host) as channel:
+            submit = method(channel, "SubmitRun")
+            asked: list[str] = []
+            host.registry._read.set_trace_callback(asked.append)
+            made = await submit(submit_request(name="first"))
+            assert not made.existed
+            assert asked == []
+            again = await submit(submit_request(name="first"))
+            assert (again.run.run_id, again.existed) == (made.run.run_id, True)
+            assert len(asked) == 1, "whether the result of the equal run stands"
+
+    asyncio.run(main())

@@ -203,7 +203,7 @@ def test_a_drawn_name_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: 
     async def main() -> None:
         async with Host(tmp_path) as host, channel_to(host) as channel:
             await host.add_run("taken")
-            for module in ("submission", "run_judge"):
+            for module in ("submission", "intake"):
                 monkeypatch.setattr(f"trn.daemon.intake.{module}.make_run_id", lambda _config: next(names))
             answer = await method(channel, "SubmitRun")(submit_request(max_steps=3))
             assert answer.run.run_id == "free"

@@ -722,3 +722,19 @@ def test_a_run_that_is_being_cancelled_says_so_until_it_has_ended(registry: RunR
     run = registry.get("one")
     assert (run.state, run.cause.id) == (RunState.RUNNING, "cancelling")
     assert run.reason == "attempt 1 is being stopped: not needed"
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_an_id_that_was_drawn_is_drawn_again_where_a_run_has_it(
+    registry: RunRegistry, is_another: bool
+) -> None:
+    drawn = iter(["one", "two.2", "free"])
+    registry.submit(new("one")).result()
+    registry.submit(new("two")).result()
+    registry.submit(new("two", seed=2)).result()
+    made, existed = registry.submit(
+        new("two", seed=3), force_new=is_another, draw_id=lambda: next(drawn)
+    ).result()
+    assert (made.run_id, made.family, made.config["run_id"], existed) == ("free", "free", "free", False)
+    equal, existed = registry.submit(new("one"), draw_id=lambda: next(drawn)).result()
+    assert (equal.run_id, existed) == ("one", True), "an equal run answers before an id is looked at"

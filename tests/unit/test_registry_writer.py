@@ -223,3 +223,15 @@ def test_a_loop_that_is_gone_keeps_nobody_waiting(writer: RegistryWriter, path: 
 
     asyncio.run(main())
     assert [writer.write(add(number)) for number in range(3)] == found(path)
+
+
+def test_settled_waits_for_the_commit_that_is_under_way_and_no_longer(writer: RegistryWriter) -> None:
+    assert writer.settled().done(), "nothing is under way"
+    let_go = hold(writer)
+    waits, told = writer.settled(), writer.submit(add(1))
+    assert not waits.done()
+    let_go()
+    waits.result()
+    told.result()
+    writer.between(lambda: None).result()
+    assert writer.settled().done()

@@ -10,7 +10,7 @@ import pytest
 from trn.core.causes import QUEUED
 from trn.core.runs import RunRecord, RunState
 from trn.daemon.intake import run_identity, unfrozen_code
-from trn.daemon.intake.run_identity import RunIdentity, say_not_trained
+from trn.daemon.intake.run_identity import RunIdentity, TurnCache, say_not_trained
 from trn.daemon.intake.unfrozen_code import UnfrozenCode
 from trn.registry.base import NewRun
 
@@ -140,3 +140,22 @@ def test_it_is_said_since_when_the_result_stands_and_how_to_train_anew(
     assert said.endswith("--another (API: force_new)")
     by_name = say_not_trained(record, ["s3://a", "b", "c", "d"])
     assert by_name.endswith(". Compared by name, not by content: s3://a, b, c and 1 more")
+
+
+def test_one_look_serves_what_was_there_before_it_and_nothing_that_came_after() -> None:
+    looks: list[int] = []
+    cache = TurnCache()
+
+    def look(_name: str) -> int:
+        looks.append(len(looks))
+        return looks[-1]
+
+    async def ask() -> int:
+        return cache.get(look, "file")
+
+    async def main() -> None:
+        assert await asyncio.gather(ask(), ask(), ask()) == [0, 0, 0]
+        assert await asyncio.create_task(ask()) == 1, "it came after the look"
+        assert cache.get(look, "other") == 2
+
+    asyncio.run(main())

@@ -113,6 +113,8 @@ def say_outlook(cause: Cause) -> str:
     """Whether and when the next attempt follows; empty where no attempt ended."""
     values = cause.values
     outlook = values.get("outlook")
+    if not outlook:
+        return ""
     if outlook in (AT_ONCE, BACKOFF):
         return _say_retry(values)
     if outlook == NOT_RETRIED:

@@ -10,6 +10,8 @@ import msgspec
 # Says who and where, not what: two submits that differ in these ask for the same run.
 NOT_PART = ("run_id", "tags", "group", "profiles")
 
+_refuse_other = json.JSONEncoder(allow_nan=False).encode  # ValueError or TypeError
+
 
 def run_digest(
     config: Mapping[str, Any],
@@ -41,6 +43,6 @@ def run_digest(
     }
     if secret_env:
         whole["secret_env"] = sorted(secret_env)
-    json.dumps(asked, allow_nan=False)  # refuses what the encoder would write as null, text or a list
+    _refuse_other(asked)  # what the encoder would write as null, text or a list
     canonical = msgspec.json.encode(whole, order="deterministic")
     return f"sha256:{hashlib.sha256(canonical).hexdigest()}"

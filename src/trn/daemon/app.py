@@ -6,6 +6,7 @@ launcher. So it may be killed at any moment, and the next one continues.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -257,6 +258,7 @@ class TrainerDaemon:
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         with contextlib.ExitStack() as hearing:
             hearing.enter_context(_signals(loop, self.stop))
+            gc.freeze()  # what is loaded by now stays: the collector has not to look through it again
             singleton.announce(info)  # outside the group: what goes wrong here is a start that failed
             logger.info("trn %s serves %s at %s", info.version, home.root, ", ".join(info.addresses))
             async with asyncio.TaskGroup() as tasks:

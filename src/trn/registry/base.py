@@ -4,7 +4,7 @@ Reads never wait for a writer. Changes return a future that is done once they ar
 one that is used; with `path=None` it is in memory, which is the fake of this interface.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -185,10 +185,21 @@ class Registry(ReadableRegistry, Protocol):
 
     def bus_cancels(self) -> "BusCancels": ...
 
+    def settled(self) -> "Future[None]":
+        """Done as soon as no commit is under way."""
+
     def submit(
-        self, new: NewRun, *, force_new: bool = False, stale: Collection[str] = ()
+        self,
+        new: NewRun,
+        *,
+        force_new: bool = False,
+        stale: Collection[str] = (),
+        draw_id: Callable[[], str] | None = None,
     ) -> "Future[tuple[RunRecord, bool]]":
-        """(the run, whether an equal one that was there before answers). Safe to repeat with its `submission_id`."""
+        """(the run, whether an equal one that was there before answers). Safe to repeat with its `submission_id`.
+
+        `draw_id`: the run's id was drawn, not asked for. Where a run has or had it, another one is drawn.
+        """
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         """Record that it is to end; a run that waits ends at once. (the run, whether it was still live)."""

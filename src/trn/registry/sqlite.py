@@ -89,14 +89,24 @@ class RunRegistry(RegistryReader):
     def bus_cancels(self) -> BusCancels:
         return BusCancels(self._source, self.writer)
 
+    def settled(self) -> "Future[None]":
+        return self.writer.settled()
+
     def submit(
-        self, new: NewRun, *, force_new: bool = False, stale: Collection[str] = ()
+        self,
+        new: NewRun,
+        *,
+        force_new: bool = False,
+        stale: Collection[str] = (),
+        draw_id: Callable[[], str] | None = None,
     ) -> "Future[tuple[RunRecord, bool]]":
         """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`."""
 
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
             now_ms = self._clock_ms()
-            return add_submission(connection, new, force_new=force_new, stale=stale, now_ms=now_ms)
+            return add_submission(
+                connection, new, force_new=force_new, stale=stale, draw_id=draw_id, now_ms=now_ms
+            )
 
         return self.writer.submit(change)
 

@@ -1,7 +1,7 @@
 """A submission -> its run: a new one of its family, or the one that answers. Inside the writer's transaction."""
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -9,7 +9,7 @@ from trn.core.causes import QUEUED
 from trn.core.errors import ConflictError
 from trn.core.runs import RunOptions, RunRecord, RunState
 from trn.registry.base import NewRun
-from trn.registry.families import find_submission, member_id, next_member
+from trn.registry.families import family_of, find_submission, member_id, next_member
 from trn.registry.named_queries import sql
 from trn.registry.rows import next_change, read_run
 
@@ -37,9 +37,13 @@ def add_submission(
     *,
     force_new: bool,
     stale: Collection[str],
+    draw_id: Callable[[], str] | None = None,
     now_ms: int,
 ) -> tuple[RunRecord, bool]:
-    """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`."""
+    """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`.
+
+    One statement where nothing is equal and the id is free; everything else is looked up only then.
+    """
     added = None if force_new else _add(connection, new, member=1, now_ms=now_ms)
     if added is not None:
         return added, False
@@ -51,6 +55,8 @@ def add_submission(
         for row in connection.execute(sql("answers_to_digest"), {"digest": new.digest}):
             if row["run_id"] not in stale:
                 return read_run(row), True
+    while draw_id is not None and family_of(connection, new.run_id):
+        new = msgspec.structs.replace(new, run_id=draw_id())
     member = next_member(connection, new.run_id)
     added = _add(connection, new, member=member, now_ms=now_ms, is_certain=True)
     assert added is not None, "there is one writer"

@@ -45,6 +45,9 @@ class _Applied(NamedTuple):
     result: Any
 
 
+_DONE: "Future[None]" = Future()
+_DONE.set_result(None)
+
 _Ended = tuple[list[_Applied], Exception | None]  # what a commit held, and why it failed
 
 
@@ -69,6 +72,7 @@ class RegistryWriter:
         self._is_busy = False  # the thread has the connection, or what it did is not settled yet
         self._is_asked = False  # the thread is to commit
         self._ended: _Ended | None = None  # a commit to settle
+        self._settled: Future[None] | None = None  # for those who wait for that
         self._is_closed = False
         self._num_together = 0  # in the commit before
         self._settle_in: Callable[[Callable[[], None]], object] | None = None
@@ -94,6 +98,15 @@ class RegistryWriter:
             if not self._is_busy:
                 self._go_on()
         return future
+
+    def settled(self) -> "Future[None]":
+        """Done as soon as no commit is under way. A change that is made then is applied at once."""
+        with self._lock:
+            if not self._is_busy:
+                return _DONE
+            if self._settled is None:
+                self._settled = Future()
+            return self._settled
 
     def write(self, change: Change[T]) -> T:
         """`submit`, and wait."""
@@ -277,6 +290,9 @@ class RegistryWriter:
                     applied.future.set_exception(fault)
             self._is_busy = False
             self._go_on()
+            waiting, self._settled = self._settled, None
+        if waiting is not None:
+            waiting.set_result(None)
         if not group:
             return
         failpoint("registry.told")

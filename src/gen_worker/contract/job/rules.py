@@ -134,10 +134,10 @@ def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
 def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
     """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
 
-    def given(*path: str) -> Any:
-        value: Any = document
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
+    def given(name: str, *below: str) -> Any:
+        value: Any = document.get(name)
+        for part in below:
+            value = value.get(part) if isinstance(value, dict) else None
         return value
 
     if given("mode") == "inference":

@@ -54,7 +54,7 @@ class ApiTokens:
     def __init__(self, path: Path, *, clock_s: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock_s = clock_s
-        self._secret: tuple[bytes, bytes] | None = None  # (the operator's token, the key of run tokens)
+        self._secret: tuple[bytes, hmac.HMAC] | None = None  # (the operator's token, what signs run tokens)
 
     def prepare(self) -> None:
         """Read the operator's token, or make it. UnavailableError where it cannot be trusted."""
@@ -101,13 +101,15 @@ class ApiTokens:
         return RunGrant(run_id, nonce)
 
     def _sign(self, claim: str) -> str:
-        _, key = self._load()
-        return hmac.digest(key, claim.encode(), "sha256").hex()
+        signer = self._load()[1].copy()  # cheaper than one from its key: each submit makes a token
+        signer.update(claim.encode())
+        return signer.hexdigest()
 
-    def _load(self) -> tuple[bytes, bytes]:
+    def _load(self) -> tuple[bytes, hmac.HMAC]:
         if self._secret is None:
             operator = read_or_make_token(self._path).encode()
-            self._secret = operator, hmac.new(operator, b"trn run tokens v1", hashlib.sha256).digest()
+            key = hmac.new(operator, b"trn run tokens v1", hashlib.sha256).digest()
+            self._secret = operator, hmac.new(key, digestmod=hashlib.sha256)
         return self._secret
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import secrets as random_values
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Protocol, Self
 
 import msgspec
@@ -18,7 +19,7 @@ from trn.daemon.dispatch.worker_plan import encode_files
 from trn.daemon.intake.resumption import ResumeRequest, Resumption
 from trn.daemon.intake.run_identity import find_stale, say_kept, say_not_trained, say_trained_anew
 from trn.daemon.intake.run_judge import Judged, Planner, RunJudge, with_id
-from trn.daemon.intake.submission import Submission
+from trn.daemon.intake.submission import Submission, make_run_id
 from trn.proto.records import EnvDifference
 from trn.registry.base import Registry
 from trn.registry.writer import committed
@@ -168,6 +169,10 @@ class Intake:
 
         if submission.secret_env and not submission.submission_id:
             submission = msgspec.structs.replace(submission, submission_id=random_values.token_hex(16))
+        if not submission.is_dry_run:
+            await committed(
+                self._registry.settled()
+            )  # what comes during a commit is judged together after it
         judged = await self._judge.judge(submission, is_new=is_new)
         new, notes = judged.run, [*notes, *judged.notes]
         differences = self._judge.find_differences(new, submission)
@@ -181,9 +186,11 @@ class Intake:
                 env_differences=differences,
             )
         self._secrets.keep(new.submission_id, submission.secret_env)  # before anything can start it
-        record, existed = await committed(
-            self._registry.submit(new, force_new=submission.force_new, stale=stale)
-        )
+        record, existed = await self._queue(judged, submission, stale)
+        if existed and not stale:
+            await is_new(new.digest)  # only now: most runs have no equal one
+            if record.run_id in stale:
+                record, existed = await self._queue(judged, submission, stale)
         if existed:
             # The equal run may wait for a value that was forgotten. The notes are about that run alone.
             self._secrets.keep(record.submission_id, submission.secret_env)
@@ -191,6 +198,19 @@ class Intake:
             return Submitted(run=record, existed=True, notes=notes)
         self._dispatcher.submitted()
         return Submitted(run=record, notes=[*say_trained_anew(stale), *notes], env_differences=differences)
+
+    async def _queue(
+        self, judged: Judged, submission: Submission, stale: Collection[str]
+    ) -> tuple[RunRecord, bool]:
+        """(the run, whether an equal one that was there before answers), committed."""
+        config = judged.run.config
+        queued = self._registry.submit(
+            judged.run,
+            force_new=submission.force_new,
+            stale=stale,
+            draw_id=functools.partial(make_run_id, config) if judged.is_id_drawn else None,
+        )
+        return await committed(queued)
 
     async def _find_standing(self, digest: str) -> RunRecord | None:
         """The newest equal run whose result still stands."""

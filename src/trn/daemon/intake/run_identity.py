@@ -10,8 +10,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ from trn.registry.base import NewRun
 FINAL_MARKER = checkpoint_stem(0, final=True) + META_SUFFIX
 MAX_NAMED = 3
 
+T = TypeVar("T")
+
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """`by_name`: data that was compared by its name alone, for people."""
@@ -41,26 +43,51 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     by_name: tuple[str, ...] = ()
 
 
+class TurnCache:
+    """What was looked up in this turn of the event loop. Belongs to the loop's thread.
+
+    Whatever runs before the cache is cleared was scheduled before the look, so its request had arrived by then: the look
+    is as good as one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Hashable, ...], Any] = {}
+
+    def get(self, look: Callable[..., T], *args: Hashable) -> T:
+        """`look(*args)`, once a turn."""
+        key = (look, *args)
+        if key not in self._found:
+            if not self._found:
+                asyncio.get_running_loop().call_soon(self._found.clear)
+            self._found[key] = look(*args)
+        found: T = self._found[key]
+        return found
+
+
 class RunIdentity:
-    """Finds the digest of runs. Belongs to the loop's thread; what has to be read is read in another."""
+    """Finds the digest of runs. Belongs to the loop's thread; what has to be read is read in another.
+
+    Of many submits at once, those that are handled in one turn of the loop share the looks at files.
+    """
 
     def __init__(self, python: str = sys.executable) -> None:
         """`python` is for runs that name no interpreter."""
         self._python = python
         self._contents = ContentReader()
         self._code = UnfrozenCode()
+        self._turn = TurnCache()
 
     async def find(self, new: NewRun, *, code_identity: str, family: str) -> Identity:
         """`family` is the name that was asked for, empty where none was."""
         python = new.interpreter or self._python
-        refs = list(_code_refs(new.config))
+        refs = tuple(_code_refs(new.config))
         code: str | None = code_identity or new.snapshot
         if not code:
-            code = self._code.known(new.base_dir, refs) if new.base_dir else ""
+            code = self._turn.get(self._code.known, new.base_dir, refs) if new.base_dir else ""
         content = None if names_files(new.config) else JobContent()
         if code is None or content is None or not is_same_python(python, sys.executable):
             return await asyncio.to_thread(self._read, new, python, code, content, family)
-        return _identity(new, code, content, _environment(python), family)
+        return _identity(new, code, content, self._turn.get(_environment, python), family)
 
     def _read(
         self, new: NewRun, python: str, code: str | None, content: JobContent | None, family: str

@@ -22,7 +22,7 @@ from trn.daemon.intake.data_check import find_data_faults
 from trn.daemon.intake.disk_check import Room, check_room
 from trn.daemon.intake.import_checks import ImportChecks
 from trn.daemon.intake.run_identity import RunIdentity
-from trn.daemon.intake.submission import Submission, make_run_id, read_config, read_submission
+from trn.daemon.intake.submission import Submission, read_config, read_submission
 from trn.daemon.machine.devices import Inventory
 from trn.proto.records import EnvDifference
 from trn.registry.base import NewRun, ReadableRegistry
@@ -45,6 +45,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """A run that may be queued. `by_name`: data that is compared by name only."""
 
     run: NewRun
+    is_id_drawn: bool  # its id was not asked for
     notes: tuple[str, ...] = ()
     by_name: tuple[str, ...] = ()
 
@@ -93,14 +94,20 @@ class RunJudge:
             raise type(refusal)(refusal.reason, [*refusal.faults, *further]) from refusal
         if new.snapshot:
             await asyncio.to_thread(SnapshotStore(self._home.snapshots).manifest, new.snapshot)
-        new, by_name = await self._identify(new, submission)
+        is_named = "run_id" in new.config
+        new, by_name = await self._identify(new, submission, is_named=is_named)
         notes: list[str] = []
-        if await is_new(new.digest):
+        if (submission.is_import_tried or submission.is_dry_run) and await is_new(new.digest):
             found, notes = await self._look(new, submission)
             faults += found
         if faults:
             raise InvalidRequestError("the job is not valid", faults)
-        return Judged(run=new, notes=(*notes, *_say_recorded(new)), by_name=by_name)
+        return Judged(
+            run=new,
+            is_id_drawn=not is_named and not submission.family,
+            notes=(*notes, *_say_recorded(new)),
+            by_name=by_name,
+        )
 
     async def _look(self, new: NewRun, submission: Submission) -> tuple[list[Fault], list[str]]:
         """(faults, notes) of what the run names: files, room for checkpoints, code."""
@@ -128,17 +135,15 @@ class RunJudge:
         least = self._settings.min_free_bytes
         return faults, check_room(new.config, Path(new.base_dir or "/"), self._home, min_free_bytes=least)
 
-    async def _identify(self, new: NewRun, submission: Submission) -> tuple[NewRun, tuple[str, ...]]:
+    async def _identify(
+        self, new: NewRun, submission: Submission, *, is_named: bool
+    ) -> tuple[NewRun, tuple[str, ...]]:
         """The run with its family and digest, and which of its data is compared by name only."""
-        is_named, family = "run_id" in new.config, new.run_id
-        known = self._registry.family_of(family)
-        while known and not is_named and not submission.family:
-            family = make_run_id(new.config)  # it was drawn, and is taken: another one is
-            known = self._registry.family_of(family)
-        family = known or family
-        new = msgspec.structs.replace(new, run_id=family)
+        if is_named or submission.family:
+            family = self._registry.family_of(new.run_id) or new.run_id
+            new = msgspec.structs.replace(new, run_id=family)
         found = await self._identity.find(
-            new, code_identity=submission.code_identity, family=family if is_named else ""
+            new, code_identity=submission.code_identity, family=new.run_id if is_named else ""
         )
         return msgspec.structs.replace(new, digest=found.digest), found.by_name
 

@@ -194,7 +194,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     "compare": ["RUN RUN…", "--format", "--json"],
     "artifacts": ["RUN", "--format", "--json", "--kind", "--limit", "--out", "--save"],
     "tag": ["RUN", "[KEY=VALUE…]", "--format", "--json", "--remove"],
-    "note": ["RUN", "[TEXT|-]", "--format", "--json"],
+    "note": ["RUN", "[TEXT|-]", "--format", "--json", "--name"],
     "watch": ["[RUN]", "--format", "--json"],
     "logs": ["RUN", "--follow", "--format", "--json", "--tail", "-f"],
     "cancel": ["RUN…", "--format", "--json", "--reason"],

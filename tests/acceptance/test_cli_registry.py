@@ -477,6 +477,10 @@ def test_notes_and_tags_of_a_run_are_changed_and_shown(live_home: Home) -> None:
     refused = trn(live_home, "tag", "alpha-1", "=x")
     assert (refused.returncode, "expected 1 to 128 printable characters" in refused.stderr) == (3, True)
     assert trn(live_home, "tag", "alpha-1", "stage").returncode == 2
+    [line] = records(trn(live_home, "note", "alpha-1", "--name", "Baseline, 3 layers"))
+    assert (line["run_id"], line["name"]) == ("alpha-1", "Baseline, 3 layers")
+    assert records(trn(live_home, "status", "alpha-1"))[0]["name"] == "Baseline, 3 layers"
+    assert trn(live_home, "note", "alpha-1", "--name", "two\nlines").returncode == 3
     assert records(trn(live_home, "note", "alpha-1", ""))[0]["notes"] == ""
     assert "alpha-1 has no notes" in shown(live_home, "note", "alpha-1")
 

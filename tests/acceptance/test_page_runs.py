@@ -133,7 +133,7 @@ def test_every_row_and_its_menu_can_be_reached_with_tab(world: PageWorld, visit:
     ]
     assert [name for name in reached if name in wanted] == wanted, reached
     page.keyboard.press("Enter")
-    expect(page.get_by_role("menuitem", name="Notes and tags…")).to_be_focused()
+    expect(page.get_by_role("menuitem", name="Name, notes and tags…")).to_be_focused()
     page.keyboard.press("ArrowDown")
     expect(page.get_by_role("menuitem", name="Resume…")).to_be_focused()
     page.keyboard.press("Escape")
@@ -152,14 +152,17 @@ def test_names_and_tags_that_are_code_are_shown_as_text(world: PageWorld, visit:
     assert page.locator("img").count() == 0
 
 
-def test_notes_and_tags_are_written_and_shown(world: PageWorld, visit: "Visit") -> None:
+def test_name_notes_and_tags_are_written_and_shown(world: PageWorld, visit: "Visit") -> None:
     world.submit("noted", 3)
     page = visit().log_in(world, "/?q=/^noted$/")
     row(page, "noted").get_by_role("button", name="Actions of noted").click()
-    page.get_by_role("menuitem", name="Notes and tags…").click()
+    page.get_by_role("menuitem", name="Name, notes and tags…").click()
     dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox", name="Name", exact=True).fill("Baseline, 3 layers")
     dialog.get_by_role("textbox", name="Notes").fill("kept for the paper")
     dialog.get_by_role("button", name="Save").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(row(page, "noted")).to_contain_text("Baseline, 3 layers")
     page.goto(f"{world.gateway.url}/runs/noted")
+    expect(page.locator(".run-head")).to_contain_text("Baseline, 3 layers")
     expect(page.get_by_role("main")).to_contain_text("kept for the paper")

@@ -399,6 +399,8 @@ def test_the_blocking_client_does_all_that_the_other_does(tmp_path: Path) -> Non
         client.update("a", notes="the first", tags={"team": "vision", "stage": "x"})
         changed = client.update("a", tags={"stage": None})
         assert (changed.notes, changed.tags) == ("the first", {"team": "vision"})
+        changed = client.update("a", name="Baseline")
+        assert (changed.name, changed.notes, client.get("a").name) == ("Baseline", "the first", "Baseline")
         assert client.details("a").attempts[0].ended_ms is not None
         assert client.devices().cpus == 8
         assert b"".join(client.event_lines("a")).count(b"\n") == 50

@@ -250,6 +250,13 @@ def test_notes_and_tags_change_in_any_state_and_every_watcher_can_see_it(registr
     assert registry.set_labels("one", notes=run.notes, tags={"new": "1"}).result().change == run.change
     assert registry.set_labels("one", notes="", tags={"group": "g2"}).result().notes == ""
     assert registry.page(tags={"group": "g2"})[0].change > run.change
+    renamed = registry.set_labels("one", name="Baseline").result()
+    assert (renamed.run_id, renamed.name, renamed.tags) == (
+        "one",
+        "Baseline",
+        {"team": "b", "new": "1", "group": "g2"},
+    )
+    assert renamed.digest == run.digest
     with pytest.raises(NotFoundError):
         registry.set_labels("missing", notes="x").result()
 

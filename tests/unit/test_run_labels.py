@@ -7,7 +7,14 @@ import pytest
 from trn.core.causes import QUEUED
 from trn.core.errors import InvalidRequestError
 from trn.core.runs import RunRecord, RunState
-from trn.daemon.intake.run_labels import MAX_NOTES_BYTES, MAX_TAG_NAME, MAX_TAG_VALUE, MAX_TAGS, check_labels
+from trn.daemon.intake.run_labels import (
+    MAX_NAME,
+    MAX_NOTES_BYTES,
+    MAX_TAG_NAME,
+    MAX_TAG_VALUE,
+    MAX_TAGS,
+    check_labels,
+)
 
 
 def run(**tags: str) -> RunRecord:
@@ -17,12 +24,14 @@ def run(**tags: str) -> RunRecord:
 
 
 def check(record: RunRecord, **change: Any) -> None:
-    check_labels(record, **{"notes": None, "tags": {}, "removed_tags": (), **change})
+    check_labels(record, **{"name": None, "notes": None, "tags": {}, "removed_tags": (), **change})
 
 
 def test_what_fits_is_taken() -> None:
     check(run(), notes="n" * MAX_NOTES_BYTES)
     check(run(), notes="")
+    check(run(), name="")
+    check(run(), name="ü" * MAX_NAME)
     check(run(), notes="a line\n\tand another, 測試")
     check(run(), tags={"k" * MAX_TAG_NAME: "v" * MAX_TAG_VALUE, "group": "", "team: größe": "a=b"})
     check(run(), removed_tags=["none", "x" * 999])
@@ -32,7 +41,9 @@ def test_what_fits_is_taken() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "nothing to change: give notes, tags or removed_tags"),
+        ({}, "nothing to change: give name, notes, tags or removed_tags"),
+        ({"name": "x" * (MAX_NAME + 1)}, "expected at most 256 printable characters in one line"),
+        ({"name": "two\nlines"}, "name: found 'two\\nlines', expected at most 256"),
         (
             {"notes": "ü" * MAX_NOTES_BYTES},
             f"notes: has {2 * MAX_NOTES_BYTES} bytes, at most {MAX_NOTES_BYTES}",

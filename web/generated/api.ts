@@ -495,6 +495,7 @@ export interface SubmitResult {
 }
 
 export interface UpdateBody {
+  name?: string | null;
   notes?: string | null;
   tags?: Record<string, string | null>;
 }

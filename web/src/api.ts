@@ -115,7 +115,7 @@ export const api = {
   cancel: (id: string, reason = "") => send<Run>("POST", ["runs", id, "cancel"], { reason }),
   resume: (id: string, body: Record<string, unknown> = {}) => send<SubmitResult>("POST", ["runs", id, "resume"], body),
   again: (id: string, body: Record<string, unknown> = {}) => send<SubmitResult>("POST", ["runs", id, "again"], body),
-  update: (id: string, change: { notes?: string; tags?: Record<string, string | null> }) =>
+  update: (id: string, change: { name?: string; notes?: string; tags?: Record<string, string | null> }) =>
     send<Run>("PATCH", ["runs", id], change),
   remove: (id: string, isDryRun: boolean) =>
     send<{ freed: Freed[] }>("DELETE", ["runs", id], {}, { dry_run: isDryRun }),

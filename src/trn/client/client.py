@@ -125,16 +125,18 @@ class AsyncClient(RunReader):
         self,
         run_id: str,
         *,
+        name: str | None = None,
         notes: str | None = None,
         tags: Mapping[str, str | None] = MappingProxyType({}),
         is_exact: bool = False,
     ) -> Run:
-        """Change a run's notes (empty: remove them) and lay `tags` over its own (None: remove it); in any state."""
+        """Change a run's name and notes (empty: remove them) and lay `tags` over its own (None: remove it); in any state."""
         request = pb.UpdateRunRequest(
             run_id=run_id if is_exact else await self._pin(run_id),  # a repeat must mean the same run
+            name=name,
             notes=notes,
-            tags={name: value for name, value in tags.items() if value is not None},
-            removed_tags=[name for name, value in tags.items() if value is None],
+            tags={tag: value for tag, value in tags.items() if value is not None},
+            removed_tags=[tag for tag, value in tags.items() if value is None],
             is_exact=True,
         )
         return from_message((await self._connection.call("UpdateRun", request)).run, Run)

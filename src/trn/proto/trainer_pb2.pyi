@@ -323,7 +323,7 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., was_live: _Optional[bool] = ...) -> None: ...
 
 class UpdateRunRequest(_message.Message):
-    __slots__ = ("run_id", "notes", "tags", "removed_tags", "is_exact")
+    __slots__ = ("run_id", "notes", "tags", "removed_tags", "is_exact", "name")
     class TagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,12 +336,14 @@ class UpdateRunRequest(_message.Message):
     TAGS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_TAGS_FIELD_NUMBER: _ClassVar[int]
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     notes: str
     tags: _containers.ScalarMap[str, str]
     removed_tags: _containers.RepeatedScalarFieldContainer[str]
     is_exact: bool
-    def __init__(self, run_id: _Optional[str] = ..., notes: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., removed_tags: _Optional[_Iterable[str]] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+    name: str
+    def __init__(self, run_id: _Optional[str] = ..., notes: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., removed_tags: _Optional[_Iterable[str]] = ..., is_exact: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
 
 class UpdateRunResponse(_message.Message):
     __slots__ = ("run",)

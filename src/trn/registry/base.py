@@ -208,11 +208,12 @@ class Registry(ReadableRegistry, Protocol):
         self,
         run_id: str,
         *,
+        name: str | None = None,
         notes: str | None = None,
         tags: Mapping[str, str] = MappingProxyType({}),
         removed_tags: Sequence[str] = (),
     ) -> "Future[RunRecord]":
-        """Change its notes (None: as they are) and lay `tags` over its own; in any state."""
+        """Change its name and notes (None: as they are) and lay `tags` over its own; in any state."""
 
     def claim(self, run_id: str, device_ids: Sequence[str]) -> "Future[AttemptRecord]":
         """Take a pending run and its slots together, or neither: ConflictError."""

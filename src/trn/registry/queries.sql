@@ -111,7 +111,7 @@ UPDATE runs SET is_cancel_wanted = 1, cancel_reason = :reason, cause = :cause, u
 WHERE run_id = :run_id
 
 -- name: set_labels
-UPDATE runs SET notes = :notes, tags = :tags, change = :change WHERE run_id = :run_id
+UPDATE runs SET name = :name, notes = :notes, tags = :tags, change = :change WHERE run_id = :run_id
 
 -- name: progress
 UPDATE runs SET step = :step, end_step = coalesce(:end_step, end_step),

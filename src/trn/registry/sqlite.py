@@ -128,6 +128,7 @@ class RunRegistry(RegistryReader):
         self,
         run_id: str,
         *,
+        name: str | None = None,
         notes: str | None = None,
         tags: Mapping[str, str] = MappingProxyType({}),
         removed_tags: Sequence[str] = (),
@@ -135,9 +136,10 @@ class RunRegistry(RegistryReader):
         def change(connection: sqlite3.Connection) -> RunRecord:
             run = get_run(connection, run_id)
             new = {name: value for name, value in {**run.tags, **tags}.items() if name not in removed_tags}
+            title = run.name if name is None else name
             text = run.notes if notes is None else notes
-            if (text, new) != (run.notes, run.tags):
-                values = {"run_id": run_id, "notes": text, "tags": _encode(new).decode()}
+            if (title, text, new) != (run.name, run.notes, run.tags):
+                values = {"run_id": run_id, "name": title, "notes": text, "tags": _encode(new).decode()}
                 connection.execute(sql("set_labels"), {**values, "change": next_change(connection)})
             return get_run(connection, run_id)
 

@@ -27,7 +27,7 @@ export const askEdit = (run: Run): void => { asked.value = { what: "edit", run }
 export function listActions(run: Run): MenuItem[] {
   const hasEnded = isTerminal(run);
   return [
-    { label: "Notes and tags…", icon: "edit", onSelect: () => askEdit(run) },
+    { label: "Name, notes and tags…", icon: "edit", onSelect: () => askEdit(run) },
     hasEnded
       ? { label: "Resume…", icon: "play", onSelect: () => { asked.value = { what: "resume", runs: [run] }; } }
       : { label: "Cancel…", icon: "stop", isDanger: true, isDisabled: run.is_cancel_wanted, onSelect: () => askCancel([run]) },

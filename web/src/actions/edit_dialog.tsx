@@ -1,4 +1,4 @@
-/* Notes and tags of a run. */
+/* Name, notes and tags of a run. */
 
 import { useState } from "preact/hooks";
 
@@ -20,6 +20,7 @@ export function diffTags(old: Record<string, string>, pairs: readonly Pair[]): R
 }
 
 export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) {
+  const [name, setName] = useState(run.name);
   const [notes, setNotes] = useState(run.notes);
   const [pairs, setPairs] = useState<Pair[]>([...Object.entries(run.tags).map(([key, value]) => ({ key, value })), { key: "", value: "" }]);
   const [error, setError] = useState<ApiError | null>(null);
@@ -31,12 +32,12 @@ export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) 
   };
   const save = async (): Promise<void> => {
     const tags = diffTags(run.tags, pairs);
-    const change = { ...(notes === run.notes ? {} : { notes }), ...(Object.keys(tags).length === 0 ? {} : { tags }) };
+    const change = { ...(name === run.name ? {} : { name }), ...(notes === run.notes ? {} : { notes }), ...(Object.keys(tags).length === 0 ? {} : { tags }) };
     try {
       if (Object.keys(change).length > 0) {
         putRun(await api.update(run.run_id, change));
         flush();
-        toast(`Saved notes and tags of ${run.run_id}`, "good");
+        toast(`Saved ${run.run_id}`, "good");
       }
       onClose();
     } catch (reason) {
@@ -45,8 +46,11 @@ export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) 
   };
 
   return (
-    <Dialog title={`Notes and tags of ${run.run_id}`} onClose={onClose}
+    <Dialog title={`Name, notes and tags of ${run.run_id}`} onClose={onClose}
       footer={<><Button onClick={onClose}>Back</Button><Button kind="primary" onClick={() => void save()}>Save</Button></>}>
+      <Field label="Name" hint="A title for people. The run id stays.">
+        {(attributes) => <input class="input" {...attributes} value={name} onInput={(event) => setName(event.currentTarget.value)} />}
+      </Field>
       <Field label="Notes">
         {(attributes) => (
           <textarea class="input" rows={4} {...attributes} value={notes} onInput={(event) => setNotes(event.currentTarget.value)} />

@@ -22,6 +22,7 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
     <header class="run-head">
       <div class="view-head">
         <h1 class="ellipsis" title={run.run_id}>{run.run_id}</h1>
+        {run.name !== "" && run.name !== run.run_id && run.name !== run.family && <span class="muted ellipsis" title={run.name}>{run.name}</span>}
         <StateBadge run={run} />
         <ExactnessBadge run={{ ...run, exactness: details.exactness ?? run.exactness ?? null }} />
         <span class="head-actions">

@@ -95,7 +95,7 @@ export function RunsView() {
     { keys: "k", label: "Previous row", run: () => moveCurrent(-1) },
     { keys: "o", label: "Open the row", run: openCurrent },
     { keys: "x", label: "Select the row", run: () => { const run = currentRun(); if (run !== null) togglePick(run.run_id); } },
-    { keys: "e", label: "Edit notes and tags of the row", run: () => { const run = currentRun(); if (run !== null) askEdit(run); } },
+    { keys: "e", label: "Edit name, notes and tags of the row", run: () => { const run = currentRun(); if (run !== null) askEdit(run); } },
     { keys: "c", label: "Compare selected runs", run: () => { if (picked.value.length > 1) navigate(compareUrl(picked.value)); } },
   ]);
 

@@ -72,14 +72,15 @@ async def change_labels(
     home: "Home",
     run: "Run | RunRecord",
     *,
+    name: str | None = None,
     notes: str | None = None,
     tags: "Mapping[str, str | None] | None" = None,
 ) -> "Run":
-    """The run with its new notes and tags."""
+    """The run with its new name, notes and tags."""
     from trn.cli.following.follow import connected
 
     async with connected(home) as client:
-        return await client.update(run.run_id, notes=notes, tags=tags or {}, is_exact=True)
+        return await client.update(run.run_id, name=name, notes=notes, tags=tags or {}, is_exact=True)
 
 
 def report_labels(output: Output, run: "Run | RunRecord", *, is_changed: bool) -> None:
@@ -89,6 +90,7 @@ def report_labels(output: Output, run: "Run | RunRecord", *, is_changed: bool) -
         is_changed=is_changed,
         run_id=run.run_id,
         state=run.state,
+        name=run.name,
         tags=run.tags,
         notes=run.notes,
     )

@@ -140,14 +140,17 @@ class TrainerService:
         self,
         run_id: str,
         *,
+        name: str | None = None,
         notes: str | None = None,
         tags: Mapping[str, str] = MappingProxyType({}),
         removed_tags: Sequence[str] = (),
         is_exact: bool = False,
     ) -> Updated:
         run = self.find(run_id, is_exact=is_exact)
-        check_labels(run, notes=notes, tags=tags, removed_tags=removed_tags)
-        changed = self._registry.set_labels(run.run_id, notes=notes, tags=tags, removed_tags=removed_tags)
+        check_labels(run, name=name, notes=notes, tags=tags, removed_tags=removed_tags)
+        changed = self._registry.set_labels(
+            run.run_id, name=name, notes=notes, tags=tags, removed_tags=removed_tags
+        )
         return Updated(run=_without_config(await committed(changed)))
 
     async def get_run(self, run_id: str, *, is_exact: bool = False) -> RunAnswer:

@@ -1,4 +1,4 @@
-"""Notes and tags that are changed after a submit: what may be set. Pure.
+"""Name, notes and tags that are changed after a submit: what may be set. Pure.
 
 Lists and watches carry them with every run, so they are small.
 """
@@ -9,6 +9,7 @@ from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.core.runs import RunRecord
 
+MAX_NAME = 256  # characters
 MAX_NOTES_BYTES = 8192
 MAX_TAGS = 64
 MAX_TAG_NAME = 128  # characters
@@ -16,18 +17,27 @@ MAX_TAG_VALUE = 1024
 
 
 def check_labels(
-    run: RunRecord, *, notes: str | None, tags: Mapping[str, str], removed_tags: Sequence[str]
+    run: RunRecord,
+    *,
+    name: str | None,
+    notes: str | None,
+    tags: Mapping[str, str],
+    removed_tags: Sequence[str],
 ) -> None:
     """InvalidRequestError with every fault of the change, where it has any."""
-    if notes is None and not tags and not removed_tags:
-        raise InvalidRequestError("nothing to change: give notes, tags or removed_tags")
+    if name is None and notes is None and not tags and not removed_tags:
+        raise InvalidRequestError("nothing to change: give name, notes, tags or removed_tags")
     faults = [*_find_notes_faults(notes or ""), *_find_tag_faults(tags, removed_tags)]
+    if name is not None and (len(name) > MAX_NAME or not name.isprintable()):
+        faults.append(
+            Fault.of_value("name", f"{name[:60]!r}", f"at most {MAX_NAME} printable characters in one line")
+        )
     num_after = len({*run.tags, *tags} - set(removed_tags))
     if num_after > max(MAX_TAGS, len(run.tags)):  # a submit may have given more
         message = f"the run would have {num_after} tags, at most {MAX_TAGS} are kept: remove some"
         faults.append(Fault(message, path="tags", kind="value"))
     if faults:
-        raise InvalidRequestError("notes or tags are not valid", faults)
+        raise InvalidRequestError("name, notes or tags are not valid", faults)
 
 
 def _find_notes_faults(notes: str) -> Iterator[Fault]:

@@ -65,6 +65,7 @@ class CancelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str | None = None  # a title for people; empty removes it. The run's id stays
     notes: str | None = None  # empty removes them
     tags: dict[str, str | None] = {}  # laid over the run's own; null takes one away
 
@@ -200,9 +201,11 @@ async def cancel_run(parts: Parts, call: Call[CancelRequest]) -> Response:
 
 @endpoint("PATCH", "/runs/{run_id}", HttpRun)
 async def update_run(parts: Parts, call: Call[UpdateRequest]) -> Response:
-    """Change the notes and the tags of a run, in any state."""
+    """Change the name, the notes and the tags of a run, in any state."""
     body = call.asked.body
-    run = await parts.daemon.calls.update(call.asked.run_id, notes=body.notes, tags=body.tags, is_exact=True)
+    run = await parts.daemon.calls.update(
+        call.asked.run_id, name=body.name, notes=body.notes, tags=body.tags, is_exact=True
+    )
     return json_answer(show_run(run, await _trainer_of(parts, run)), call.accept_encoding)
 
 

@@ -30,6 +30,10 @@ from trn.daemon.intake.intake import Intake
 from trn.daemon.intake.resumption import Resumption
 from trn.daemon.intake.run_judge import RunJudge
 from trn.daemon.machine.devices import Devices
+from trn.daemon.serving.inference_job import InferenceJobs
+from trn.daemon.serving.model_choice import ModelChoice
+from trn.daemon.serving.promotions import Promotions
+from trn.daemon.serving.successors import Successors
 from trn.daemon.upkeep.removal import Removal
 from trn.daemon.upkeep.singleton import DaemonInfo
 from trn.executors.fake import FakeExecutor
@@ -80,6 +84,7 @@ class Dispatcher:
             submitted_ms=1,
             updated_ms=1,
             needs=new.needs,
+            kind=new.kind,
             secret_env=new.secret_env,
         )
         return build_plan(
@@ -141,6 +146,10 @@ class Host:
         )
         devices = Devices(self.settings.inventory)
         await self.commit(self.registry.set_slots(["cuda:0", "cuda:1"]))
+        pools = Pools({LOCAL_POOL: self.executor})
+        choice = ModelChoice(registry=self.registry, home=home)
+        self.promotions = Promotions(registry=self.registry, choice=choice, pools=pools, home=home)
+        self.ingest.on_server_event = lambda _run_id: self.promotions.look()
         intake = Intake(
             registry=self.registry,
             judge=RunJudge(
@@ -154,14 +163,22 @@ class Host:
             resumption=Resumption(
                 self.registry, home, secrets=self.secrets, max_config_bytes=self.settings.max_config_bytes
             ),
+            inference=InferenceJobs(
+                ModelChoice(registry=self.registry, home=home),
+                max_config_bytes=self.settings.max_config_bytes,
+            ),
             dispatcher=self.dispatcher,
             secrets=self.secrets,
             home=home,
+        )
+        self.successors = Successors(
+            registry=self.registry, choice=choice, promotions=self.promotions, intake=intake, home=home
         )
         self.service = TrainerService(
             registry=self.registry,
             metrics=self.metrics,
             intake=intake,
+            promotions=self.promotions,
             streams=RunStreams(
                 registry=self.registry,
                 broadcaster=self.broadcaster,
@@ -177,7 +194,7 @@ class Host:
             home=home,
             info=DaemonInfo(pid=1, version="0", addresses=(), started_ms=1),
         )
-        tasks = [asyncio.create_task(part.run()) for part in (self.broadcaster, self.ingest)]
+        tasks = [asyncio.create_task(part.run()) for part in (self.broadcaster, self.ingest, self.promotions)]
         stack.push_async_callback(_end, tasks)
         self.server = await self.build_server()
         self.addresses = add_ports(self.server, self.settings, home)
@@ -212,7 +229,7 @@ class Host:
     async def start(self, run_id: str) -> None:
         """The run's next attempt runs, in a process that is none."""
         attempt = await self.commit(self.registry.claim(run_id, []))
-        await self.commit(self.registry.launched(run_id, attempt.number, worker="b/4/1", pid=4))
+        await self.commit(self.registry.launched(run_id, attempt.number, worker=f"{run_id}/4/1", pid=4))
         self.home.run(run_id).events.parent.mkdir(parents=True, exist_ok=True)
         self.ingest.follow(run_id, attempt.number)
 

@@ -77,6 +77,11 @@ def test_every_call_of_the_contract_is_on_the_wire() -> None:
     streams = {"WatchRuns", "StreamEvents", "StreamLogs", "ReadArtifact"}
     assert set(METHODS) == streams | {
         "SubmitRun",
+        "Promote",
+        "Rollback",
+        "ListServed",
+        "GetServed",
+        "MakePromoteToken",
         "CheckRun",
         "CancelRun",
         "UpdateRun",

@@ -415,6 +415,7 @@ export interface Run {
   newest_sample: string;
   num_refused_artifacts: number;
   notes: string;
+  kind: string;
   state: string;
   reason: string;
   cause: Cause;

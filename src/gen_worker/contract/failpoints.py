@@ -56,6 +56,14 @@ ORCHESTRATOR: tuple[str, ...] = (
 # With an event bus.
 BUS: tuple[str, ...] = ("bus.published", "bus.meant", "bus.obeyed")
 
+# Every step of a promotion, and of the training run that feedback asks for.
+SERVING: tuple[str, ...] = (
+    "promotion.recorded",
+    "promotion.written",
+    "promotion.told",
+    "feedback.submitted",
+)
+
 _armed: dict[str, tuple[str, int]] = {}
 _passed: Counter[str] = Counter()
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, Unpack
@@ -13,8 +14,16 @@ from gen_worker.errors import Fault
 from trn.client.caller_environment import find_passed
 from trn.client.connection import Connection
 from trn.client.run_reader import RunReader
-from trn.client.wire_requests import ResumeOptions, SubmitOptions, make_resume_request, make_submit_request
-from trn.core.errors import InvalidRequestError, NotFoundError
+from trn.client.wire_requests import (
+    ResumeOptions,
+    SubmitOptions,
+    draw_submission_id,
+    encode,
+    make_resume_request,
+    make_submit_request,
+)
+from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from trn.core.serving.records import Promotion
 from trn.core.settings import read_settings
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import from_message, read_faults, read_refusal
@@ -174,6 +183,59 @@ class AsyncClient(RunReader):
         )
         answer = await self._connection.call("Prune", request, timeout_s=LOOK_PATIENCE_S)
         return from_message(answer, Pruned)
+
+    async def promote(
+        self,
+        name: str,
+        model: str,
+        *,
+        action: str = "promote",
+        percent: float = 0.0,
+        gate: Mapping[str, Any] = MappingProxyType({}),
+        by: str = "",
+        promotion_id: str = "",
+    ) -> Promotion:
+        """Change the model that a served name answers with; recorded when it returns. `wait_promotion` has the outcome.
+
+        `model` is RUN, RUN@best, RUN@latest or RUN@STEP, or @STEP of the run that is served. `action`: promote; shadow:
+        the model answers too, nobody sees it, answers are compared; split: it answers `percent` of the requests. `gate`
+        is laid over the gate of the server's job.
+        """
+        request = pb.PromoteRequest(
+            name=name,
+            model=model,
+            action=action,
+            percent=percent,
+            gate_json=encode(gate, "gate") if gate else b"",
+            by=by,
+            promotion_id=promotion_id or draw_submission_id(),
+        )
+        # A checkpoint that is chosen is verified first, and may be large.
+        answer = await self._connection.call("Promote", request, timeout_s=LOOK_PATIENCE_S)
+        return from_message(answer.promotion, Promotion)
+
+    async def rollback(self, name: str, *, by: str = "", promotion_id: str = "") -> Promotion:
+        """End a shadow or a split, else go back to the model that answered before. As `promote`."""
+        request = pb.RollbackRequest(name=name, by=by, promotion_id=promotion_id or draw_submission_id())
+        return from_message((await self._connection.call("Rollback", request)).promotion, Promotion)
+
+    async def wait_promotion(self, promotion: Promotion) -> Promotion:
+        """What became of it: done, refused, or replaced by a later one. Endless while its server does not answer."""
+        watch = self.watch(run_ids=[promotion.run_id], is_exact=True)
+        async with aclosing(watch) as changes:
+            async for _ in changes:
+                details = await self.get_served(promotion.name)
+                found = next((item for item in details.promotions if item.number == promotion.number), None)
+                if found is None:
+                    raise NotFoundError(f"promotion {promotion.number} of {promotion.name} was removed")
+                if found.ended_ms is not None:
+                    return found
+        raise UnavailableError("the daemon ended the watch")
+
+    async def make_promote_token(self, name: str) -> str:
+        """A token that is good for promotions of one served name, and nothing else."""
+        request = pb.MakePromoteTokenRequest(name=name)
+        return str((await self._connection.call("MakePromoteToken", request)).token)
 
     async def devices(self) -> Machine:
         """The resources of the daemon's machine."""

@@ -11,6 +11,7 @@ import msgspec
 from trn.client.connection import Connection
 from trn.core.errors import UnavailableError
 from trn.core.runs import LineagePart
+from trn.core.serving.records import ServedModel
 from trn.proto import trainer_pb2 as pb
 from trn.proto.convert import from_message, state_number
 from trn.proto.records import (
@@ -22,6 +23,7 @@ from trn.proto.records import (
     MetricSeries,
     Run,
     RunDetails,
+    ServedDetails,
 )
 
 logger = logging.getLogger("trn.client")
@@ -71,6 +73,16 @@ class RunReader:
             token = answer.next_page_token
             if not token:
                 return
+
+    async def served(self) -> tuple[ServedModel, ...]:
+        """The served names, and what they answer with."""
+        answer = await self._connection.call("ListServed", pb.ListServedRequest())
+        return tuple(from_message(item, ServedModel) for item in answer.served)
+
+    async def get_served(self, name: str, *, limit: int = 0) -> ServedDetails:
+        """A served name, or the one of that server's run, and its promotions, the newest first."""
+        answer = await self._connection.call("GetServed", pb.GetServedRequest(name=name, limit=limit))
+        return from_message(answer, ServedDetails)
 
     async def watch(
         self,

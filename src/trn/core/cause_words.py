@@ -133,15 +133,21 @@ def _say_retry(values: Mapping[str, Any]) -> str:
     start, delay_s, stalled = values.get("from_step"), values.get("delay_s", 0), values.get("num_stalled")
     where = "" if start is None else f" from step {start}" if start else " from the start"
     when = f"in {delay_s:.0f} s" if delay_s >= 1 else "at once"
-    more = f"; {stalled} of {values.get('max_attempts')} without a newer checkpoint" if stalled else ""
+    more = f"; {stalled} of {values.get('max_attempts')} {_without(values)}" if stalled else ""
     return f"retrying {when}{where} (attempt {values.get('next_attempt')}{more})"
 
 
 def _say_stalled(values: Mapping[str, Any]) -> str:
     number = values.get("num_stalled", 1)
-    if number == 1:
+    if number == 1 and "kind" not in values:
         return "this attempt saved no newer checkpoint"
-    return f"{number} attempts without a newer checkpoint"
+    return f"{number} attempt{'' if number == 1 else 's'} {_without(values)}"
+
+
+def _without(values: Mapping[str, Any]) -> str:
+    """What attempts did not reach that made no progress."""
+    by_kind = {"server": "that did not become ready", "prediction": "that wrote nothing"}
+    return by_kind.get(str(values.get("kind")), "without a newer checkpoint")
 
 
 def say_exit(exit_code: int | None) -> str:

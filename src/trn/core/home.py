@@ -142,6 +142,11 @@ class Home(NamedTuple):
         return self.root / "snapshots"
 
     @property
+    def models(self) -> Path:
+        """What was served or predicted with: see `ModelStore`."""
+        return self.root / "models"
+
+    @property
     def trials(self) -> Path:
         """Frozen code, laid out for the moment in which it is tried."""
         return self.root / "trials"
@@ -277,6 +282,11 @@ class RunFolder(NamedTuple):
     @property
     def report(self) -> Path:
         return self.root / "environment.json"
+
+    @property
+    def serving(self) -> Path:
+        """By which a daemon and a model server agree on what is served."""
+        return self.root / "serving"
 
 
 class LogFolder(NamedTuple):

@@ -46,7 +46,11 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.CANCELLED: frozenset(),
 }
 
-NOT_TRAINED = "not trained again:"  # how it is said that an equal run answers a submit
+# How it is said that an equal run answers a submit.
+NOT_TRAINED, NOT_PREDICTED, ALREADY_SERVED = "not trained again:", "not predicted again:", "already served:"
+
+# What a run does.
+TRAINING, SERVER, PREDICTION = "training", "server", "prediction"
 
 # Who moves a run on, and what its deadline is, in each state that is not final.
 OWNERS: dict[RunState, str] = {
@@ -163,6 +167,7 @@ class RunFacts(RunOptions, frozen=True, kw_only=True):
     newest_sample: str = ""
     num_refused_artifacts: int = 0  # files that an event named and that are not artifacts
     notes: str = ""  # what people wrote about it
+    kind: str = TRAINING
 
 
 class RunRecord(RunFacts, frozen=True, kw_only=True):

@@ -50,6 +50,10 @@ from trn.daemon.outlets.event_bus import open_bus
 from trn.daemon.outlets.log_outlet import LogOutlet
 from trn.daemon.outlets.outbox import Outbox
 from trn.daemon.outlets.threaded_part import ThreadedPart
+from trn.daemon.serving.inference_job import InferenceJobs
+from trn.daemon.serving.model_choice import ModelChoice
+from trn.daemon.serving.promotions import Promotions
+from trn.daemon.serving.successors import Successors
 from trn.daemon.upkeep.gateway_keeper import GatewayKeeper
 from trn.daemon.upkeep.maintenance import InstalledCode, Maintenance
 from trn.daemon.upkeep.removal import BUS, LOGS, Removal
@@ -169,6 +173,7 @@ class TrainerDaemon:
         )
         imports = ImportChecks(pools, home)
         imports.prepare()
+        choice = ModelChoice(registry=registry, home=home)
         intake = Intake(
             registry=registry,
             judge=RunJudge(
@@ -182,14 +187,21 @@ class TrainerDaemon:
             resumption=Resumption(
                 registry, home, secrets=secrets, max_config_bytes=settings.max_config_bytes
             ),
+            inference=InferenceJobs(choice, max_config_bytes=settings.max_config_bytes),
             dispatcher=dispatcher,
             secrets=secrets,
             home=home,
+        )
+        promotions = Promotions(registry=registry, choice=choice, pools=pools, home=home)
+        ingest.on_server_event = lambda _run_id: promotions.look()
+        successors = Successors(
+            registry=registry, choice=choice, promotions=promotions, intake=intake, home=home
         )
         service = TrainerService(
             registry=registry,
             metrics=metrics,
             intake=intake,
+            promotions=promotions,
             streams=RunStreams(registry=registry, broadcaster=broadcaster, files=pools, home=home),
             dispatcher=dispatcher,
             launcher=pools.of(LOCAL_POOL),
@@ -268,6 +280,8 @@ class TrainerDaemon:
                     dispatcher,
                     doctor,
                     maintenance,
+                    promotions,
+                    successors,
                     *outlets,
                     *listeners,
                 ]

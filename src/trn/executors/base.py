@@ -199,6 +199,13 @@ class Executor(RunFiles, Protocol):
         """Ask the worker to save and exit (SIGTERM); False where it is gone."""
         ...
 
+    async def notify(self, worker: Worker) -> bool:
+        """Ask a worker to look at what is wanted of it now (SIGUSR1); False where it is gone.
+
+        Only for one that said that it hears this: it ends any other.
+        """
+        ...
+
     async def end(self, worker: Worker) -> None:
         """Kill the worker and everything that it started, until nothing is left.
 

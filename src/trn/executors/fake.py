@@ -59,6 +59,7 @@ class FakeProcess:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     exit: WorkerExit = UNKNOWN
     num_stops: int = 0
+    num_notices: int = 0
     num_ends: int = 0
 
 
@@ -149,6 +150,12 @@ class FakeExecutor:
             self._write(process, **cancelled, step=process.script.step)
             self._end(process, WorkerExit(exit_code=75))
         return True
+
+    async def notify(self, worker: Worker) -> bool:
+        process = self._of(worker)
+        await self.at("notify", process.plan.key)
+        process.num_notices += not process.ended.is_set()
+        return not process.ended.is_set()
 
     async def end(self, worker: Worker) -> None:
         process = self._of(worker)

@@ -10,6 +10,7 @@ import msgspec
 from gen_worker.errors import Fault
 from trn.core.causes import NO_CAUSE, Cause
 from trn.core.runs import TERMINAL, LineagePart, RunFacts
+from trn.core.serving.records import Promotion, ServedModel
 
 TERMINAL_WORDS = frozenset(state.value for state in TERMINAL)
 
@@ -180,6 +181,13 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     def seams(self) -> tuple[tuple[int, str], ...]:
         """(step, run): after that step the points are those of that run."""
         return tuple((part.from_step, part.run_id) for part in self.parts[1:])
+
+
+class ServedDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A served name and its promotions, the newest first."""
+
+    served: ServedModel
+    promotions: tuple[Promotion, ...] = ()
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

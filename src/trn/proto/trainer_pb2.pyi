@@ -53,7 +53,7 @@ class Cause(_message.Message):
     def __init__(self, id: _Optional[str] = ..., fault: _Optional[str] = ..., waits_for: _Optional[_Iterable[str]] = ..., next_attempt_ms: _Optional[int] = ..., values_json: _Optional[bytes] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause", "newest_video", "newest_sample", "num_refused_artifacts", "notes")
+    __slots__ = ("run_id", "digest", "state", "reason", "config_json", "name", "priority", "parent_run_id", "snapshot", "base_dir", "is_cancel_wanted", "cancel_reason", "submitted_ms", "updated_ms", "ended_ms", "not_before_ms", "attempt", "max_attempts", "step", "end_step", "last_seq", "metrics", "devices", "needs", "tags", "change", "interpreter", "log_dir", "event_log", "frozen_from", "secret_env", "stop_reason", "family", "submission_id", "start_step", "cause", "newest_video", "newest_sample", "num_refused_artifacts", "notes", "kind")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Run(_message.Message):
     NEWEST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digest: str
     state: RunState
@@ -148,7 +149,8 @@ class Run(_message.Message):
     newest_sample: str
     num_refused_artifacts: int
     notes: str
-    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., newest_video: _Optional[str] = ..., newest_sample: _Optional[str] = ..., num_refused_artifacts: _Optional[int] = ..., notes: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., config_json: _Optional[bytes] = ..., name: _Optional[str] = ..., priority: _Optional[int] = ..., parent_run_id: _Optional[str] = ..., snapshot: _Optional[str] = ..., base_dir: _Optional[str] = ..., is_cancel_wanted: _Optional[bool] = ..., cancel_reason: _Optional[str] = ..., submitted_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., not_before_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., max_attempts: _Optional[int] = ..., step: _Optional[int] = ..., end_step: _Optional[int] = ..., last_seq: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., devices: _Optional[_Iterable[str]] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., tags: _Optional[_Mapping[str, str]] = ..., change: _Optional[int] = ..., interpreter: _Optional[str] = ..., log_dir: _Optional[str] = ..., event_log: _Optional[str] = ..., frozen_from: _Optional[str] = ..., secret_env: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., family: _Optional[str] = ..., submission_id: _Optional[str] = ..., start_step: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., newest_video: _Optional[str] = ..., newest_sample: _Optional[str] = ..., num_refused_artifacts: _Optional[int] = ..., notes: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "launched_ms", "ended_ms", "pid", "exit_code", "category", "reason", "last_heartbeat_ms", "step", "devices", "cause")
@@ -747,6 +749,150 @@ class PruneResponse(_message.Message):
     freed: _containers.RepeatedCompositeFieldContainer[Freed]
     kept: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, freed: _Optional[_Iterable[_Union[Freed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class VersionFacts(_message.Message):
+    __slots__ = ("run_id", "step", "weights_hash", "code_hash")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
+    CODE_HASH_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    weights_hash: str
+    code_hash: str
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., weights_hash: _Optional[str] = ..., code_hash: _Optional[str] = ...) -> None: ...
+
+class ServedModel(_message.Message):
+    __slots__ = ("name", "run_id", "state", "is_ready", "url", "bearer_file", "live", "previous", "second", "second_is", "percent", "ready_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    BEARER_FILE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    SECOND_IS_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    READY_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run_id: str
+    state: RunState
+    is_ready: bool
+    url: str
+    bearer_file: str
+    live: VersionFacts
+    previous: VersionFacts
+    second: VersionFacts
+    second_is: str
+    percent: float
+    ready_ms: int
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., is_ready: _Optional[bool] = ..., url: _Optional[str] = ..., bearer_file: _Optional[str] = ..., live: _Optional[_Union[VersionFacts, _Mapping]] = ..., previous: _Optional[_Union[VersionFacts, _Mapping]] = ..., second: _Optional[_Union[VersionFacts, _Mapping]] = ..., second_is: _Optional[str] = ..., percent: _Optional[float] = ..., ready_ms: _Optional[int] = ...) -> None: ...
+
+class Promotion(_message.Message):
+    __slots__ = ("name", "run_id", "number", "action", "state", "version", "previous", "percent", "by", "asked_ms", "ended_ms", "cause", "words", "gate_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    ASKED_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    GATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run_id: str
+    number: int
+    action: str
+    state: str
+    version: VersionFacts
+    previous: VersionFacts
+    percent: float
+    by: str
+    asked_ms: int
+    ended_ms: int
+    cause: str
+    words: str
+    gate_json: bytes
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ..., action: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[_Union[VersionFacts, _Mapping]] = ..., previous: _Optional[_Union[VersionFacts, _Mapping]] = ..., percent: _Optional[float] = ..., by: _Optional[str] = ..., asked_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., cause: _Optional[str] = ..., words: _Optional[str] = ..., gate_json: _Optional[bytes] = ...) -> None: ...
+
+class PromoteRequest(_message.Message):
+    __slots__ = ("name", "model", "action", "percent", "gate_json", "by", "promotion_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    GATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    PROMOTION_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    action: str
+    percent: float
+    gate_json: bytes
+    by: str
+    promotion_id: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., action: _Optional[str] = ..., percent: _Optional[float] = ..., gate_json: _Optional[bytes] = ..., by: _Optional[str] = ..., promotion_id: _Optional[str] = ...) -> None: ...
+
+class PromoteResponse(_message.Message):
+    __slots__ = ("promotion",)
+    PROMOTION_FIELD_NUMBER: _ClassVar[int]
+    promotion: Promotion
+    def __init__(self, promotion: _Optional[_Union[Promotion, _Mapping]] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("name", "by", "promotion_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    PROMOTION_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    by: str
+    promotion_id: str
+    def __init__(self, name: _Optional[str] = ..., by: _Optional[str] = ..., promotion_id: _Optional[str] = ...) -> None: ...
+
+class ListServedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListServedResponse(_message.Message):
+    __slots__ = ("served",)
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    served: _containers.RepeatedCompositeFieldContainer[ServedModel]
+    def __init__(self, served: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ...) -> None: ...
+
+class GetServedRequest(_message.Message):
+    __slots__ = ("name", "limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class GetServedResponse(_message.Message):
+    __slots__ = ("served", "promotions")
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
+    served: ServedModel
+    promotions: _containers.RepeatedCompositeFieldContainer[Promotion]
+    def __init__(self, served: _Optional[_Union[ServedModel, _Mapping]] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ...) -> None: ...
+
+class MakePromoteTokenRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class MakePromoteTokenResponse(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class ListDevicesRequest(_message.Message):
     __slots__ = ()

@@ -13,10 +13,23 @@ import msgspec
 
 from trn.core.artifacts.records import ArtifactRecord, CheckedFile, NamedFile
 from trn.core.causes import Cause
-from trn.core.runs import AttemptRecord, LineagePart, Needs, QueuedRun, RunOptions, RunRecord, RunState
+from trn.core.runs import (
+    TRAINING,
+    AttemptRecord,
+    LineagePart,
+    Needs,
+    QueuedRun,
+    RunOptions,
+    RunRecord,
+    RunState,
+)
+from trn.core.serving.records import DueFeedback, Promotion, ServedModel, WantedPromotion
 
 if TYPE_CHECKING:
+    from gen_worker.contract.job.model_version import ModelVersion
+    from gen_worker.contract.serving import WantedModel
     from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
+    from trn.registry.serving.served import ServerEvent
 
 
 class NewRun(RunOptions, frozen=True, kw_only=True):
@@ -33,6 +46,8 @@ class NewRun(RunOptions, frozen=True, kw_only=True):
     needs: Needs = Needs()
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     nonce: str = ""  # drawn anew by each submit, unlike `submission_id`
+    kind: str = TRAINING
+    served_name: str = ""  # of a server
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +187,29 @@ class ReadableRegistry(Protocol):
     def held(self) -> tuple[int, int]:
         """(cpus, memory_mb) that live attempts hold."""
 
+    def served(self, name: str) -> ServedModel:
+        """By the served name, or by the id of its server. NotFoundError."""
+
+    def all_served(self) -> list[ServedModel]: ...
+
+    def versions_of(self, name: str) -> "tuple[ModelVersion | None, ModelVersion | None]":
+        """(live, previous) of a served name, whole; None where it is not known."""
+
+    def promotions(self, name: str, limit: int = 100) -> list[Promotion]:
+        """The newest first."""
+
+    def promotion(self, name: str, number: int) -> Promotion:
+        """NotFoundError."""
+
+    def wanted(self) -> "list[tuple[str, WantedModel]]":
+        """(server's run, its newest promotion that has not ended), as the server reads it."""
+
+    def due_feedback(self) -> list[DueFeedback]:
+        """What servers asked the next training run with, until that has ended."""
+
+    def models_in_use(self) -> list[str]:
+        """What runs serve, predict or were promoted to, as JSON texts that have the paths of the models."""
+
 
 class Registry(ReadableRegistry, Protocol):
     """There is one of these for a home, in one process."""
@@ -234,8 +272,17 @@ class Registry(ReadableRegistry, Protocol):
         start_step: int | None = None,
         end_step: int | None = None,
         named_files: Sequence[NamedFile] = (),
+        server_events: "Sequence[tuple[int, ServerEvent]]" = (),
     ) -> "Future[RunRecord]":
-        """Events up to `offset` bytes of the run's file are taken in, exactly once, with the files that they name."""
+        """Events up to `offset` bytes of the run's file are taken in, exactly once, with the files that they name, and
+        what a server said, each with its time."""
+
+    def want_promotion(self, wanted: WantedPromotion) -> "Future[Promotion]":
+        """Record what a served name is to answer with. ConflictError where its server has ended. Safe to repeat with its
+        `promotion_id`."""
+
+    def settle_feedback(self, due: DueFeedback) -> "Future[None]":
+        """What became of it: its run, or why there is none, and whether that is all."""
 
     def settle_artifacts(
         self, run_id: str, checked: Sequence[CheckedFile] = (), gone: Sequence[str] = ()

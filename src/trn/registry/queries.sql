@@ -7,10 +7,10 @@ UPDATE change_counter SET value = value + 1 RETURNING value
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, cause, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
-                  frozen_from, secret_env, family, member, submission_id, start_step, nonce, options)
+                  frozen_from, secret_env, family, member, submission_id, start_step, nonce, options, kind)
 SELECT :run_id, :digest, :state, :cause, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
-       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce, :options
+       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce, :options, :kind
 WHERE :is_certain OR (
     NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
                 WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')
@@ -379,3 +379,92 @@ FROM (SELECT run_id, step, start_step FROM runs
 JOIN attempts USING (run_id)
 WHERE ended_ms > launched_ms
 GROUP BY run_id
+
+-- name: served
+SELECT served.*, runs.state, runs.attempt FROM served JOIN runs USING (run_id)
+WHERE served.name = :name OR served.run_id = :name ORDER BY served.name = :name DESC LIMIT 1
+
+-- name: all_served
+SELECT served.*, runs.state, runs.attempt FROM served JOIN runs USING (run_id) ORDER BY served.name
+
+-- name: take_name
+INSERT INTO served (name, run_id) VALUES (:name, :run_id)
+
+-- name: give_up_name
+DELETE FROM served WHERE name = :name
+
+-- name: ready
+UPDATE served SET url = :url, bearer_file = :bearer_file, ready_ms = :at_ms, ready_attempt = :attempt, live = :live,
+                  previous = :previous
+WHERE name = :name AND run_id = :run_id
+
+-- name: answers_now
+UPDATE served SET live = :live, previous = :previous, second = :second, second_is = :second_is, percent = :percent
+WHERE name = :name
+
+-- name: next_promotion
+SELECT coalesce(max(number), 0) + 1 AS number FROM promotions WHERE name = :name
+
+-- name: add_promotion
+INSERT INTO promotions (name, number, run_id, action, state, version, percent, gate_spec, "by", asked_ms, promotion_id)
+VALUES (:name, :number, :run_id, :action, 'wanted', :version, :percent, :gate_spec, :by, :now_ms, :promotion_id)
+
+-- name: promotion_by_id
+SELECT * FROM promotions WHERE promotion_id = :promotion_id AND promotion_id != ''
+
+-- name: promotion
+SELECT * FROM promotions WHERE name = :name AND number = :number
+
+-- name: promotions
+SELECT * FROM promotions WHERE name = :name ORDER BY number DESC LIMIT :limit
+
+-- name: wanted_promotions
+SELECT run_id, max(number) AS number, action, version, percent, gate_spec, "by"
+FROM promotions INDEXED BY promotions_wanted WHERE state = 'wanted' GROUP BY run_id
+
+-- name: versions_of
+SELECT version FROM promotions WHERE name = :name AND version != 'null' ORDER BY number DESC
+
+-- name: end_promotion
+UPDATE promotions SET state = :state, ended_ms = :at_ms, cause = :cause, words = :words, gate = :gate,
+                      previous = coalesce(:previous, previous)
+WHERE name = :name AND number = :number AND run_id = :run_id AND state = 'wanted'
+
+-- name: replace_before
+UPDATE promotions SET state = 'replaced', ended_ms = :at_ms
+WHERE name = :name AND number < :number AND run_id = :run_id AND state = 'wanted'
+
+-- name: refuse_up_to
+UPDATE promotions SET state = 'refused', ended_ms = :at_ms, cause = :cause, words = :words
+WHERE name = :name AND number <= :number AND run_id = :run_id AND state = 'wanted'
+
+-- name: refuse_all
+UPDATE promotions SET state = 'refused', ended_ms = :at_ms, cause = :cause, words = :words
+WHERE run_id = :run_id AND state = 'wanted'
+
+-- name: add_due_feedback
+INSERT INTO due_feedback (run_id, number, rows, files, reason, version, figures, at_ms)
+VALUES (:run_id, :number, :rows, :files, :reason, :version, :figures, :at_ms)
+ON CONFLICT DO NOTHING
+
+-- name: open_due_feedback
+SELECT * FROM due_feedback INDEXED BY due_feedback_open WHERE is_settled = 0 ORDER BY at_ms, run_id, number
+
+-- name: settle_due_feedback
+UPDATE due_feedback SET child = :child, fault = :fault, is_settled = :is_settled
+WHERE run_id = :run_id AND number = :number
+
+-- name: remove_served
+DELETE FROM served WHERE run_id = :run_id
+
+-- name: remove_promotions
+DELETE FROM promotions WHERE run_id = :run_id
+
+-- name: remove_due_feedback
+DELETE FROM due_feedback WHERE run_id = :run_id
+
+-- name: inference_configs
+SELECT config FROM runs WHERE kind != 'training' OR json_extract(config, '$.weights') IS NOT NULL
+
+-- name: promoted_versions
+SELECT version FROM promotions WHERE version != 'null'

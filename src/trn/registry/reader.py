@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.serving import WantedModel
 from trn.core.artifacts.records import ArtifactRecord
 from trn.core.errors import NotFoundError
 from trn.core.runs import AttemptRecord, LineagePart, QueuedRun, RunRecord, RunState
+from trn.core.serving.records import DueFeedback, Promotion, ServedModel
 from trn.registry.artifacts import find_artifact, find_artifacts, find_unchecked
 from trn.registry.connection import Source, open_reader
 from trn.registry.families import (
@@ -24,6 +27,15 @@ from trn.registry.families import (
 )
 from trn.registry.named_queries import sql
 from trn.registry.rows import read_attempt, read_queued, read_run
+from trn.registry.serving.served import (
+    find_promotion,
+    find_served,
+    find_versions,
+    find_wanted,
+    list_due,
+    list_promotions,
+    list_served,
+)
 
 MAX_PAGE = 1000
 MAX_KINDS = 256  # of needs, that a look at the queue tells apart
@@ -225,3 +237,30 @@ class RegistryReader:
     def held(self) -> tuple[int, int]:
         row = self._read.execute(sql("held")).fetchone()
         return int(row["cpus"]), int(row["memory_mb"])
+
+    def served(self, name: str) -> ServedModel:
+        return find_served(self._read, name)
+
+    def all_served(self) -> list[ServedModel]:
+        return list_served(self._read)
+
+    def versions_of(self, name: str) -> tuple[ModelVersion | None, ModelVersion | None]:
+        return find_versions(self._read, name)
+
+    def promotions(self, name: str, limit: int = 100) -> list[Promotion]:
+        return list_promotions(self._read, name, limit)
+
+    def promotion(self, name: str, number: int) -> Promotion:
+        return find_promotion(self._read, name, number)
+
+    def wanted(self) -> list[tuple[str, WantedModel]]:
+        return find_wanted(self._read)
+
+    def due_feedback(self) -> list[DueFeedback]:
+        return list_due(self._read)
+
+    def models_in_use(self) -> list[str]:
+        return [
+            *(row["config"] for row in self._read.execute(sql("inference_configs"))),
+            *(row["version"] for row in self._read.execute(sql("promoted_versions"))),
+        ]

@@ -19,7 +19,8 @@ from trn.core.artifacts.records import CheckedFile, NamedFile
 from trn.core.causes import Cause
 from trn.core.errors import ConflictError
 from trn.core.number_words import with_words
-from trn.core.runs import AttemptRecord, RunRecord, RunState, require_transition
+from trn.core.runs import SERVER, AttemptRecord, RunRecord, RunState, require_transition
+from trn.core.serving.records import DueFeedback, Promotion, WantedPromotion
 from trn.registry.artifacts import add_named, settle
 from trn.registry.base import Ending, NewRun
 from trn.registry.connection import (
@@ -34,6 +35,7 @@ from trn.registry.cursors import BusCancels, LogPlaces, OutboxTable
 from trn.registry.named_queries import sql
 from trn.registry.reader import RegistryReader
 from trn.registry.rows import attempt_row, get_run, next_change, read_attempt, require_live
+from trn.registry.serving.served import ServerEvent, end_server, take_event, want
 from trn.registry.submissions import add_submission
 from trn.registry.writer import RegistryWriter
 
@@ -44,6 +46,9 @@ _encode = msgspec.json.encode
 
 # What names a run goes before the run itself.
 _REMOVALS = (
+    "remove_served",
+    "remove_promotions",
+    "remove_due_feedback",
     "remove_artifacts",
     "remove_attempts",
     "remove_event_places",
@@ -202,6 +207,7 @@ class RunRegistry(RegistryReader):
         start_step: int | None = None,
         end_step: int | None = None,
         named_files: Sequence[NamedFile] = (),
+        server_events: Sequence[tuple[int, ServerEvent]] = (),
     ) -> "Future[RunRecord]":
         def change(connection: sqlite3.Connection) -> RunRecord:
             run = get_run(connection, run_id)
@@ -228,6 +234,8 @@ class RunRegistry(RegistryReader):
                 },
             )
             add_named(connection, run_id, named_files)
+            for at_ms, event in server_events:
+                take_event(connection, run, event, at_ms)
             return get_run(connection, run_id)
 
         return self.writer.submit(change)
@@ -239,6 +247,16 @@ class RunRegistry(RegistryReader):
             if settle(connection, run_id, checked, gone):
                 news = {"change": next_change(connection), "now_ms": self._clock_ms()}
                 connection.execute(sql("note_change"), {"run_id": run_id, **news})
+
+        return self.writer.submit(change)
+
+    def want_promotion(self, wanted: WantedPromotion) -> "Future[Promotion]":
+        return self.writer.submit(lambda connection: want(connection, wanted, self._clock_ms()))
+
+    def settle_feedback(self, due: DueFeedback) -> "Future[None]":
+        def change(connection: sqlite3.Connection) -> None:
+            names = ("run_id", "number", "child", "fault", "is_settled")
+            connection.execute(sql("settle_due_feedback"), {name: getattr(due, name) for name in names})
 
         return self.writer.submit(change)
 
@@ -364,6 +382,8 @@ class RunRegistry(RegistryReader):
     ) -> None:
         require_transition(run.run_id, run.state, state)
         now_ms = self._clock_ms() if now_ms is None else now_ms
+        if state.is_terminal and run.kind == SERVER:
+            end_server(connection, run.run_id, now_ms)
         connection.execute(
             sql("move"),
             {

@@ -12,6 +12,7 @@ from trn.registry.base import NewRun
 from trn.registry.families import family_of, find_submission, member_id, next_member
 from trn.registry.named_queries import sql
 from trn.registry.rows import next_change, read_run
+from trn.registry.serving.served import take_name
 
 _encode = msgspec.json.encode
 
@@ -69,6 +70,7 @@ def _add(
     """The run, queued. Unless `is_certain`: None if an equal run, submission or family exists."""
     run_id = member_id(new.run_id, member)
     asked = msgspec.structs.asdict(new)
+    name = asked.pop("served_name")
     run = RunRecord(
         **{**asked, "run_id": run_id, "config": {**new.config, "run_id": run_id}},
         family=new.run_id,
@@ -89,7 +91,11 @@ def _add(
         "options": _encode({name: getattr(run, name) for name in _OPTIONS}).decode(),
         "is_certain": is_certain,
     }
-    return run if connection.execute(sql("add_run"), values).rowcount == 1 else None
+    if connection.execute(sql("add_run"), values).rowcount != 1:
+        return None
+    if name:
+        take_name(connection, name, run)
+    return run
 
 
 def _require_same(new: NewRun, made: RunRecord) -> None:

@@ -1,11 +1,12 @@
-"""Which checkpoint a resume takes: the same order and reasons for the worker, the daemon and the command line.
+"""Which checkpoint a resume or a server takes: the same order and reasons for the worker, the daemon and the command line.
 
 Needs neither torch nor numpy: the caller brings the function that verifies the bytes.
 """
 
+import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -13,7 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gen_worker.contract.checkpoints.file_check import check_file, check_size
-from gen_worker.contract.checkpoints.meta import CheckpointMeta, has_digest, parse_meta
+from gen_worker.contract.checkpoints.meta import CheckpointMeta, Metric, has_digest, parse_meta
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.errors import CheckpointError
 
@@ -23,6 +24,7 @@ STEM = re.compile(r"(?:step-(?P<step>\d{8,})|final)(?P<previous>\.previous)?")
 DATA_SUFFIXES = (".pt", ".safetensors")
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 
 def checkpoint_stem(step: int, *, final: bool) -> str:
@@ -83,13 +85,59 @@ def choose_newest(
 
     With `of_run`, checkpoints of other runs are passed over; with a `nonce`, also those of other submissions.
     """
+
+    def require(info: CheckpointInfo) -> None:
+        require_run(info.meta, of_run, nonce)
+        require_finite(info, is_non_finite_taken=is_non_finite_taken)
+
     infos, unreadable = scan(folder)
+    return _choose(list(filter(is_candidate, infos)), unreadable, require, take)
+
+
+def choose_best(
+    folder: Path, take: Callable[[CheckpointInfo], T], *, of_run: str | None = None, nonce: str = ""
+) -> Choice[T]:
+    """As `choose_newest`, by the metric that the checkpoints carry; the newest where none carries one."""
+
+    def require(info: CheckpointInfo) -> None:
+        require_run(info.meta, of_run, nonce)
+        require_finite(info)
+
+    infos, unreadable = scan(folder)
+    ranked = best_first(infos[::-1], lambda info: info.meta.metric)
+    choice = _choose(ranked or infos, unreadable, require, take)
+    return choice if choice.taken is not None or not ranked else _choose(infos, unreadable, require, take)
+
+
+def best_first(items: Sequence[M], metric_of: Callable[[M], Metric | None]) -> list[M]:
+    """Those with a finite value of the metric that the newest of them has, the best first. `items`: the oldest first."""
+    found = [(item, metric) for item in items if (metric := metric_of(item)) is not None]
+    measured = [
+        (item, metric, metric.value)
+        for item, metric in found
+        if metric.value is not None and math.isfinite(metric.value)
+    ]
+    if not measured:
+        return []
+    newest = measured[-1][1]  # a changed job may have changed the metric
+    sign = -1.0 if newest.mode == "max" else 1.0
+    comparable = [(sign * value, item) for item, metric, value in measured if metric.name == newest.name]
+    comparable.reverse()  # of equals the newer one comes first
+    return [item for _, item in sorted(comparable, key=lambda pair: pair[0])]
+
+
+def _choose(
+    infos: Sequence[CheckpointInfo],
+    unreadable: Sequence[PassedOver],
+    require: Callable[[CheckpointInfo], None],
+    take: Callable[[CheckpointInfo], T],
+) -> Choice[T]:
+    """The first that can be taken."""
     passed_over: list[PassedOver] = []
     taken, reached = None, 0
-    for info in filter(is_candidate, infos):
+    for info in infos:
         try:
-            require_run(info.meta, of_run, nonce)
-            require_finite(info, is_non_finite_taken=is_non_finite_taken)
+            require(info)
             taken, reached = take(info), info.step
         except CheckpointError as error:
             passed_over.append(PassedOver(path=info.meta_path, reason=str(error)))

@@ -1,10 +1,11 @@
 """Which checkpoints are removed: a pure function."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from gen_worker.contract.checkpoints.choice import CheckpointInfo
+from gen_worker.contract.checkpoints.choice import CheckpointInfo, best_first
+from gen_worker.contract.checkpoints.meta import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,13 @@ class Candidate:
     metric_name: str | None = None
     metric_value: float | None = None
     metric_mode: str = "min"
+
+    @property
+    def metric(self) -> Metric | None:
+        if self.metric_name is None:
+            return None
+        mode: Literal["min", "max"] = "max" if self.metric_mode == "max" else "min"
+        return Metric(name=self.metric_name, value=self.metric_value, mode=mode)
 
 
 def candidate_of(info: CheckpointInfo) -> Candidate:
@@ -53,14 +61,4 @@ def select_removals(candidates: Sequence[Candidate], *, keep_last: int, keep_bes
 
 
 def _best(verified: Sequence[Candidate], keep_best: int) -> list[Candidate]:
-    measured = [
-        item for item in verified if item.metric_value is not None and math.isfinite(item.metric_value)
-    ]
-    if keep_best <= 0 or not measured:
-        return []
-    newest = measured[-1]  # a changed job may have changed the metric
-    sign = -1.0 if newest.metric_mode == "max" else 1.0
-    comparable = [item for item in measured if item.metric_name == newest.metric_name]
-    # Of equals the newer one is kept.
-    comparable.reverse()
-    return sorted(comparable, key=lambda item: sign * (item.metric_value or 0.0))[:keep_best]
+    return best_first(verified, lambda item: item.metric)[:keep_best] if keep_best > 0 else []

@@ -29,7 +29,7 @@ MAX_FILES = 100_000  # of one folder; those after them are compared by name
 MAX_KNOWN = 20_000
 MAX_PATH = 4096
 SETTLE_NS = 2_000_000_000  # a file that changed more recently may change again within one clock tick
-DATASETS = (("dataset",), ("validation", "dataset"), ("test", "dataset"))
+DATASETS = (("dataset",), ("validation", "dataset"), ("test", "dataset"), ("prediction",))
 INDEX_NAME, PARQUET_MAGIC = "index.json", b"PAR1"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")  # at least two characters: `C:` is a drive

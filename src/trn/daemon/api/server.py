@@ -244,7 +244,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 raise InvalidRequestError(
                     f"the request of {name} cannot be read: it was cut short, or is of another call"
                 ) from fault
-        require_allowed(grant, name, request, service.nonce_of, service.run_of_artifact)
+        require_allowed(grant, name, request, service.nonce_of, service.run_of_artifact, service.server_of)
         return request
 
     def _guard(self, handler: Any, path: str) -> Any:

@@ -17,6 +17,7 @@ import msgspec
 from trn.core.errors import NotFoundError, TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.core.serving.records import Promotion, ServedModel
 from trn.daemon.api.artifact_calls import ArtifactCalls
 from trn.daemon.api.run_streams import RunStreams
 from trn.daemon.api.tokens import ApiTokens
@@ -26,6 +27,7 @@ from trn.daemon.intake.run_judge import DeviceInventory
 from trn.daemon.intake.run_labels import check_labels
 from trn.daemon.intake.submission import Submission
 from trn.daemon.machine.unknown_workers import Held
+from trn.daemon.serving.promotions import Asked, Promotions
 from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
 from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.singleton import DaemonInfo
@@ -74,6 +76,23 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     discarded: Sequence[Discarded] = ()
 
 
+class Promoted(msgspec.Struct, frozen=True, kw_only=True):
+    promotion: Promotion
+
+
+class ServedList(msgspec.Struct, frozen=True, kw_only=True):
+    served: Sequence[ServedModel]
+
+
+class ServedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    served: ServedModel
+    promotions: Sequence[Promotion]
+
+
+class PromoteToken(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+
+
 class TrainerService:
     """All calls. `info`, `warnings` and `unknown_held` are set by the assembler once it knows them."""
 
@@ -83,6 +102,7 @@ class TrainerService:
         registry: Registry,
         metrics: MetricReader,
         intake: Intake,
+        promotions: Promotions,
         streams: RunStreams,
         dispatcher: Dispatcher,
         launcher: Launcher,
@@ -94,6 +114,7 @@ class TrainerService:
         self._registry = registry
         self._metrics = metrics
         self._intake = intake
+        self._promotions = promotions
         self._dispatcher = dispatcher
         self._launcher = launcher
         self._removal = removal
@@ -248,6 +269,43 @@ class TrainerService:
         )
         return await self._removal.prune(rule, is_dry_run=is_dry_run)
 
+    async def promote(
+        self,
+        name: str,
+        *,
+        model: str = "",
+        action: str = "promote",
+        percent: float = 0.0,
+        gate: Mapping[str, Any] | None = None,
+        by: str = "",
+        promotion_id: str = "",
+    ) -> Promoted:
+        asked = Asked(
+            name=name,
+            model=model,
+            action=action or "promote",
+            percent=percent,
+            gate=gate,
+            by=by,
+            promotion_id=promotion_id,
+        )
+        return Promoted(promotion=await self._promotions.promote(asked))
+
+    async def rollback(self, name: str, *, by: str = "", promotion_id: str = "") -> Promoted:
+        asked = Asked(name=name, by=by, promotion_id=promotion_id)
+        return Promoted(promotion=await self._promotions.rollback(asked))
+
+    async def list_served(self) -> ServedList:
+        return ServedList(served=self._registry.all_served())
+
+    async def get_served(self, name: str, *, limit: int = 0) -> ServedAnswer:
+        served = self._registry.served(name)
+        size = min(limit or DEFAULT_PAGE, MAX_PAGE)
+        return ServedAnswer(served=served, promotions=self._registry.promotions(served.name, size))
+
+    async def make_promote_token(self, name: str) -> PromoteToken:
+        return PromoteToken(token=self.tokens.make_promote_token(self._registry.served(name).name))
+
     async def list_devices(self) -> Machine:
         inventory = self._devices.inventory
         slots = {slot["device_id"]: slot for slot in self._registry.slots()}
@@ -298,6 +356,12 @@ class TrainerService:
         """Of the submission that has this id; None where there is none."""
         with contextlib.suppress(NotFoundError):
             return self._registry.get(run_id).nonce
+        return None
+
+    def server_of(self, name: str) -> str | None:
+        """The run that serves that name; None where there is none."""
+        with contextlib.suppress(NotFoundError):
+            return self._registry.served(name).run_id
         return None
 
     def run_of_artifact(self, artifact_id: str) -> str | None:

@@ -21,7 +21,14 @@ RUN_TOKEN_LIFE_S = 30 * 24 * 3600
 MIN_TOKEN_CHARS = 32
 
 _HEAD = "trnrun2"
+_PROMOTE = "trnpromote1"
 _HEAD_WITHOUT_NONCE = "trnrun1"  # of runs from before there were nonces
+
+
+class PromoteGrant(NamedTuple):
+    """What a token for promotions is good for: one served name."""
+
+    name: str
 
 
 class RunGrant(NamedTuple):
@@ -29,6 +36,9 @@ class RunGrant(NamedTuple):
 
     run_id: str
     nonce: str = ""
+
+
+Grant = RunGrant | PromoteGrant
 
 
 def read_or_make_token(path: Path) -> str:
@@ -67,8 +77,13 @@ class ApiTokens:
         )
         return f"{claim}.{self._sign(claim)}"
 
-    def authenticate(self, values: Sequence[str | bytes]) -> RunGrant | None:
-        """The run that the caller's `authorization` is for; None: it is the operator. UnauthenticatedError otherwise."""
+    def make_promote_token(self, name: str) -> str:
+        claim = f"{_PROMOTE}.{int(self._clock_s()) + RUN_TOKEN_LIFE_S}.{name}"
+        return f"{claim}.{self._sign(claim)}"
+
+    def authenticate(self, values: Sequence[str | bytes]) -> Grant | None:
+        """The run or the served name that the caller's `authorization` is for; None: it is the operator.
+        UnauthenticatedError otherwise."""
         if len(values) != 1:
             raise UnauthenticatedError(
                 "this call needs one token: send the metadata `authorization: Bearer <token>`; the operator's is in the"
@@ -83,9 +98,9 @@ class ApiTokens:
             raise UnauthenticatedError("the authorization is not of the form `Bearer <token>`")
         if hmac.compare_digest(token, operator):
             return None
-        return self._read_run_token(token)
+        return self._read_token(token)
 
-    def _read_run_token(self, token: bytes) -> RunGrant:
+    def _read_token(self, token: bytes) -> Grant:
         text = token.decode(errors="replace")
         claim, _, signature = text.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(claim).encode()):
@@ -93,6 +108,12 @@ class ApiTokens:
                 "the token is not valid here: it is of another daemon, or was cut short"
             )
         head, expiry_s, rest = claim.split(".", 2)
+        if head == _PROMOTE:
+            if int(expiry_s) <= self._clock_s():
+                raise UnauthenticatedError(
+                    f"the token for promotions of {rest} has ended: make another with `trn promote {rest} --token`"
+                )
+            return PromoteGrant(rest)
         nonce, _, run_id = rest.partition(".") if head == _HEAD else ("", "", rest)
         if int(expiry_s) <= self._clock_s():
             raise UnauthenticatedError(
@@ -113,23 +134,30 @@ class ApiTokens:
         return self._secret
 
 
+# What a token for promotions is good for, besides the watch of its server.
+_OF_ONE_NAME = frozenset({"Promote", "Rollback", "GetServed"})
 # What a run's token is good for, and where in the request the run is named.
 _OF_ONE_RUN = frozenset({"GetRun", "StreamEvents", "StreamLogs", "GetMetrics", "CancelRun", "ListArtifacts"})
 
 
 def require_allowed(
-    grant: RunGrant | None,
+    grant: Grant | None,
     method: str,
     request: Any,
     nonce_of: Callable[[str], str | None],
     run_of_artifact: Callable[[str], str | None] = lambda _artifact_id: None,
+    server_of: Callable[[str], str | None] = lambda _name: None,
 ) -> None:
-    """ForbiddenError where a run's token is used for anything but that run. None is the operator, who may do everything.
+    """ForbiddenError where a token is used for anything but its run or its served name. None is the operator, who may do
+    everything.
 
     With a run's token its name means that very run, and neither the newest of its family nor another submission that has
     the id by now. `nonce_of` a run that is not there is None.
     """
     if grant is None:
+        return
+    if isinstance(grant, PromoteGrant):
+        _require_promotion(grant, method, request, server_of)
         return
     run_id = grant.run_id
     if method in _OF_ONE_RUN:
@@ -151,3 +179,21 @@ def require_allowed(
         raise ForbiddenError(f"this token is for an earlier run {run_id}, and another has its id by now")
     if method != "ReadArtifact":
         request.is_exact = True
+
+
+def _require_promotion(
+    grant: PromoteGrant, method: str, request: Any, server_of: Callable[[str], str | None]
+) -> None:
+    """A served name's token also names its server, and watches that."""
+    server = server_of(grant.name)
+    if method in _OF_ONE_NAME:
+        if request.name not in (grant.name, server):
+            raise ForbiddenError(f"this token is for {grant.name} alone, and {request.name!r} was asked for")
+        request.name = grant.name
+        if method != "GetServed":
+            request.by = f"token{f' ({request.by})' if request.by else ''}"
+    elif method == "WatchRuns":
+        if not request.is_exact or list(request.run_ids) != [server]:
+            raise ForbiddenError(f"this token is for {grant.name} alone, and other runs were asked for")
+    else:
+        raise ForbiddenError(f"a token for promotions is not good for {method}: use the operator's")

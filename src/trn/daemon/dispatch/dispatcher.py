@@ -135,6 +135,7 @@ class TrainerDispatcher:
             interpreter=new.interpreter,
             submitted_ms=now_ms,
             updated_ms=now_ms,
+            kind=new.kind,
             needs=new.needs,
             secret_env=new.secret_env,
         )

@@ -7,7 +7,8 @@ wrote for a dead worker has our cause in it, so the decision is the same if it i
 Retry, by progress. An attempt's mark is the step that the next one would resume from, once it has ended. It made
 progress if its mark is beyond those of all earlier attempts. So the marks of attempts with progress grow, and between
 two of them there are fewer than `retry.max_attempts` others: no run is tried for ever.
-A run that saves nothing makes no progress, however many steps it trains.
+A run that saves nothing makes no progress, however many steps it trains. An attempt of a server made progress if it
+became ready, and one of a prediction if it wrote something.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ from trn.core.causes import (
     Cause,
     failure,
 )
-from trn.core.runs import AttemptRecord, RunRecord, RunState
+from trn.core.runs import SERVER, TRAINING, AttemptRecord, RunRecord, RunState
 from trn.daemon.ingest.event_file import Terminal
 from trn.executors.base import WorkerExit
 from trn.registry.base import Ending
@@ -42,6 +43,8 @@ from trn.registry.base import Ending
 MAX_BACKOFF_S = 300.0
 MAX_INTERRUPTIONS = 100
 MAX_INTERRUPTION_BACKOFF_S = 60.0
+# A server that ended so soon after its start, so often in a row, waits before the next start.
+SHORT_LIFE_MS, NUM_SHORT_LIVES, MAX_RESTART_BACKOFF_S = 20_000, 3, 60.0
 JITTER = 0.1
 MAX_ERROR_CHARS = 2000
 CANCEL = "cancel"
@@ -152,23 +155,31 @@ def _retry(
 ) -> tuple[RunState, dict[str, Any]]:
     """What becomes of the run, and the values that say why and when."""
     row, retry = FAILURES[finding.cause.id], read_retry(run)
+    was_ready = (
+        run.kind == SERVER and saved_step > 0
+    )  # it answered: an error later is no reason to stop for good
     follows = {"next_attempt": run.attempt + 1}
     if row.retry == "not counted":
         if run.num_interruptions + 1 >= MAX_INTERRUPTIONS:
             return RunState.FAILED, {"outlook": TOO_OFTEN, "num_times": MAX_INTERRUPTIONS}
         delay_s = interruption_backoff_s(run)
         return RunState.PENDING, {"outlook": BACKOFF if delay_s else AT_ONCE, "delay_s": delay_s, **follows}
-    if row.retry == "no" or (row.retry == "on error" and not retry.on_error):
+    if row.retry == "no" or (row.retry == "on error" and not retry.on_error and not was_ready):
         return RunState.FAILED, {"outlook": NOT_RETRIED}
     if run.max_attempts == 0:
         return RunState.FAILED, {"outlook": RETRY_OFF}
+    if was_ready:
+        delay_s = restart_backoff_s(attempts)
+        return RunState.PENDING, {"outlook": BACKOFF if delay_s else AT_ONCE, "delay_s": delay_s, **follows}
     if finding.is_reported and row.is_final_if_repeated and _is_repeated(attempts, finding, step):
         return RunState.FAILED, {"outlook": REPEATED, "step": step}
     follows |= _next_start(run, saved_step)
     num_stalled = count_stalled(attempts, saved_step)
     if num_stalled == 0:
         return RunState.PENDING, {"outlook": AT_ONCE, **follows}
-    stalled = {"num_stalled": num_stalled, "max_attempts": run.max_attempts}
+    stalled: dict[str, Any] = {"num_stalled": num_stalled, "max_attempts": run.max_attempts}
+    if run.kind != TRAINING:
+        stalled["kind"] = run.kind
     if num_stalled >= run.max_attempts:
         return RunState.FAILED, {"outlook": NO_PROGRESS, **stalled}
     return RunState.PENDING, {
@@ -202,7 +213,9 @@ def read_retry(run: RunRecord) -> RetrySpec:
 
 
 def _next_start(run: RunRecord, saved_step: int) -> dict[str, int]:
-    """Where the next attempt begins; nothing where a checkpoint of another run decides it."""
+    """Where the next attempt begins; nothing where a checkpoint of another run decides it, or nothing is trained."""
+    if run.kind != TRAINING:
+        return {}
     inputs = run.config.get("inputs") or {}
     is_resumed = run.config.get("resume_checkpoint_path") or inputs.get("resume_checkpoint_ref")
     return {"from_step": saved_step} if saved_step or not is_resumed else {}
@@ -231,6 +244,20 @@ def backoff_s(run: RunRecord, num_stalled: int) -> float:
 def interruption_backoff_s(run: RunRecord) -> float:
     """At once the first time: nothing was started."""
     return min(2.0**run.num_interruptions / 2, MAX_INTERRUPTION_BACKOFF_S) if run.num_interruptions else 0.0
+
+
+def restart_backoff_s(attempts: Sequence[AttemptRecord]) -> float:
+    """Of a server that answered: it is started again at once, unless it fell again and again soon after its start."""
+    num_short = 0
+    for attempt in reversed(attempts):
+        if attempt.ended_ms is None or attempt.ended_ms - attempt.launched_ms > SHORT_LIFE_MS:
+            break
+        num_short += 1
+    return (
+        float(min(2.0 ** (num_short - NUM_SHORT_LIVES), MAX_RESTART_BACKOFF_S))
+        if num_short >= NUM_SHORT_LIVES
+        else 0.0
+    )
 
 
 def _cancelled(

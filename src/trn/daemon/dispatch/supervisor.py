@@ -30,7 +30,7 @@ from gen_worker.contract.files.regular import NotRegularFileError
 from trn.core.cause_words import say_cause
 from trn.core.causes import failure
 from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
-from trn.core.runs import RunRecord, RunState
+from trn.core.runs import PREDICTION, SERVER, RunRecord, RunState
 from trn.core.snapshots import materialise
 from trn.daemon.api.secret_values import reveal
 from trn.daemon.dispatch.attempt_parts import Parts
@@ -402,6 +402,13 @@ class AttemptSupervisor:
         return await self._parts.ingest.terminal(*self._named)
 
     async def _find_next_start(self) -> int:
+        """How far the run is, whatever happens now: of one that trains, the step that the next attempt begins at."""
+        registry, run_id = self._parts.registry, self._key.run_id
+        if self._run.kind == PREDICTION:  # a step counts what is written
+            return registry.get(run_id).step
+        if self._run.kind == SERVER:  # an attempt that answered went further than all before it
+            is_ready = registry.served(run_id).ready_attempt == self._key.number
+            return self._key.number if is_ready else 0
         try:
             return await asyncio.to_thread(
                 find_next_start, self._folder.checkpoints, self._key.run_id, self._key.nonce

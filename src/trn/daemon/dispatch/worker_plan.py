@@ -12,7 +12,7 @@ from gen_worker.contract.installed_packages import is_same_python
 from gen_worker.contract.subprocess_contract import TrainerSubprocessContractV1
 from gen_worker.frozen_imports import frozen_variables
 from trn.core.home import RunFolder
-from trn.core.runs import RunRecord
+from trn.core.runs import TRAINING, RunRecord
 from trn.core.variables import needs_fresh_start
 from trn.executors.base import LaunchPlan
 
@@ -88,7 +88,8 @@ def build_plan(
         gpus=0 if run.needs.is_local else run.needs.gpus,
         is_warm=is_same_python(interpreter, launcher_python) and not needs_fresh_start(given, inherited),
         # As the worker will decide it; to guess wrong costs it a moment, no more.
-        is_writer_wanted=run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks")),
+        is_writer_wanted=run.kind == TRAINING
+        and (run.config.get("checkpoint_every") != 0 or bool(run.config.get("callbacks"))),
     )
     contract = TrainerSubprocessContractV1(
         trainer_plugin=run.config.get("trainer") or "",

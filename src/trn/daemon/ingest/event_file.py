@@ -101,6 +101,12 @@ class Event(Head, frozen=True, kw_only=True, gc=False):
             poster_id=poster_id,
         )
 
+    def step_after(self, step: int) -> int:
+        """The run's step after this event. A checkpoint event may name an earlier step, because it comes later."""
+        if self.step is None:
+            return step
+        return max(step, self.step) if self.event == "checkpoint" else self.step
+
     def points(self) -> Iterable[tuple[str, float]]:
         """(name, value) of its metrics."""
         if self.event not in _METRIC_EVENTS or self.step is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.contract.files.regular import open_regular, read_regular
-from trn.daemon.ingest.event_file import SHOWN_BYTES, Batch, Damage
+from trn.daemon.ingest.event_file import SHOWN_BYTES, Batch, Damage, is_line_start, last_seq_before
 from trn.executors.base import RunFile
 from trn.registry.metrics import Place
 
@@ -79,6 +79,20 @@ def file_size(file: RunFile) -> int:
     with contextlib.suppress(OSError):
         return file.size()
     return 0
+
+
+# Run files are opened in other threads: a slow disk must not block the loop.
+
+
+async def last_seq(tail: FollowedRun, offset: int) -> int:
+    """The number of the last event that ends at or before the offset; 0 if there is none."""
+    return await asyncio.to_thread(last_seq_before, tail.file, offset, tail.nonce)
+
+
+async def is_valid(tail: FollowedRun, place: Place) -> bool:
+    """Whether the place still is the end of the event that it was."""
+    is_between = await asyncio.to_thread(is_line_start, tail.file, place.offset)
+    return is_between and await last_seq(tail, place.offset) == place.last_seq
 
 
 class DamagedLines:

@@ -29,17 +29,25 @@ from trn.daemon.ingest.event_file import (
     Event,
     Terminal,
     is_line_start,
-    last_seq_before,
     parse,
     read_batch,
     read_terminal,
     split,
 )
-from trn.daemon.ingest.followed_run import DamagedLines, Drain, FollowedRun, file_size
+from trn.daemon.ingest.followed_run import (
+    DamagedLines,
+    Drain,
+    FollowedRun,
+    file_size,
+    is_valid,
+    last_seq,
+)
 from trn.daemon.ingest.metric_backlog import MetricBacklog
+from trn.daemon.ingest.server_events import read_server_events
 from trn.executors.base import FilesByPool, RunFile
 from trn.registry.base import Registry
 from trn.registry.metrics import MetricStore, Place, Point
+from trn.registry.serving.served import ServerEvent
 from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.ingest")
@@ -82,6 +90,8 @@ class Ingest:
         self._due: asyncio.Queue[FollowedRun] = asyncio.Queue()
         self._has_tails = asyncio.Event()
         self._is_stopped = False
+        # Called with the run of a server once what it said is committed. Set by the assembler.
+        self.on_server_event: Callable[[str], None] = lambda _run_id: None
 
     def follow(self, run_id: str, number: int) -> None:
         """Start to follow a run's file, or continue with another attempt."""
@@ -224,7 +234,7 @@ class Ingest:
         failpoint("ingest.read")
         chunks = await self._parse(tail, batch)
         is_odd = chunks and (chunks[0].num_missing or chunks[0].damaged)
-        if is_odd and await _last_seq(tail, tail.event_end) != tail.read_seq:
+        if is_odd and await last_seq(tail, tail.event_end) != tail.read_seq:
             await self._rewind(tail)  # it was cut and has grown beyond the place since
             return True
         await self._log_damage(tail, batch, chunks)
@@ -285,10 +295,12 @@ class Ingest:
             for name, value in event.points()
         ]
         storing = followed = None
+        server_events: list[tuple[int, ServerEvent]] = []
         if last_seq > tail.metrics_seq and not tail.is_store_behind:
             storing = self._metrics.add(tail.run_id, offset=end, last_seq=last_seq, points=points)
         if last_seq > tail.registry_seq:
-            followed = self._follow(tail, end, events, points)
+            server_events = read_server_events(chunks, tail.registry_seq)
+            followed = self._follow(tail, end, events, points, server_events)
         error: Exception | None = None
         if followed is not None:
             try:
@@ -298,6 +310,8 @@ class Ingest:
             else:
                 failpoint("ingest.committed")
                 self._publish(tail, chunks)
+                if server_events:
+                    self.on_server_event(tail.run_id)
                 if any(event.path is not None for event in events):
                     self._artifacts.look(tail.run_id)
                 tail.registry_seq, tail.stored_seq = last_seq, max(last_seq, tail.stored_seq)
@@ -319,7 +333,12 @@ class Ingest:
         tail.store_again_at = self._clock() + self._store_again_s
 
     def _follow(
-        self, tail: FollowedRun, offset: int, events: list[Event], points: list[Point]
+        self,
+        tail: FollowedRun,
+        offset: int,
+        events: list[Event],
+        points: list[Point],
+        server_events: list[tuple[int, ServerEvent]],
     ) -> "Future[RunRecord]":
         known, start_step, end_step, heartbeat_ms = tail.registry_seq, None, None, 0
         named_files: list[NamedFile] = []
@@ -327,7 +346,7 @@ class Ingest:
             if event.seq > known:
                 if event.path is not None:
                     named_files += event.named_files()
-                tail.step = _step_after(event, tail.step)
+                tail.step = event.step_after(tail.step)
                 if event.attempt == tail.number:
                     heartbeat_ms = max(heartbeat_ms, event.timestamp_ms)
                 if event.start_step is not None:
@@ -345,6 +364,7 @@ class Ingest:
             start_step=start_step,
             end_step=end_step,
             named_files=named_files,
+            server_events=server_events,
         )
 
     def _publish(self, tail: FollowedRun, chunks: list[Chunk]) -> None:
@@ -363,7 +383,7 @@ class Ingest:
         tail.offset = tail.event_end = run.event_offset
         tail.registry_seq = tail.read_seq = run.last_seq
         tail.nonce = run.nonce
-        found_seq = await _last_seq(tail, run.event_offset)
+        found_seq = await last_seq(tail, run.event_offset)
         is_between = await asyncio.to_thread(is_line_start, tail.file, run.event_offset)
         if not is_between or found_seq > run.last_seq:
             await self._rewind(tail)
@@ -372,7 +392,7 @@ class Ingest:
             tail.registry_seq = tail.read_seq = found_seq
             if stored.offset < run.event_offset:
                 await self._catch_up(tail, stored)
-            elif not await _is_valid(tail, stored):
+            elif not await is_valid(tail, stored):
                 place = Place(run.event_offset, tail.registry_seq)
                 await committed(self._metrics.rewind(tail.run_id, place))
                 tail.metrics_seq = place.last_seq
@@ -380,7 +400,7 @@ class Ingest:
 
     async def _catch_up(self, tail: FollowedRun, stored: Place) -> None:
         """The metric store is behind: read its missing events first."""
-        is_there = await _is_valid(tail, stored)
+        is_there = await is_valid(tail, stored)
         tail.move_to(stored if is_there else await self._known_place(tail, stored.last_seq))
 
     async def _rewind(self, tail: FollowedRun) -> None:
@@ -392,7 +412,7 @@ class Ingest:
         while True:
             seq, offset = self._registry.event_place(tail.run_id, seq)
             place = Place(offset, seq)
-            if offset == 0 or await _is_valid(tail, place):
+            if offset == 0 or await is_valid(tail, place):
                 return place
             seq -= 1
 
@@ -423,22 +443,3 @@ class Ingest:
         # Last: after a crash before it, all this is done again.
         await committed(self._registry.rewind(tail.run_id, place.offset))
         tail.registry_seq, tail.is_rewinding = known_seq, False
-
-
-def _step_after(event: Event, step: int) -> int:
-    """The run's step after this event. A checkpoint event may name an earlier step, because it comes later."""
-    if event.step is None:
-        return step
-    return max(step, event.step) if event.event == "checkpoint" else event.step
-
-
-# Run files are opened in other threads: a slow disk must not block the loop.
-
-
-async def _last_seq(tail: FollowedRun, offset: int) -> int:
-    return await asyncio.to_thread(last_seq_before, tail.file, offset, tail.nonce)
-
-
-async def _is_valid(tail: FollowedRun, place: Place) -> bool:
-    is_between = await asyncio.to_thread(is_line_start, tail.file, place.offset)
-    return is_between and await _last_seq(tail, place.offset) == place.last_seq

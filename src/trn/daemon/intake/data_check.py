@@ -19,7 +19,11 @@ MAX_SHOWN = 5  # faults of one folder
 
 
 def find_data_faults(config: Mapping[str, Any], base_dir: str) -> Iterator[Fault]:
-    """Every fault of the data, weights and checkpoint that a job names on this machine. Blocks."""
+    """Every fault of the data, weights, checkpoint and output folder that a job names on this machine. Blocks."""
+    out = _local((section_of(config, ("prediction",)) or {}).get("out"), base_dir)
+    if out is not None and _exists(out) and not out.is_dir():
+        message = f"{out} is a file, expected a folder for the predictions"
+        yield Fault(message, path="prediction.out", kind="file", found=str(out))
     for field in ("weights", "resume_checkpoint_path"):
         path = _local(config.get(field), base_dir)
         if path is not None and not _exists(path):

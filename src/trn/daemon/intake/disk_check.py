@@ -59,12 +59,14 @@ def check_room(
 
 
 def _judge(config: Mapping[str, Any], base_dir: Path, home: Home, free: int, min_free_bytes: int) -> Room:
-    warnings = []
+    warnings: list[str] = []
     if free < min_free_bytes:
         warnings.append(
             f"{home.root} has {show_bytes(free)} free: nothing starts before {show_bytes(min_free_bytes)} are;"
             " make room, or lower min_free_bytes in its settings.toml"
         )
+    if config.get("mode") == "inference":
+        return Room(warnings=tuple(warnings))  # it saves no checkpoint
     known = _find_known(config, base_dir, home)
     if known is None or not known.size_bytes:
         return Room(warnings=tuple(warnings))

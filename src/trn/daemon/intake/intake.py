@@ -11,17 +11,30 @@ import msgspec
 
 from gen_worker.errors import Fault
 from gen_worker.trainer.datasets.job_content import find_changed_hyperparams
-from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError, TrnError
+from trn.core.errors import (
+    ConflictError,
+    InfeasibleError,
+    InvalidRequestError,
+    NotFoundError,
+    TrnError,
+)
 from trn.core.home import Home
-from trn.core.runs import RunRecord
+from trn.core.runs import SERVER, RunRecord
 from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.dispatch.worker_plan import encode_files
 from trn.daemon.intake.resumption import ResumeRequest, Resumption
-from trn.daemon.intake.run_identity import find_stale, say_kept, say_not_trained, say_trained_anew
+from trn.daemon.intake.run_identity import (
+    find_stale,
+    say_already_served,
+    say_done_anew,
+    say_kept,
+    say_not_trained,
+)
 from trn.daemon.intake.run_judge import Judged, Planner, RunJudge, with_id
 from trn.daemon.intake.submission import Submission, make_run_id
+from trn.daemon.serving.inference_job import InferenceJobs, read_version, without_version
 from trn.proto.records import EnvDifference
-from trn.registry.base import Registry
+from trn.registry.base import NewRun, Registry
 from trn.registry.writer import committed
 
 
@@ -87,6 +100,7 @@ class Intake:
         registry: Registry,
         judge: RunJudge,
         resumption: Resumption,
+        inference: InferenceJobs,
         dispatcher: Dispatcher,
         secrets: SecretValues,
         home: Home,
@@ -94,6 +108,7 @@ class Intake:
         self._registry = registry
         self._judge = judge
         self._resumption = resumption
+        self._inference = inference
         self._dispatcher = dispatcher
         self._secrets = secrets
         self._home = home
@@ -167,6 +182,7 @@ class Intake:
                 stale.update(await asyncio.to_thread(find_stale, equals, self._home))
             return len(stale) == len(equals)
 
+        submission, model_notes = await self._inference.complete(submission)
         if submission.secret_env and not submission.submission_id:
             submission = msgspec.structs.replace(submission, submission_id=random_values.token_hex(16))
         if not submission.is_dry_run:
@@ -174,7 +190,14 @@ class Intake:
                 self._registry.settled()
             )  # what comes during a commit is judged together after it
         judged = await self._judge.judge(submission, is_new=is_new)
-        new, notes = judged.run, [*notes, *judged.notes]
+        new, notes = judged.run, [*notes, *model_notes, *judged.notes]
+        if new.kind == SERVER and self._registry.submission(new.submission_id) is None:
+            server = self._find_server(new)
+            if server is not None:
+                return server
+            submission = msgspec.structs.replace(
+                submission, force_new=True
+            )  # one that has ended never answers
         differences = self._judge.find_differences(new, submission)
         if submission.is_dry_run:
             new = with_id(new, self._registry.next_id(new.run_id))
@@ -197,7 +220,36 @@ class Intake:
             notes = [await self._say_equal(record, judged), *say_kept(record, new)]
             return Submitted(run=record, existed=True, notes=notes)
         self._dispatcher.submitted()
-        return Submitted(run=record, notes=[*say_trained_anew(stale), *notes], env_differences=differences)
+        return Submitted(
+            run=record, notes=[*say_done_anew(stale, new.kind), *notes], env_differences=differences
+        )
+
+    def _find_server(self, new: NewRun) -> Submitted | None:
+        """The server that lives under that name and serves the same. ConflictError where it does not serve the same."""
+        with contextlib.suppress(NotFoundError):
+            served = self._registry.served(new.served_name)
+            run = self._registry.get(served.run_id)
+            if run.state.is_terminal:
+                return None
+            wanted, first = read_version(new.config), read_version(run.config)
+            live = served.live or (None if first is None else first.facts)
+            if run.is_cancel_wanted:
+                raise ConflictError(
+                    f"{served.name} is being stopped: `trn wait {run.run_id}`, then serve it again"
+                )
+            is_same = without_version(new.config) == without_version(run.config)
+            if is_same and wanted is not None and wanted.facts == live:
+                return Submitted(run=run, existed=True, notes=[say_already_served(run, served)])
+            what = "" if live is None else f" with {live.label}"
+            change = (
+                f"`trn promote {served.name} {wanted.label}` changes the model" if wanted is not None else ""
+            )
+            if not is_same:
+                change = f"other settings need a restart: `trn cancel {run.run_id}` first"
+            raise ConflictError(
+                f"{served.name} is served by {run.run_id}{what}: {change}; or serve under another --name"
+            )
+        return None
 
     async def _queue(
         self, judged: Judged, submission: Submission, stale: Collection[str]

@@ -26,8 +26,18 @@ from gen_worker.trainer.datasets.job_content import (
 )
 from trn.core.digest import run_digest
 from trn.core.home import Home
-from trn.core.runs import NOT_TRAINED, RunRecord, RunState
+from trn.core.runs import (
+    ALREADY_SERVED,
+    NOT_PREDICTED,
+    NOT_TRAINED,
+    PREDICTION,
+    SERVER,
+    RunRecord,
+    RunState,
+)
+from trn.core.serving.records import ServedModel
 from trn.daemon.intake.unfrozen_code import UnfrozenCode
+from trn.daemon.serving.inference_job import find_missing_output, read_version
 from trn.registry.base import NewRun
 
 FINAL_MARKER = checkpoint_stem(0, final=True) + META_SUFFIX
@@ -136,6 +146,8 @@ def _code_refs(config: Mapping[str, Any]) -> Iterator[str]:
 
 def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:
     """What to say where an equal run answers: since when its result stands, and how to train anew."""
+    if run.kind == PREDICTION:
+        return _say_not_predicted(run)
     if run.state is RunState.COMPLETED:
         stands = f"completed at {_say_time(run.ended_ms or run.updated_ms)}, at step {run.step}"
     elif run.state is RunState.PENDING:
@@ -152,6 +164,24 @@ def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:
     if run.secret_env:
         words += f". The values of secret variables are not compared: {', '.join(run.secret_env)}"
     return words
+
+
+def _say_not_predicted(run: RunRecord) -> str:
+    stands = "is under way"
+    if run.state is RunState.COMPLETED:
+        stands = f"completed at {_say_time(run.ended_ms or run.updated_ms)}, and its output still stands"
+    return (
+        f"{NOT_PREDICTED} {run.run_id} has the same input, checkpoint, code and packages, and {stands}. To predict anew:"
+        " --another (API: force_new)"
+    )
+
+
+def say_already_served(run: RunRecord, served: ServedModel) -> str:
+    """What to say where a server that lives answers."""
+    version = served.live or read_version(run.config)
+    what = "" if version is None else f" serves {version.label}"
+    where = f" at {served.url}" if served.is_ready else " and is starting" if what else " is starting"
+    return f"{ALREADY_SERVED} {run.run_id}{what}{where}"
 
 
 def say_kept(run: RunRecord, new: NewRun) -> list[str]:
@@ -191,6 +221,10 @@ def find_why_stale(run: RunRecord, home: Home) -> str:
         return f"code outside its snapshot has changed since: {_listed(changed)}"
     if run.state is not RunState.COMPLETED:
         return ""
+    if run.kind == SERVER:
+        return "it has ended"
+    if run.kind == PREDICTION:
+        return find_missing_output(run)
     ended_ms = run.ended_ms or run.updated_ms
     changed = find_changed_hyperparams(run.config, run.base_dir, ended_ms, is_file_meant=True)
     if changed:
@@ -200,9 +234,10 @@ def find_why_stale(run: RunRecord, home: Home) -> str:
     return ""
 
 
-def say_trained_anew(stale: Mapping[str, str]) -> list[str]:
+def say_done_anew(stale: Mapping[str, str], kind: str) -> list[str]:
     """Why the newest of the equal runs does not answer."""
-    return [f"trained anew: {run_id} is equal, but {why}" for run_id, why in list(stale.items())[:1]]
+    done = "predicted" if kind == PREDICTION else "trained"
+    return [f"{done} anew: {run_id} is equal, but {why}" for run_id, why in list(stale.items())[:1]]
 
 
 def _listed(names: Sequence[str]) -> str:

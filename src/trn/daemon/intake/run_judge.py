@@ -14,6 +14,7 @@ from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.log_targets import find_file_fault, find_folder_fault
+from trn.core.runs import TRAINING
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
 from trn.core.variables import DEVICE_VARIABLES, fingerprint, matters, without_workers_variables
@@ -117,7 +118,7 @@ class RunJudge:
             faults, room = await asyncio.to_thread(self._look_at_files, new)
             faults += room.faults
             notes += room.warnings
-        if submission.is_import_tried:
+        if submission.is_import_tried and new.kind == TRAINING:  # a model worker says itself what is wrong
             new = with_id(new, new.run_id)
             found, warnings = await self._imports.find_faults(
                 self._dispatcher.plan(new).plan,
@@ -170,9 +171,11 @@ class RunJudge:
             )
             refused = {re.split(r"[.\[]", fault.path)[0] for fault in refusal.faults}
             sound = {name: value for name, value in config.items() if name not in refused}
-            if all(sound.get(name) is None for name in DATA):
+            is_training = sound.get("mode") in (None, "trainer")
+            if is_training and all(sound.get(name) is None for name in DATA):
                 sound["mock_batches"] = [0]
-            sound.setdefault("max_steps", 1)
+            if is_training:
+                sound.setdefault("max_steps", 1)
             if "validation" not in sound:
                 sound.pop("validate_every", None)
             if "validate_every" not in sound:

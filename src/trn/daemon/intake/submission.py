@@ -23,7 +23,7 @@ from gen_worker.errors import Fault, SpecError
 from trn.core import variables
 from trn.core.errors import InfeasibleError, InvalidRequestError
 from trn.core.home import require_run_id
-from trn.core.runs import LOCAL_POOL, Needs, RunOptions
+from trn.core.runs import LOCAL_POOL, PREDICTION, SERVER, TRAINING, Needs, RunOptions
 from trn.core.variables import is_variable_name
 from trn.daemon.dispatch.placement import kind_of
 from trn.daemon.machine.devices import Inventory
@@ -94,6 +94,8 @@ def read_submission(
         tags=job.tags if job.group is None else {**job.tags, "group": job.group},
         secret_env=tuple(sorted(submission.secret_env)),
         nonce=secrets.token_hex(NONCE_BYTES),
+        kind=SERVER if job.serving is not None else PREDICTION if job.prediction is not None else TRAINING,
+        served_name="" if job.serving is None else job.name or job.run_id,
     )
 
 
@@ -168,7 +170,7 @@ def needs_of(job: TrainingJobSpec, inventory: Inventory) -> Needs:
     return Needs(
         devices=devices,
         gpus=gpus,
-        cpus=wanted.cpus or wanted.processes,
+        cpus=wanted.cpus or max(wanted.processes, 1 if job.serving is None else job.serving.replicas),
         memory_mb=wanted.memory_mb or 0,
         pool=wanted.pool,
     )

@@ -271,6 +271,10 @@ class LocalExecutor(LocalFiles):
         """See `Executor.stop`."""
         return send_signal(ProcessIdentity.of(worker.ref), signal.SIGTERM)
 
+    async def notify(self, worker: Worker) -> bool:
+        """See `Executor.notify`."""
+        return send_signal(ProcessIdentity.of(worker.ref), signal.SIGUSR1)
+
     async def end(self, worker: Worker) -> None:
         """See `Executor.end`."""
         identity = ProcessIdentity.of(worker.ref)

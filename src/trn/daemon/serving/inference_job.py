@@ -1,0 +1,175 @@
+"""A job of `mode: inference` as it is submitted -> the job as it is queued: with its model, its class and its names.
+
+`serving.checkpoint` and `prediction.checkpoint` may be RUN[@…]. What the run that saved the checkpoint decided is taken
+from it: code, interpreter and the variables of its job. A server has a name, by which it is promoted; one server at a time
+has it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.run_ids import MAX_RUN_ID, RUN_ID
+from gen_worker.errors import Fault, SpecError
+from trn.core.errors import InvalidRequestError
+from trn.core.runs import LOCAL_POOL, RunRecord
+from trn.daemon.intake.submission import Submission, parse_job, read_config
+from trn.daemon.serving.model_choice import ChosenModel, ModelChoice, as_document
+from trn.proto.methods import is_loopback
+
+INFERENCE, SERVING, PREDICTION = "inference", "serving", "prediction"
+_PREFIX = {SERVING: "serve-", PREDICTION: "predict-"}  # of the ids of their runs
+_MODE = b'"inference"'
+
+
+class InferenceJobs:
+    """One for a daemon."""
+
+    def __init__(self, choice: ModelChoice, *, max_config_bytes: int) -> None:
+        self._choice = choice
+        self._max_config_bytes = max_config_bytes
+
+    async def complete(self, submission: Submission) -> tuple[Submission, list[str]]:
+        """(what to queue, notes about its model); a job that trains is returned as it is. InvalidRequestError with all
+        faults, NotFoundError for an unknown run."""
+        if _MODE not in submission.config_json:
+            return submission, []
+        config = read_config(submission.config_json, max_config_bytes=self._max_config_bytes)
+        kind = kind_of_job(config)
+        section = config.get(kind) if kind else None
+        if not isinstance(section, dict):
+            return submission, []  # the rules of the job say what is wrong
+        text = section.get("checkpoint")
+        if section.get("version") is not None or not isinstance(text, str) or not text:
+            return msgspec.structs.replace(submission, config_json=_encode(_named(config, kind, section))), []
+        faults = list(_faults(config, kind))
+        try:
+            chosen = await self._choice.find(text, base_dir=submission.base_dir)
+        except InvalidRequestError as refusal:
+            known = [*_field_faults(config), *faults]
+            raise _refuse(refusal, f"{kind}.checkpoint", known) from refusal
+        if faults:
+            raise InvalidRequestError("the job is not valid", [*_field_faults(config), *faults])
+        return self._filled(submission, config, kind, chosen), list(chosen.notes)
+
+    def _filled(
+        self, submission: Submission, config: dict[str, Any], kind: str, chosen: ChosenModel
+    ) -> Submission:
+        run, version = chosen.run, chosen.version
+        section = {name: value for name, value in config[kind].items() if name != "checkpoint"}
+        section["version"] = as_document(version)
+        env = {**(run.config.get("env") or {}), **(config.get("env") or {})}
+        filled = {**config, kind: section, **({"env": env} if env else {})}
+        return msgspec.structs.replace(
+            submission,
+            config_json=_encode(_named(filled, kind, section, family=run.family)),
+            snapshot=run.snapshot,
+            frozen_from=run.frozen_from,
+            interpreter=run.interpreter,
+        )
+
+
+def kind_of_job(config: Mapping[str, Any]) -> str:
+    """`serving` or `prediction`; empty for one that trains."""
+    if config.get("mode") != INFERENCE:
+        return ""
+    return next((kind for kind in (SERVING, PREDICTION) if config.get(kind) is not None), "")
+
+
+def read_version(config: Mapping[str, Any]) -> ModelVersion | None:
+    """What a job serves at first, or predicts with. None where it holds none that can be read."""
+    kind = kind_of_job(config)
+    found = config[kind].get("version") if kind and isinstance(config[kind], Mapping) else None
+    try:
+        return None if found is None else msgspec.convert(found, ModelVersion)
+    except msgspec.ValidationError:
+        return None
+
+
+def without_version(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of a server, besides which model it serves: two that are equal there are one server."""
+    section = {
+        name: value for name, value in config[SERVING].items() if name not in ("version", "checkpoint")
+    }
+    without = ("run_id", "tags", "group", "profiles", "trainer")
+    return {**{name: value for name, value in config.items() if name not in without}, SERVING: section}
+
+
+def _named(config: dict[str, Any], kind: str, section: dict[str, Any], family: str = "") -> dict[str, Any]:
+    """With its class, and the id and the name that it has where none is given."""
+    version = section.get("version")
+    found = version if isinstance(version, dict) else {}
+    named = dict(config)
+    if named.get("trainer") is None and isinstance(found.get("trainer"), str):
+        named["trainer"] = found["trainer"]
+    own = named.get("run_id")
+    base = named.get("name") if kind == SERVING else None
+    base = base or (own if kind == SERVING else "") or family or found.get("run_id")
+    if not isinstance(base, str) or not base:
+        return named
+    if own is None:
+        named["run_id"] = f"{_PREFIX[kind]}{base}"[:MAX_RUN_ID]
+    if kind == SERVING:
+        named["name"] = base
+    return named
+
+
+def _faults(config: Mapping[str, Any], kind: str) -> list[Fault]:
+    """What a daemon asks of it beside the rules of the job."""
+    faults = []
+    resources = config.get("resources")
+    pool = resources.get("pool") if isinstance(resources, dict) else None
+    if pool not in (None, LOCAL_POOL):
+        message = f"found {pool!r}, but models are served and predicted with on the daemon's own machine: leave it out"
+        faults.append(Fault(message, path="resources.pool", kind="device"))
+    if kind != SERVING:
+        return faults
+    name, address = config.get("name"), config[SERVING].get("address")
+    if isinstance(name, str) and (not RUN_ID.match(name) or len(_PREFIX[SERVING] + name) > MAX_RUN_ID):
+        message = (
+            f"found {name[:60]!r}, expected letters, digits, '.', '_' and '-': a served model is called by it"
+        )
+        faults.append(Fault(message, path="name", kind="value", found=name[:60]))
+    if isinstance(address, str) and not address.startswith("unix:") and ":" in address:
+        host = address.rpartition(":")[0]
+        if not is_loopback(host):
+            message = (
+                f"found {address!r}, but requests would travel in the clear: use 127.0.0.1 or a Unix socket, with a proxy"
+                " that has TLS before it"
+            )
+            faults.append(Fault(message, path="serving.address", kind="value", found=address))
+    return faults
+
+
+def _field_faults(config: Mapping[str, Any]) -> list[Fault]:
+    try:
+        parse_job({"trainer": "module:symbol", **config, "run_id": config.get("run_id") or "run"})
+    except SpecError as fault:
+        return [Fault.of(item) for item in fault.faults]
+    return []
+
+
+def _refuse(refusal: InvalidRequestError, path: str, known: list[Fault]) -> InvalidRequestError:
+    reasons = refusal.faults or [Fault(refusal.reason)]
+    own = [
+        Fault(f"{refusal.reason}: {reason}" if refusal.faults else str(reason), path=path, kind="file")
+        for reason in reasons
+    ]
+    return InvalidRequestError("the job is not valid", [*own, *known])
+
+
+def _encode(config: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(config)
+
+
+def find_missing_output(run: RunRecord) -> str:
+    """Why what a completed prediction wrote does not stand any more; empty where it does. Blocks."""
+    out = Path(run.base_dir or "/") / str(run.config[PREDICTION].get("out", ""))
+    try:
+        has_parts = any(path.suffix == ".parquet" for path in out.iterdir())
+    except OSError:
+        has_parts = False
+    return "" if has_parts else f"its output is gone from {out}"

@@ -384,6 +384,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.inference.model.parent_process",  # how many threads the libraries of model processes start
         "gen_worker.contract.failpoints",  # for tests
         "gen_worker.frozen_imports",  # which folder is a frozen copy of which
+        "gen_worker.inference.runtime",  # the default of `environ`; sets the job's `env`
         "gen_worker.launcher.server",  # hands it on to its workers
         "gen_worker.launcher.worker",  # makes it the worker's
         "gen_worker.pytorch_runner",  # sets up the worker that it runs
@@ -440,6 +441,7 @@ BY_HAND: dict[str, dict[str, str]] = {
     "/proc": {
         "gen_worker.contract.process_identity": "",
         "gen_worker.inference.model.process": "its own memory",
+        "gen_worker.inference.memory": "what the machine has available, its own control group",
         "gen_worker.launcher.children": "the kernel's count of out-of-memory kills",
         "gen_worker.launcher.process_family": "environment and limits of other processes",
         "gen_worker.launcher.server": "its own mapped libraries",

@@ -9,10 +9,11 @@ from importlib import import_module
 
 from gen_worker.errors import ExitCode
 
-MODES = ("trainer", "inference")
-RUNTIMES = {"trainer": "gen_worker.trainer.runtime"}  # mode -> the module whose `run_worker` runs it
+# Mode -> the module whose `run_worker` runs it.
+RUNTIMES = {"trainer": "gen_worker.trainer.runtime", "inference": "gen_worker.inference.runtime"}
 
 USAGE = """usage: WORKER_MODE=trainer TRAINER_JOB_SPEC_PATH=job.json python -m gen_worker.entrypoint
+       WORKER_MODE=inference INFERENCE_CHECKPOINT_PATH=final.meta.json python -m gen_worker.entrypoint
 
 Runs one worker. It takes no arguments: its settings are environment variables and the job. docs/operating.md lists the
 variables, the exit codes and the files it writes. Watch a run with `tail -f` on its events.jsonl."""
@@ -29,11 +30,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: early.append(number))
         return int(import_module(RUNTIMES[mode]).run_worker(early))
-    if mode in MODES:
-        print(f"gen_worker: this release has no {mode} runtime; set WORKER_MODE=trainer", file=sys.stderr)  # noqa: T201
-        return int(ExitCode.STARTUP)
     found = f"is {mode!r}" if mode else "is not set"
-    print(f"gen_worker: WORKER_MODE {found}; set it to one of: {', '.join(MODES)}", file=sys.stderr)  # noqa: T201
+    print(f"gen_worker: WORKER_MODE {found}; set it to one of: {', '.join(RUNTIMES)}", file=sys.stderr)  # noqa: T201
     return int(ExitCode.STARTUP)
 
 

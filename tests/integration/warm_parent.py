@@ -1,6 +1,7 @@
 """A process that has torch and pyarrow imported and forks real workers from there: seconds saved per worker.
 
-Reads one JSON request a line: {"argv", "env", "cwd", "stdout", "stderr"}; answers {"pid"}, then {"code"} when it ended.
+Reads one JSON request a line. {"env", "cwd", "stdout", "stderr"} starts a worker: answers {"pid"}. {"wait": pid} answers its
+{"code"} when it has ended.
 """
 
 import json
@@ -13,6 +14,7 @@ import pyarrow.parquet  # noqa: F401
 import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
 import torchmetrics  # noqa: F401
 
+import gen_worker.inference.server
 import gen_worker.trainer.runtime  # noqa: F401
 from gen_worker.trainer.checkpoints.writing import warm_writer
 
@@ -30,7 +32,8 @@ def become_worker(request: dict[str, Any]) -> NoReturn:
             os.dup2(fd, number)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        warm_writer.prepare()
+        if os.environ["WORKER_MODE"] == "trainer":
+            warm_writer.prepare()
         runpy.run_module("gen_worker.entrypoint", run_name="__main__")
         code = 0
     except SystemExit as exit_:
@@ -44,12 +47,14 @@ def become_worker(request: dict[str, Any]) -> NoReturn:
 def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
             become_worker(request)
         print(json.dumps({"pid": pid}), flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
 if __name__ == "__main__":

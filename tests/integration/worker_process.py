@@ -39,18 +39,32 @@ class WarmParent:
         return cls._shared
 
     def run(self, request: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        pid = json.loads(self._process.stdout.readline())["pid"]
+        return self.wait(self.start(request))
+
+    def start(self, request: dict[str, Any]) -> int:
+        """The pid of a worker. Somebody has to `wait` for it."""
+        self._send(request)
+        return int(self._read()["pid"])
+
+    def wait(self, pid: int) -> int:
+        """Its exit code. It is killed if it takes too long."""
         guard = threading.Timer(DEADLINE_S, os.kill, (pid, signal.SIGKILL))
         guard.start()
         try:
-            code: int = json.loads(self._process.stdout.readline())["code"]
+            self._send({"wait": pid})
+            return int(self._read()["code"])
         finally:
             guard.cancel()
-        return code
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
 
     def close(self) -> None:
         self._process.communicate()

@@ -30,6 +30,25 @@ ALL: tuple[str, ...] = (
     "checkpoint.retention",
 )
 
+# Every step of a promotion in a model server, and of feedback on its way into parquet.
+SERVING: tuple[str, ...] = (
+    "promotion.loaded",
+    "promotion.gated",
+    "promotion.commit",
+    "promotion.committed",
+    "promotion.switched",
+    "promotion.refused",
+    "promotion.told",
+    "feedback.written",
+    "feedback.synced",
+    "feedback.part_written",
+    "feedback.part_renamed",
+    "feedback.keys_written",
+    "feedback.log_removed",
+    "feedback.due_written",
+    "feedback.due_told",
+)
+
 # The daemon's start, every commit of it, and every step of an attempt.
 ORCHESTRATOR: tuple[str, ...] = (
     "daemon.announce",

@@ -126,6 +126,7 @@ class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
         None  # what the job named: where it names another one, this document is no more
     )
     started_ms: int = 0  # when the run first served
+    url: str = ""  # where it answered last
     outcome: PromotedEvent | PromotionRefusedEvent | None = None  # until its event is durable
 
 

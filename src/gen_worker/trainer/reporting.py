@@ -59,6 +59,11 @@ class TrainingReporter:
         return self._log.path
 
     @property
+    def reached_step(self) -> int:
+        """The last step that an event of the run had when this attempt began."""
+        return self._log.reached_step
+
+    @property
     def terminal_event(self) -> str | None:
         """`completed` or `failed` once one was written."""
         return self._terminal
@@ -136,6 +141,21 @@ class TrainingReporter:
         """A file of the author's own."""
         fields = {"path": str(path), "step": step, "kind": kind, "size_bytes": size_bytes}
         self._log.append(self._line("artifact", fields))
+
+    def event(
+        self,
+        event: str,
+        fields: Mapping[str, Any],
+        *,
+        is_synced: bool = True,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """An event of another mode than training. Where it is synced, `then` is called after that, on the writer's thread."""
+        if is_synced:
+            self._log.append_synced(self._line(event, fields), then)
+        else:
+            self._log.append(self._line(event, fields), may_drop=True)
+        self._log_what_was_cut()
 
     def log(
         self, message: str, *, level: Literal["info", "warning", "error"] = "info", **fields: Any

@@ -1,5 +1,6 @@
 """Rules of a job of `mode: inference`: it serves or it predicts, and fields that are about training mean nothing there."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from gen_worker.contract.job.spec import JOB_DEFAULTS
 from gen_worker.errors import Fault
 
 SECTIONS = ("serving", "prediction")
+FEEDBACK_METRIC = re.compile(r"(?P<kind>mse|rmse|mae|error_rate)(?::(?P<answer>[^=]+)=(?P<label>[^=]+))?")
 _EITHER = "`serving` or `prediction`"
 
 # What a job of this mode may say. All other fields are about training.
@@ -98,6 +100,13 @@ def _serving_faults(serving: Mapping[str, Any]) -> Iterator[Fault]:
                     f"serving.feedback.{one}",
                     f"given without `serving.feedback.{other}`, expected both or none",
                 )
+        metric = feedback.get("metric")
+        if isinstance(metric, str) and FEEDBACK_METRIC.fullmatch(metric) is None:
+            yield Fault.of_value(
+                "serving.feedback.metric",
+                render_value(metric),
+                "mse, rmse, mae or error_rate, perhaps with :ANSWER=LABEL",
+            )
 
 
 def _is_address(text: str) -> bool:

@@ -124,7 +124,11 @@ MEANINGS = {
     "serving.feedback.columns": "Columns of the training data that feedback carries. Empty: all that requests lack.",
     "serving.feedback.rows": "Submit a run after this many new rows.",
     "serving.feedback.max_age_s": "Submit a run when the oldest new row is this old.",
-    "serving.feedback.metric": "An error that is computed from answers and feedback: a run is submitted when it is above `above`.",
+    "serving.feedback.metric": "An error that is computed from answers and feedback: `mse`, `rmse`, `mae` or `error_rate`, with "
+    "`:ANSWER=LABEL` where it is not clear which columns are compared. A run is submitted when it is above `above`. A version that "
+    "is worse on the newest feedback is not promoted.",
+    "serving.feedback.keep_mb": "Room for answered requests that wait for feedback. The oldest are forgotten: feedback to them is "
+    "answered as `unknown`.",
     "serving.feedback.above": "See `serving.feedback.metric`.",
     "serving.feedback.train": "Fields laid over the config of the run that trained the served checkpoint.",
     "prediction": "Predictions for parquet files, for `mode: inference`. `trn predict` writes it.",

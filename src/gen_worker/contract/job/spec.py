@@ -137,6 +137,7 @@ class FeedbackSpec(Record, frozen=True, kw_only=True):
     max_age_s: Seconds | None = None  # so long after the oldest new row
     metric: Name | None = None  # an error of the answers, compared with the feedback: see `above`
     above: float | None = None
+    keep_mb: Count = 4096  # of answered requests that wait for feedback
     train: dict[str, Any] = {}  # laid over the config of the run that trained the served checkpoint
 
 

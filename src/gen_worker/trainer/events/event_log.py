@@ -116,6 +116,7 @@ class EventLog:
         is_ours = self.attempt == tail.last_attempt
         self.last_event = tail.last_event if is_ours else None  # of this attempt
         self.last_step = tail.last_step if is_ours else 0
+        self.reached_step = tail.last_step
         self._seq = tail.last_seq
         self._reserve = self.path.with_name(f".{self.path.name}.reserve")
         try:
@@ -324,6 +325,7 @@ class DiscardedEvents:
 
     attempt = 0
     nonce = ""
+    reached_step = 0
     damaged_bytes = 0
     num_dropped = 0
     is_behind = False

@@ -1,0 +1,340 @@
+"""What a server answers with, and how that changes: by the documents of `contract.serving`.
+
+```text
+wanted.json ──> checked ──> loaded, probed ──> gated ──> live.json ──> switched ──> event ──> old workers drained
+                   └──────────────┴──────────────┴─ refused: live.json (number only), event; the old version answers
+```
+
+Invariants
+- `live.json` is the commit. Once the new version has answered a request, a server that starts again begins with it.
+- Nothing after the commit can refuse. Until then nothing that clients see has changed.
+- A version that answers has passed its gate. One that only shadows need not.
+- A number is finished once. Its event is written again if a crash leaves open whether it was durable.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_worker.contract.checkpoints.choice import CheckpointInfo
+from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.spec import GateSpec
+from gen_worker.contract.serving import (
+    LIVE,
+    LiveModel,
+    PromotedEvent,
+    PromotionRefusedEvent,
+    WantedModel,
+    read_wanted,
+    write_document,
+)
+from gen_worker.errors import CheckpointError, ModelLoadError, StartupError
+from gen_worker.inference.front.front import Front
+from gen_worker.inference.front.pool import NotReadyError, ReplicaPool
+from gen_worker.inference.gate import RefusedError, require_columns, require_latency, require_metric
+from gen_worker.inference.memory import estimate_need, read_available
+from gen_worker.inference.versions import read_checkpoint
+
+logger = logging.getLogger("gen_worker.inference")
+
+DRAIN_S = 600.0  # for streams of a version that was replaced
+
+Outcome = PromotedEvent | PromotionRefusedEvent
+Compare = Callable[[ReplicaPool, ReplicaPool, dict[str, Any]], Awaitable[None]]
+
+
+class Promotions:
+    """Of one server. All of it is of the loop's thread; `look` is called by one task."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        live: LiveModel,
+        gate: GateSpec,
+        front: Front,
+        make_pool: Callable[[ModelVersion], ReplicaPool],
+        retire: Callable[[str], None],
+        tell: Callable[[Outcome], Awaitable[None]],
+        compare: Compare | None = None,
+        switched: Callable[[ModelVersion], None] = lambda _version: None,
+    ) -> None:
+        """`tell` returns once the event is durable. `compare` raises a RefusedError for a new pool that does worse than
+        the live one on the newest feedback.
+        """
+        self.live = live
+        self._folder = folder
+        self._gate = gate
+        self._front = front
+        self._make_pool = make_pool
+        self._retire = retire
+        self._tell = tell
+        self._compare = compare
+        self._switched = switched
+        self._pool: ReplicaPool | None = None
+        self._second: ReplicaPool | None = None
+        self._finished = live.number  # also where that could not be written
+        self._is_unreadable = False
+        self._warm: set[str] = set()  # labels of versions that were loaded
+        self._drains: set[asyncio.Task[None]] = set()
+
+    @property
+    def pool(self) -> ReplicaPool:
+        assert self._pool is not None, "it was not opened"
+        return self._pool
+
+    async def open(self) -> None:
+        """Load what is served, and give it to the front. ModelLoadError where it cannot be loaded."""
+        live = self.live
+        try:
+            self._pool = await self._open_pool(live.version)
+            if self._is_new:
+                require_latency(self._gate, self.pool.ready, {})
+        except RefusedError as why:
+            raise ModelLoadError(f"{live.version.label} cannot be served: {why.words}") from None
+        self._front.switch(self.pool)
+        if live.second is not None:
+            try:
+                self._second = await self._open_pool(live.second)
+            except RefusedError as why:
+                logger.warning("%s is not served beside it any more: %s", live.second.label, why.words)
+                live = msgspec.structs.replace(live, second=None, second_is="", percent=0.0)
+        self._show_second(live)
+        await self._write(live)
+        await self._tell_outcome()
+
+    @property
+    def _is_new(self) -> bool:
+        return not (self._folder / LIVE).exists()
+
+    async def note_url(self, url: str) -> None:
+        """The next attempt answers there, too, if it can."""
+        if url != self.live.url:
+            await self._write(msgspec.structs.replace(self.live, url=url))
+
+    async def look(self) -> None:
+        """Do what is wanted, unless it is done. Nothing is raised for a version that is refused."""
+        try:
+            wanted = await asyncio.to_thread(read_wanted, self._folder)
+        except StartupError as fault:
+            if not self._is_unreadable:
+                logger.warning("nothing is promoted: %s", fault)
+            self._is_unreadable = True
+            return
+        self._is_unreadable = False
+        if wanted is None or wanted.number <= self._finished:
+            return
+        figures: dict[str, Any] = {}
+        try:
+            await self._do(wanted, figures)
+        except RefusedError as why:
+            await self._refuse(wanted, why, figures)
+        self._finished = wanted.number
+
+    async def close(self) -> None:
+        """End all model workers. What is not answered is refused."""
+        for task in self._drains:
+            task.cancel()
+        await asyncio.gather(*self._drains, return_exceptions=True)
+        for pool in (self._pool, self._second):
+            if pool is not None:
+                await pool.close()
+
+    # One wanted document.
+
+    async def _do(self, wanted: WantedModel, figures: dict[str, Any]) -> None:
+        if wanted.action == "single":
+            await self._commit(wanted, self.live.version, self.pool, figures)
+            return
+        version = self._version_of(wanted)
+        if wanted.action in ("promote", "rollback") and version.facts == self.live.version.facts:
+            await self._commit(wanted, self.live.version, self.pool, figures)
+            return
+        if wanted.action == "split" and not 0 < wanted.percent <= 100:
+            raise RefusedError(
+                "request", f"percent is {wanted.percent:g}, expected more than 0 and at most 100"
+            )
+        gate = wanted.gate or self._gate
+        is_measured = wanted.action in ("promote", "split")
+        await asyncio.to_thread(self._check, version, gate if is_measured else None, figures)
+        pool = self._second
+        is_there = pool is not None and pool.version.facts == version.facts
+        if pool is None or not is_there:
+            pool = await self._open_pool(version)
+        try:
+            failpoint("promotion.loaded")
+            if wanted.action != "shadow":
+                require_columns(pool.ready, self.pool.ready)
+            if is_measured:
+                require_latency(gate, pool.ready, figures)
+                if self._compare is not None:
+                    await self._compare(pool, self.pool, figures)
+            failpoint("promotion.gated")
+            await self._commit(wanted, version, pool, figures)
+        except BaseException:
+            if not is_there and pool not in (self._pool, self._second):
+                await pool.close()
+                self._retire_unused()
+            raise
+
+    def _version_of(self, wanted: WantedModel) -> ModelVersion:
+        if wanted.version is not None:
+            return wanted.version
+        if wanted.action != "rollback":
+            raise RefusedError("request", "it names no version")
+        if self.live.previous is None:
+            raise RefusedError("request", "there is no version before the one that is served")
+        return self.live.previous
+
+    def _check(self, version: ModelVersion, gate: GateSpec | None, figures: dict[str, Any]) -> None:
+        """What needs no model. Blocks."""
+        try:
+            info = read_checkpoint(version)
+        except CheckpointError as fault:
+            raise RefusedError("checkpoint", str(fault)) from None
+        if gate is not None:
+            require_metric(gate, info, _read_or_none(self.live.version), figures)
+        if version.label not in self._warm:
+            needed, available = estimate_need(info), read_available()
+            if available is not None and needed > available:
+                raise RefusedError(
+                    "memory",
+                    f"it needs about {needed >> 20} MB beside the served version, {available >> 20} MB are available",
+                )
+
+    async def _open_pool(self, version: ModelVersion) -> ReplicaPool:
+        pool = self._make_pool(version)
+        self._warm.add(version.label)
+        try:
+            await pool.open()
+        except NotReadyError as why:
+            self._retire_unused()
+            raise RefusedError(why.category, why.words) from None
+        return pool
+
+    # Its outcome.
+
+    async def _commit(
+        self, wanted: WantedModel, version: ModelVersion, pool: ReplicaPool, figures: dict[str, Any]
+    ) -> None:
+        """Make it durable, then show it. RefusedError, and nothing changed, where the disk refuses."""
+        was = self.live
+        is_beside = wanted.action in ("shadow", "split")
+        is_other = not is_beside and version.facts != was.version.facts
+        live = msgspec.structs.replace(
+            was,
+            number=wanted.number,
+            version=was.version if is_beside else version,
+            previous=was.version if is_other else was.previous,
+            second=version if is_beside else None,
+            second_is=wanted.action if is_beside else "",
+            percent=wanted.percent if wanted.action == "split" else 0.0,
+        )
+        outcome = PromotedEvent(
+            number=wanted.number,
+            version=live.version.facts,
+            previous=was.version.facts if is_other else None,
+            action=wanted.action,
+            second=None if live.second is None else live.second.facts,
+            percent=live.percent,
+            by=wanted.by,
+            gate=figures,
+        )
+        live = msgspec.structs.replace(live, outcome=outcome)
+        try:
+            failpoint("promotion.commit")
+            await asyncio.to_thread(write_document, self._folder / LIVE, live)
+        except OSError as fault:
+            raise RefusedError("disk", f"live.json cannot be written: {fault}") from None
+        failpoint("promotion.committed")
+        old = [self._pool, self._second]
+        self.live = live
+        if is_beside:
+            self._second = pool
+        else:
+            self._pool, self._second = pool, None
+        self._show_second(live)
+        if is_other:
+            self._front.switch(self.pool)
+            self._switched(live.version)
+        failpoint("promotion.switched")
+        for each in old:
+            if each is not None and each not in (self._pool, self._second):
+                self._start_drain(each)
+        logger.info("%s %d: %s answers", wanted.action, wanted.number, live.version.label)
+        await self._tell_outcome()
+
+    def _show_second(self, live: LiveModel) -> None:
+        self._front.set_shadow(self._second if live.second_is == "shadow" else None)
+        self._front.set_split(self._second if live.second_is == "split" else None, live.percent)
+
+    async def _refuse(self, wanted: WantedModel, why: RefusedError, figures: dict[str, Any]) -> None:
+        version = wanted.version or (self.live.previous if wanted.action == "rollback" else None)
+        outcome = PromotionRefusedEvent(
+            number=wanted.number,
+            cause=why.cause,
+            words=why.words,
+            version=None if version is None else version.facts,
+            action=wanted.action,
+            by=wanted.by,
+            gate=figures,
+        )
+        logger.warning("%s %d is refused (%s): %s", wanted.action, wanted.number, why.cause, why.words)
+        await self._write(msgspec.structs.replace(self.live, number=wanted.number, outcome=outcome))
+        failpoint("promotion.refused")
+        await self._tell_outcome()
+
+    async def _tell_outcome(self) -> None:
+        if self.live.outcome is None:
+            return
+        await self._tell(self.live.outcome)
+        failpoint("promotion.told")
+        await self._write(msgspec.structs.replace(self.live, outcome=None))
+
+    async def _write(self, live: LiveModel) -> None:
+        """What is no commit: on a full disk the document is behind, and after a restart it is done again."""
+        self.live = live
+        try:
+            await asyncio.to_thread(write_document, self._folder / LIVE, live)
+        except OSError as fault:
+            logger.warning("live.json cannot be written: %s", fault)
+
+    # The end of old versions.
+
+    def _start_drain(self, pool: ReplicaPool) -> None:
+        task = asyncio.get_running_loop().create_task(self._drain(pool))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    async def _drain(self, pool: ReplicaPool) -> None:
+        try:
+            await asyncio.wait_for(pool.drain(), DRAIN_S)
+        except TimeoutError:
+            logger.warning(
+                "%s still had requests after %.0f s; they are cut off", pool.version.label, DRAIN_S
+            )
+        finally:
+            await pool.close()
+        self._retire_unused()
+
+    def _retire_unused(self) -> None:
+        """The version before the one that answers stays loaded: a rollback is quick."""
+        live = self.live
+        kept = {
+            version.label for version in (live.version, live.previous, live.second) if version is not None
+        }
+        for label in self._warm - kept:
+            self._retire(label)
+        self._warm &= kept
+
+
+def _read_or_none(version: ModelVersion) -> CheckpointInfo | None:
+    try:
+        return read_checkpoint(version)
+    except CheckpointError:
+        return None

@@ -31,7 +31,7 @@ ALL: tuple[str, ...] = (
 )
 
 # Every step of a promotion in a model server, and of feedback on its way into parquet.
-SERVING: tuple[str, ...] = (
+MODEL_SERVER: tuple[str, ...] = (
     "promotion.loaded",
     "promotion.gated",
     "promotion.commit",

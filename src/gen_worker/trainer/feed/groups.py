@@ -11,9 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from isal.isal_zlib import crc32
 
 from gen_worker.errors import InputError
+from gen_worker.trainer.compute.checksum import crc32
 from gen_worker.trainer.feed.content import GroupChecksums
 from gen_worker.trainer.feed.manifest import FileRecord, FileStamp, Manifest, Span, chunk_span, read_footer
 

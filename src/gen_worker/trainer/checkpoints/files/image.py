@@ -10,10 +10,10 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from isal.isal_zlib import crc32
 
 from gen_worker.contract.files.hashes import PAGE, open_direct
 from gen_worker.trainer.checkpoints.files.archive import CrcRecord
+from gen_worker.trainer.compute.checksum import crc32
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -3,6 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
+from page_browser import find_barriers
 from page_world import EVIL, PageWorld, run_trn
 from playwright.sync_api import Locator, Page, expect
 
@@ -166,3 +167,35 @@ def test_name_notes_and_tags_are_written_and_shown(world: PageWorld, visit: "Vis
     page.goto(f"{world.gateway.url}/runs/noted")
     expect(page.locator(".run-head")).to_contain_text("Baseline, 3 layers")
     expect(page.get_by_role("main")).to_contain_text("kept for the paper")
+
+
+def test_a_person_is_alerted_of_a_failed_run_and_of_a_metric_that_passes_a_limit(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    page = visit().log_in(world)
+    expect(row(page, "straight")).to_be_visible()
+    page.keyboard.press("a")
+    dialog = page.get_by_role("dialog", name="Alerts")
+    dialog.get_by_role("checkbox", name="A run fails").check()
+    limits = dialog.get_by_role("textbox", name="A metric passes a limit")
+    limits.fill("loss")
+    expect(limits).to_have_attribute("aria-invalid", "true")
+    expect(dialog.get_by_role("button", name="Save")).to_be_disabled()
+    limits.fill("loss<0.9")
+    assert find_barriers(page) == []
+    dialog.get_by_role("button", name="Save").click()
+    page.reload()
+    expect(page.get_by_role("button", name="Alerts: on")).to_be_visible()
+    expect(page.get_by_role("main")).to_contain_text("straight")
+    gate = world.gate("alerting")
+    gate.open_to(2)
+    world.start("alerting", 9, hyperparams={"gate": str(gate.path), "fail_at": 8})
+    expect(row(page, "alerting")).to_contain_text("2 / 9")
+    toasts = page.locator(".toasts")
+    assert "alerting" not in toasts.inner_text(), "nothing has happened yet"
+    gate.open_to(9)
+    expect(toasts).to_contain_text("alerting: loss<0.9 holds at step")
+    expect(toasts).to_contain_text("alerting: failed at step 7")
+    toasts.get_by_role("link", name="alerting: failed").click()
+    expect(page.get_by_role("heading", name="alerting", exact=True)).to_be_visible()
+    expect(toasts).not_to_contain_text("failed at step 7")

@@ -5,6 +5,8 @@ import { Component, type ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
 import { ActionDialogs } from "./actions/actions";
+import { areAlertsOn } from "./alerts/alerts";
+import { AlertsDialog } from "./alerts/alerts_dialog";
 import { ApiError, session } from "./api";
 import { lazy } from "./lazy";
 import { MachineView } from "./machine/machine_view";
@@ -25,6 +27,7 @@ const RunView = lazy(async () => (await loadCharts()).RunView);
 const CompareView = lazy(async () => (await loadCharts()).CompareView);
 
 const isHelpOpen = signal(false);
+const areAlertsOpen = signal(false);
 
 const LINKS = [
   { href: "/", label: "Runs", views: ["runs", "run", "compare"] },
@@ -69,6 +72,8 @@ function Header({ route }: { route: Route }) {
       </nav>
       <span class="grow" />
       <Connection />
+      <Button kind="quiet" class={areAlertsOn.value ? "is-on" : ""} icon="bell" label={areAlertsOn.value ? "Alerts: on" : "Alerts"}
+        onClick={() => { areAlertsOpen.value = true; }} />
       <Button kind="quiet" icon={isDark() ? "sun" : "moon"} label={isDark() ? "Light colours" : "Dark colours"} onClick={toggleTheme} />
       <Button kind="quiet" icon="help" label="Keyboard shortcuts" onClick={() => { isHelpOpen.value = true; }} />
     </header>
@@ -172,6 +177,7 @@ export function App() {
     { keys: "g r", label: "Go to runs", run: () => navigate("/") },
     { keys: "g m", label: "Go to machine", run: () => navigate("/machine") },
     { keys: "g s", label: "Go to submit", run: () => navigate("/submit") },
+    { keys: "a", label: "Alerts", run: () => { areAlertsOpen.value = true; } },
     { keys: "t", label: "Switch between light and dark", run: toggleTheme },
   ]);
 
@@ -189,6 +195,7 @@ export function App() {
       <Banner />
       <main id="main" ref={main} tabIndex={-1}><Boundary key={route.view + subject}><View route={route} /></Boundary></main>
       <Help />
+      {areAlertsOpen.value && <AlertsDialog onClose={() => { areAlertsOpen.value = false; }} />}
       <ActionDialogs />
       <Toasts />
       <div class="visually-hidden" aria-live="polite">{announcement.value}</div>

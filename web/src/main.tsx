@@ -4,6 +4,7 @@ import "./theme.css";
 
 import { render } from "preact";
 
+import { areAlertsOn, startAlerts } from "./alerts/alerts";
 import { login, session, takeToken } from "./api";
 import { App } from "./app";
 import { startRouter } from "./router";
@@ -28,7 +29,8 @@ async function start(): Promise<void> {
     }
   }
   startStore();
-  pauseWhileHidden(stream);
+  startAlerts();
+  pauseWhileHidden(stream, () => areAlertsOn.peek());
   stream.onFault = (message) => toast(message, "bad");
   session.subscribe((state) => { if (state === "closed") stream.setPaused(true); });
   const root = document.getElementById("app");

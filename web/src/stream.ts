@@ -226,12 +226,12 @@ function isFor(topic: Topic, message: Message): boolean {
   }
 }
 
-/** Closes the stream of a page that has been hidden for a minute. */
-export function pauseWhileHidden(stream: LiveStream, page: Document = document): void {
+/** Closes the stream of a page that has been hidden for a minute, unless it is needed then, too. */
+export function pauseWhileHidden(stream: LiveStream, isNeeded: () => boolean, page: Document = document): void {
   let timer: ReturnType<typeof setTimeout> | undefined;
   page.addEventListener("visibilitychange", () => {
     clearTimeout(timer);
-    if (page.hidden) timer = setTimeout(() => stream.setPaused(true), HIDDEN_MS);
+    if (page.hidden) timer = setTimeout(() => stream.setPaused(!isNeeded()), HIDDEN_MS);
     else stream.setPaused(false);
   });
 }

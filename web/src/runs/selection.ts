@@ -52,7 +52,8 @@ export function findMetric(run: Run, name: string): number | null {
 
 type Test = (run: Run) => boolean;
 
-const COMPARISON = /^([^\s<>=]+)(<=|>=|<|>|=)([-+]?[\d.]+(?:e[-+]?\d+)?)$/i;
+/** A metric compared with a number: loss<0.5. */
+export const COMPARISON = /^([^\s<>=]+)(<=|>=|<|>|=)([-+]?[\d.]+(?:e[-+]?\d+)?)$/i;
 
 function compare(left: number, operator: string, right: number): boolean {
   switch (operator) {

@@ -147,6 +147,8 @@ interface Toast {
   id: number;
   text: string;
   kind: "info" | "good" | "bad";
+  /** What it is about; empty: nothing to open. */
+  href: string;
 }
 
 const toasts = signal<readonly Toast[]>([]);
@@ -154,9 +156,9 @@ let nextToast = 1;
 const TOAST_MS = 6000;
 
 /** A short message. One that says what went wrong stays until it is closed. */
-export function toast(text: string, kind: Toast["kind"] = "info"): void {
+export function toast(text: string, kind: Toast["kind"] = "info", href = ""): void {
   const id = nextToast++;
-  toasts.value = [...toasts.value.slice(-3), { id, text, kind }];
+  toasts.value = [...toasts.value.slice(-3), { id, text, kind, href }];
   if (kind !== "bad") setTimeout(() => closeToast(id), TOAST_MS);
 }
 
@@ -169,7 +171,7 @@ export function Toasts() {
     <div class="toasts" role="status" aria-live="polite">
       {toasts.value.map((one) => (
         <div class={`toast ${one.kind}`} key={one.id}>
-          <span class="grow">{one.text}</span>
+          {one.href === "" ? <span class="grow">{one.text}</span> : <a class="grow" href={one.href} onClick={() => closeToast(one.id)}>{one.text}</a>}
           <Button kind="quiet" isSmall icon="close" label="Close message" onClick={() => closeToast(one.id)} />
         </div>
       ))}

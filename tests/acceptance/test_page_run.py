@@ -4,7 +4,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from page_browser import DEADLINE_MS, read_picture, wait_for_other_picture
+from page_browser import DEADLINE_MS, find_barriers, read_picture, wait_for_other_picture
 from page_world import EVIL, EVIL_LINES, PageWorld
 from playwright.sync_api import Locator, Page, expect
 
@@ -201,13 +201,25 @@ def test_every_part_of_a_run_is_shown(world: PageWorld, visit: "Visit") -> None:
     wanted = {
         "Config": "hyperparams.fail_at",
         "Code": "shown.py",
-        "Environment and data": "hyperparams",
+        "Environment and data": "packages",
         "Attempts and family": "this step always fails",
         "Files": "step-00000020",
     }
     for tab, text in wanted.items():
         page.get_by_role("link", name=tab, exact=True).click()
         expect(page.get_by_role("main")).to_contain_text(text)
+
+
+def test_a_file_of_the_code_is_read_as_it_was_submitted(world: PageWorld, visit: "Visit") -> None:
+    page = visit().log_in(world, "/runs/broken?tab=code")
+    page.get_by_role("link", name="shown.py", exact=True).click()
+    source = page.get_by_role("region", name="shown.py")
+    expect(source).to_contain_text("this step always fails")
+    page.reload()
+    expect(source).to_contain_text("this step always fails")
+    assert find_barriers(page) == []
+    source.get_by_role("button", name="Close shown.py").click()
+    expect(source).to_have_count(0)
 
 
 def test_a_link_to_a_run_that_is_gone_says_so(world: PageWorld, visit: "Visit") -> None:

@@ -85,7 +85,7 @@ class Brush {
     const { curve, colour } = line.source;
     ctx.strokeStyle = ctx.fillStyle = colour;
     for (const part of line.discarded) {
-      ctx.globalAlpha = alpha * 0.4;
+      ctx.globalAlpha = alpha * 0.55;
       ctx.setLineDash([4 * area.ratio, 3 * area.ratio]);
       this.stroke(part.xs, part.values, 1);
       ctx.setLineDash([]);

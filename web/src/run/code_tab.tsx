@@ -1,12 +1,14 @@
 /* The code that a run trains with: its files, and what differs from the parent's or another run's. */
 
-import { get } from "../api";
+import { apiUrl, get, request } from "../api";
 import { formatBytes, formatPlural } from "../format";
-import { query, runUrl, setQuery } from "../router";
-import { Segmented } from "../ui/controls";
+import { changeQuery, query, runUrl, setQuery } from "../router";
+import { Button, Segmented } from "../ui/controls";
 import { Empty, ErrorNotice, Loading } from "../ui/notice";
 import { useAnswer } from "./answer";
 import type { RunModel } from "./run_model";
+
+const MAX_SHOWN_BYTES = 2 << 20; // the gateway sends no more of a file
 
 interface CodeFile {
   path: string;
@@ -40,21 +42,44 @@ function Files({ runId }: { runId: string }) {
   if (answer.value === null) return <Loading what="code" />;
   const { files } = answer.value;
   if (files.length === 0) return <Empty title="No code was kept with this run"><p>A snapshot is taken when <code>trn run</code> submits from a folder.</p></Empty>;
+  const open = files.find(({ path }) => path === query.value.get("file"));
   return (
-    <div class="card scroll" tabIndex={0} role="group" aria-label="Table of code">
-      <table class="table">
-        <thead><tr><th>File</th><th class="number">Size</th><th>SHA-256</th></tr></thead>
-        <tbody>
-          {files.map((file) => (
-            <tr key={file.path}>
-              <td class="mono">{file.path}</td>
-              <td class="number">{formatBytes(file.size_bytes)}</td>
-              <td class="mono muted" title={file.sha256}>{file.sha256.slice(0, 12)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <>
+      {open !== undefined && <Source key={open.sha256} runId={runId} file={open} />}
+      <div class="card scroll" tabIndex={0} role="group" aria-label="Table of code">
+        <table class="table">
+          <thead><tr><th>File</th><th class="number">Size</th><th>SHA-256</th></tr></thead>
+          <tbody>
+            {files.map((file) => (
+              <tr key={file.path}>
+                <td class="mono"><a href={fileUrl(file.path)} aria-current={file === open ? "true" : undefined}>{file.path}</a></td>
+                <td class="number">{formatBytes(file.size_bytes)}</td>
+                <td class="mono muted" title={file.sha256}>{file.sha256.slice(0, 12)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+const fileUrl = (path: string): string => `${location.pathname}?${changeQuery(query.value, { file: path }).toString()}`;
+
+/** The text of one file, as it was when the run was submitted. */
+function Source({ runId, file }: { runId: string; file: CodeFile }) {
+  const text = useAnswer(async (abort) => (await request(apiUrl(["runs", runId, "code", "files", file.sha256]), { signal: abort })).text(), file.sha256);
+  return (
+    <section class="card source" aria-label={file.path}>
+      <header>
+        <h2 class="grow mono ellipsis">{file.path}</h2>
+        <Button kind="quiet" icon="close" label={`Close ${file.path}`} onClick={() => setQuery({ file: null })} />
+      </header>
+      {text.error !== null ? <ErrorNotice error={text.error} retry={text.reload} />
+        : text.value === null ? <Loading what="the file" />
+        : <pre tabIndex={0} aria-label={`Text of ${file.path}`}>{text.value}</pre>}
+      {file.size_bytes > MAX_SHOWN_BYTES && <p class="muted nothing">The first {formatBytes(MAX_SHOWN_BYTES)} of {formatBytes(file.size_bytes)}.</p>}
+    </section>
   );
 }
 

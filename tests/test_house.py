@@ -54,6 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trn.client",
         "trn.cli",
         "trn.executors.local.liveness",  # whether a worker lives, while no daemon can be asked
+        "trn.qt.application",  # the window, for `trn gui`
         *SHARED,
     ),
     "trn.gateway": (
@@ -213,6 +214,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
     ],
     "ui": ["--address", "--format", "--json", "--no-browser", "--stop"],
     "open": ["RUN", "--format", "--json", "--no-browser"],
+    "gui": [],
     "check": ["MODULE:SYMBOL", "--config", "--format", "--json", "--output", "--seed", "--steps"],
     "doctor": ["--format", "--json"],
     "dataset": [],
@@ -290,7 +292,7 @@ def test_only_the_room_of_qt_imports_qt() -> None:
     importers = {
         name for name, path in MODULES.items() if imports_qt.search(path.read_text(encoding="utf-8"))
     }
-    assert {name for name in importers if not is_below(name, "trn.qt")} == set()
+    assert {name for name in importers if not is_below(name, "trn.qt")} == {"trn.cli.verbs.gui"}
 
 
 @pytest.mark.parametrize(
@@ -400,6 +402,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.trainer.attempt.runtime_env",  # everything else
         "trn.client.caller_environment",  # what a run is given of it, and what is said that it is not
         "trn.cli.output",  # NO_COLOR, TERM
+        "trn.cli.verbs.gui",  # whether there is a screen
         "trn.cli.verbs.ui",  # whether there is a screen for a browser
         "trn.client.background_start",  # what a daemon must not inherit
         "trn.core.home",  # TRN_HOME

@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "prune": ("prune", "Remove old runs, checkpoints, code and caches."),
     "ui": ("ui", "Open the page: all runs, live, in a browser."),
     "open": ("open_run", "Open the page at one run."),
+    "gui": ("gui", "Open the desktop window: all runs, live."),
     "check": ("check", "Test a trainer class: is it correct, and does it resume exactly?"),
     "doctor": ("doctor", "Show what this machine can do."),
     "dataset": ("dataset", "Index and verify folders of data."),

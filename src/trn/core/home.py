@@ -125,6 +125,11 @@ class Home(NamedTuple):
         return self.root / "gateway.log"
 
     @property
+    def window(self) -> Path:
+        """What the window of `trn gui` remembers of its layout."""
+        return self.root / "window.ini"
+
+    @property
     def token(self) -> Path:
         """The operator's secret, for connections that do not come through the socket."""
         return self.root / "token"

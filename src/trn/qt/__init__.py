@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trn.qt.bridge_thread import TrainerQBridgeThread
+    from trn.qt.garbage import GarbageTimer
     from trn.qt.run_stream import ConnectionState, RunEvents, WatchRequest
 
-__all__ = ["ConnectionState", "RunEvents", "TrainerQBridgeThread", "WatchRequest"]
+__all__ = ["ConnectionState", "GarbageTimer", "RunEvents", "TrainerQBridgeThread", "WatchRequest"]
 
 _WHERE = {
     "ConnectionState": "trn.qt.run_stream",
+    "GarbageTimer": "trn.qt.garbage",
     "RunEvents": "trn.qt.run_stream",
     "TrainerQBridgeThread": "trn.qt.bridge_thread",
     "WatchRequest": "trn.qt.run_stream",

@@ -22,6 +22,7 @@ class LoopThread(QThread):
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._early: list[Callable[[], object]] = []  # calls of before the loop began
         self._is_stopped = False
         self._has_application = False
 
@@ -58,16 +59,21 @@ class LoopThread(QThread):
             runner.run(self._serve_until_stopped())
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Call it in the thread's loop; nothing happens if that has ended. For any thread."""
+        """Call it in the thread's loop, at the earliest when that has begun. For any thread."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(call)
+            elif not self._is_stopped:
+                self._early.append(call)
 
     async def _serve_until_stopped(self) -> None:
         with self._lock:
             if self._is_stopped:
                 return
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            early, self._early = self._early, []
+            for call in early:
+                self._loop.call_soon(call)
         try:
             await self.serve()
         finally:

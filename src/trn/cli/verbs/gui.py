@@ -1,0 +1,41 @@
+"""`trn gui`: the desktop window on this home. Starts a daemon if none runs."""
+
+import os
+import sys
+
+import click
+
+from trn.core.errors import UnavailableError
+from trn.core.home import Home
+
+EPILOG = """\b
+Examples:
+  trn gui
+  trn --home /data/trn gui
+"""
+
+
+@click.command("gui", epilog=EPILOG)
+@click.pass_obj
+def command(home: Home) -> int:
+    """Open the desktop window: all runs, live. Starts a daemon if none runs.
+
+    It needs the extra `qt`: `pip install 'trn[qt]'`. Runs continue when the window is closed.
+    """
+    if not _has_screen():
+        raise UnavailableError(
+            "there is no screen: DISPLAY and WAYLAND_DISPLAY are not set; `trn ui` opens the page, also from another machine"
+        )
+    try:
+        from trn.qt.application import run
+    except ImportError as fault:
+        raise UnavailableError(
+            f"the window needs Qt: {fault}; `pip install 'trn[qt]'` installs it"
+        ) from fault
+    return run(home)
+
+
+def _has_screen() -> bool:
+    """Else Qt would abort the process. QT_QPA_PLATFORM may name a platform without a screen."""
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in names)

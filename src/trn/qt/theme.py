@@ -92,6 +92,8 @@ QTableView, QListView, QPlainTextEdit, QScrollArea {{
     background: {surface}; border: 1px solid {border}; border-radius: 6px;
 }}
 QTableView {{ gridline-color: transparent; selection-background-color: {selected}; selection-color: {text}; }}
+QTableView::item {{ padding: 0 5px; }}
+QDialogButtonBox {{ dialogbuttonbox-buttons-have-icons: 0; }}
 QListView::item {{ padding: 3px 6px; border-radius: 4px; }}
 QListView::item:selected {{ background: {selected}; color: {text}; }}
 QHeaderView::section {{

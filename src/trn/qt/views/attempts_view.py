@@ -60,9 +60,7 @@ class AttemptsView(QWidget):
             self.facts.clear()
             self.table.setRowCount(0)
             return
-        self.why.setText(
-            plain(f"{run.run_id} {say_state(run)}: {run.reason}" if run.reason else say_state(run))
-        )
+        self.why.setText(plain(f"{run.run_id}: {run.reason or say_state(run)}"))
         run_id = run.run_id
 
         async def read(client: AsyncClient) -> RunDetails:

@@ -59,6 +59,8 @@ class MediaView(QWidget):
         self._player: Any = None
         self.list = QListWidget()
         self.list.setAccessibleName("Samples and videos")
+        self.list.setTextElideMode(Qt.TextElideMode.ElideMiddle)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.currentItemChanged.connect(self._show_current)
         self.list.itemActivated.connect(self._open_item)
         self.picture = text_label()

@@ -1,6 +1,7 @@
 """Colours of the window, for light and dark: those of the page."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from PySide6.QtCore import Qt
@@ -115,6 +116,12 @@ QTabBar::tab {{
 }}
 QTabBar::tab:selected {{ color: {text}; border-bottom-color: {accent}; }}
 QTabBar::tab:focus {{ color: {accent}; }}
+QCheckBox::indicator, QListView::indicator {{
+    width: 13px; height: 13px; border: 1px solid {muted}; border-radius: 3px; background: {surface};
+}}
+QCheckBox::indicator:checked, QListView::indicator:checked {{
+    background: {accent}; border-color: {accent}; image: url({check});
+}}
 QLabel#muted {{ color: {muted}; }}
 QLabel#title {{ font-size: 15px; font-weight: 600; }}
 QFrame#banner {{ background: {selected}; border: 1px solid {border}; border-radius: 6px; }}
@@ -148,7 +155,8 @@ def apply(name: ThemeName) -> Theme:
     for role in (QPalette.ColorRole.Text, QPalette.ColorRole.WindowText, QPalette.ColorRole.ButtonText):
         palette.setColor(QPalette.ColorGroup.Disabled, role, QColor(theme.muted))
     application.setPalette(palette)
-    application.setStyleSheet(STYLE.format(**theme._asdict()))
+    check = Path(__file__).with_name("check-dark.svg" if theme.is_dark else "check-light.svg")
+    application.setStyleSheet(STYLE.format(check=check.as_posix(), **theme._asdict()))
     return theme
 
 

@@ -118,7 +118,7 @@ def _show_time(at_ms: int) -> str:
 
 COLUMNS = (
     Column("Run", lambda _, run: plain(run.run_id), lambda _, run: run.run_id, 170),
-    Column("State", lambda _, run: say_state(run), lambda _, run: say_state(run), 100),
+    Column("State", lambda _, run: say_state(run), lambda _, run: say_state(run), 125),
     Column("Step", _show_step, lambda _, run: run.step, 130),
     Column("Time left", _show_left, lambda model, run: _left_s(model, run) or 0.0, 80),
     Column("Newest metrics, or why", lambda _, run: say_why(run), lambda _, run: say_why(run), 380),

@@ -58,7 +58,7 @@ async def check_job(client: AsyncClient, home: Home, path: Path) -> CheckedJob:
     except InvalidRequestError as fault:
         return CheckedJob(None, None, tuple(map(str, fault.faults)) or (fault.reason,))
     faults = dict.fromkeys(map(str, (*job.faults, *check.faults)))
-    plan = (check.plan or {}).get("shell")
+    plan = str((check.plan or {}).get("shell", "")).replace("\n", "\n  ")
     notes = [*code.lines(), *check.notes, *([f"It would be started as\n  {plan}"] if plan else [])]
     return found._replace(faults=tuple(faults), notes=tuple(map(str, notes)))
 

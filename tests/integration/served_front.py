@@ -30,6 +30,7 @@ class Served:
     processes: ModelProcesses
     front: Front
     pools: list[ReplicaPool] = field(default_factory=list)
+    clients: "list[Client]" = field(default_factory=list)
     url: str = ""
 
     @property
@@ -60,7 +61,9 @@ class Served:
         return pool
 
     async def connect(self) -> "Client":
-        return Client(*await asyncio.open_unix_connection(self.path))
+        client = Client(*await asyncio.open_unix_connection(self.path))
+        self.clients.append(client)
+        return client
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> "Reply":
         """One request on a connection of its own."""
@@ -183,6 +186,8 @@ async def serving(
         served.url = await front.open(f"unix:{folder}/s")
         yield served
     finally:
+        for client in served.clients:
+            await client.close()
         await front.drain(0)
         for pool in served.pools:
             await pool.close()

@@ -3,21 +3,14 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-from frame_workers import CRASHES, RAISES, make_version
 from served_front import serving
 
 from gen_worker.inference.front.event_loop import run
 
 
-@pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("f")  # short: the path of a Unix socket has at most 107 bytes
-
-
-def test_each_request_gets_the_answer_to_its_own_rows_and_what_made_it(folder: Path) -> None:
+def test_each_request_gets_the_answer_to_its_own_rows_and_what_made_it(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(folder) as served:
+        async with serving(tmp_path) as served:
             reply = await served.predict([1, 2, 3, 4], [0.5, 0, 0, 0], x_request_id="mine-1")
             assert reply.values == [10.0, 0.5]
             assert reply.headers["x-request-id"] == "mine-1"
@@ -31,9 +24,11 @@ def test_each_request_gets_the_answer_to_its_own_rows_and_what_made_it(folder: P
     run(main())
 
 
-def test_requests_that_come_together_share_batches_and_a_large_one_is_split_and_joined(folder: Path) -> None:
+def test_requests_that_come_together_share_batches_and_a_large_one_is_split_and_joined(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
-        async with serving(folder) as served:
+        async with serving(tmp_path) as served:
             replies = await asyncio.gather(*(served.predict([number, 1, 0, 0]) for number in range(40)))
             assert [reply.values for reply in replies] == [[number + 1.0] for number in range(40)]
             assert sum(served.pool.counters.batches.values()) < 40
@@ -44,9 +39,9 @@ def test_requests_that_come_together_share_batches_and_a_large_one_is_split_and_
     run(main())
 
 
-def test_all_faults_of_a_request_are_named_with_row_and_column(folder: Path) -> None:
+def test_all_faults_of_a_request_are_named_with_row_and_column(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(folder) as served:
+        async with serving(tmp_path) as served:
             reply = await served.ask(
                 "POST",
                 "/v1/predict",
@@ -62,41 +57,5 @@ def test_all_faults_of_a_request_are_named_with_row_and_column(folder: Path) -> 
                 (3, "x", '"a"'),
                 (4, None, "5"),
             }
-
-    run(main())
-
-
-def test_a_row_that_raises_is_named_and_its_neighbours_are_answered(folder: Path) -> None:
-    async def main() -> None:
-        async with serving(folder, version=make_version(delay_s=0.01)) as served:
-            rows = [[float(number), 0, 0, 0] for number in range(20)]
-            rows[7][0] = RAISES
-            replies = await asyncio.gather(*(served.predict(row) for row in rows))
-            for number, reply in enumerate(replies):
-                if number == 7:
-                    assert (reply.status, reply.error["kind"], reply.error["id"]) == (500, "error", "e1")
-                else:
-                    assert reply.values == [float(number)]
-            several = await served.predict([1, 0, 0, 0], [RAISES, 0, 0, 0], [2, 0, 0, 0], [RAISES, 1, 0, 0])
-            assert several.status == 500
-            assert [fault["row"] for fault in several.error["faults"]] == [1, 3]
-            assert b"secret" not in several.body
-
-    run(main())
-
-
-def test_a_row_that_ends_its_worker_is_quarantined_and_its_neighbours_are_answered(folder: Path) -> None:
-    async def main() -> None:
-        async with serving(folder, version=make_version(delay_s=0.01)) as served:
-            rows = [[float(number), 0, 0, 0] for number in range(6)]
-            rows[2][0] = CRASHES
-            replies = await asyncio.gather(*(served.predict(row) for row in rows))
-            assert [reply.status for reply in replies] == [200, 200, 500, 200, 200, 200]
-            assert replies[2].error["kind"] == "poison"
-            ends = served.pool.counters.worker_ends
-            again = await served.predict([1, 0, 0, 0], rows[2])
-            assert (again.status, again.error["kind"]) == (500, "poison")
-            assert [fault["row"] for fault in again.error["faults"]] == [1]
-            assert served.pool.counters.worker_ends == ends, "the row was computed again"
 
     run(main())

@@ -11,6 +11,7 @@ from gen_worker.contract.job.model_version import VersionFacts
 from gen_worker.inference.frames import Buffer
 from gen_worker.inference.front.figures import Figures
 from gen_worker.inference.front.http.exchange import JSON, Exchange
+from gen_worker.inference.front.pool import ReplicaPool
 from gen_worker.inference.front.queries import Outcome, Query
 from gen_worker.inference.front.refusals import Refusal, missed_deadline
 from gen_worker.inference.front.rows import Answer, Rows
@@ -45,6 +46,16 @@ class Answering:
         self.is_draining = False
         self._deadline_ms = deadline_ms
         self._log = log
+
+    @property
+    def pools(self) -> list[tuple[str, ReplicaPool]]:
+        """Those that compute, with their role."""
+        found = [("live", self.live), ("split", self.split), ("shadow", self.shadow)]
+        return [(role, each.pool) for role, each in found if each is not None]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.live is not None and self.live.pool.is_ready and not self.is_draining
 
     def choose(self, request_id: bytes) -> Served:
         """The version that answers this request: the same id gets the same one. Refusal where none does."""

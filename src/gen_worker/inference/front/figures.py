@@ -12,50 +12,58 @@ _SHOWN_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 class Figures:
-    """Of one front. `note` is called for every answer."""
+    """Of one front. The notes are taken for every answer; all sums are made when somebody asks."""
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, int], int] = {}  # by route and status
+        self.requests: dict[tuple[bytes, int], int] = {}  # by path and status
         self.rows = 0
         self.left = 0  # clients that left before their answer
         self.seconds = 0.0  # of requests that were answered with predictions
-        self._buckets = [0] * (len(_BOUNDS) + 1)
-        self._window = _Window()
         self.shadow_equal = self.shadow_different = self.shadow_failed = 0
         self.shadow_largest_difference = 0.0
+        self._buckets = [0] * (len(_BOUNDS) + 1)
+        self._last = self._sum_up()
 
-    def note(self, route: str, status: int) -> None:
-        key = (route, status)
+    def note(self, path: bytes, status: int) -> None:
+        key = (path, status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        window = self._window
-        window.requests += 1
-        if status >= 500:
-            window.errors += 1
-        elif status >= 400:
-            window.refused += 1
 
     def note_prediction(self, num_rows: int, seconds: float) -> None:
         self.rows += num_rows
         self.seconds += seconds
-        place = bisect_left(_BOUNDS, seconds)
-        self._buckets[place] += 1
-        self._window.rows += num_rows
-        self._window.buckets[place] += 1
+        self._buckets[bisect_left(_BOUNDS, seconds)] += 1
 
     def take_window(self) -> dict[str, float]:
         """The figures since the last call: of a `request_stats` event."""
-        window, self._window = self._window, _Window()
-        seconds = max(time.monotonic() - window.since, 1e-9)
+        last, self._last = self._last, self._sum_up()
+        now = self._last
+        seconds = max(now.taken_at - last.taken_at, 1e-9)
         values = {
-            "serve/requests_per_s": window.requests / seconds,
-            "serve/rows_per_s": window.rows / seconds,
-            "serve/errors_per_s": window.errors / seconds,
-            "serve/refused_per_s": window.refused / seconds,
+            "serve/requests_per_s": (now.requests - last.requests) / seconds,
+            "serve/rows_per_s": (now.rows - last.rows) / seconds,
+            "serve/errors_per_s": (now.errors - last.errors) / seconds,
+            "serve/refused_per_s": (now.refused - last.refused) / seconds,
         }
-        if any(window.buckets):
-            values["serve/p50_ms"] = 1000 * _quantile(window.buckets, 0.5)
-            values["serve/p99_ms"] = 1000 * _quantile(window.buckets, 0.99)
+        buckets = [new - old for new, old in zip(now.buckets, last.buckets, strict=True)]
+        if any(buckets):
+            values["serve/p50_ms"] = 1000 * _quantile(buckets, 0.5)
+            values["serve/p99_ms"] = 1000 * _quantile(buckets, 0.99)
         return values
+
+    def _sum_up(self) -> "_Sums":
+        requests = errors = refused = 0
+        for (_, status), number in self.requests.items():
+            requests += number
+            errors += number * (status >= 500)
+            refused += number * (400 <= status < 500)
+        return _Sums(
+            taken_at=time.monotonic(),
+            requests=requests,
+            rows=self.rows,
+            errors=errors,
+            refused=refused,
+            buckets=tuple(self._buckets),
+        )
 
     def histogram(self) -> Iterable[tuple[float, int]]:
         """(bound, how many were below it)."""
@@ -78,11 +86,14 @@ class PoolCounters:
     quarantined_rows: int = 0
 
 
-class _Window:
-    def __init__(self) -> None:
-        self.since = time.monotonic()
-        self.requests = self.rows = self.errors = self.refused = 0
-        self.buckets = [0] * (len(_BOUNDS) + 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    taken_at: float
+    requests: int
+    rows: int
+    errors: int
+    refused: int
+    buckets: tuple[int, ...]
 
 
 def _quantile(buckets: list[int], share: float) -> float:
@@ -94,14 +105,3 @@ def _quantile(buckets: list[int], share: float) -> float:
         if number and seen >= wanted:
             return _BOUNDS[min(place, len(_BOUNDS) - 1)]
     return _BOUNDS[-1]
-
-
-def prometheus_line(name: str, value: float, **labels: object) -> str:
-    if not labels:
-        return f"{name} {value:g}"
-    shown = ",".join(f'{key}="{_escape(str(label))}"' for key, label in labels.items())
-    return f"{name}{{{shown}}} {value:g}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -212,12 +212,12 @@ def unpack(data: Buffer, column: ColumnData, num_rows: int) -> list[Any]:
     width = count_values(column.dims)
     if letter == "e":  # memoryview does not know it
         flat: list[Any] = list(_floats16(num_rows * width).unpack(data))
-        return _nest(flat, (num_rows, *column.dims))
+        return nest(flat, (num_rows, *column.dims))
     view = memoryview(data)
     if not column.dims:
         return view.cast(letter).tolist()  # type: ignore[call-overload, no-any-return]
     if 0 in column.dims or num_rows == 0:
-        return _nest([], (num_rows, *column.dims))
+        return nest([], (num_rows, *column.dims))
     return view.cast(letter, (num_rows, *column.dims)).tolist()  # type: ignore[call-overload, no-any-return]
 
 
@@ -226,11 +226,12 @@ def _floats16(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}e")
 
 
-def _nest(flat: list[Any], shape: Sequence[int]) -> list[Any]:
+def nest(flat: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+    """Values one after the other -> lists of that shape."""
     if len(shape) == 1:
-        return flat
+        return list(flat)
     size = count_values(shape[1:])
-    return [_nest(flat[index * size : (index + 1) * size], shape[1:]) for index in range(shape[0])]
+    return [nest(flat[index * size : (index + 1) * size], shape[1:]) for index in range(shape[0])]
 
 
 class Answer:

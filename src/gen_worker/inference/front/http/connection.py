@@ -65,6 +65,8 @@ class Reception:
     def admits(self, authorization: bytes | None) -> bool:
         if self.bearer is None:
             return True
+        if authorization is not None and hmac.compare_digest(authorization, b"Bearer " + self.bearer):
+            return True
         scheme, _, given = (authorization or b"").partition(b" ")
         return hmac.compare_digest(given.strip(), self.bearer) and scheme.lower() == b"bearer"
 
@@ -144,8 +146,8 @@ class Connection(asyncio.Protocol):
             if len(self._exchanges) >= MAX_AHEAD:
                 self._pause()
 
-    def eof_received(self) -> bool:
-        return bool(self._exchanges)  # what was asked is answered, also to a client that sends no more
+    def eof_received(self) -> None:
+        """The connection is closed. A client that leaves looks like one that only sends no more: it is not waited for."""
 
     def pause_writing(self) -> None:
         self._unread_since = time.monotonic()
@@ -159,18 +161,19 @@ class Connection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
+        if self._is_deaf:
+            return
         self._next = Exchange(self)
         self._since = time.monotonic()
         self.reception.idle.pop(self, None)
 
     def on_url(self, url: bytes) -> None:
-        assert self._next is not None
-        self._next.path += url
+        if self._next is not None:
+            self._next.path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name in _KEPT:
-            assert self._next is not None
+        if name in _KEPT and self._next is not None:
             headers = self._next.headers
             if name in headers:
                 self._refuse("input", f"the header {name.decode()} is given twice")
@@ -178,9 +181,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         exchange = self._next
-        assert exchange is not None
         self._has_head = True
-        if self._is_deaf:
+        if exchange is None:
             return
         reception = self.reception
         exchange.method = self._parser.get_method()
@@ -221,7 +223,8 @@ class Connection(asyncio.Protocol):
             exchange.body = pieces[0]
         elif pieces:
             exchange.body = b"".join(pieces)
-        self._drop_body()
+        if pieces:
+            self._drop_body()
         self._next = None
         self._has_head = False
         self._read_bytes = 0
@@ -230,7 +233,7 @@ class Connection(asyncio.Protocol):
         self._exchanges.append(exchange)
         if not exchange.keeps_alive:
             self._is_deaf = True
-        self._number(exchange)
+        exchange.request_id = self._choose_id(exchange)
         route = exchange.route
         if route is None:
             exchange.refuse(Refusal("not_found", "there is nothing at this path"))
@@ -253,7 +256,7 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return False
         if not exchanges or exchange is not exchanges[0]:
-            exchange.output = [data] if exchange.output is None else [*exchange.output, data]
+            exchange.output = [*(exchange.output or ()), data]
             return False
         transport.write(data)
         if exchange.is_open_end:
@@ -312,12 +315,11 @@ class Connection(asyncio.Protocol):
 
     # Smaller things.
 
-    def _number(self, exchange: Exchange) -> None:
+    def _choose_id(self, exchange: Exchange) -> bytes:
         given = exchange.headers.get(b"x-request-id")
         if given and len(given) <= MAX_ID and _ID_BYTES.issuperset(given):
-            exchange.request_id = given
-        else:
-            exchange.request_id = self.reception.new_id()
+            return given
+        return self.reception.new_id()
 
     def _refuse(self, kind: str, message: str, *, retry_after_s: int | None = None) -> None:
         """Answer what is being read, and close: what follows it cannot be trusted."""
@@ -329,7 +331,7 @@ class Connection(asyncio.Protocol):
         self._drop_body()
         exchange.keeps_alive = False
         exchange.begun_at = time.perf_counter()
-        self._number(exchange)
+        exchange.request_id = self._choose_id(exchange)
         self._exchanges.append(exchange)
         exchange.refuse(Refusal(kind, message, retry_after_s=retry_after_s))
 

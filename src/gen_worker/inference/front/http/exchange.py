@@ -42,42 +42,23 @@ class Route:
 class Exchange:
     """One request and its answer. Answered exactly once."""
 
-    __slots__ = (
-        "begun_at",
-        "body",
-        "connection",
-        "headers",
-        "is_answered",
-        "is_chunked",
-        "is_open_end",
-        "keeps_alive",
-        "left",
-        "method",
-        "output",
-        "path",
-        "request_id",
-        "resumed",
-        "route",
-    )
+    method = b""
+    path = b""
+    body: bytes = b""
+    route: Route | None = None
+    request_id = b""
+    begun_at = 0.0  # time.perf_counter() when it was complete
+    keeps_alive = True
+    is_chunked = True  # a stream has to be: HTTP/1.1
+    is_answered = False
+    is_open_end = False  # its answer is a stream that goes on
+    output: list[Buffer] | None = None  # of an answer that waits for others before it
+    left: Callable[[], None] | None = None  # called if the client leaves before its answer is complete
+    resumed: Callable[[], None] | None = None  # called when a stream may go on
 
     def __init__(self, connection: "Connection") -> None:
         self.connection = connection
-        self.method = b""
-        self.path = b""
         self.headers: dict[bytes, bytes] = {}
-        self.body: bytes | bytearray = b""
-        self.route: Route | None = None
-        self.keeps_alive = True
-        self.request_id = b""
-        self.begun_at = 0.0  # time.perf_counter() when it was complete
-        self.is_answered = False
-        self.is_open_end = False  # its answer is a stream that goes on
-        self.is_chunked = True  # a stream has to be: HTTP/1.1
-        self.resumed: Callable[[], None] | None = None
-        self.output: list[bytes] | None = None  # of an answer that waits for others before it
-        self.left: Callable[[], None] | None = (
-            None  # called if the client leaves before its answer is complete
-        )
 
     @property
     def is_gone(self) -> bool:

@@ -4,16 +4,20 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
 from gen_worker.inference.front.answering import Answering
+from gen_worker.inference.front.formats import oip
 from gen_worker.inference.front.formats.json_rows import encode_answer, read_untyped
+from gen_worker.inference.front.formats.openapi import describe_api
+from gen_worker.inference.front.formats.prometheus import CONTENT_TYPE, describe_figures
 from gen_worker.inference.front.http.exchange import Exchange, Route
 from gen_worker.inference.front.http.streams import StreamedAnswer
 from gen_worker.inference.front.refusals import Refusal
-from gen_worker.inference.front.rows import Rows
+from gen_worker.inference.front.rows import Answer, Rows
 from gen_worker.inference.front.served import Served
 
 Feedback = Callable[[list[dict[str, Any]]], Awaitable[Any]]
@@ -36,6 +40,10 @@ def wrong_media_type(content_type: bytes, expected: str) -> Refusal:
     )
 
 
+def _answer_json(exchange: Exchange, document: Any, status: int = 200) -> None:
+    exchange.answer(status, msgspec.json.encode(document))
+
+
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[dict[str, Any]]
 
@@ -46,14 +54,24 @@ class Routes:
     def __init__(self, name: str, answering: Answering, *, log: logging.Logger) -> None:
         self.on_feedback: Feedback | None = None
         self._name = name
+        self._version = version("trn")
         self._answering = answering
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        model = f"/v2/models/{name}".encode()
         self.table: dict[bytes, Route] = {
             b"/v1/predict": Route(method=b"POST", handle=self.predict),
             b"/v1/stream": Route(method=b"POST", handle=self.stream),
             b"/v1/feedback": Route(method=b"POST", handle=self.feedback),
+            model + b"/infer": Route(method=b"POST", handle=self.infer),
+            model + b"/ready": Route(method=b"GET", handle=self.model_ready, is_open=True),
+            model: Route(method=b"GET", handle=self.model),
+            b"/v2": Route(method=b"GET", handle=self.server),
+            b"/v2/health/live": Route(method=b"GET", handle=self.live, is_open=True),
+            b"/v2/health/ready": Route(method=b"GET", handle=self.ready, is_open=True),
             b"/health": Route(method=b"GET", handle=self.health, is_open=True),
+            b"/metrics": Route(method=b"GET", handle=self.metrics),
+            b"/openapi.json": Route(method=b"GET", handle=self.openapi),
         }
 
     def predict(self, exchange: Exchange) -> None:
@@ -126,13 +144,62 @@ class Routes:
         result = await on_feedback(rows)
         exchange.answer(200, msgspec.json.encode(result))
 
+    # The Open Inference Protocol.
+
+    def infer(self, exchange: Exchange) -> None:
+        require_json(exchange)
+        served = self._answering.choose(exchange.request_id)
+        request, rows = oip.read_request(exchange.body, served.reader)
+
+        def encode(answer: Answer) -> bytes:
+            return oip.encode_answer(answer, request, self._name)
+
+        self._answering.predict(exchange, served, rows, encode)
+
+    def server(self, exchange: Exchange) -> None:
+        _answer_json(exchange, {"name": "trn", "version": self._version, "extensions": []})
+
+    def model(self, exchange: Exchange) -> None:
+        served = self._answering.choose(exchange.request_id)
+        pool = served.pool
+        _answer_json(exchange, oip.describe_model(self._name, served.facts, pool.inputs, pool.outputs))
+
+    def live(self, exchange: Exchange) -> None:
+        _answer_json(exchange, {"live": True})
+
+    def ready(self, exchange: Exchange) -> None:
+        is_ready = self._answering.is_ready
+        _answer_json(exchange, {"ready": is_ready}, 200 if is_ready else 503)
+
+    def model_ready(self, exchange: Exchange) -> None:
+        is_ready = self._answering.is_ready
+        _answer_json(exchange, {"name": self._name, "ready": is_ready}, 200 if is_ready else 503)
+
+    # What describes the server.
+
     def health(self, exchange: Exchange) -> None:
-        live = self._answering.live
-        is_ready = live is not None and live.pool.is_ready and not self._answering.is_draining
+        live, is_ready = self._answering.live, self._answering.is_ready
         document: dict[str, Any] = {"status": "ok" if is_ready else "unavailable", "name": self._name}
         if live is not None:
             document["version"] = live.facts
-        exchange.answer(200 if is_ready else 503, msgspec.json.encode(document))
+        _answer_json(exchange, document, 200 if is_ready else 503)
+
+    def metrics(self, exchange: Exchange) -> None:
+        text = describe_figures(self._answering.figures, self._answering.pools)
+        exchange.answer(200, text.encode(), content_type=CONTENT_TYPE)
+
+    def openapi(self, exchange: Exchange) -> None:
+        served = self._answering.choose(exchange.request_id)
+        document = describe_api(
+            self._name,
+            served.facts,
+            served.pool.inputs,
+            served.pool.outputs,
+            can_stream=served.pool.can_stream,
+            takes_feedback=self.on_feedback is not None,
+            needs_bearer=exchange.connection.reception.bearer is not None,
+        )
+        _answer_json(exchange, document)
 
     def _run(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         """Work of a request that waits. What it raises is answered."""

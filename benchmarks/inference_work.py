@@ -1,0 +1,100 @@
+"""The models that the servers of the topic `inference` answer with, and the checkpoints of ours.
+
+The same weights for every side: drawn from a fixed seed. `WIDE` is for requests of 32 × 784 numbers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.trainer import StepContext, StepResult, batch_to_torch
+
+HERE = Path(__file__).resolve().parent
+SMALL, WIDE = 64, 784
+NUM_ROWS = 256
+
+
+def make_model(width: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(width, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 10),
+    )
+
+
+class Mlp:
+    """`hyperparams.width` is the length of `x`."""
+
+    label_columns = ("y",)
+
+    def setup(self, ctx: StepContext) -> None:
+        torch.set_num_threads(1)
+
+    def configure(self, ctx: StepContext) -> dict[str, Any]:
+        return {"model": make_model(ctx.job.hyperparams["width"])}
+
+    def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+        return batch_to_torch(raw_batch, ["x"])["x"]
+
+    def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+        with torch.no_grad():  # the weights stay as they were drawn
+            return StepResult(metrics={"loss": state["model"](batch).square().mean()})
+
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"model": state["model"].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
+        state["model"].load_state_dict(payload["model"])
+
+    def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        return {"logits": state["model"](batch_to_torch(rows, ["x"])["x"])}
+
+
+def make_version(folder: Path, width: int) -> ModelVersion:
+    """Train one step that changes nothing, for a checkpoint that is served as any other."""
+    data, runs = folder / f"data-{width}.parquet", folder / f"run-{width}"
+    runs.mkdir(parents=True)
+    values = np.random.default_rng(0).random((NUM_ROWS, width), dtype=np.float32)
+    x = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
+    pq.write_table(pa.table({"x": x, "y": pa.array([0] * NUM_ROWS, pa.int64())}), data)
+    job = {
+        "trainer_api_version": "v1",
+        "run_id": f"mlp-{width}",
+        "trainer": "inference_work:Mlp",
+        "max_steps": 1,
+        "hyperparams": {"width": width},
+        "dataset": {"parquet_paths": [str(data)], "batch_size": 32},
+    }
+    (runs / "job.json").write_text(json.dumps(job))
+    environment = {
+        **os.environ,
+        "WORKER_MODE": "trainer",
+        "TRAINER_JOB_SPEC_PATH": str(runs / "job.json"),
+        "TRAINER_ARTIFACTS_DIR": str(runs),
+        "PYTHONPATH": str(HERE),
+    }
+    command = [sys.executable, "-m", "gen_worker.entrypoint"]
+    subprocess.run(command, env=environment, cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+    meta = runs / "checkpoints" / "final.meta.json"
+    (data_file,) = json.loads(meta.read_text())["files"]
+    return ModelVersion(
+        run_id=job["run_id"],  # type: ignore[arg-type]
+        step=1,
+        weights_hash=data_file["hash"],
+        checkpoint=str(meta),
+        trainer="inference_work:Mlp",
+        config=job,
+        base_dir=str(HERE),
+    )

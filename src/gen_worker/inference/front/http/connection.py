@@ -31,6 +31,7 @@ _KEPT = frozenset(
     {
         b"accept",
         b"authorization",
+        b"content-length",
         b"content-type",
         b"expect",
         b"inference-header-content-length",
@@ -134,7 +135,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse("input", "the connection cannot be upgraded")
+            assert self._is_deaf, "the head was refused"
         except httptools.HttpParserCallbackError as fault:
             raise fault.__context__ or fault from None
         except httptools.HttpParserError as fault:
@@ -198,7 +199,13 @@ class Connection(asyncio.Protocol):
                 "unauthorized", "the request needs `Authorization: Bearer` with the secret of the server"
             )
             return
-        if b"expect" in exchange.headers and self._peer is not None:
+        if self._parser.should_upgrade():
+            self._refuse("input", "the connection cannot be upgraded")
+            return
+        length = exchange.headers.get(b"content-length")
+        if length is not None and int(length) > reception.max_body_bytes:
+            self._refuse("too_large", f"a body has at most {reception.max_body_bytes} bytes")
+        elif b"expect" in exchange.headers and self._peer is not None:
             self._peer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:

@@ -29,6 +29,25 @@ class TestSeeding:
         seed_everything(7 + 2**40)
         assert all(a != b for a, b in zip(narrow, draw(), strict=True))
 
+    def test_torch_is_seeded_as_by_itself_and_asks_nobody_where_it_has_no_devices(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        torch.manual_seed(7)
+        expected = torch.rand(3)
+        stacks: list[object] = []
+        monkeypatch.setattr("traceback.format_stack", lambda *_args: stacks.append(1) or [])
+        seed_everything(7)
+        assert torch.equal(torch.rand(3), expected)
+        if torch.accelerator.current_accelerator(check_available=False) is None:
+            assert stacks == []
+
+    def test_a_torch_with_devices_seeds_them_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seeded: list[int] = []
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+        monkeypatch.setattr(torch, "manual_seed", seeded.append)
+        seed_everything(7)
+        assert seeded == [7]
+
     def test_small_seeds_are_the_ones_people_know(self) -> None:
         seed_everything(3)
         assert np.random.random() == np.random.RandomState(3).random_sample()

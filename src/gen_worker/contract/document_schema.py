@@ -19,6 +19,7 @@ from gen_worker.contract.documents import (
     require_plain,
     shorten_faults,
 )
+from gen_worker.contract.record_fields import record_fields
 from gen_worker.errors import Fault, SpecError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -56,7 +57,7 @@ def nearest_name(name: str, names: list[str]) -> str | None:
 
 def with_intended_names(data: dict[str, Any], record: type[msgspec.Struct]) -> dict[str, Any]:
     """`data` with misspelt fields under their likely names, so that one typo gives one fault."""
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(record)}
+    fields = {field.encode_name: field.type for field in record_fields(record)}
     absent = [name for name in fields if name not in data]
     if len(data) > len(fields) + MAX_FAULTS_SHOWN:
         return data
@@ -135,7 +136,7 @@ class _Reader:
     def _read_struct(self, value: Any, struct: type[msgspec.Struct], steps: Steps) -> Any:
         if not isinstance(value, dict):
             return self._fault(steps, value, _describe_struct(struct))
-        fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+        fields = {field.encode_name: field for field in record_fields(struct)}
         num_faults = len(self.faults)
         for key in value:
             if key not in fields and struct.__struct_config__.forbid_unknown_fields:
@@ -182,7 +183,7 @@ class _Reader:
 def _paths_of_field(struct: type[msgspec.Struct], name: str, prefix: str = "") -> list[str]:
     """Other places in the document with a field of this name."""
     found = []
-    for field in msgspec.structs.fields(struct):
+    for field in record_fields(struct):
         if field.encode_name == name:
             found.append(prefix + name)
         for part in _structs_in(field.type):
@@ -300,6 +301,6 @@ def _describe_limits(meta: msgspec.Meta | None) -> str:
 
 
 def _describe_struct(struct: type[msgspec.Struct]) -> str:
-    names = [field.encode_name for field in msgspec.structs.fields(struct)]
+    names = [field.encode_name for field in record_fields(struct)]
     shown = ", ".join(names[:_MAX_LISTED_FIELDS]) + (", …" if len(names) > _MAX_LISTED_FIELDS else "")
     return f"an object with {shown}"

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.record_fields import record_fields
+
 MAX_LINES = 20
 MAX_COLUMNS = 100
 
@@ -45,7 +47,7 @@ def struct_repr(owner: msgspec.Struct) -> str:
 
 def changed_fields(owner: msgspec.Struct) -> Iterator[tuple[msgspec.structs.FieldInfo, Any]]:
     """(field, value) of the fields that are not at their defaults."""
-    for field in msgspec.structs.fields(owner):
+    for field in record_fields(type(owner)):
         value = getattr(owner, field.name)
         factory = field.default_factory
         default = field.default if factory is msgspec.NODEFAULT else factory()

@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.job.rules import parse_job_spec, spec_digest
 from gen_worker.contract.process_identity import boot_id, read_process
 from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.launcher.attempt_records import ForeignRecordError, read_record, record_path
@@ -60,6 +61,7 @@ IMPORT_PATIENCE_S = 60.0
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25  # Linux 6.1; others refuse it
 PAGE_BYTES = 2 << 20
+SMALL_JOB = {"run_id": "small", "trainer": "module:Class", "mock_batches": [0]}
 
 # What a worker imports before the author's code.
 WARM_MODULES = (
@@ -130,6 +132,8 @@ class Launcher:
         runtime = sys.modules.get("gen_worker.trainer.attempt.worker_runtime")
         if runtime is not None:
             runtime.set_log_levels()
+        # What is found out once about the types of a job: each worker would do it anew.
+        spec_digest(parse_job_spec(SMALL_JOB, source="a small job"))
         note_warm_modules()
         gc.collect()
         gc.freeze()  # else a collection in a child would copy all pages

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gen_worker.contract.job.model_version import ModelVersion
@@ -48,7 +48,8 @@ OUTPUTS = (ColumnType(name="y", dtype="float32"), ColumnType(name="pid", dtype="
 
 
 def make_version(step: int = 1, **options: Any) -> ModelVersion:
-    """Options: `bias`, `delay_s` of each batch, `not_ready` (words), `can_stream`, `dies_at_start`."""
+    """Options: `bias`, `delay_s` of each batch, `not_ready` (words), `can_stream`, `max_items` of a
+    stream, `dies_at_start`, `any_columns`."""
     return ModelVersion(
         run_id="run",
         step=step,
@@ -127,7 +128,8 @@ class Worker:
         self._link = link
         self._options = options
         self._bias = float(options.get("bias", 0.0))
-        self._streams: dict[int, list[float]] = {}  # what each has still to say
+        self._streams: dict[int, Iterator[int]] = {}  # what each has still to say
+        self._ends: dict[int, float] = {}  # and how it ends
         self._credit: dict[int, int] = {}
 
     def run(self) -> None:
@@ -153,7 +155,10 @@ class Worker:
             self._work(message, payload)
         elif isinstance(message, OpenStream):
             (rows,) = _read_rows(message.part, payload)
-            self._streams[message.stream] = list(range(int(rows[1]))) + rows[2:3]  # type: ignore[arg-type]
+            self._streams[message.stream] = iter(
+                range(int(min(rows[1], self._options.get("max_items", 1e7))))
+            )
+            self._ends[message.stream] = rows[2]
             self._credit[message.stream] = message.credit
         elif isinstance(message, MoreItems):
             if message.stream in self._credit:
@@ -166,16 +171,15 @@ class Worker:
             if not self._credit[stream]:
                 continue
             self._credit[stream] -= 1
-            item = items.pop(0)
-            if items:
-                send_frame(
-                    self._link, StreamItem(stream=stream), [json.dumps({"item": item, "text": "ä"}).encode()]
-                )
+            item = next(items, None)
+            if item is not None:
+                content = json.dumps({"item": item, "text": "ä"}).encode()
+                send_frame(self._link, StreamItem(stream=stream), [content])
                 continue
             del self._streams[stream]
-            if item == RAISES:
+            if self._ends[stream] == RAISES:
                 end = StreamEnd(stream=stream, kind="error", error_id="e1", words="secret words")
-            elif item == CRASHES:
+            elif self._ends[stream] == CRASHES:
                 os.abort()
             else:
                 end = StreamEnd(stream=stream)

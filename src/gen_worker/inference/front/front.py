@@ -19,6 +19,7 @@ import msgspec
 
 from gen_worker.errors import StartupError
 from gen_worker.inference.front.answering import AnsweredRequest, Answering
+from gen_worker.inference.front.figures import Figures
 from gen_worker.inference.front.http.addresses import UNIX, Address, bind, read_address
 from gen_worker.inference.front.http.connection import (
     MAX_CONNECTIONS,
@@ -93,6 +94,11 @@ class Front:
     @on_feedback.setter
     def on_feedback(self, hook: Feedback | None) -> None:
         self._routes.on_feedback = hook
+
+    @property
+    def figures(self) -> Figures:
+        """Since the front was made; `stats` has those since the last call."""
+        return self._answering.figures
 
     # Which versions answer. A pool has to be open; who takes one out drains it.
 

@@ -155,9 +155,12 @@ class AnswerBlock:
         self.payload = payload
 
     def check(self) -> None:
-        """ValueError where there is another number of values than rows."""
+        """ValueError where it cannot be read, or has another number of values than rows."""
         if self.part.encoding == "columns":
-            _ = self.columns
+            try:
+                _ = self.columns
+            except (TypeError, struct.error, msgspec.MsgspecError) as fault:
+                raise ValueError(f"its columns cannot be read: {fault}") from fault
 
     @cached_property
     def columns(self) -> dict[str, list[Any]]:

@@ -26,6 +26,9 @@ from gen_worker.inference.messages import ColumnType
 MAX_FAULTS = 100
 MAX_SHOWN = 60
 
+# What a decoder raises for a body that is not what it takes. Of a depth that Python cannot hold, the last one.
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 _encode_value = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 _any_body: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
@@ -79,7 +82,7 @@ class RowReader:
             return self._pack_any(_untyped_rows(read_untyped(body)))
         try:
             return self._pack(self._decode(body).rows)
-        except (msgspec.MsgspecError, struct.error, OverflowError, RecursionError):
+        except (*NOT_JSON, struct.error, OverflowError):
             raise self._refuse(_untyped_rows(read_untyped(body))) from None
 
     def convert(self, rows: Sequence[Any]) -> Rows:
@@ -230,10 +233,13 @@ def read_untyped(body: bytes | bytearray) -> Any:
     """Refusal where it is not JSON."""
     try:
         return _any_body.decode(body)
-    except msgspec.MsgspecError as fault:
-        raise Refusal("input", f"the body is not JSON: {fault}") from None
-    except RecursionError:
-        raise Refusal("input", "the body is nested too deeply") from None
+    except NOT_JSON as fault:
+        raise refuse_body("JSON", fault) from None
+
+
+def refuse_body(expected: str, fault: Exception) -> Refusal:
+    why = "it is nested too deeply" if isinstance(fault, RecursionError) else str(fault)
+    return Refusal("input", f"the body is not {expected}: {why}")
 
 
 def _untyped_rows(document: Any) -> list[Any]:

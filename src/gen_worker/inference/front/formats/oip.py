@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.contract.job.model_version import VersionFacts
-from gen_worker.inference.front.formats.json_rows import RowReader
+from gen_worker.inference.front.formats.json_rows import NOT_JSON, RowReader, refuse_body
 from gen_worker.inference.front.refusals import Refusal, RowFault
 from gen_worker.inference.front.rows import Answer, Rows, count_values, nest
 from gen_worker.inference.messages import ColumnType
@@ -54,10 +54,8 @@ def read_request(body: bytes, reader: RowReader) -> tuple[InferRequest, Rows]:
     """Refusal where it cannot be read, or does not fit the model's columns. The first dimension is the rows."""
     try:
         request = _decode(body)
-    except msgspec.MsgspecError as fault:
-        raise Refusal("input", f"the body is not an inference request: {fault}") from None
-    except RecursionError:
-        raise Refusal("input", "the body is nested too deeply") from None
+    except NOT_JSON as fault:
+        raise refuse_body("an inference request", fault) from None
     if not request.inputs:
         raise Refusal("input", "inputs is empty, expected a tensor for each column")
     dims = {column.name: column.dims for column in reader.inputs}
@@ -91,9 +89,10 @@ def _read_tensor(tensor: Tensor, *, is_scalar: bool) -> list[Any]:
     if not 1 <= len(shape) <= MAX_DIMS or min(shape) < 0:
         raise refuse(f"the shape {shape[:MAX_DIMS]}", "the number of rows, then the dimensions of a row")
     flat = tensor.data
-    for _ in shape[1:]:  # nested, or flat already
-        if flat and isinstance(flat[0], list):
-            flat = [value for part in flat for value in (part if isinstance(part, list) else (part,))]
+    for size in shape[1:]:  # nested, or flat already
+        if not flat or not all(isinstance(part, list) and len(part) == size for part in flat):
+            break
+        flat = [value for part in flat for value in part]
     if len(flat) != count_values(shape):
         raise refuse(f"{len(flat)} values", f"{count_values(shape)}, as the shape says")
     if is_scalar and shape[1:] == [1]:

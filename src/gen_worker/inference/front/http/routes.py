@@ -11,7 +11,7 @@ import msgspec
 
 from gen_worker.inference.front.answering import Answering
 from gen_worker.inference.front.formats import oip
-from gen_worker.inference.front.formats.json_rows import encode_answer, read_untyped
+from gen_worker.inference.front.formats.json_rows import NOT_JSON, encode_answer, read_untyped, refuse_body
 from gen_worker.inference.front.formats.openapi import describe_api
 from gen_worker.inference.front.formats.prometheus import CONTENT_TYPE, describe_figures
 from gen_worker.inference.front.http.exchange import Exchange, Route
@@ -134,8 +134,8 @@ class Routes:
         require_json(exchange)
         try:
             body = msgspec.json.decode(exchange.body, type=FeedbackBody)
-        except (msgspec.MsgspecError, RecursionError) as fault:
-            raise Refusal("input", f"the body is not an object with a list of rows: {fault}") from None
+        except NOT_JSON as fault:
+            raise refuse_body("an object with a list of rows", fault) from None
         self._run(exchange, self._take_feedback(exchange, self.on_feedback, body.rows))
 
     async def _take_feedback(

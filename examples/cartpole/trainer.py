@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -14,6 +15,20 @@ ENVIRONMENT = "CartPole-v1"
 
 os.environ.update(SDL_VIDEODRIVER="dummy", PYGAME_HIDE_SUPPORT_PROMPT="1")  # videos need no display
 torch.set_num_threads(1)  # a small model is faster on one thread, and the order of sums is fixed
+
+
+class Observation(msgspec.Struct):
+    """A request's row. The training data is generated: there are no columns that could say what it has."""
+
+    position: float
+    velocity: float
+    angle: float
+    angular_velocity: float
+
+
+class Push(msgspec.Struct):
+    to_the_right: bool
+    certainty: float
 
 
 class CartPoleTrainer:
@@ -69,6 +84,13 @@ class CartPoleTrainer:
         state["optimizer"].step()
         mean_return = episodes["reward"].sum(dim=0).mean()
         return StepResult(metrics={"loss": loss.detach(), "return": mean_return})
+
+    def predict(self, rows: list[Observation], state: dict[str, Any], ctx: StepContext) -> list[Push]:
+        """For requests: which way to push each cart. One answer for each row, in the same order."""
+        observed = torch.tensor([msgspec.structs.astuple(row) for row in rows])
+        share, action = state["policy"](observed).softmax(dim=1).max(dim=1)
+        answers = zip(action.tolist(), share.tolist(), strict=True)
+        return [Push(to_the_right=bool(side), certainty=certainty) for side, certainty in answers]
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in state.items()}

@@ -54,6 +54,12 @@ class DigitTrainer:
         state["scheduler"].step()
         return StepResult(metrics={"loss": loss.detach()})
 
+    def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, torch.Tensor]:
+        """For requests and `trn predict`: one value a row and name. There are no labels."""
+        images = to_input(batch_to_torch(rows, ["pixels"])["pixels"]).to(ctx.device)
+        probability = state["model"](images).softmax(dim=1)
+        return {"digit": probability.argmax(dim=1), "probability": probability}
+
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in state.items()}
 

@@ -77,6 +77,15 @@ class LoRATrainer:
         base_loss = nn.functional.mse_loss(self.base(motion).squeeze(1), acceleration)
         return StepResult(metrics={"loss": loss.detach(), "base_loss": base_loss})
 
+    def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, torch.Tensor]:
+        """For requests and `trn predict`: what the adapted model says, and the base model beside it."""
+        motion = batch_to_torch(rows, ["motion"])["motion"].to(ctx.device)
+        return {"acceleration": state["model"](motion).squeeze(1), "base": self.base(motion).squeeze(1)}
+
+    def serving_state(self, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        """Without the optimizer and its memory."""
+        return {"model": state["model"]}
+
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         """Without the frozen base model, which comes from the job's `weights`."""
         adapter = {

@@ -46,6 +46,11 @@ class RatingTrainer:
             "within_half_a_star": np.mean(np.abs(guess - batch["rating"]) < 0.5),
         }
 
+    def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, np.ndarray]:
+        """For requests and `trn predict`: `rows` has the columns `person` and `film`; one value a row and name."""
+        person, film = rows.column("person").to_numpy(), rows.column("film").to_numpy()
+        return {"rating": state["mean"] + (state["likes"][person] * state["offers"][film]).sum(axis=1)}
+
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return state  # arrays and plain numbers can be saved directly
 

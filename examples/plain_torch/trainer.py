@@ -51,8 +51,8 @@ class SpiralTrainer:
 
     def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, torch.Tensor]:
         """For requests and `trn predict`: `rows` has the column `point` alone; one value a row and name."""
-        share = state["model"](batch_to_torch(rows, ["point"])["point"].to(ctx.device)).softmax(dim=1)
-        return {"arm": share.argmax(dim=1), "share": share}
+        probability = state["model"](batch_to_torch(rows, ["point"])["point"].to(ctx.device)).softmax(dim=1)
+        return {"arm": probability.argmax(dim=1), "probability": probability}
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in state.items()}

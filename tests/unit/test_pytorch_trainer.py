@@ -439,3 +439,73 @@ def test_an_mlp_joins_several_columns_of_single_numbers() -> None:
     assert torch.equal(joined(age=age, income=income), joined(together))
     single = build_mlp(MlpArgs(out_features=2), ())
     assert single(torch.arange(4)).shape == (4, 2)
+
+
+# What it answers when it is served.
+
+
+def answers(session: Session, batch: pa.RecordBatch) -> dict[str, Any]:
+    state = session.trainer.serving_state(session.state, session.ctx)
+    state.module.eval()
+    with torch.inference_mode():
+        return session.trainer.predict(batch, state, session.ctx)
+
+
+def rows_of(data: Path, *names: str) -> pa.RecordBatch:
+    return pq.read_table(data, columns=list(names)).combine_chunks().to_batches()[0]
+
+
+def test_a_classifier_answers_class_and_probability_without_labels(data: Path) -> None:
+    session = Session(data, HYPERPARAMS)
+    session.train(5)
+    assert session.trainer.input_columns == ["x"]
+    found = answers(session, rows_of(data, "x"))
+    logits, _ = session.outputs("label")
+    assert torch.equal(found["class"], logits.argmax(dim=1))
+    assert torch.allclose(found["probability"], logits.softmax(dim=1))
+
+
+def test_classes_with_names_are_answered_by_name(data: Path) -> None:
+    session = Session(data, HYPERPARAMS)
+    payload = {**session.trainer.state_dict(session.state), "classes": ["ant", "bee", "cat"]}
+    session.trainer.load_state_dict(session.state, payload, session.ctx)
+    found = answers(session, rows_of(data, "x"))
+    logits, _ = session.outputs("label")
+    assert found["class"] == [["ant", "bee", "cat"][each] for each in logits.argmax(dim=1)]
+
+
+def test_a_regression_answers_a_number_a_row(data: Path) -> None:
+    config = {
+        **HYPERPARAMS,
+        "model": {"type": "mlp", "args": {"out_features": 1}},
+        "columns": {"inputs": {"x": "x"}, "target": {"column": "y", "shape": [1]}},
+        "loss": "mse",
+    }
+    found = answers(Session(data, config), rows_of(data, "x"))
+    assert found["output"].shape == (NUM_ROWS,)
+
+
+def test_the_average_answers_where_there_is_one(data: Path) -> None:
+    session = Session(data, {**HYPERPARAMS, "ema": {"decay": 0.5}})
+    session.train(3)
+    found = answers(session, rows_of(data, "x"))
+    logits, _ = session.outputs("label")  # of the evaluated module
+    assert torch.allclose(found["probability"], logits.softmax(dim=1))
+    live = copy.deepcopy(session.state.module).eval()
+    x = torch.from_numpy(np.stack(pq.read_table(data)["x"].to_numpy()))
+    with torch.no_grad():
+        assert not torch.allclose(found["probability"], live(x).softmax(dim=1))
+
+
+def test_a_language_model_answers_the_token_that_follows_the_last_one(data: Path) -> None:
+    """Whatever a row's length: padding changes nothing, and only the last tokens that the model can take count."""
+    session = Session(data, LM)
+    tokens = [[3, 1, 4], [1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]]
+    rows = pa.record_batch({"tokens": pa.array(tokens, pa.list_(pa.int64()))})
+    found = answers(session, rows)
+    module = copy.deepcopy(session.state.module).eval()
+    for number, row in enumerate(tokens):
+        with torch.no_grad():
+            logits = module(torch.tensor([row[-5:]]))[0, -1]
+        assert torch.allclose(found["probability"][number], logits.softmax(dim=0), atol=1e-6)
+        assert int(found["next_token"][number]) == int(logits.argmax())

@@ -8,13 +8,14 @@ import torch
 
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import CheckpointError, SpecError, TrainStepError
-from gen_worker.pytorch.config import RunnerConfig
+from gen_worker.pytorch.config import RunnerConfig, with_column
 from gen_worker.pytorch.full_state import load_module_state, load_optimizer_state, optimizer_state
 from gen_worker.pytorch.model.build import shapes_in_words
 from gen_worker.pytorch.model.metrics import Evaluation
 from gen_worker.pytorch.runner_state import RunnerState, build_state
 from gen_worker.pytorch.sampling import find_tokenizer, write_samples
 from gen_worker.pytorch.sections import read_runner_config
+from gen_worker.pytorch.serving import ServedState, answer_rows
 from gen_worker.pytorch.step import Prepared, stand_in
 from gen_worker.trainer.attempt.failure import author_place
 from gen_worker.trainer.contracts import SampleRequest, StepContext, StepResult
@@ -26,6 +27,7 @@ class PyTorchTrainer:
     """Trains from a job file. See `docs/pytorch-runner.md`."""
 
     config: RunnerConfig
+    input_columns: list[str]  # what `predict` reads
     shards_when_loading = True  # `cut_like`
     handles_empty_shares = True  # a sum over the global batch, and a forward pass over rows of zeros
 
@@ -50,6 +52,8 @@ class PyTorchTrainer:
             raise SpecError(f"the job of run {ctx.job.run_id}", faults)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
+        items = self.config.columns.inputs.items()
+        self.input_columns = [with_column(item, name).column or name for name, item in items]
 
     def configure(self, ctx: StepContext) -> RunnerState:
         return build_state(self.config, ctx)
@@ -98,6 +102,8 @@ class PyTorchTrainer:
             state.scaler.load_state_dict(payload["scaler"])
         if state.average is not None:
             load_module_state(state.average.module, payload["ema"], what="ema")
+        if state.classes is None:
+            state.classes = payload.get("classes")  # the data is not there: the model is served
 
     def begin_evaluation(self, kind: str, state: RunnerState, ctx: StepContext) -> None:  # noqa: ARG002
         state.evaluation = Evaluation(state.metrics, select=state.select)
@@ -127,6 +133,13 @@ class PyTorchTrainer:
             return {}
         has_total = state.loss.total is not None
         return evaluation.result(world_size=ctx.world_size if has_total else 1, device=str(ctx.device))
+
+    def serving_state(self, state: RunnerState, ctx: StepContext) -> ServedState:  # noqa: ARG002
+        return ServedState.of(state)
+
+    def predict(self, rows: Any, state: RunnerState | ServedState, ctx: StepContext) -> dict[str, Any]:  # noqa: ARG002
+        """Of a classifier `class` and `probability`, of a language model `next_token` and `probability`, else `output`."""
+        return answer_rows(rows, state, self.config.loss_spec.name)
 
     def sample(
         self,

@@ -26,6 +26,7 @@ from gen_worker.errors import PluginError
 from gen_worker.inference.messages import ColumnType
 from gen_worker.inference.model.columns import Answer, column_types, is_list, pad_batch
 from gen_worker.inference.model.predictor import Predictor
+from gen_worker.trainer.author.identity import OWN_SCHEMA
 from gen_worker.trainer.contracts import TrainerPlugin
 
 logger = logging.getLogger("gen_worker.inference")
@@ -52,16 +53,16 @@ class RecordedData:
     @classmethod
     def of(cls, identity: Mapping[str, Any], job: TrainingJobSpec, base_dir: Path) -> "RecordedData":
         manifest = identity.get("dataset_manifest") or {}
-        message = manifest.get("arrow_schema")
+        message = manifest.get("arrow_schema") or identity.get(OWN_SCHEMA)
         if message is None:
             return cls()
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(message)))
         files = tuple(base_dir / file["path"] for file in manifest.get("files", ()))
-        num_rows = sum(sum(file["group_rows"]) for file in manifest.get("files", ()))
+        num_rows = sum(sum(file["group_rows"]) for file in manifest.get("files", ())) or None
         dataset = job.dataset
         size = None if dataset is None else dataset.batch_size
         batches = None
-        if dataset is not None and size:
+        if dataset is not None and size and num_rows:
             batches = num_rows // size if dataset.drop_last else -(-num_rows // size)
         return cls(schema=schema, files=files, num_rows=num_rows, batches_per_epoch=batches)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import torch
@@ -31,6 +32,7 @@ class Preparation:
         self._seed, self._rank = ctx.seed, ctx.rank
         self._all_rows = _all_rows(ctx)
         self._fitted: list[tuple[pa.Schema, Columns]] = []
+        self._unlabelled: list[tuple[pa.Schema, Columns]] = []  # of rows to predict
         schema = _schema_of(ctx)
         self.columns = None if schema is None else self._fit(schema)
 
@@ -47,6 +49,21 @@ class Preparation:
         if self._is_next_token:
             return inputs[:, :-1], inputs[:, 1:], rows, all_rows
         return inputs, target, rows, all_rows
+
+    def read_inputs(self, rows: pa.RecordBatch) -> Any:
+        """The inputs alone, of rows without a target."""
+        found = next((columns for schema, columns in self._unlabelled if schema.equals(rows.schema)), None)
+        if found is None:
+            found = fit_columns(
+                msgspec.structs.replace(self._spec, target=None),
+                rows.schema,
+                device=self._device,
+                channels_last=self._channels_last,
+                like=self.columns,
+            )
+            self._unlabelled.append((rows.schema, found))
+        inputs, _ = found.read(rows)
+        return inputs
 
     def require(self, schema: Any) -> None:
         """InputError if data of this schema does not have the columns. Own data may have no schema."""

@@ -1,5 +1,6 @@
 """The identity in a checkpoint: the job, the author's code, the data."""
 
+import base64
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from gen_worker.trainer.author.code_identity import code_changes, describe_code
 from gen_worker.trainer.contracts import TrainerPlugin
 from gen_worker.trainer.steps.batch_source import BatchSource
 
+OWN_SCHEMA = "dataset_schema"  # an Arrow IPC schema message, base64
 DATA_READ = "dataset_content"  # checksums of what was read so far; unlike the rest, it grows
 # These always differ in a resume.
 _OF_EACH_RUN = (
@@ -27,13 +29,19 @@ _OF_EACH_RUN = (
 def describe_identity(job: TrainingJobSpec, trainer: TrainerPlugin, source: BatchSource) -> dict[str, Any]:
     """Plain JSON; equal runs have equal identities."""
     manifest = getattr(source, "manifest", None)
-    return {
+    identity = {
         "config_digest": spec_digest(job),
         "job_digest": _digest_of_any_run(job),
         "config": _shown_config(job),
         "code": describe_code(type(trainer)),
         "dataset_manifest": None if manifest is None else msgspec.json.decode(manifest.to_json()),
     }
+    schema: Any = getattr(source, "schema", None)
+    if manifest is None and hasattr(
+        schema, "serialize"
+    ):  # own data that has Arrow columns: what a request will have
+        identity[OWN_SCHEMA] = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    return identity
 
 
 def changes_since(

@@ -219,7 +219,7 @@ def test_an_answer_whose_sizes_do_not_fit_is_refused() -> None:
             b"\x97" + b"\xc1" * 7,
         ),
     ):
-        with pytest.raises(ValueError, match="says that it has|cannot be read|has the type|another number"):
+        with pytest.raises(ValueError, match=r"says that it has|cannot be read|has the type|another number"):
             decode(part, payload)
 
 

@@ -1,0 +1,152 @@
+"""Trainer classes that are served. Some rows make the model do what must not hurt other rows."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from dropout_mlp import DropoutMlp
+
+from gen_worker.trainer import StepContext, batch_to_torch
+
+RAISES, KILLS, SHORT, ONE_NUMBER, EATS = 1001.0, 1002.0, 1003.0, 1004.0, 1005.0  # as the first value of a row
+
+
+class ServingMlp(DropoutMlp):
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        x = batch_to_torch(rows, ["x"])["x"]
+        first = set(x[:, 0].tolist())
+        if RAISES in first:
+            raise ValueError("this row cannot be predicted")
+        if KILLS in first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if EATS in first:
+            np.ones(256 << 20)  # two gigabytes
+        y = state["model"](x).squeeze(1)
+        if SHORT in first:
+            return {"y": y[1:]}
+        if ONE_NUMBER in first:
+            return {"y": y.sum()}
+        return {"y": y, "is_high": y > 0, "name": [f"{value:.3f}" for value in y.tolist()]}
+
+    def predict_stream(self, row: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> Iterator[Any]:
+        count = int(batch_to_torch(row, ["x"])["x"][0, 0])
+        try:
+            for number in range(count):
+                if number == 900:
+                    raise ValueError("no more")
+                yield {"number": number, "y": state["model"](batch_to_torch(row, ["x"])["x"])[0]}
+        finally:
+            print(f"stream of {count} closed", file=sys.stderr, flush=True)
+
+
+class FromRecords(DropoutMlp):
+    """By annotation: no Arrow in sight."""
+
+    class Point(msgspec.Struct):
+        x: list[float]
+        label: str = "none"
+        weight: float | None = None
+
+    class Answer(msgspec.Struct):
+        total: float
+        label: str
+
+    def predict(self, rows: list[Point], state: dict[str, Any], ctx: StepContext) -> list[Answer]:
+        return [self.Answer(total=sum(row.x) * (row.weight or 1.0), label=row.label) for row in rows]
+
+
+class Shrinks(ServingMlp):
+    """Serves without what only training needs."""
+
+    def serving_state(self, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        return {"model": state["model"]}
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        assert list(state) == ["model"]
+        assert ctx.optimizer is None
+        assert not state["model"].training
+        return super().predict(rows, state, ctx)
+
+
+class Forgets(ServingMlp):
+    def serving_state(self, state: dict[str, Any], ctx: StepContext) -> None:
+        return None
+
+
+class Names(ServingMlp):
+    label_columns = ("y",)
+
+
+class NamesNothing(ServingMlp):
+    label_columns = ("z",)
+
+
+class WritesItself(ServingMlp):
+    """Shows who answers, and from where."""
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        import torch
+
+        rows.column("x")
+        count = rows.num_rows
+        return {
+            "pid": np.full(count, os.getpid()),
+            "threads": np.full(count, torch.get_num_threads()),
+            "os_threads": np.full(count, len(list(Path("/proc/self/task").iterdir()))),
+            "parent": np.full(count, os.getppid()),
+            "file": [__file__] * count,
+            "cwd": [str(Path.cwd())] * count,
+            "has_gradients": np.full(count, torch.is_grad_enabled()),
+            "rows": np.full(count, count),
+        }
+
+
+class StartsThreads(ServingMlp):
+    """Cannot be forked once it is loaded."""
+
+    def setup(self, ctx: StepContext) -> None:
+        import threading
+
+        super().setup(ctx)
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+
+
+class FailsToLoad(ServingMlp):
+    def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
+        raise RuntimeError("the state does not fit")
+
+
+class DiesLoading(ServingMlp):
+    def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class NoPredict(DropoutMlp):
+    pass
+
+
+class NeedsFirstCall(ServingMlp):
+    """Notes every batch size it was called with."""
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        sizes = state.setdefault("sizes", [])
+        sizes.append(rows.num_rows)
+        rows.column("x")
+        return {"seen": [",".join(str(size) for size in sorted(set(sizes)))] * rows.num_rows}
+
+
+class TakesItsTime(ServingMlp):
+    """A second for each batch after the first row group of 120 rows, unless the environment says HURRY."""
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        state["calls"] = state.get("calls", 0) + 1
+        if state["calls"] > 20 and "HURRY" not in os.environ:
+            time.sleep(1)
+        return super().predict(rows, state, ctx)

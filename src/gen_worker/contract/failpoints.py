@@ -83,6 +83,13 @@ SERVING: tuple[str, ...] = (
     "feedback.submitted",
 )
 
+# Of a prediction: a part, and the list of all parts.
+PREDICTION: tuple[str, ...] = (
+    "prediction.part_written",
+    "prediction.part_renamed",
+    "prediction.parts_listed",
+)
+
 _armed: dict[str, tuple[str, int]] = {}
 _passed: Counter[str] = Counter()
 

@@ -87,7 +87,22 @@ class CloseStream(Message, frozen=True, kw_only=True):
     stream: int
 
 
-ToWorker = Work | OpenStream | MoreItems | CloseStream
+class PredictGroup(Message, frozen=True, kw_only=True):
+    """Predict a row group of a parquet file, and write the answers as one part. Without a front: `inference.offline`.
+
+    Answered with any number of `GroupProgress`, then `GroupDone` or `Raised`.
+    """
+
+    batch: int
+    path: str
+    group: int
+    out: str  # a folder
+    batch_rows: int
+    columns: tuple[str, ...] = ()  # of the input, copied into the part
+    made_by: str  # digest of all that decides the answers, but the rows
+
+
+ToWorker = Work | OpenStream | MoreItems | CloseStream | PredictGroup
 
 
 # From a model worker to the front.
@@ -128,6 +143,22 @@ class Raised(Message, frozen=True, kw_only=True):
     words: str  # for the log; a client sees it only for `input`
 
 
+class GroupProgress(Message, frozen=True, kw_only=True):
+    batch: int
+    rows: int  # of the row group, so far
+
+
+class GroupDone(Message, frozen=True, kw_only=True):
+    """The part is durable under its name."""
+
+    batch: int
+    name: str
+    rows: int
+    size_bytes: int
+    hash: str
+    was_there: bool  # an earlier attempt wrote it; it was verified
+
+
 class StreamItem(Message, frozen=True, kw_only=True):
     """The payload is the item as JSON."""
 
@@ -141,4 +172,4 @@ class StreamEnd(Message, frozen=True, kw_only=True):
     words: str = ""
 
 
-FromWorker = Ready | NotReady | Answers | Raised | StreamItem | StreamEnd
+FromWorker = Ready | NotReady | Answers | Raised | GroupProgress | GroupDone | StreamItem | StreamEnd

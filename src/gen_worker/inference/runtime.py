@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gen_worker.contract import failpoints
 from gen_worker.contract.job.spec import TrainingJobSpec
-from gen_worker.errors import Category, ExitCode, StartupError
+from gen_worker.errors import Category, ExitCode
 from gen_worker.inference.environment import read_inference_job
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.attempt.session import AttemptSession
@@ -42,7 +42,10 @@ class InferenceRuntime(WorkerRuntime):
                 redact=self.redact,
                 early_signals=self._early_signals,
             )
-            _work(session, environment, job)
+            if job.serving is not None:
+                _serve(session, environment, job)
+            else:
+                _predict(session, environment, job)
         except BaseException as cause:
             session_ = self._session
             self.note_failure(
@@ -55,26 +58,39 @@ class InferenceRuntime(WorkerRuntime):
         return 0
 
 
-def _work(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
+def _serve(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
+    from gen_worker.inference.front import event_loop
     from gen_worker.inference.model.parent import ModelParent
+    from gen_worker.inference.server import ModelServer
     from gen_worker.inference.versions import find_version
 
-    trainer = environment.plugin or job.trainer
-    section = job.serving or job.prediction
-    assert section is not None, "a rule of the job"
+    assert job.serving is not None
     with ModelParent.start() as parent, session:  # before the session's threads
-        session.start(mode=job.mode, name=job.name, trainer=trainer)
+        session.start(mode=job.mode, name=job.name, trainer=environment.plugin or job.trainer)
         session.authorize(SCOPE_SERVE)
         session.phase = Category.INPUT
-        version = find_version(section, trainer=trainer, base_dir=environment.job_dir)
-        if job.prediction is not None:
-            raise StartupError("`prediction` has no runtime in this release")
-        from gen_worker.inference.front import event_loop
-        from gen_worker.inference.server import ModelServer
-
+        version = find_version(
+            job.serving, trainer=environment.plugin or job.trainer, base_dir=environment.job_dir
+        )
         session.phase = Category.MODEL_LOAD
         server = ModelServer(session=session, job=job, version=version, parent=parent)
         event_loop.run(server.serve())
+
+
+def _predict(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
+    from gen_worker.inference.model.parent import ModelParent
+    from gen_worker.inference.offline.run import run
+    from gen_worker.inference.versions import find_version
+
+    assert job.prediction is not None
+    with ModelParent.start() as parent, session:  # before the session's threads
+        session.start(mode=job.mode, name=job.name, trainer=environment.plugin or job.trainer)
+        session.authorize(SCOPE_SERVE)
+        session.phase = Category.INPUT
+        version = find_version(
+            job.prediction, trainer=environment.plugin or job.trainer, base_dir=environment.job_dir
+        )
+        run(environment, job, session, version, parent)
 
 
 def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:

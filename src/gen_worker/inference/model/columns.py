@@ -15,6 +15,8 @@ import pyarrow as pa
 from gen_worker.inference.frames import Buffer
 from gen_worker.inference.messages import ColumnData, ColumnType, Part
 
+ALIGNMENT = 64  # bytes of a cache line, as Arrow and torch allocate
+
 Array = npt.NDArray[Any]
 Values = Array | list[Any]
 
@@ -194,7 +196,7 @@ def _join_numbers(
         for size in reversed(dims):
             data_type = pa.list_(data_type, size)
     value_type, wanted = _take_apart(data_type)
-    if _dtype_name(value_type) in ("string", "binary", "any") or pa.types.is_dictionary(value_type):
+    if not _is_number(value_type):
         return None
     if len(wanted) != len(dims) or any(
         size not in (None, dim) for size, dim in zip(wanted, dims, strict=True)
@@ -328,10 +330,37 @@ def pad_batch(batch: pa.RecordBatch, shape: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
+def fit_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With the columns and types that the model knows. RowsError where that cannot be."""
+    if batch.schema.equals(schema):
+        return batch
+    missing = [name for name in schema.names if name not in batch.schema.names]
+    if missing:
+        raise RowsError(f"no column {missing[0]!r}")
+    arrays = [_cast(field.name, batch.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def is_always_aligned(schema: pa.Schema, num_rows: int) -> bool:
+    """Whether every `num_rows` rows of an aligned batch begin at an aligned address, so that slices need no copy."""
+    for field in schema:
+        value_type, dims = _take_apart(field.type)
+        if not _is_number(value_type) or any(size is None for size in dims):
+            return False
+        row_bytes = math.prod(size or 0 for size in dims) * np.dtype(value_type.to_pandas_dtype()).itemsize
+        if pa.types.is_boolean(value_type) or num_rows * row_bytes % ALIGNMENT:
+            return False
+    return True
+
+
+def _is_number(data_type: pa.DataType) -> bool:
+    return _dtype_name(data_type) not in ("string", "binary", "any") and not pa.types.is_dictionary(data_type)
+
+
 def _align(array: pa.Array) -> pa.Array:
     """A copy where it has only numbers and no nulls; else the array itself."""
     value_type, dims = _take_apart(array.type)
-    if _dtype_name(value_type) in ("string", "binary", "any") or pa.types.is_dictionary(value_type):
+    if not _is_number(value_type):
         return array
     if any(size is None for size in dims) or pa.types.is_boolean(value_type):
         return array

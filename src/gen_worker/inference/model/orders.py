@@ -28,6 +28,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe: bool = True  # every shape is called before a worker says that it is ready
 
 
+def threads_of_worker(cpus: int | None, num_workers: int) -> int:
+    """A run's CPUs, shared out among its workers. The bits of an answer may depend on it."""
+    return max((cpus or 1) // num_workers, 1)
+
+
 class LaunchWorker(Message, frozen=True, kw_only=True):
     """A new worker of that version. Its end of the link comes with the frame."""
 

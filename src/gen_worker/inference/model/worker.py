@@ -19,6 +19,7 @@ from gen_worker.inference.messages import (
     MoreItems,
     OpenStream,
     Part,
+    PredictGroup,
     Raised,
     Ready,
     StreamEnd,
@@ -86,6 +87,8 @@ class ModelWorker:
         match message:
             case Work():
                 self._answer(message, payload)
+            case PredictGroup():
+                self._predict_group(message)
             case OpenStream():
                 self._open(message, payload)
             case MoreItems(stream=stream, credit=credit):
@@ -120,6 +123,18 @@ class ModelWorker:
             content += pieces
             start += part.num_rows
         return tuple(encoded), content
+
+    def _predict_group(self, message: PredictGroup) -> None:
+        from gen_worker.inference.offline.part import predict_group
+
+        try:
+            done = predict_group(message, self._model, lambda progress: send_frame(self._link, progress))
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as fault:
+            send_frame(self._link, self._raised(message.batch, fault))
+        else:
+            send_frame(self._link, done)
 
     def _raised(self, batch: int, fault: Exception) -> Raised:
         error_id, kind, words = describe_fault(fault)
@@ -164,7 +179,7 @@ class ModelWorker:
 def describe_fault(fault: Exception) -> tuple[str, Any, str]:
     """(id, kind, words); the traceback goes into the log under the id."""
     error_id = secrets.token_hex(8)
-    words = f"{type(fault).__name__}: {fault}"
+    words = "; ".join([f"{type(fault).__name__}: {fault}", *getattr(fault, "__notes__", ())])
     if isinstance(fault, RowsError):
         return error_id, "input", str(fault)
     if isinstance(fault, OutputError):

@@ -261,6 +261,41 @@ def test_no_query_or_body_leads_out_either(world: GatewayWorld) -> None:
         assert world.send("POST", "/runs/one/resume", {"checkpoint": checkpoint}).status == 400
 
 
+def test_no_address_that_a_request_names_is_fetched(world: GatewayWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as inner:
+        inner.setblocking(False)
+        url = f"http://127.0.0.1:{inner.getsockname()[1]}/secret"
+        headers = {**world.bearer, "Content-Type": "application/json"}
+        for each in ENDPOINTS:
+            for field in [] if each.is_stream else each.query_fields:
+                path = f"{fill(each.path)}?{field.name}={quote(url, safe='')}"
+                world.ask(each.method, path, None if each.method == "GET" else b"{}", headers)
+        config = {
+            "run_id": "fetcher",
+            "trainer": "witnessed:Witnessed",
+            "max_steps": 1,
+            "inputs": {
+                "base_model_ref": url,
+                "dataset_parquet_refs": [url],
+                "resume_checkpoint_ref": url,
+            },
+            "uploads": {"metrics_url": url, "sample_url": url},
+        }
+        checked = world.send("POST", "/runs?dry_run=1", {"config": config, "base_dir": str(TRAINERS)})
+        assert checked.status in (200, 422), checked
+        by_path = {**config, "inputs": {}, "dataset": {"parquet_paths": [url]}}
+        assert world.send("POST", "/runs?dry_run=1", {"config": by_path, "base_dir": "/"}).status in (
+            200,
+            422,
+        )
+        text = f"trainer: a:b\n<<: {url}\n"
+        assert world.send("POST", "/parse-job", {"text": text, "format": "yaml"}).status < 500
+        with pytest.raises(BlockingIOError):
+            inner.accept()
+        socket.create_connection(inner.getsockname()).close()
+        inner.accept()[0].close()  # it would have been seen
+
+
 def test_targets_that_are_no_plain_paths_are_refused(world: GatewayWorld) -> None:
     host, port = world.host.split(":")
     for target in (

@@ -56,7 +56,7 @@ class View(NamedTuple):
 
 VIEWS = (
     View("runs", "/", 480, "digits-long"),
-    View("run", "/runs/digits-killed", 620, "train/loss", "train/loss"),
+    View("run", "/runs/digits-killed", 640, "train/loss", "train/loss"),
     View("compare", "/compare?run=digits&run=digits-slow&run=digits-killed", 870, "learning_rate"),
     View("videos", "/runs/cartpole?tab=media", 600, "cartpole"),
     View("log", "/runs/digits-killed?tab=log", 400, "resumed"),

@@ -1,6 +1,7 @@
 """The other views, all views on a phone and for assistive programs, and the page while there is no daemon."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,6 +9,8 @@ import yaml
 from page_browser import count_hidden_px, find_barriers
 from page_world import EVIL_FILE, NUM_STEPS, TRAINERS, PageWorld, make_job
 from playwright.sync_api import Page, expect
+
+import trn
 
 if TYPE_CHECKING:
     from conftest import Visit
@@ -74,6 +77,33 @@ def test_a_wrong_job_shows_its_faults_at_the_fields_and_a_right_one_is_trained(
     expect(page.get_by_role("heading", name="by-hand")).to_be_visible()
     expect(page.get_by_role("main")).to_contain_text("step 5 of 5")
     expect(page.get_by_role("main")).to_contain_text("Completed")
+
+
+def test_a_run_is_started_again_with_changes_from_its_frozen_code(
+    world: PageWorld, visit: "Visit", tmp_path: Path
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    with trn.Client(world.home.root) as client:
+        client.submit(make_job("frozen", 20), base_dir=tmp_path / "jobs", code_dir=TRAINERS)
+    world.wait_end("frozen")
+    page = visit().log_in(world, "/submit?from=frozen")
+    check = page.get_by_role("complementary", name="Check")
+    expect(check).to_contain_text("This job would be accepted.")
+    page.get_by_role("textbox", name="hyperparams").fill("scale: 3")
+    expect(check).to_contain_text("This job would be accepted.")
+    check.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", name="frozen.2")).to_be_visible()
+    expect(page.get_by_role("main")).to_contain_text("Completed")
+
+    page.get_by_role("figure", name="train/loss", exact=True).get_by_label(
+        "Chart of train/loss"
+    ).first.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Fork from step 20").click()
+    dialog = page.get_by_role("dialog")
+    with page.expect_response(lambda answer: "dry_run=1" in answer.url) as checked:
+        dialog.get_by_role("textbox", name="hyperparams.scale").fill("4")
+    assert checked.value.json()["faults"] == []
 
 
 def test_a_job_file_that_is_dropped_beside_its_field_fills_the_form_too(

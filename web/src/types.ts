@@ -19,6 +19,9 @@ export interface TrainerEvent {
   [field: string]: unknown;
 }
 
+/** Where a run's code and relative paths come from: a check of its job goes by the same as its next run. */
+export const originOf = ({ base_dir, snapshot, frozen_from, interpreter }: Run) => ({ base_dir, snapshot, frozen_from, interpreter });
+
 const TERMINAL = new Set<string>(["COMPLETED", "FAILED", "CANCELLED"]);
 
 export const isTerminal = (run: Pick<Run, "state" | "ended_ms">): boolean =>

@@ -6,7 +6,7 @@ import { api, type ApiError } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { navigate, runUrl } from "../router";
 import { asApiError, flush, putRun } from "../store";
-import type { Artifact, Fault } from "../types";
+import { type Artifact, type Fault, originOf } from "../types";
 import { Button, Field, Segmented } from "../ui/controls";
 import { FaultList } from "../ui/notice";
 import { Dialog, toast } from "../ui/overlay";
@@ -71,7 +71,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
   useEffect(() => {
     const abort = new AbortController();
     const timer = setTimeout(() => {
-      api.checkJob({ config, base_dir: run.base_dir }, abort.signal).then(
+      api.checkJob({ config, ...originOf(run), force_new: true }, abort.signal).then(
         (found) => setFaults(found.faults),
         (reason: unknown) => { if (!abort.signal.aborted) setFaults(asApiError(reason).faults); },
       );

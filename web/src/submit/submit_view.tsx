@@ -9,7 +9,7 @@ import { api, ApiError, send } from "../api";
 import { formatCount } from "../format";
 import { navigate, query, runUrl } from "../router";
 import { asApiError, flush, putRun, runs } from "../store";
-import type { Fault, JobCheck, SubmitResult } from "../types";
+import { type Fault, type JobCheck, originOf, type SubmitResult } from "../types";
 import { Button, Field } from "../ui/controls";
 import { Icon } from "../ui/icon";
 import { ErrorNotice, FaultList, Loading } from "../ui/notice";
@@ -23,7 +23,7 @@ const job = signal<Document>({});
 const baseDir = signal<string | null>(null); // null: nothing was typed
 const filled = signal(0); // counts fills from outside: the fields then show the new values
 const isNewForced = signal(false); // also where an equal run would answer
-const parent = signal<{ runId: string; config: Document } | null>(null); // the run that this one is made from
+const parent = signal<{ runId: string; config: Document; origin: ReturnType<typeof originOf> } | null>(null); // the run that this one is made from
 
 const CHECK_MS = 250; // after the last key
 
@@ -36,6 +36,7 @@ function fill(document: Document): void {
 
 /** What a submit and a check send. */
 function makeBody(): Record<string, unknown> {
+  if (parent.value !== null) return { config: job.value, ...parent.value.origin, force_new: true };
   const where = folder();
   return { config: job.value, ...(where === "" ? {} : { base_dir: where }), ...(isNewForced.value ? { force_new: true } : {}) };
 }
@@ -86,7 +87,7 @@ function useCheck(): Checked {
       }
     }, CHECK_MS);
     return () => { clearTimeout(timer); abort.abort(); };
-  }, [job.value, body["base_dir"], isNewForced.value]);
+  }, [job.value, parent.value, body["base_dir"], isNewForced.value]);
   return checked;
 }
 
@@ -113,7 +114,7 @@ function useParent(): ApiError | null {
     if (parent.peek()?.runId === from) return;
     api.getRun(from).then(({ run }) => {
       const { run_id: _, ...config } = (run.config ?? {}) as Document;
-      parent.value = { runId: from, config };
+      parent.value = { runId: from, config, origin: originOf(run) };
       baseDir.value = run.base_dir === "" ? null : run.base_dir;
       fill(config);
     }, (reason: unknown) => setError(asApiError(reason)));

@@ -182,6 +182,13 @@ class Server:
         self.want(WantedModel(number=number, action=action, version=version, **fields))
         return self.wait_event("promoted", "promotion_refused", that=lambda event: event["number"] == number)
 
+    def wait_told(self, number: int) -> None:
+        """Until an attempt said what became of it."""
+        kinds = ("promoted", "promotion_refused")
+        wait_until(
+            lambda: any(event["number"] == number for event in self.events(*kinds)), f"nothing about {number}"
+        )
+
     @property
     def _last_wanted(self) -> int:
         path = self.serving / WANTED

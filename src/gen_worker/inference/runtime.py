@@ -42,10 +42,7 @@ class InferenceRuntime(WorkerRuntime):
                 redact=self.redact,
                 early_signals=self._early_signals,
             )
-            if job.serving is not None:
-                _serve(session, environment, job)
-            else:
-                _predict(session, environment, job)
+            _work(session, environment, job)
         except BaseException as cause:
             session_ = self._session
             self.note_failure(
@@ -58,39 +55,29 @@ class InferenceRuntime(WorkerRuntime):
         return 0
 
 
-def _serve(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
-    from gen_worker.inference.front import event_loop
+def _work(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
     from gen_worker.inference.model.parent import ModelParent
-    from gen_worker.inference.server import ModelServer
     from gen_worker.inference.versions import find_version
 
-    assert job.serving is not None
+    trainer = environment.plugin or job.trainer
+    section = job.serving or job.prediction
+    assert section is not None, "a rule of the job"
     with ModelParent.start() as parent, session:  # before the session's threads
-        session.start(mode=job.mode, name=job.name, trainer=environment.plugin or job.trainer)
+        session.start(mode=job.mode, name=job.name, trainer=trainer)
         session.authorize(SCOPE_SERVE)
         session.phase = Category.INPUT
-        version = find_version(
-            job.serving, trainer=environment.plugin or job.trainer, base_dir=environment.job_dir
-        )
+        version = find_version(section, trainer=trainer, base_dir=environment.job_dir)
+        if job.prediction is not None:
+            from gen_worker.inference.offline.run import run
+
+            run(environment, job, session, version, parent)
+            return
+        from gen_worker.inference.front import event_loop
+        from gen_worker.inference.server import ModelServer
+
         session.phase = Category.MODEL_LOAD
         server = ModelServer(session=session, job=job, version=version, parent=parent)
         event_loop.run(server.serve())
-
-
-def _predict(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
-    from gen_worker.inference.model.parent import ModelParent
-    from gen_worker.inference.offline.run import run
-    from gen_worker.inference.versions import find_version
-
-    assert job.prediction is not None
-    with ModelParent.start() as parent, session:  # before the session's threads
-        session.start(mode=job.mode, name=job.name, trainer=environment.plugin or job.trainer)
-        session.authorize(SCOPE_SERVE)
-        session.phase = Category.INPUT
-        version = find_version(
-            job.prediction, trainer=environment.plugin or job.trainer, base_dir=environment.job_dir
-        )
-        run(environment, job, session, version, parent)
 
 
 def run_worker(early_signals: Sequence[int] = ()) -> ExitCode:

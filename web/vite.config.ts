@@ -24,5 +24,11 @@ export default defineConfig({
     reportCompressedSize: false,
   },
   ...(gateway === undefined ? {} : { server: { proxy: { "/api": { target: gateway, changeOrigin: true, headers } } } }),
-  test: { include: ["test/**/*.test.ts", "test/**/*.test.tsx"], environment: "node", pool: "threads", isolate: false },
+  test: {
+    include: ["test/**/*.test.ts", "test/**/*.test.tsx"],
+    environment: "node",
+    pool: "threads",
+    isolate: false,
+    testTimeout: 60_000, // a gigabyte of log takes seconds, and other work may have the machine
+  },
 });

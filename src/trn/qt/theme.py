@@ -1,6 +1,7 @@
 """Colours of the window, for light and dark: those of the page."""
 
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,6 +171,7 @@ def fixed_font() -> QFont:
     return QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
 
 
+@lru_cache(maxsize=64)
 def dot(colour: str, size_px: int = 10) -> QIcon:
     """A filled circle."""
     picture = QPixmap(size_px * 2, size_px * 2)

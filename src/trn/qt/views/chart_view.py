@@ -1,9 +1,11 @@
 """Curves of the chosen metrics over the selected runs, live. Their points are buckets, as many as there are pixels.
 
-pyqtgraph is imported with the first curve: it takes half a second.
+pyqtgraph takes half a second to import. That happens in the thread of the calls, while the window is shown.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal, Slot
@@ -51,6 +53,7 @@ class ChartView(QWidget):
         self._wanted: list[str] | None = None
         self._range: tuple[int, int] | None = None
         self._theme = LIGHT
+        self._library: Any = None
         self._names = QListWidget()
         self._names.setAccessibleName("Metrics")
         self._names.itemChanged.connect(self._take_choice)
@@ -115,11 +118,19 @@ class ChartView(QWidget):
     def showEvent(self, event: Any) -> None:  # noqa: N802
         super().showEvent(event)
         self._refresh.start()
+        if self._library is None:
+            self._calls.ask(_import_library, self._take_library)
         self._fetch()
 
     def hideEvent(self, event: Any) -> None:  # noqa: N802
         super().hideEvent(event)
         self._refresh.stop()
+
+    def _take_library(self, library: Any) -> None:
+        if self._library is None:
+            library.setConfigOptions(antialias=True)
+            self._library = library
+            self._lay_out()
 
     def _build(self) -> None:
         bar = QHBoxLayout()
@@ -185,11 +196,13 @@ class ChartView(QWidget):
     def _lay_out(self) -> None:
         """A plot for each chosen metric, in the order of the list."""
         chosen = self._chosen()
+        if self._library is None:
+            return
         for name in [name for name in self._plots if name not in chosen]:
             self._plots.pop(name).close()
         for place, name in enumerate(chosen):
             if name not in self._plots:
-                plot = _Plot(name, self._theme, is_log=self._is_log.isChecked())
+                plot = _Plot(self._library, name, self._theme, is_log=self._is_log.isChecked())
                 plot.item.vb.sigRangeChangedManually.connect(self._take_zoom)
                 self._plots[name] = plot
                 self._stack.insertWidget(place, plot.widget)
@@ -282,17 +295,18 @@ class ChartView(QWidget):
             plot.item.setLogMode(y=is_log)
 
 
+async def _import_library(_client: AsyncClient) -> Any:
+    return await asyncio.to_thread(import_module, "pyqtgraph")
+
+
 class _Plot:
     """One metric: for each run a line, and where a point stands for several a band from their min to their max."""
 
-    def __init__(self, name: str, theme: Theme, *, is_log: bool) -> None:
-        import pyqtgraph
-
-        pyqtgraph.setConfigOptions(antialias=True)
-        self._lib = pyqtgraph
+    def __init__(self, library: Any, name: str, theme: Theme, *, is_log: bool) -> None:
+        self._lib = library
         self.num_points: dict[str, int] = {}
         self._parts: dict[str, tuple[Any, Any, Any, Any]] = {}
-        self.widget = pyqtgraph.PlotWidget()
+        self.widget = library.PlotWidget()
         self.widget.setMinimumHeight(PLOT_HEIGHT_PX)
         self.widget.setAccessibleName(f"Chart of {plain(name)}")
         self.item = self.widget.getPlotItem()

@@ -1,4 +1,4 @@
-"""Videos inside the window, where QtMultimedia is: it is in PySide6-Addons, and needs a sound library of the system."""
+"""Videos inside the window, where QtMultimedia is: it is in PySide6-Addons (extra `qt-video`), and needs a sound library of the system."""
 
 from typing import Any
 

@@ -33,6 +33,7 @@ from trn.proto.records import Run
 from trn.qt.theme import LIGHT, Theme, dot
 from trn.qt.views.labels import tip
 
+POINT_EVERY_MS = 500
 RATE_OVER_MS = 30_000  # the speed of a run is that of its last steps
 NUM_METRICS_SHOWN = 3
 ROW_HEIGHT_PX = 28
@@ -52,8 +53,11 @@ class Pace:
         self._attempt = run.attempt
         if run.state != "RUNNING":
             return
-        if not self._points or run.step > self._points[-1][1]:
-            self._points.append((run.updated_ms, run.step))
+        points = self._points
+        if not points or run.step > points[-1][1]:
+            if len(points) > 1 and run.updated_ms - points[-2][0] < POINT_EVERY_MS:
+                points.pop()  # the newest, and before it one for each half second
+            points.append((run.updated_ms, run.step))
         while len(self._points) > 2 and run.updated_ms - self._points[0][0] > RATE_OVER_MS:
             self._points.popleft()
 

@@ -251,12 +251,13 @@ def test_the_environment_table_is_what_the_worker_reads() -> None:
     sources = (
         "trainer/attempt/runtime_env.py",
         "entrypoint.py",
+        "inference/environment.py",
         "contract/failpoints.py",
         "frozen_imports.py",
         "contract/subprocess_contract.py",
     )
     code = "".join((ROOT / "src" / "gen_worker" / name).read_text() for name in sources)
-    pattern = r"\"((?:TRAINER|TRN|WORKER|AWS|GEN_WORKER|STORAGE)_[A-Z0-9_]+)\""
+    pattern = r"\"((?:TRAINER|INFERENCE|TRN|WORKER|AWS|GEN_WORKER|STORAGE)_[A-Z0-9_]+)\""
     assert documented == set(re.findall(pattern, code))
 
 
@@ -335,9 +336,11 @@ def test_the_example_events_have_the_fields_that_are_written(tmp_path: Path) -> 
         "cancel_reason",
         "close",
         "ended_by",
+        "event",  # of any name: of a model server
         "events_path",
         "flush",
         "is_canceled",
+        "reached_step",
         "terminal_event",
     }
 

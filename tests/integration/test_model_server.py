@@ -1,6 +1,7 @@
 """A model server as an operator and its clients see it: start, answers, stop, restart."""
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from worker_process import TRAINERS, Run
 
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.process_identity import list_pids, read_process
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 from gen_worker.trainer.contracts import StepContext
 
@@ -137,6 +139,49 @@ def test_a_model_that_cannot_be_loaded_is_a_failure_of_its_category(
     assert server.events("ready") == []
 
 
+def test_a_model_that_cannot_be_loaded_says_so_also_where_feedback_is_taken(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    server = Server(tmp_path, with_settings(versions[1], ballast=10), feedback={"rows": 1}, request_log=1.0)
+    server.launch()
+    assert server.wait() == 13, server.log
+    assert "ballast" in server.events("failed")[0]["error"]
+
+
+def test_a_stop_while_it_starts_ends_it(tmp_path: Path, versions: dict[int, ModelVersion]) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("slow")
+    server = Server(tmp_path / "run", with_settings(versions[1], fault_file=str(fault)), feedback={"rows": 1})
+    server.launch()
+    server.wait_event("started")
+    stopped(server)
+    assert server.events("failed")[0]["category"] == "cancelled"
+
+
+def test_a_time_limit_ends_it_like_a_cancel(tmp_path: Path, versions: dict[int, ModelVersion]) -> None:
+    server = Server(tmp_path, versions[1])
+    server.job["time_limit_s"] = 1.0
+    server.launch()
+    assert server.wait() == 76, server.log
+    assert server.events("failed")[0]["category"] == "timeout"
+
+
+def test_without_its_model_parent_the_attempt_fails_as_the_machines_fault(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    server = Server(tmp_path, versions[1], replicas=2)
+    server.job["resources"] = {"devices": ["cpu", "cpu"]}
+    server.start()
+    (parent,) = [pid for pid in list_pids() if (state := read_process(pid)) and state.parent == server.pid]
+    os.kill(parent, signal.SIGKILL)
+    assert server.wait() == 13, server.log
+    failed = server.events("failed")[0]
+    assert (failed["cause"], failed["fault"]) == ("killed", "machine")
+    server.start()
+    assert server.predict().status == 200
+    stopped(server)
+
+
 def test_it_drains_what_was_asked_before_it_ends(tmp_path: Path, versions: dict[int, ModelVersion]) -> None:
     fault = tmp_path / "fault"
     fault.write_text("slow")
@@ -185,8 +230,6 @@ def test_a_job_that_names_another_version_is_obeyed_and_not_the_document_of_the_
 
 def test_no_process_outlives_its_server(tmp_path: Path, versions: dict[int, ModelVersion]) -> None:
 
-    from gen_worker.contract.process_identity import list_pids, read_process
-
     def family(pid: int) -> set[int]:
         found, waiting = set(), {pid}
         states = {each: state for each in list_pids() if (state := read_process(each)) is not None}
@@ -205,7 +248,5 @@ def test_no_process_outlives_its_server(tmp_path: Path, versions: dict[int, Mode
 
 
 def _is_running(pid: int) -> bool:
-    from gen_worker.contract.process_identity import read_process
-
     state = read_process(pid)
     return state is not None and not state.is_ended

@@ -14,7 +14,9 @@ import pyarrow.parquet  # noqa: F401
 import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
 import torchmetrics  # noqa: F401
 
+import gen_worker.inference.model.template
 import gen_worker.inference.server
+import gen_worker.trainer.arrow_feed
 import gen_worker.trainer.runtime  # noqa: F401
 from gen_worker.trainer.checkpoints.writing import warm_writer
 

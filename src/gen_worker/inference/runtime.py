@@ -41,6 +41,7 @@ class InferenceRuntime(WorkerRuntime):
                 token=token,
                 redact=self.redact,
                 early_signals=self._early_signals,
+                is_stepwise=False,
             )
             _work(session, environment, job)
         except BaseException as cause:

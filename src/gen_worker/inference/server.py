@@ -42,7 +42,7 @@ from gen_worker.inference.feedback.loop import FeedbackLoop
 from gen_worker.inference.front.front import AnsweredRequest, Front, FrontOptions
 from gen_worker.inference.front.pool import QueueLimits, ReplicaPool
 from gen_worker.inference.front.workers.model_processes import ModelProcesses
-from gen_worker.inference.model.orders import ModelOptions
+from gen_worker.inference.model.orders import ModelOptions, threads_of_worker
 from gen_worker.inference.model.parent import ModelParent
 from gen_worker.inference.promotion import Promotions
 from gen_worker.inference.request_log import RequestLog
@@ -248,14 +248,20 @@ class ModelServer:
 
     def _make_pool(self, version: ModelVersion, processes: ModelProcesses) -> ReplicaPool:
         spec, resources = self._spec, self.job.resources
-        devices = resources.device_names
         options = ModelOptions(
             max_batch_rows=spec.max_batch_rows,
-            num_threads=max(1, (resources.cpus or 1) // spec.replicas),
-            device=devices[0] if devices else None,
+            num_threads=threads_of_worker(resources.cpus, spec.replicas),
+            devices=tuple(resources.device_names or ()),
         )
         limits = QueueLimits(max_delay_ms=spec.max_delay_ms, max_queue_rows=spec.max_queue_rows)
-        return ReplicaPool(version, processes, options, spec.replicas, limits=limits, log=logger)
+        return ReplicaPool(
+            version,
+            processes,
+            options,
+            spec.replicas,
+            limits=limits,
+            log=logger,
+        )
 
     async def _open_front(self) -> str:
         """At the address of the job. Where that leaves the port open: at that of the attempt before, if it is free."""

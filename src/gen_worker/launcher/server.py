@@ -76,6 +76,8 @@ WARM_MODULES = (
     "gen_worker.trainer.checkpoints.writing.warm_writer",
     "gen_worker.trainer.datasets.shard_loader",
     "gen_worker.trainer.feed.tensors",
+    "gen_worker.inference.server",
+    "gen_worker.inference.model.template",
 )
 
 

@@ -64,6 +64,7 @@ class JobLifecycle:
         grace_s: float,
         time_limit_s: float | None = None,
         cancel_file: Path | None = None,
+        is_stepwise: bool = True,
         clock: Callable[[], float] = time.monotonic,
         exit_process: Callable[[int], Any] = os._exit,
     ) -> None:
@@ -74,6 +75,7 @@ class JobLifecycle:
         self._grace_s = grace_s
         self._time_limit_s = time_limit_s
         self._cancel_file = cancel_file
+        self._is_stepwise = is_stepwise
         self._clock = clock
         self._exit_process = exit_process
         self.on_look: list[Callable[[], None]] = []  # called in each round of the watcher
@@ -147,17 +149,19 @@ class JobLifecycle:
             return
         is_repeated = self._clock() - self._interrupted < ONE_KEYPRESS_S
         is_second = self._stop.reason is not None and number == signal.SIGINT and not is_repeated
-        if is_second and _is_in_authors_code(frame):
+        if is_second and self._is_stepwise and _is_in_authors_code(frame):
             raise TrainingCanceled(
                 f"{name} a second time: stopped without saving. Steps since the last checkpoint are lost"
             )
         if self._stop.reason is None:
             self._interrupted = self._clock()
             self._stop.request(f"cancelled by {name}")
-            again = "; Ctrl-C again stops without saving" if number == signal.SIGINT else ""
+            after = " after this step" if self._is_stepwise else ""
+            is_saved = self._is_stepwise and number == signal.SIGINT
+            again = "; Ctrl-C again stops without saving" if is_saved else ""
             limit = f", at most {self._grace_s:g} s" if self._grace_s < float("inf") else ""
             # Not through logging: the interrupted code may hold its lock.
-            os.write(2, f"gen_worker: stopping after this step{limit}{again}\n".encode())
+            os.write(2, f"gen_worker: stopping{after}{limit}{again}\n".encode())
 
     def _overrun(self) -> None:
         """The step did not end within the grace period: report, and exit without it."""

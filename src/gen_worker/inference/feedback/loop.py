@@ -72,7 +72,7 @@ class FeedbackLoop:
         self._tell = tell
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feedback")
         self._wake = asyncio.Event()
-        self._requests: RequestJournal
+        self._opened_requests: RequestJournal | None = None
         self._opened_store: FeedbackStore | None = None
         self._due = FeedbackDue()
         self._schema_of: tuple[ModelVersion, pa.Schema | None] | None = None
@@ -172,6 +172,11 @@ class FeedbackLoop:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     @property
+    def _requests(self) -> RequestJournal:
+        assert self._opened_requests is not None, "it is opened before the front is"
+        return self._opened_requests
+
+    @property
     def _store(self) -> "FeedbackStore":
         if self._opened_store is None:
             from gen_worker.inference.feedback.store import FeedbackStore
@@ -180,7 +185,7 @@ class FeedbackLoop:
         return self._opened_store
 
     def _open(self, pool: ReplicaPool) -> None:
-        self._requests = RequestJournal(
+        self._opened_requests = RequestJournal(
             self._folder / REQUESTS, max_bytes=self._spec.keep_mb << 20, executor=self._thread
         )
         (self._folder / ROWS).mkdir(exist_ok=True)
@@ -398,7 +403,8 @@ class FeedbackLoop:
         if self._opened_store is not None:
             self._opened_store.seal()
             self._opened_store.close()
-        self._requests.close()
+        if self._opened_requests is not None:
+            self._opened_requests.close()
 
 
 def _to_stream(table: "pa.Table") -> bytes:

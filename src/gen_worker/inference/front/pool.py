@@ -92,13 +92,13 @@ class ReplicaPool:
         self._replicas = [
             Replica(
                 version,
-                options,
+                options.of_worker(number),
                 processes,
                 received=self._receive,
                 changed=self._note_change,
                 ended=self._note_end,
             )
-            for _ in range(replicas)
+            for number in range(replicas)
         ]
         self._queue = Queue()
         self._recovery = Recovery(self.counters, log)

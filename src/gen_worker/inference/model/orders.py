@@ -7,6 +7,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.inference.frames import FrameReader, encode_frame
@@ -24,8 +25,15 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_rows: int = 32
     num_threads: int = 1  # of a worker, for one operation
     device: str | None = None  # None: what training would choose
+    devices: tuple[str, ...] = ()  # of several workers: they take turns with them
     memory_mb: int | None = None  # what a worker may take above its loaded model
     probe: bool = True  # every shape is called before a worker says that it is ready
+
+    def of_worker(self, number: int) -> "ModelOptions":
+        """With the device of that one of several workers."""
+        if not self.devices:
+            return self
+        return replace(self, device=self.devices[number % len(self.devices)], devices=())
 
 
 def threads_of_worker(cpus: int | None, num_workers: int) -> int:

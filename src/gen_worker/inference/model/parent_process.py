@@ -53,6 +53,7 @@ WARM_MODULES = (
     "torch",
     "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pyarrow.parquet",
+    "gen_worker.trainer.arrow_feed",  # of `batch_to_torch`, which most classes use
     "gen_worker.inference.model.template",
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

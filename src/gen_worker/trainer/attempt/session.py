@@ -52,6 +52,7 @@ class AttemptSession:
     redact: Callable[[str], str] = str
     early_signals: Sequence[int] = ()  # received before the session was opened
     echo_every_s: float | None = None
+    is_stepwise: bool = True  # it stops after a step, and has saved by then
     phase: Category = field(default=Category.STARTUP, init=False)
     stop: StopSignal = field(default_factory=StopSignal, init=False)
     progress: Progress = field(default_factory=Progress, init=False)
@@ -90,6 +91,7 @@ class AttemptSession:
                     grace_s=self.grace_s,
                     time_limit_s=min(limits_s, default=None),
                     cancel_file=environment.cancel_file,
+                    is_stepwise=self.is_stepwise,
                 )
             )
             self.stack = stack.pop_all()

@@ -40,6 +40,12 @@ if _MADE_HERE:
     tempfile.tempdir = None  # it is looked up again
 
 
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test starts is as where torch is not installed: a launcher would import it in advance, which takes seconds."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "integration" / "without_torch"))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     del config
     if _MADE_HERE:

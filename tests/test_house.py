@@ -1,6 +1,7 @@
 """The house rules as tests: who may import whom, what an import may cost, which names are public."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -247,7 +248,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> set[str]:
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
     """Every module of ours that the file names in an import, wherever the import stands."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -262,7 +264,7 @@ def imported(path: Path) -> set[str]:
                 for alias in node.names
                 if is_module(f"{node.module}.{alias.name}")
             }
-    return {name for name in names if name.split(".")[0] in ("gen_worker", "trn")}
+    return frozenset(name for name in names if name.split(".")[0] in ("gen_worker", "trn"))
 
 
 def is_module(name: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, end_everything
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 TRN = str(Path(sys.executable).with_name("trn"))
 
 

@@ -35,6 +35,7 @@ from trn.registry.sqlite import RunRegistry
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 TRN = str(Path(sys.executable).with_name("trn"))
 CAUSE = "training failed at step 3: RuntimeError: too \x1b[31mbad"
 FAILED = failure("train-step", step=3, error="RuntimeError: too \x1b[31mbad", outlook="not-retried")

@@ -21,6 +21,7 @@ from command_line import (
 )
 from daemon_process import end_everything
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 STOPPED = "the daemon was stopped; "
 INNARDS = ("addresses", "FAILED_PRECONDITION", "python -m", "Traceback")
 

@@ -32,6 +32,7 @@ from daemon_process import end_everything
 
 from trn.core.version import VERSION
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 # Root may read and write everywhere; without two of its powers it may not.
 BOUND = (
     "import ctypes, os, sys; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in (1, 2)];"

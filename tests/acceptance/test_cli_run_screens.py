@@ -9,6 +9,7 @@ from command_line import COLUMNS, Terminal
 from daemon_process import end_everything
 from documents import ROOT, read_blocks
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 PAGE = ROOT / "docs" / "cli-run.md"
 SCREENS = {
     block.info.removeprefix("screen: "): block

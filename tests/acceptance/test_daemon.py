@@ -221,6 +221,7 @@ def test_a_run_of_several_processes_trains_and_is_cancelled_as_one(
     assert [one for one in family if is_alive(one)] == []
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_daemon_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
     home = tmp_path / "home"
     daemon = DaemonProcess(home, settings=SETTINGS)
@@ -251,6 +252,7 @@ def test_a_daemon_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
         end_everything(home)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     daemon = DaemonProcess(home, settings=SETTINGS)
@@ -283,6 +285,7 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(tmp_path: Path
         end_everything(home)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_full_disk_refuses_in_words_and_everything_goes_on_when_there_is_room(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -17,6 +17,7 @@ from trn.registry.base import Ending
 from trn.registry.metrics import MetricStore
 from trn.registry.sqlite import RunRegistry
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 EVIL = "gpj\u202e.\x1b[2J\x1b]0;owned\x07\x9b5m\u2066\u200bX"
 
 

@@ -15,6 +15,8 @@ from daemon_process import end_everything
 
 from trn.core.home import Home
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:

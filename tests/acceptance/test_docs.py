@@ -26,6 +26,7 @@ from documents import (
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import kill_processes
+from warm_python import python_folder
 
 DOCS = ROOT / "docs"
 DEADLINE_S = 120
@@ -73,7 +74,7 @@ def test_every_block_of_the_page_runs(page: Path, sandbox: Path) -> None:
         elif block.language == "python":
             script = sandbox / f"block_{block.line}.py"
             script.write_text(block.text)
-            done = run([sys.executable, script.name], sandbox)
+            done = run(["python", script.name], sandbox)
             assert done.returncode == 0, f"{block}:\n{done.stdout}"
         elif block.language in ("sh", "bash"):
             run_commands(block, sandbox)
@@ -82,8 +83,19 @@ def test_every_block_of_the_page_runs(page: Path, sandbox: Path) -> None:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Path]:
-    """A folder to run a page in. Daemons, launchers and workers that were started there end with it."""
+def sandbox(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A folder to run a page in. Daemons, launchers and workers that were started there end with it.
+
+    Where no block of the page names torch, there is none.
+    """
+    programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    if any("torch" in block.text for block in read_blocks(request.getfixturevalue("page"))):
+        programs.insert(0, python_folder())
+    else:
+        request.getfixturevalue("without_torch")
+    monkeypatch.setenv("PATH", os.pathsep.join(programs))
     yield tmp_path
     end_processes(tmp_path)
 
@@ -107,10 +119,10 @@ def is_of(process: psutil.Process, folder: Path) -> bool:
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environ = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "TRN_HOME": str(folder / "home"),  # short: a socket's path must be
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     return subprocess.run(

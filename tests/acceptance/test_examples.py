@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+from warm_python import python_folder
+
 DEADLINE_S = 240
 WORKER = "WORKER_MODE=trainer TRAINER_JOB_SPEC_PATH=job.yaml TRAINER_ARTIFACTS_DIR=run exec python -m gen_worker.entrypoint"
 
@@ -56,8 +59,11 @@ class Example:
         return example
 
     def shell(self, commands: str, *, folder: Path, **env: str) -> None:
+        programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        if self.name != "numpy_trainer":  # its workers never load torch
+            programs.insert(0, python_folder())
         environ = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": os.pathsep.join(programs),
             "HOME": str(self.root),
             "TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"],
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -28,6 +28,7 @@ def become_worker(request: dict[str, Any]) -> NoReturn:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
+        sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
         sys.path[:0] = [request["cwd"], *filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))]
         for number, name in ((1, "stdout"), (2, "stderr")):
             fd = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from warm_python import python_folder
 
 from gen_worker.contract.lease import RunLease
 
@@ -114,6 +115,10 @@ class Run:
 
     def work(self, **env: str) -> subprocess.CompletedProcess[str]:
         """Run one worker to its end, forked from a process that has the heavy imports done."""
+        if (
+            self.job.get("resources", {}).get("processes", 1) > 1
+        ):  # torchrun and its processes are forked, too
+            env["PYTHON_EXEC"] = f"{python_folder()}/python"
         command, environ = self.command(**env)
         stdout, stderr = self.folder / "stdout.log", self.folder / "stderr.log"
         request = {

@@ -1,6 +1,7 @@
 """The program of `trn gui`."""
 
 import gc
+import os
 import signal
 import sys
 from types import FrameType
@@ -11,6 +12,8 @@ from PySide6.QtWidgets import QApplication
 from trn.core.home import Home
 from trn.qt.garbage import GarbageTimer
 from trn.qt.window import TrainerWindow
+
+EXIT_TIMEOUT_MS = 60_000  # an import or a code snapshot cannot be cancelled
 
 
 def run(home: Home) -> int:
@@ -33,4 +36,7 @@ def run(home: Home) -> int:
     window.start()
     code = application.exec()
     timer.stop()
+    for thread in (window.bridge, window.calls):
+        if not thread.wait(EXIT_TIMEOUT_MS):
+            os._exit(code)  # Python must not end under a thread that uses Qt
     return code

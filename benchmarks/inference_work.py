@@ -1,12 +1,14 @@
 """The models that the servers of the topic `inference` answer with, and the checkpoints of ours.
 
-The same weights for every side: drawn from a fixed seed. `WIDE` is for requests of 32 × 784 numbers.
+The same weights for every side: drawn from a fixed seed. The wide model is one layer: its requests of 32 × 784 numbers
+are to measure how they are read.
 """
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ NUM_ROWS = 256
 
 def make_model(width: int) -> torch.nn.Module:
     torch.manual_seed(0)
+    if width == WIDE:
+        return torch.nn.Linear(WIDE, 10)
     return torch.nn.Sequential(
         torch.nn.Linear(width, 256),
         torch.nn.ReLU(),
@@ -35,12 +39,13 @@ def make_model(width: int) -> torch.nn.Module:
 
 
 class Mlp:
-    """`hyperparams.width` is the length of `x`."""
+    """`hyperparams.width` is the length of `x`; `delay_s` is added to each batch."""
 
     label_columns = ("y",)
 
     def setup(self, ctx: StepContext) -> None:
         torch.set_num_threads(1)
+        self.delay_s: float = ctx.job.hyperparams.get("delay_s", 0.0)
 
     def configure(self, ctx: StepContext) -> dict[str, Any]:
         return {"model": make_model(ctx.job.hyperparams["width"])}
@@ -59,22 +64,24 @@ class Mlp:
         state["model"].load_state_dict(payload["model"])
 
     def predict(self, rows: Any, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        if self.delay_s:
+            time.sleep(self.delay_s)
         return {"logits": state["model"](batch_to_torch(rows, ["x"])["x"])}
 
 
-def make_version(folder: Path, width: int) -> ModelVersion:
+def make_version(folder: Path, width: int, delay_s: float = 0.0) -> ModelVersion:
     """Train one step that changes nothing, for a checkpoint that is served as any other."""
-    data, runs = folder / f"data-{width}.parquet", folder / f"run-{width}"
+    data, runs = folder / f"data-{width}.parquet", folder / f"run-{width}-{delay_s:g}"
     runs.mkdir(parents=True)
     values = np.random.default_rng(0).random((NUM_ROWS, width), dtype=np.float32)
     x = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
     pq.write_table(pa.table({"x": x, "y": pa.array([0] * NUM_ROWS, pa.int64())}), data)
     job = {
         "trainer_api_version": "v1",
-        "run_id": f"mlp-{width}",
+        "run_id": runs.name,
         "trainer": "inference_work:Mlp",
         "max_steps": 1,
-        "hyperparams": {"width": width},
+        "hyperparams": {"width": width, "delay_s": delay_s},
         "dataset": {"parquet_paths": [str(data)], "batch_size": 32},
     }
     (runs / "job.json").write_text(json.dumps(job))
@@ -90,7 +97,7 @@ def make_version(folder: Path, width: int) -> ModelVersion:
     meta = runs / "checkpoints" / "final.meta.json"
     (data_file,) = json.loads(meta.read_text())["files"]
     return ModelVersion(
-        run_id=job["run_id"],  # type: ignore[arg-type]
+        run_id=runs.name,
         step=1,
         weights_hash=data_file["hash"],
         checkpoint=str(meta),

@@ -23,7 +23,20 @@ from environments import APART, MAIN
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-TOPICS = ("loop", "trainer", "ddp", "runner", "feed", "checkpoint", "import", "daemon", "cli", "faces", "qt")
+TOPICS = (
+    "loop",
+    "trainer",
+    "ddp",
+    "runner",
+    "feed",
+    "checkpoint",
+    "import",
+    "daemon",
+    "cli",
+    "faces",
+    "qt",
+    "inference",
+)
 NEED_APART = {"cli", "faces"}
 FORMAT_VERSION = 1
 

@@ -181,8 +181,8 @@ class ReplicaPool:
         return sum(replica.ready is not None for replica in self._replicas)
 
     @property
-    def num_restarts(self) -> int:
-        return sum(replica.num_restarts for replica in self._replicas)
+    def worker_pids(self) -> list[int]:
+        return [replica.ready.pid for replica in self._replicas if replica.ready is not None]
 
     @property
     def queued_rows(self) -> int:

@@ -85,7 +85,6 @@ class Replica:
         )  # single rows, one of which may have ended a worker: computed alone
         self.streams: set[int] = set()
         self.is_killed = False  # by us: it took too long, or said what it must not
-        self.num_restarts = 0
 
     @property
     def is_free(self) -> bool:
@@ -98,7 +97,6 @@ class Replica:
                 await self._run_worker()
                 if self.not_ready is not None:
                     await asyncio.sleep(self._delay.next_s())
-                self.num_restarts += 1
         finally:
             self._end_link()
 

@@ -1,0 +1,219 @@
+"""Model servers: ours beside LitServe and FastAPI with the same model, and beside uvicorn that says hello.
+
+The load is wrk's, from Debian, on the same cores as the servers. All sides of a row are measured in the same rounds.
+"""
+
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bars import Bar, Row, build_row
+from harness import DATA, Measurements, Side, measure
+from inference_load import DELAY_S
+
+OURS = "ours"
+ONE, ARROW, WIDE_JSON = "ours, 1 client", "ours, Arrow IPC", "ours, JSON of the same rows"
+LEFT, KILLED, MEMORY = "ours, clients left", "ours, worker killed", "ours, idle"
+HELLO, FASTAPI = "uvicorn, hello", "FastAPI"
+LITSERVE, UNBATCHED = "LitServe, batches of 32", "LitServe, no batching"
+LITSERVE_ONE, LITSERVE_LEFT, BARE = "LitServe, 1 client", "LitServe, clients left", "the model alone"
+BATCH_ROWS = 32
+TIMEOUT_S = 300.0
+Take = Callable[..., None]
+
+
+def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurements]:
+    DATA.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=DATA, prefix="inference-", ignore_cleanup_errors=True) as name:
+        measured = _measure_all(Path(name), quick=quick, say=say)
+    return build_rows(measured), measured
+
+
+def _measure_all(folder: Path, *, quick: bool, say: Callable[[str], None]) -> Measurements:
+    small, wide = _write_inputs(folder)
+    measured = Measurements()
+
+    def side(name: str, function: str, max_rounds: int | None = None, **options: Any) -> Side:
+        return Side(name=name, function=function, options=options, max_rounds=max_rounds)
+
+    def take(num_rounds: int, *sides: Side) -> None:
+        measured.append(
+            measure(
+                "inference_sides.py",
+                sides,
+                num_rounds=1 if quick else num_rounds,
+                fresh=False,
+                say=say,
+                timeout_s=TIMEOUT_S,
+            )
+        )
+
+    seconds = 1.0 if quick else 4.0
+    many = {"body": small["body"], "connections": 32, "seconds": seconds}
+    one = {**many, "connections": 1}
+    take(
+        7,
+        side(OURS, "front", version=small["version"], load=many),
+        side(HELLO, "hello", load={"connections": 32, "seconds": seconds}),
+        side(LITSERVE, "litserve", is_batched=True, load=many),
+        side(UNBATCHED, "litserve", max_rounds=3, is_batched=False, load=many),
+        side(FASTAPI, "fastapi", max_rounds=3, load=many),
+    )
+    take(
+        5,
+        side(ONE, "front", version=small["version"], load=one),
+        side(LITSERVE_ONE, "litserve", is_batched=False, load=one),
+    )
+    arrow = {"body": wide["arrow"], "content_type": "application/vnd.apache.arrow.stream", "seconds": seconds}
+    take(
+        5,
+        side(ARROW, "front", version=wide["version"], load={**arrow, "connections": 8}),
+        side(
+            WIDE_JSON,
+            "front",
+            version=wide["version"],
+            load={"body": wide["body"], "connections": 8, "seconds": seconds},
+        ),
+    )
+    take(
+        5,
+        side(LEFT, "front_left", version=small["slow"], body=small["body"]),
+        side(LITSERVE_LEFT, "litserve_left", max_rounds=2, body=small["body"]),
+    )
+    take(7, side(KILLED, "front_killed", version=small["version"], load={**many, "seconds": 3.0}))
+    rest = {**one, "seconds": 1.0}
+    take(3, side(MEMORY, "front_memory", version=small["version"], load=rest), side(BARE, "bare_memory"))
+    return measured
+
+
+def _write_inputs(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Files that the sides are given: versions, and the bodies of requests."""
+    import msgspec
+    import numpy as np
+    import pyarrow as pa
+
+    from inference_work import SMALL, WIDE, make_version
+
+    def version(width: int, name: str, delay_s: float = 0.0) -> str:
+        path = folder / f"{name}.json"
+        path.write_bytes(msgspec.json.encode(make_version(folder, width, delay_s)))
+        return str(path)
+
+    rng = random.Random(0)
+    small = folder / "small-body.json"
+    small.write_text(json.dumps({"rows": [{"x": [round(rng.random(), 4) for _ in range(SMALL)]}]}))
+    values = np.random.default_rng(0).random((BATCH_ROWS, WIDE), dtype=np.float32)
+    wide = folder / "wide-body.json"
+    wide.write_text(json.dumps({"rows": [{"x": row} for row in values.tolist()]}))
+    arrow = folder / "wide-body.arrow"
+    x = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), WIDE)
+    with pa.ipc.new_stream(str(arrow), pa.schema([("x", x.type)])) as writer:
+        writer.write_batch(pa.record_batch({"x": x}))
+    return (
+        {"version": version(SMALL, "small"), "slow": version(SMALL, "slow", DELAY_S), "body": str(small)},
+        {"version": version(WIDE, "wide"), "body": str(wide), "arrow": str(arrow)},
+    )
+
+
+def build_rows(measured: Measurements) -> list[Row]:
+    beside = [HELLO, LITSERVE, UNBATCHED, FASTAPI]
+    mlp = "MLP 64-256-256-10, JSON, 32 clients"
+    models = [LITSERVE, UNBATCHED, FASTAPI]
+    return [
+        build_row(
+            measured,
+            what=f"{mlp}, against a server of models",
+            unit="requests/s",
+            key="per_s",
+            ours=OURS,
+            beside=models,
+            bar=Bar(limit=10, at_least=True, against=(LITSERVE,)),
+            note="wrk takes its part of the same two cores; every request has a bearer, is checked and counted",
+        ),
+        build_row(
+            measured,
+            what=f"{mlp}, against a server of nothing",
+            unit="requests/s",
+            key="per_s",
+            ours=OURS,
+            beside=[HELLO],
+            bar=Bar(limit=0.7, at_least=True, against=(HELLO,)),
+        ),
+        build_row(measured, what=f"{mlp}: p99", unit="ms", key="p99_ms", ours=OURS, bar=Bar(limit=5)),
+        build_row(
+            measured,
+            what=f"{mlp}: p99, against LitServe",
+            unit="ms",
+            key="p99_ms",
+            ours=OURS,
+            beside=beside,
+            bar=Bar(limit=0.25, against=(LITSERVE,)),
+        ),
+        build_row(
+            measured,
+            what=f"{mlp}: processor time of a request",
+            unit="µs",
+            key="cpu_us",
+            ours=OURS,
+            beside=beside,
+            bar=Bar(limit=60),
+            note="of all processes of the server",
+        ),
+        build_row(
+            measured,
+            what="MLP, JSON, one client: p50",
+            unit="ms",
+            key="p50_ms",
+            ours=ONE,
+            beside=[LITSERVE_ONE],
+            bar=Bar(limit=0.25),
+        ),
+        build_row(
+            measured,
+            what="one layer 784-10, 32 rows a request, Arrow IPC",
+            unit="requests/s",
+            key="per_s",
+            ours=ARROW,
+            beside=[WIDE_JSON],
+            bar=Bar(limit=5, at_least=True, against=(WIDE_JSON,)),
+        ),
+        build_row(
+            measured,
+            what="100 clients leave: the next one waits",
+            unit="batches",
+            key="wait_batches",
+            ours=LEFT,
+            beside=[LITSERVE_LEFT],
+            bar=Bar(limit=2),
+            note=f"a batch takes {1000 * DELAY_S:.0f} ms; LitServe computes one row at a time for the clients that left",
+        ),
+        build_row(
+            measured,
+            what="a model worker of two is killed under load: failed requests",
+            unit="requests",
+            key="failed",
+            ours=KILLED,
+            bar=Bar(limit=BATCH_ROWS),
+        ),
+        build_row(
+            measured,
+            what="a model worker of two is killed under load: back after",
+            unit="ms",
+            key="gone_ms",
+            ours=KILLED,
+            bar=Bar(limit=200),
+        ),
+        build_row(
+            measured,
+            what="idle server with a small model: memory",
+            unit="MB",
+            key="memory_mb",
+            ours=MEMORY,
+            beside=[BARE],
+            bar=Bar(limit=1.3, against=(BARE,)),
+            note="proportional set size of all its processes: what they share is counted once",
+        ),
+    ]

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server chromium qt-libraries
+.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server chromium wrk qt-libraries
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
@@ -13,9 +13,9 @@ test: $(VENV)/.test-ready check test-web redis-server chromium qt-libraries
 	@$(BIN)/python -m compileall -q src  # tests start hundreds of interpreters, some of which may not write bytecode
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# The event bus is tested against a real Redis, the page in a real browser. They are installed where that may be done, and
+# The event bus is tested against a real Redis, the page in a real browser; wrk loads servers in benchmarks. They are installed where that may be done, and
 # not started as a service; without them those tests are skipped, and say so.
-redis-server chromium:
+redis-server chromium wrk:
 	@command -v $@ >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 		$(APT_INSTALL) $@ >/dev/null 2>&1 || { timeout 120 apt-get update -qq && $(APT_INSTALL) $@; } >/dev/null 2>&1 || true
 	@command -v $@ >/dev/null || echo "There is no $@: tests of $(TESTED_WITH.$@) are skipped."
@@ -32,13 +32,14 @@ qt-libraries: $(VENV)/.test-ready
 APT_INSTALL = RUNLEVEL=1 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -yqq --no-install-recommends
 TESTED_WITH.redis-server := the event bus
 TESTED_WITH.chromium := the page in a browser
+TESTED_WITH.wrk := model servers under load
 
 check: $(VENV)/.test-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench:
+bench: wrk
 	@$(PYTHON) benchmarks/run.py
 
 # Hundreds of real runs while everything that can fail is made to fail; prints what it checked and what struck.

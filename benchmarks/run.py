@@ -1,6 +1,6 @@
 """`make bench`: the worker beside its named peers, in one run.
 
-    python3 benchmarks/run.py                      everything, about forty minutes
+    python3 benchmarks/run.py                      everything, about fifty minutes
     python3 benchmarks/run.py --only loop --quick  a part of it, fewer rounds, smaller data
     python3 benchmarks/run.py --resume             go on with today's run, leaving out the topics it already has
 

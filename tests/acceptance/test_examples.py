@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from documents import ROOT, read_blocks
 from numpy.typing import NDArray
 
@@ -90,6 +92,21 @@ class Example:
     def checkpoints(self) -> Path:
         return self.folder / "run" / "checkpoints"
 
+    def predict(self, parquet: str, *columns: str) -> dict[str, list[Any]]:
+        """What its class answers for the rows of a file, with columns of that file beside it."""
+        checkpoint = "run/checkpoints/final.meta.json"
+        spec = {"checkpoint": checkpoint, "parquet_paths": [parquet], "out": "predicted", "columns": columns}
+        job = {"run_id": "predicted", "mode": "inference", "prediction": spec}
+        (self.folder / "predict.json").write_text(json.dumps(job))
+        command = WORKER.replace("trainer", "inference", 1).replace("job.yaml", "predict.json")
+        self.shell(command.replace("=run ", "=predicting "), folder=self.folder)
+        found: dict[str, list[Any]] = {}
+        parts = json.loads((self.folder / "predicted" / "predictions.json").read_text())["parts"]
+        for part in parts:
+            for name, values in pq.read_table(self.folder / "predicted" / part["name"]).to_pydict().items():
+                found.setdefault(name, []).extend(values)
+        return found
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         path = self.folder / "run" / "metrics" / "events.jsonl"
         return [
@@ -138,6 +155,11 @@ def test_plain_torch_learns_stops_early_and_resumes_exactly(tmp_path: Path) -> N
     (completed,) = straight.events("completed")
     assert completed["step"] < 2_000, "early stopping ended it"
     assert max(values.get("val/accuracy", 0) for values in straight.metrics().values()) > 0.8, "a guess: 0.33"
+    found = straight.predict("validation.parquet", "point")
+    assert set(found) == {"arm", "probability", "point"}
+    right = pq.read_table(straight.folder / "validation.parquet")
+    assert found["point"] == right.column("point").to_pylist()
+    assert np.mean(np.array(found["arm"]) == right.column("arm").to_numpy()) > 0.8
     resumed = straight.resume(tmp_path / "resumed", step=(completed["step"] - 1) // 100 * 100)
     assert_same_bits(straight.checkpoint(), resumed.checkpoint())
 
@@ -154,6 +176,8 @@ def test_lora_finetune_beats_its_base_saves_only_the_adapter_and_resumes_exactly
     assert final.author_files is not None
     adapter_file, base_file = final.author_files / "lora.safetensors", straight.folder / "base.pt"
     assert adapter_file.stat().st_size < base_file.stat().st_size / 5
+    found = straight.predict("moon.parquet")
+    assert set(found) == {"acceleration", "base"}
     resumed = straight.resume(tmp_path / "resumed", step=200)
     assert_same_bits(final, resumed.checkpoint())
 
@@ -177,6 +201,10 @@ def test_cartpole_balances_films_itself_and_resumes_exactly(tmp_path: Path) -> N
         assert images[0].max() > 200, "on white ground"
         assert (images[0] != images[-1]).any(), "and something moves"
     assert re.search(r"(?m)\.mp4$", straight.output()), "the docs list the film"
+    names = ["position", "velocity", "angle", "angular_velocity"]
+    carts = {name: [0.0, 0.0] for name in names} | {"angle": [-0.1, 0.1], "angular_velocity": [-1.0, 1.0]}
+    pq.write_table(pa.table(carts), straight.folder / "carts.parquet")
+    assert straight.predict("carts.parquet")["to_the_right"] == [False, True], "it pushes under the pole"
     resumed = straight.resume(tmp_path / "resumed", step=10)
     assert_same_bits(straight.checkpoint(), resumed.checkpoint())
 
@@ -200,5 +228,7 @@ def test_numpy_trainer_learns_never_loads_torch_and_resumes_exactly(tmp_path: Pa
     assert len(validated) == 10
     assert validated[-1] < 0.15, "the variance of the ratings is about 1, their noise 0.04"
     assert isinstance(straight.checkpoint().state["likes"], np.ndarray)
+    found = straight.predict("validation.parquet", "person")
+    assert len(found["rating"]) == len(found["person"]) > 0
     resumed = straight.resume(tmp_path / "resumed", step=1_500)
     assert_same_bits(straight.checkpoint(), resumed.checkpoint())

@@ -145,6 +145,12 @@ def test_columns_of_the_input_are_copied_beside_the_answers(prediction: Predicti
     assert prediction.answers().column("x").to_pylist() == given.to_pylist()
 
 
+def test_a_column_that_the_model_answers_is_not_copied_over_it(prediction: Prediction) -> None:
+    prediction.spec["columns"] = ["y"]
+    assert prediction.work() == ExitCode.INPUT
+    assert "the model answers a column 'y'" in prediction.event("failed")["error"]
+
+
 def test_a_second_run_verifies_what_is_there_and_computes_nothing(prediction: Prediction) -> None:
     assert prediction.work() == 0, prediction.log
     before = {name: (prediction.out / name).stat().st_mtime_ns for name in prediction.names()}

@@ -75,9 +75,7 @@ def predict_group(
         path = out / _name(prefix, order, content.digest())
         table = _join(answers)
     for index, name in enumerate(order.columns):
-        column = pa.chunked_array([batch.column(index) for batch in kept])
-        place = table.schema.get_field_index(name)
-        table = table.append_column(name, column) if place < 0 else table.set_column(place, name, column)
+        table = table.append_column(name, pa.chunked_array([batch.column(index) for batch in kept]))
     _write(path, table, order)
     return _done(order, path, rows, was_there=False)
 

@@ -193,6 +193,12 @@ class _Prediction:
     def _check_columns(self, files: "list[tuple[str, list[str]]]", ready: Ready) -> None:
         from gen_worker.trainer.datasets.schema import column_faults, raise_input_faults
 
+        answered = [column.name for column in ready.outputs if column.name in self.spec.columns]
+        if answered:
+            raise InputError(
+                f"prediction.columns: the model answers a column {answered[0]!r}, so the input's cannot be copied: leave it"
+                " out"
+            )
         wanted = [*(column.name for column in ready.inputs), *self.spec.columns]
         if not wanted:
             return

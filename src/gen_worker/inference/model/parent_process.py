@@ -119,6 +119,14 @@ class ParentProcess:
                 pass
         finally:
             self._end_all()
+            signal.set_wakeup_fd(-1)
+            for end in (
+                self._link,
+                self._waker,
+                self._wake,
+                *(each.link for each in self._templates.values()),
+            ):
+                end.close()
 
     def _turn(self) -> bool:
         """Wait, then do what there is to do. False at the end."""

@@ -92,14 +92,19 @@ def run(
     `started` and authorization are the caller's. A stop request ends the workers at once; whole parts stay.
     """
     assert job.prediction is not None
-    _Prediction(
+    prediction = _Prediction(
         environment=environment,
         job=job,
         spec=job.prediction,
         session=session,
         version=version,
         parent=parent,
-    ).run()
+    )
+    try:
+        prediction.run()
+    finally:
+        for worker in prediction.workers.values():
+            worker.link.close()
 
 
 @dataclass(slots=True, kw_only=True)

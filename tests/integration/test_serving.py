@@ -24,6 +24,7 @@ from trn.core.errors import (
 from trn.core.runs import RunRecord, RunState
 from trn.core.serving.records import Promotion
 from trn.daemon.intake.submission import Submission
+from trn.daemon.serving.model_store import ModelStore
 from trn.executors.base import AttemptKey, Worker
 from trn.executors.fake import FakeProcess, Script
 from trn.registry.base import NewRun
@@ -122,7 +123,7 @@ def test_the_best_checkpoint_is_served_and_latest_and_a_step_can_be_asked_for(tm
             assert (await submit(host, job(run_id="unscored"))).run is not None
             best = await serve(host)
             assert (best.run.run_id, best.run.name, best.run.kind) == ("serve-mnist", "mnist", "server")
-            assert best.notes == ["mnist@200, the best by val/loss (0.3)"]
+            assert best.notes == ["model: mnist@200, the best by val/loss (0.3)"]
             for text, step in (("mnist@latest", 300), ("mnist@100", 100), ("mn@best", 200)):
                 made = await serve(host, text, name=f"n{step}{text[-1]}")
                 found = version_of(host.registry.get(made.run.run_id))
@@ -248,6 +249,8 @@ def test_a_completed_prediction_answers_an_equal_one_while_its_output_stands(tmp
             await host.start("predict-mnist")
             out.mkdir()
             (out / "part.parquet").write_bytes(b"predictions")
+            parts = {"run_id": "predict-mnist", "parts": [{"name": "part.parquet", "size_bytes": 11}]}
+            (out / "predictions.json").write_text(json.dumps(parts))
             await host.end("predict-mnist")
             again = await submit(host, config)
             assert again.existed
@@ -255,6 +258,9 @@ def test_a_completed_prediction_answers_an_equal_one_while_its_output_stands(tmp
             data.write_bytes(b"PAR1 other rows")
             assert not (await submit(host, config)).existed
             data.write_bytes(b"PAR1 rows")
+            (out / "part.parquet").write_bytes(b"cut")
+            checked = await host.service.check_run(Submission(config_json=json.dumps(config).encode()))
+            assert not isinstance(checked.run, RunRecord)  # it would be predicted again
             shutil.rmtree(out)
             anew = await submit(host, config)
             assert not anew.existed
@@ -453,5 +459,133 @@ def test_a_token_for_promotions_is_good_for_one_name_and_nothing_else(tmp_path: 
             async with trn.AsyncClient(address=host.tcp, token=token[:-1], is_insecure=True) as client:
                 with pytest.raises(ForbiddenError, match="not valid here"):
                     await client.get_served("mnist")
+
+    asyncio.run(main())
+
+
+async def follow_until_quiet(host: Host) -> None:
+    """What the daemon does every half second."""
+    await host.successors.look()
+    await host.successors.look()
+
+
+def test_a_followed_runs_better_checkpoints_are_promoted_and_nothing_is_tried_twice(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host, follow="mnist")  # mnist@200 is the best
+            run = host.registry.get("mnist")
+            folder = host.home.run("mnist").checkpoints
+            await follow_until_quiet(host)
+            assert host.registry.promotions("mnist") == []
+
+            save_checkpoint(folder, run, 400, metric=("val/loss", 0.35))
+            await follow_until_quiet(host)
+            assert host.registry.promotions("mnist") == []
+            save_checkpoint(folder, run, 500, metric=("val/loss", 0.2))
+            await follow_until_quiet(host)
+            (wanted,) = host.registry.promotions("mnist")
+            assert wanted.version is not None
+            assert (wanted.version.label, wanted.by, wanted.state) == ("mnist@500", "follow mnist", "wanted")
+            await server.say("promotion_refused", number=1, cause="latency", words="too slow")
+            save_checkpoint(folder, run, 600, metric=("val/loss", 0.3))  # another listing, the same best
+            await follow_until_quiet(host)
+            assert len(host.registry.promotions("mnist")) == 1
+
+            save_checkpoint(folder, run, 700, metric=("val/loss", 0.1))
+            await follow_until_quiet(host)
+            await done(host, server, host.registry.promotion("mnist", 2))
+            back = (await host.service.rollback("mnist")).promotion
+            await done(host, server, back)
+            save_checkpoint(folder, run, 800, metric=("val/loss", 0.15))
+            await follow_until_quiet(host)
+            assert [item.number for item in host.registry.promotions("mnist")] == [3, 2, 1]
+
+    asyncio.run(main())
+
+
+async def say_due(host: Host, server: Server, number: int, files: list[str]) -> None:
+    version = facts_of(version_of(host.registry.get(server.run_id)))
+    await server.say(
+        "feedback_due", number=number, rows=8, files=files, folder="/rows", reason="rows", version=version
+    )
+
+
+FEEDBACK = {"rows": 8, "train": {"max_steps": 20, "hyperparams": {"lr": 0.1}}}
+
+
+def test_feedback_submits_one_run_from_the_live_model_and_promotes_its_best_checkpoint(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host, feedback=FEEDBACK)
+            await say_due(host, server, 1, ["/rows/1.parquet"])
+            await say_due(host, server, 1, ["/rows/1.parquet"])  # written again after a crash
+            await follow_until_quiet(host)
+            (due,) = host.registry.due_feedback()
+            child = host.registry.get(due.child)
+            version = version_of(host.registry.get(server.run_id))
+            assert (child.run_id, child.parent_run_id, child.kind) == ("mnist.2", "mnist", "training")
+            assert child.config["weights"] == version["checkpoint"]
+            assert child.config["dataset"]["parquet_paths"] == ["/rows/1.parquet"]
+            assert (child.config["max_steps"], child.config["hyperparams"]) == (20, {"lr": 0.1})
+            assert "mock_batches" not in child.config
+
+            await host.start(child.run_id)
+            save_checkpoint(host.home.run(child.run_id).checkpoints, child, 20, metric=("val/loss", 0.1))
+            await follow_until_quiet(host)
+            assert host.registry.promotions("mnist") == []
+            await host.end(child.run_id)
+            await follow_until_quiet(host)
+            (wanted,) = host.registry.promotions("mnist")
+            assert wanted.version is not None
+            assert (wanted.version.label, wanted.by) == ("mnist.2@20", "feedback 1")
+            assert host.registry.due_feedback() == []
+        async with Host(tmp_path) as host:  # the next daemon does none of it again
+            await follow_until_quiet(host)
+            assert len(host.registry.promotions("mnist")) == 1
+            assert host.registry.counts() == {"RUNNING": 2, "COMPLETED": 1}
+
+    asyncio.run(main())
+
+
+def test_a_run_of_feedback_that_fails_promotes_nothing_and_the_next_feedback_makes_another(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host, feedback=FEEDBACK)
+            await say_due(host, server, 1, ["/rows/1.parquet"])
+            await follow_until_quiet(host)
+            await host.start("mnist.2")
+            await host.end("mnist.2", RunState.FAILED)
+            await follow_until_quiet(host)
+            assert host.registry.due_feedback() == []
+            await say_due(host, server, 2, ["/rows/2.parquet"])
+            await follow_until_quiet(host)
+            (due,) = host.registry.due_feedback()
+            assert (due.number, due.child) == (2, "mnist.3")
+            assert host.registry.get("mnist.3").config["dataset"]["parquet_paths"] == [
+                "/rows/1.parquet",
+                "/rows/2.parquet",
+            ]
+            assert host.registry.promotions("mnist") == []
+
+    asyncio.run(main())
+
+
+def test_prune_removes_models_that_no_run_needs_any_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host)
+            kept = Path(version_of(host.registry.get(server.run_id))["checkpoint"]).parent
+            store = host.home.models
+            assert (
+                ModelStore(store, host.home.snapshots).unused(host.registry.models_in_use(), grace_s=0) == []
+            )
+            await host.end(server.run_id, RunState.CANCELLED)
+            await host.service.remove_runs([server.run_id])
+            unused = ModelStore(store, host.home.snapshots).unused(host.registry.models_in_use(), grace_s=0)
+            assert unused == [kept]
 
     asyncio.run(main())

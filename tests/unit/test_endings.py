@@ -57,15 +57,8 @@ KILLED = failure("killed")
 
 
 def ended(number: int, saved_step: int = 0, cause: Cause = KILLED, **fields: Any) -> AttemptRecord:
-    return AttemptRecord(
-        run_id="r",
-        number=number,
-        launched_ms=0,
-        ended_ms=1,
-        cause=cause,
-        saved_step=saved_step,
-        **fields,
-    )
+    times = {"launched_ms": 0, "ended_ms": 1, **fields}
+    return AttemptRecord(run_id="r", number=number, cause=cause, saved_step=saved_step, **times)
 
 
 def failed(category: str, error: str = "boom", step: int = 7, cause: str = "") -> Terminal:
@@ -366,3 +359,43 @@ def test_the_backoff_doubles_up_to_five_minutes_and_is_each_runs_own() -> None:
     assert backoff_s(run(config={"retry": {"backoff_s": 0}}), 5) == 0
     waits = [interruption_backoff_s(run(num_interruptions=number)) for number in (0, 1, 2, 50)]
     assert waits == [0, 1, 2, 60]
+
+
+def server(**fields: Any) -> RunRecord:
+    return run(kind="server", **fields)
+
+
+def test_a_server_that_answered_is_started_again_at_once_whatever_ended_it_and_for_ever() -> None:
+    before = [ended(number, number, launched_ms=0, ended_ms=100_000) for number in range(1, 50)]
+    for how in ({"exit_code": -signal.SIGKILL}, {"terminal": failed("train-step"), "exit_code": 1}):
+        ending = end(server(attempt=50), before=before, saved_step=50, **how)
+        assert (ending.state, ending.delay_ms) == (RunState.PENDING, 0)
+        assert say_cause(ending.cause).endswith("retrying at once (attempt 51)")
+
+
+def test_a_server_that_never_answered_is_given_up_after_its_attempts_and_not_for_its_own_error() -> None:
+    refused = end(server(), exit_code=1, terminal=failed("model-load"))
+    assert refused.state is RunState.FAILED
+    second = end(server(attempt=2), exit_code=-signal.SIGKILL, before=[ended(1)])
+    assert second.state is RunState.PENDING
+    third = end(server(attempt=3), exit_code=-signal.SIGKILL, before=[ended(1), ended(2)])
+    assert third.state is RunState.FAILED
+    assert "3 attempts that did not become ready" in say_cause(third.cause)
+
+
+def test_a_server_that_falls_again_and_again_soon_after_its_start_waits_before_the_next() -> None:
+    delays = []
+    for number in range(1, 12):
+        before = [ended(each, each, launched_ms=0, ended_ms=3000) for each in range(1, number)]
+        delays.append(end(server(attempt=number), exit_code=1, before=before, saved_step=number).delay_ms)
+    assert delays == [0, 0, 0, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
+    long_lived = [*before, ended(11, 11, launched_ms=0, ended_ms=60_000)]
+    assert end(server(attempt=12), exit_code=1, before=long_lived, saved_step=12).delay_ms == 0
+
+
+def test_a_prediction_that_wrote_more_than_before_has_used_up_nothing() -> None:
+    prediction = run(kind="prediction", attempt=2)
+    assert end(prediction, exit_code=-signal.SIGKILL, before=[ended(1, 64)], saved_step=128).delay_ms == 0
+    stalled = end(prediction, exit_code=-signal.SIGKILL, before=[ended(1, 64)], saved_step=64)
+    assert stalled.delay_ms > 0
+    assert "1 of 3 that wrote nothing" in say_cause(stalled.cause)

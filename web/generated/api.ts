@@ -321,7 +321,7 @@ export interface ManyMetrics {
   runs: Record<string, RunSeries>;
 }
 
-/** `kind`: attempt, resume, kill, end, checkpoint, validation or best. */
+/** `kind`: attempt, resume, kill, end, checkpoint, validation, best or promotion. */
 export interface Marker {
   kind: string;
   step: number;
@@ -342,6 +342,33 @@ export interface Needs {
   cpus: number;
   memory_mb: number;
   pool: string;
+}
+
+export interface PromoteBody {
+  model: string;
+  action?: string;
+  percent?: number;
+  gate?: Record<string, unknown>;
+  promotion_id?: string;
+}
+
+/** One change of what a name answers with. `previous` answered before it; `gate` has the gate's figures. */
+export interface Promotion {
+  name: string;
+  run_id: string;
+  number: number;
+  action: string;
+  state: string;
+  version: VersionFacts | null;
+  previous: VersionFacts | null;
+  percent: number;
+  by: string;
+  asked_ms: number;
+  ended_ms: number | null;
+  cause: string;
+  words: string;
+  gate: Record<string, unknown> | null;
+  promotion_id: string;
 }
 
 /** A run that waits: for what, and who holds that. */
@@ -375,6 +402,10 @@ export interface ResumeBody {
   overrides?: Record<string, unknown>;
   checkpoint?: string | null;
   is_forced?: boolean;
+}
+
+export interface RollbackBody {
+  promotion_id?: string;
 }
 
 /** A run. `config` is null where it was not asked for. */
@@ -422,6 +453,8 @@ export interface Run {
   config: Record<string, unknown> | null;
   trainer: string;
   exactness: Exactness;
+  serves: string;
+  url: string;
 }
 
 /** A run with its config and what is around it. */
@@ -435,6 +468,8 @@ export interface RunDetails {
   exactness: Exactness;
   forecast: Forecast | null;
   forecast_reason: string;
+  served: ServedModel | null;
+  promotions: Promotion[];
 }
 
 export interface RunMetrics {
@@ -469,6 +504,33 @@ export interface Series {
   width: number;
 }
 
+/** A served name and its promotions, the newest first. */
+export interface ServedDetails {
+  served: ServedModel;
+  promotions: Promotion[];
+}
+
+export interface ServedList {
+  served: ServedModel[];
+}
+
+/** A served name: its newest server, and what that answers with as far as its events were read. */
+export interface ServedModel {
+  name: string;
+  run_id: string;
+  state: string;
+  is_ready: boolean;
+  url: string;
+  bearer_file: string;
+  live: VersionFacts | null;
+  previous: VersionFacts | null;
+  second: VersionFacts | null;
+  second_is: string;
+  percent: number;
+  ready_ms: number;
+  ready_attempt: number;
+}
+
 export interface SubmitBody {
   base_dir?: string | null;
   code_dir?: string | null;
@@ -499,4 +561,12 @@ export interface UpdateBody {
   name?: string | null;
   notes?: string | null;
   tags?: Record<string, string | null>;
+}
+
+/** Which model it is: what events, records and the headers of an answer say of a version. */
+export interface VersionFacts {
+  run_id: string;
+  step: number;
+  weights_hash: string;
+  code_hash: string;
 }

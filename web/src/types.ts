@@ -1,11 +1,11 @@
 /* What the HTTP API sends. The records are generated from the gateway's own (web/generate_types.py); times are ms since
    1970. What is not a record of the API is here. */
 
-import type { Num, Run } from "../generated/api";
+import type { Num, Run, VersionFacts } from "../generated/api";
 
 export type {
   Artifact, ArtifactPage, Attempt, Cause, Device, DiscardedSeries, Exactness, Fault, Forecast, Freed, Health, JobCheck, Lane,
-  LaneBar, Lanes, LineagePart, Machine, ManyMetrics, Marker, Needs, Num, Queued, Run, RunDetails, RunMetrics, RunPage, Series,
+  LaneBar, Lanes, LineagePart, Machine, ManyMetrics, Marker, Needs, Num, Promotion, Queued, Run, RunDetails, RunMetrics, RunPage, Series,
   SubmitResult,
 } from "../generated/api";
 
@@ -21,6 +21,9 @@ export interface TrainerEvent {
 
 /** Where a run's code and relative paths come from: a check of its job goes by the same as its next run. */
 export const originOf = ({ base_dir, snapshot, frozen_from, interpreter }: Run) => ({ base_dir, snapshot, frozen_from, interpreter });
+
+/** A model version, as it is called everywhere. */
+export const versionLabel = (version: VersionFacts | null | undefined): string => (version ? `${version.run_id}@${version.step}` : "");
 
 const TERMINAL = new Set<string>(["COMPLETED", "FAILED", "CANCELLED"]);
 

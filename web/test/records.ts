@@ -10,7 +10,7 @@ export function makeRun(given: Partial<Run> = {}): Run {
     ended_ms: null, not_before_ms: 0, attempt: 1, max_attempts: 3, step: 0, end_step: null, last_seq: 0, metrics: {}, devices: [],
     needs: { devices: [], gpus: 0, cpus: 1, memory_mb: 0, pool: "local" }, tags: {}, change: 0,
     log_dir: "", event_log: "", submission_id: "", secret_env: [], newest_video: "", newest_sample: "", num_refused_artifacts: 0, notes: "",
-    kind: "training", trainer: "", exactness: { state: "unknown", step: null, text: "" }, ...given,
+    kind: "training", serves: "", url: "", trainer: "", exactness: { state: "unknown", step: null, text: "" }, ...given,
   };
 }
 

@@ -79,7 +79,7 @@ BUS: tuple[str, ...] = ("bus.published", "bus.meant", "bus.obeyed")
 SERVING: tuple[str, ...] = (
     "promotion.recorded",
     "promotion.written",
-    "promotion.told",
+    "promotion.signalled",
     "feedback.submitted",
 )
 

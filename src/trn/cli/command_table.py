@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train a job: check it, submit it, follow it to its end."),
     "resume": ("resume", "Continue a run or a checkpoint."),
+    "serve": ("serve", "Serve a checkpoint of a run over HTTP."),
+    "promote": ("promote", "Change the model that a served name answers with."),
+    "rollback": ("rollback", "Go back to the model that answered before."),
+    "predict": ("predict", "Predict the rows of parquet files with a checkpoint."),
     "list": ("list_runs", "Show the runs."),
     "status": ("status", "Show everything about one run."),
     "why": ("why", "Explain why a run waits, runs or ended."),

@@ -47,6 +47,24 @@ def complete_live_run(
     return [CompletionItem(row.run_id, help=f"{row.state.lower()} {row.name}".strip()) for row in found]
 
 
+def complete_served(
+    ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Served names."""
+    from click.shell_completion import CompletionItem
+
+    from trn.cli.command_table import chosen_home
+
+    view = RegistryView(chosen_home(ctx.find_root().params.get("home")))
+    try:
+        found = view.served_names(incomplete)
+    except RegistryError:
+        return []  # completion never reports errors
+    finally:
+        view.close()
+    return [CompletionItem(name, help=run_id) for name, run_id in found]
+
+
 def complete_profile(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":

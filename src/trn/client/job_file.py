@@ -90,7 +90,7 @@ def find_field_faults(config: dict[str, Any]) -> list[Fault]:
         parse_job_spec({"run_id": UNNAMED, **config}, source="the job")
     except SpecError as fault:
         faults += map(Fault.of, fault.faults)
-    if config.get("trainer") is None:
+    if config.get("trainer") is None and config.get("mode") != "inference":  # else that of its checkpoint
         message = "not given, expected the trainer class as module:symbol"
         faults.append(Fault(message, path="trainer", kind="missing", expected="module:symbol"))
     return faults
@@ -145,10 +145,10 @@ def _apply(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
         config["name"] = changes.name
     if changes.weights is not None:
         config["weights"] = str(changes.weights.absolute())
-    yield from _apply_devices(config, changes)
+    yield from apply_devices(config, changes)
 
 
-def _apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
+def apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
     given = [
         option
         for option, value in (

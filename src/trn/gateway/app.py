@@ -46,6 +46,7 @@ from trn.gateway.routes import (
     metrics,
     run_files,
     runs,
+    serving,
     session,
     stream,
 )
@@ -67,6 +68,7 @@ ENDPOINTS: list[Endpoint] = [
     *commands.ENDPOINTS,
     *metrics.ENDPOINTS,
     *comparing.ENDPOINTS,
+    *serving.ENDPOINTS,
     *run_files.ENDPOINTS,
     *artifacts.ENDPOINTS,
     *logs.ENDPOINTS,

@@ -8,6 +8,7 @@ import msgspec
 
 from trn.core.number_words import as_word
 from trn.core.runs import AttemptRecord, LineagePart, RunRecord
+from trn.core.serving.records import Promotion, ServedModel
 from trn.gateway.reading.exactness import UNKNOWN, Exactness
 from trn.gateway.reading.forecast import Forecast
 from trn.proto.records import Attempt, Run
@@ -23,6 +24,8 @@ class HttpRun(Run, frozen=True, kw_only=True):
 
     trainer: str = ""  # the class that its job names
     exactness: Exactness = UNKNOWN
+    serves: str = ""  # of a server: the model that it answers with, as RUN@STEP
+    url: str = ""  # where
     metrics: dict[str, Number] = msgspec.field(default_factory=dict)  # type: ignore[assignment]
 
 
@@ -46,6 +49,8 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     exactness: Exactness
     forecast: Forecast | None
     forecast_reason: str  # why there is none
+    served: ServedModel | None = None  # of a server that has a name: what that answers with
+    promotions: list[Promotion] = []  # of that name, the newest first
 
 
 class HttpSeries(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +96,15 @@ class OverlayAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_run(
-    run: RunRecord | Run, trainer: str, exactness: Exactness = UNKNOWN, *, with_config: bool = False
+    run: RunRecord | Run,
+    trainer: str,
+    exactness: Exactness = UNKNOWN,
+    *,
+    with_config: bool = False,
+    served: ServedModel | None = None,
 ) -> HttpRun:
     """Of the registry's record, or of the client's."""
+    live = None if served is None else served.live
     values = {
         name: getattr(run, name)
         for name in Run.__struct_fields__
@@ -105,6 +116,8 @@ def show_run(
         config=dict(run.config or {}) if with_config else None,
         trainer=trainer,
         exactness=exactness,
+        serves="" if live is None else live.label,
+        url="" if served is None else served.url,
         metrics=_finite_values(run.metrics),
     )
 

@@ -33,6 +33,7 @@ from trn.registry.serving.served import (
     find_versions,
     find_wanted,
     list_due,
+    list_feedback_files,
     list_promotions,
     list_served,
 )
@@ -258,6 +259,9 @@ class RegistryReader:
 
     def due_feedback(self) -> list[DueFeedback]:
         return list_due(self._read)
+
+    def feedback_files(self, run_id: str, number: int) -> list[str]:
+        return list_feedback_files(self._read, run_id, number)
 
     def models_in_use(self) -> list[str]:
         return [

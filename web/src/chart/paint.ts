@@ -192,7 +192,7 @@ class Brush {
   }
 }
 
-const LINES = new Set(["attempt", "kill", "resume", "failure"]);
+const LINES = new Set(["attempt", "kill", "resume", "failure", "promotion"]);
 
 /** A thin line where an attempt began or ended, behind the curves. */
 function paintAttempts(
@@ -218,7 +218,7 @@ function paintAttempts(
 
 export function markColour(kind: string, palette: Palette): string {
   if (kind === "kill" || kind === "failure") return palette.bad;
-  if (kind === "best") return palette.good;
+  if (kind === "best" || kind === "promotion") return palette.good;
   return kind === "validation" ? palette.muted : palette.accent;
 }
 
@@ -255,6 +255,11 @@ function paintSign(ctx: CanvasRenderingContext2D, kind: string, x: number, y: nu
     ctx.moveTo(x - size, y + size);
     ctx.lineTo(x + size, y - size);
     ctx.stroke();
+  } else if (kind === "promotion") {
+    ctx.moveTo(x, y - size);
+    ctx.lineTo(x + size, y + size * 0.7);
+    ctx.lineTo(x - size, y + size * 0.7);
+    ctx.fill();
   } else if (kind === "resume" || kind === "attempt") {
     ctx.moveTo(x - size * 0.7, y - size);
     ctx.lineTo(x + size, y);

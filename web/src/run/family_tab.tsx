@@ -3,7 +3,7 @@
 import { formatCount, formatDuration, formatExactTime, formatTime } from "../format";
 import { compareUrl, runUrl } from "../router";
 import { now, runs } from "../store";
-import type { Attempt, Run } from "../types";
+import { type Attempt, type Promotion, type Run, versionLabel } from "../types";
 import { Icon } from "../ui/icon";
 import { StateBadge } from "../ui/state";
 import type { RunModel } from "./run_model";
@@ -12,9 +12,36 @@ export function FamilyTab({ model }: { model: RunModel }) {
   const details = model.details.value!;
   return (
     <section class="stack" aria-label="Attempts and family">
+      <Promotions promotions={details.promotions} />
       <Attempts attempts={details.attempts} />
       <Family model={model} />
     </section>
+  );
+}
+
+/** What a served name answered with, and who changed it. */
+function Promotions({ promotions }: { promotions: readonly Promotion[] }) {
+  if (promotions.length === 0) return null;
+  return (
+    <div class="card scroll" tabIndex={0} role="group" aria-label="Promotions">
+      <header><h2>Promotions</h2></header>
+      <table class="table">
+        <thead><tr><th class="number">#</th><th>Asked</th><th>What</th><th>Model</th><th>Before</th><th>By</th><th>Result</th></tr></thead>
+        <tbody>
+          {promotions.map((one) => (
+            <tr key={one.number}>
+              <td class="number">{one.number}</td>
+              <td title={formatExactTime(one.asked_ms)}>{formatTime(one.asked_ms)}</td>
+              <td>{one.action}{one.action === "split" && `, ${one.percent} %`}</td>
+              <td>{versionLabel(one.version)}</td>
+              <td>{versionLabel(one.previous)}</td>
+              <td>{one.by}</td>
+              <td class="why-cell">{one.state === "refused" ? `refused: ${one.words}` : one.state}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }
 

@@ -5,7 +5,7 @@ import { formatAgo, formatCount, formatDuration, formatExactTime, formatNumber, 
 import { compareUrl, navigate, runUrl } from "../router";
 import { ExactnessBadge, TagList } from "../runs/columns";
 import { now } from "../store";
-import { type Forecast, isTerminal, type Run } from "../types";
+import { type Forecast, isTerminal, type Run, versionLabel } from "../types";
 import { Bar } from "../ui/controls";
 import { Icon } from "../ui/icon";
 import { withCode } from "../ui/notice";
@@ -36,17 +36,17 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
       </div>
       <Why run={run} />
       <dl class="facts">
-        <div class="progress-fact">
+        {run.kind === "server" ? <ServedFacts model={model} run={run} /> : <div class="progress-fact">
           <dt>Progress</dt>
           <dd>
             step {formatCount(run.step)}{run.end_step !== null && ` of ${formatCount(run.end_step)}`}
             <Bar value={run.step} max={run.end_step} label="Progress" kind={stateClass(run.state)} />
           </dd>
-        </div>
+        </div>}
         <Fact name="Speed" value={speedText(model, run)} />
         <FinishFact run={run} forecast={details.forecast ?? null} />
         <Fact name="Started" value={startText(details.attempts[0]?.launched_ms ?? null)} title={exact(details.attempts[0]?.launched_ms)} />
-        <Fact name="Trained for" value={trainedText(model)} />
+        <Fact name={run.kind === "training" ? "Trained for" : "Ran for"} value={trainedText(model)} />
         {run.attempt > 1 && <Fact name="Attempts" value={formatCount(run.attempt)} />}
         {(run.trainer ?? "") !== "" && <Fact name="Trainer" value={run.trainer!} />}
         {run.devices.length > 0 && <Fact name="Devices" value={run.devices.join(", ")} />}
@@ -56,6 +56,20 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
         <div class="row"><TagList run={run} />{(run.notes ?? "") !== "" && <p class="notes">{run.notes}</p>}</div>
       )}
     </header>
+  );
+}
+
+/** What a server answers with, and where. */
+function ServedFacts({ model, run }: { model: RunModel; run: Run }) {
+  const served = model.details.value?.served ?? null;
+  const second = served === null ? "" : versionLabel(served.second);
+  return (
+    <>
+      <Fact name="Answers with" value={run.serves || "nothing yet"} title={served?.live?.weights_hash} />
+      {second !== "" && <Fact name={served!.second_is === "split" ? `${served!.percent} % of requests` : "Shadow"} value={second} />}
+      <Fact name="Before" value={served === null ? "" : versionLabel(served.previous)} />
+      {!isTerminal(run) && <Fact name="At" value={run.url} />}
+    </>
   );
 }
 
@@ -82,7 +96,7 @@ const startText = (ms: number | null): string => (ms === null ? "" : formatAgo(m
 
 function speedText(model: RunModel, run: Run): string {
   const speed = model.speed.value;
-  if (isTerminal(run) || speed === null) return "";
+  if (isTerminal(run) || speed === null || run.kind === "server") return "";
   return speed >= 1 || speed === 0 ? `${formatNumber(speed, 3)} steps/s` : `${formatNumber(1 / speed, 3)} s/step`;
 }
 

@@ -16,7 +16,7 @@ const SPEED_MS = 30_000; // the time that the speed is measured over
 const MAX_PLACES = 2000;
 const MAX_POINTS = 640; // about the width of a chart; live points may double it
 /** After these events the details and the marks are read again. */
-const MARKING = new Set(["started", "checkpoint", "validation", "completed", "failed"]);
+const MARKING = new Set(["started", "checkpoint", "validation", "completed", "failed", "ready", "promoted", "promotion_refused"]);
 const FILING = new Set(["checkpoint", "sample", "video", "artifact"]);
 
 export class RunModel {

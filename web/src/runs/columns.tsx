@@ -32,6 +32,7 @@ function Time({ ms }: { ms: number | null }) {
 export function Progress({ run }: { run: Run }) {
   const text = run.end_step === null ? formatCount(run.step) : `${formatCount(run.step)} / ${formatCount(run.end_step)}`;
   if (run.attempt === 0 && run.step === 0) return <span class="muted">not started</span>;
+  if (run.kind === "server") return <span class="ellipsis" title={run.url}>{run.serves || "starting"}</span>;
   return (
     <div class="progress">
       <span class="steps">{text}</span>
@@ -124,6 +125,7 @@ export function RunName({ run }: { run: Run }) {
       <a href={runUrl(run.run_id)} title={run.run_id}>{run.run_id}</a>
       {run.name !== "" && run.name !== run.run_id && run.name !== run.family && <span class="muted"> {run.name}</span>}
       <ExactnessMark run={run} />
+      {run.kind !== "training" && <span class="tag">{run.kind}</span>}
       {run.attempt > 1 && <span class="tag" title={`Attempt ${run.attempt}`}><Icon name="repeat" size={11} />{run.attempt}</span>}
     </span>
   );
@@ -145,6 +147,8 @@ export const COLUMNS: readonly Column[] = [
   { key: "attempt", label: "Attempt", width: 80, isNumber: true, cell: (run) => (run.attempt === 0 ? "" : run.attempt) },
   { key: "exactness", label: "Exactness", width: 196, cell: (run) => <ExactnessBadge run={run} /> },
   { key: "trainer", label: "Trainer", width: 180, cell: (run) => <span title={run.trainer}>{run.trainer}</span> },
+  { key: "kind", label: "Kind", width: 100, cell: (run) => run.kind },
+  { key: "serves", label: "Serves", width: 160, cell: (run) => <span title={run.url}>{run.serves}</span> },
   { key: "parent", label: "Parent", width: 160, cell: (run) => (run.parent_run_id === "" ? "" : <a href={runUrl(run.parent_run_id)}>{run.parent_run_id}</a>) },
   { key: "priority", label: "Priority", width: 80, isNumber: true, cell: (run) => run.priority },
   { key: "tags", label: "Tags", width: 130, cell: (run) => <TagList run={run} /> },

@@ -10,7 +10,8 @@ from trn.cli.durations import say_duration
 from trn.cli.reading.remedies import find_remedy
 from trn.core.cause_words import say_cause, say_what
 from trn.core.causes import CPU, DOCTOR, GPU, MEMORY, NO_CAUSE, NOT_RETRIED, Cause
-from trn.core.runs import AttemptRecord, RunRecord, RunState
+from trn.core.runs import PREDICTION, SERVER, AttemptRecord, RunRecord, RunState
+from trn.core.serving.records import ServedModel
 
 SILENT_MS = 30_000
 DEFAULT_GRACE_S = 60.0
@@ -60,6 +61,7 @@ class Surroundings(NamedTuple):
     num_ahead: int = 0  # of the runs that wait
     worker_gone: str = ""  # how we know that its process does not live, in words
     checkpoint: Checkpoint | None = None
+    served: ServedModel | None = None  # of a server, the newest of its name
 
 
 NOTHING_KNOWN = Surroundings()
@@ -78,13 +80,19 @@ def explain(
     if run.state in (RunState.DISPATCHING, RunState.RUNNING):
         return _live(run, attempts, at_ms=at_ms, is_daemon_up=is_daemon_up, around=around)
     took = say_duration((run.ended_ms or at_ms) - run.submitted_ms)
+    if run.kind == SERVER:
+        return _ended_server(run, took)
     if run.state is RunState.COMPLETED:
         early = f"stopped early: {run.stop_reason}" if run.stop_reason else ""
         return _say(run, f"completed at step {run.step} after {took}", why=early)
     if run.state is RunState.CANCELLED:
         remedy = f"`{how_to_resume(run)}` {where_it_resumes(run, around.checkpoint)}" if run.attempt else ""
-        what = f"was cancelled at step {run.step} after {took}"
-        return _say(run, what, why=say_what(run.cause), remedy=remedy or "submit it again to train it")
+        remedy = remedy or "submit it again to train it"
+        if run.kind == PREDICTION:
+            remedy = "submit it again: what it has written is kept"
+        return _say(
+            run, f"was cancelled at step {run.step} after {took}", why=say_what(run.cause), remedy=remedy
+        )
     of = f" of {run.end_step}" if run.end_step else ""
     is_plain = run.cause.values.get("outlook") == NOT_RETRIED  # whose fault it is says why
     return _say(
@@ -94,6 +102,29 @@ def explain(
         fault=run.cause.fault,
         remedy=_remedy(run, _last_cause(run, attempts), around),
     )
+
+
+def _ended_server(run: RunRecord, took: str) -> Explanation:
+    what = f"{'was' if run.state is RunState.CANCELLED else ''} {run.state.lower()} after {took}".strip()
+    why, again = say_what(run.cause), how_to_serve(run)
+    if run.state is not RunState.FAILED:
+        return _say(run, what, why=why, remedy=again)
+    remedy = f"`trn logs {run.run_id}` shows its output; {again}" if again else ""
+    return _say(
+        run,
+        f"{what} ({_count_attempts(run)})",
+        why=say_cause(run.cause),
+        fault=run.cause.fault,
+        remedy=remedy,
+    )
+
+
+def how_to_serve(run: RunRecord) -> str:
+    """What serves again what an ended server served at first; empty where that is not known."""
+    version = (run.config.get("serving") or {}).get("version")
+    if not isinstance(version, dict):
+        return ""
+    return f"`trn serve {version.get('run_id')}@{version.get('step')} --name {run.name}` serves it again"
 
 
 def how_to_resume(run: RunRecord) -> str:
@@ -189,24 +220,26 @@ def _live(
     around: Surroundings,
 ) -> Explanation:
     of = f" of {run.end_step}" if run.end_step else ""
+    where = "" if run.kind == SERVER else f" at step {run.step}{of}"
     newest = attempts[-1] if attempts else None
     number = f"attempt {run.attempt}"
     start_daemon = "" if is_daemon_up else f"{START_DAEMON}: no daemon watches it"
     if around.worker_gone:
-        what = f"has stopped at step {run.step}{of} ({number}); its end is not recorded yet"
+        what = f"has stopped{where} ({number}); its end is not recorded yet"
         next_ = "the daemon is recording it" if is_daemon_up else "the next daemon records it and may retry"
         return _say(
             run, what, why=around.worker_gone, next=next_, remedy="" if is_daemon_up else START_DAEMON
         )
     if run.is_cancel_wanted:
-        what = f"is stopping at step {run.step}{of}"
-        next_ = "it saves and exits within its grace period, else it is killed" if is_daemon_up else ""
+        what = f"is stopping{where}"
+        does = "answers what was asked" if run.kind == SERVER else "saves"
+        next_ = f"it {does} and exits within its grace period, else it is killed" if is_daemon_up else ""
         return _say(run, what, why=run.cancel_reason or "cancelled", next=next_, remedy=start_daemon)
     if run.state is RunState.DISPATCHING:
         next_ = "it starts by itself" if is_daemon_up else "the next daemon finds out whether it started"
         return _say(run, f"is starting ({number})", next=next_, remedy="" if is_daemon_up else START_DAEMON)
     since = f" for {say_duration(at_ms - newest.launched_ms)}" if newest is not None else ""
-    what = f"{'has been' if since else 'is'} running{since}: {number}, step {run.step}{of}"
+    what = f"{'has been' if since else 'is'} running{since}: {number}, {_say_work(run, of, around)}"
     over_ms = _over_limit_ms(run, newest, at_ms)
     if over_ms > 0:
         return _say_over(run, what, over_ms, is_daemon_up=is_daemon_up)
@@ -216,6 +249,16 @@ def _live(
         next_ = f"killed and retried at the heartbeat timeout; `trn logs {run.run_id}` shows its output"
         return _say(run, what, why=why, next=next_)
     return _say(run, what, remedy=start_daemon)
+
+
+def _say_work(run: RunRecord, of: str, around: Surroundings) -> str:
+    """How far it is; of a server, what it answers with and where."""
+    if run.kind != SERVER:
+        return f"step {run.step}{of}"
+    served = around.served
+    if served is None or served.run_id != run.run_id or not served.is_ready or served.live is None:
+        return "not ready yet"
+    return f"serves {served.live.label} at {served.url}"
 
 
 def _over_limit_ms(run: RunRecord, newest: AttemptRecord | None, at_ms: int) -> int:

@@ -48,23 +48,51 @@ class RunRow(NamedTuple):
     member: int
     start_step: int
     notes: str
+    kind: str
+    served_name: str  # of a server
+    url: str
+    live: str  # the model version that it answers with, as a JSON text
+    is_ready: bool  # its newest attempt answers, or did until it ended
+
+    @property
+    def serves(self) -> str:
+        """What a server answers with; empty for a run that serves nothing."""
+        import json
+
+        live = json.loads(self.live)
+        return f"{live['run_id']}@{live['step']}" if live else ""
 
     @property
     def reason(self) -> str:
-        """Its cause in words."""
+        """Its cause in words; of a server that answers, with what and where."""
         import json
 
         from trn.core.cause_words import say_cause
         from trn.core.causes import Cause
 
-        return say_cause(Cause(**json.loads(self.cause)))
+        cause = Cause(**json.loads(self.cause))
+        if cause.id == "running" and self.is_ready:
+            return f"serves {self.serves} at {self.url}"
+        return say_cause(cause)
 
     def record(self) -> dict[str, Any]:
         """Every field, for JSON."""
         import json
 
-        texts = {name: json.loads(getattr(self, name)) for name in ("cause", "metrics", "devices", "tags")}
-        return {"run_id": self.run_id, "state": self.state, "reason": self.reason, **self._asdict(), **texts}
+        names = ("cause", "metrics", "devices", "tags", "live")
+        texts = {name: json.loads(getattr(self, name)) for name in names}
+        if texts["live"]:
+            facts = ("run_id", "step", "weights_hash", "code_hash")
+            texts["live"] = {name: texts["live"].get(name) for name in facts}
+        is_ready = bool(self.is_ready)
+        record = {
+            "run_id": self.run_id,
+            "state": self.state,
+            "reason": self.reason,
+            **self._asdict(),
+            **texts,
+        }
+        return {**record, "is_ready": is_ready}
 
 
 class RunFilter(NamedTuple):
@@ -122,6 +150,10 @@ class RegistryView:
     def ids_with_prefix(self, prefix: str, limit: int = MAX_COMPLETIONS) -> list[tuple[str, str, str]]:
         """(id, state, name), the newest first."""
         return self._read("ids_with_prefix", {"prefix": prefix, "limit": limit})
+
+    def served_names(self, prefix: str, limit: int = MAX_COMPLETIONS) -> list[tuple[str, str]]:
+        """(name, its server's run)."""
+        return self._read("served_names", {"prefix": prefix, "limit": limit})
 
     def _read(self, query: str, values: dict[str, Any]) -> list[Any]:
         import sqlite3

@@ -14,7 +14,8 @@ from trn.cli.reading.registry_view import older_release, open_read_only, unreada
 from trn.core.artifacts.records import ArtifactRecord
 from trn.core.errors import NotFoundError
 from trn.core.home import Home
-from trn.core.runs import AttemptRecord, LineagePart, RunRecord, RunState
+from trn.core.runs import SERVER, AttemptRecord, LineagePart, RunRecord, RunState
+from trn.core.serving.records import Promotion, ServedModel
 from trn.executors.local.liveness import find_gone
 from trn.registry.base import ReadableRegistry
 from trn.registry.connection import is_older
@@ -24,6 +25,7 @@ from trn.registry.reader import RegistryReader
 
 PAGE = 1000
 MAX_REFUSED = 5  # shown with a run
+MAX_PROMOTIONS = 20
 
 
 class FoundRun(NamedTuple):
@@ -153,14 +155,29 @@ def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
                 num_ahead=reader.num_ahead(run, at_ms),
                 checkpoint=find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce),
             )
+    if run.kind == SERVER:
+        return Surroundings(worker_gone=_find_gone(found), served=find_served(home, run.run_id)[0])
     checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce)
+    return Surroundings(worker_gone=_find_gone(found), checkpoint=checkpoint)
+
+
+def find_served(home: Home, run_id: str) -> tuple[ServedModel | None, list[Promotion]]:
+    """What that server's name answers with, and its promotions, the newest first; None where another has its name, or the
+    run is no server."""
+    with open_registry(home) as reader:
+        try:
+            served = reader.served(run_id)
+        except NotFoundError:
+            return None, []
+        return served, reader.promotions(served.name, MAX_PROMOTIONS)
+
+
+def _find_gone(found: FoundRun) -> str:
+    """How we know that the process of its newest attempt does not live; of a worker in another pool nothing is known."""
     newest = found.attempts[-1] if found.attempts else None
-    if newest is None or newest.ended_ms is not None or not newest.worker:
-        return Surroundings(checkpoint=checkpoint)
-    gone = (
-        _say_gone(newest) if run.needs.is_local else ""
-    )  # of a worker in another pool nothing is known here
-    return Surroundings(worker_gone=gone, checkpoint=checkpoint)
+    if newest is None or newest.ended_ms is not None or not newest.worker or not found.run.needs.is_local:
+        return ""
+    return _say_gone(newest)
 
 
 def _say_gone(attempt: AttemptRecord) -> str:

@@ -20,26 +20,35 @@ MAX_SHOWN = 40  # characters of a value
 TARGETS = (("--log-dir", "log_dir", "folder"), ("--event-log", "event_log", "file"))
 
 
-def submit_options(*, code_default: str) -> Callable[[C], C]:
-    """Adds them to a command; `code_default` says which code is trained without `--code`."""
-    options = (
+def submit_options(
+    *, code_default: str = "", set_example: str = "hyperparams.lr=0.1", again: str = "Train again"
+) -> Callable[[C], C]:
+    """Adds them to a command; `code_default` says which code is trained without `--code`, empty: there is no such option.
+
+    `again` is what `--another` does; empty: there is no such option.
+    """
+    code = click.option(
+        "--code",
+        "code_dir",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help=f"Take a snapshot of the code in this folder (default: {code_default}).",
+    )
+    another = click.option(
+        "--another", "force_new", is_flag=True, help=f"{again}, even if an equal run is alive or complete."
+    )
+    options = [
         click.option(
             "--set",
             "assignments",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Change a field, for example hyperparams.lr=0.1.",
+            help=f"Change a field, for example {set_example}.",
         ),
         click.option(
             "--priority", type=int, default=0, metavar="N", help="Higher starts first (default: 0)."
         ),
-        click.option(
-            "--code",
-            "code_dir",
-            metavar="DIR",
-            type=click.Path(path_type=Path),
-            help=f"Take a snapshot of the code in this folder (default: {code_default}).",
-        ),
+        *([code] if code_default else []),
         click.option(
             "--env",
             "env_pairs",
@@ -74,17 +83,12 @@ def submit_options(*, code_default: str) -> Callable[[C], C]:
             type=click.Path(),
             help="Also append every event of the run to this file. Runs may share it.",
         ),
-        click.option(
-            "--another",
-            "force_new",
-            is_flag=True,
-            help="Train again, even if an equal run is alive or complete.",
-        ),
+        *([another] if again else []),
         click.option(
             "--detach", "-d", "is_detached", is_flag=True, help="Print the run's id, do not follow it."
         ),
         json_option,
-    )
+    ]
 
     def add(command: C) -> C:
         for option in reversed(options):
@@ -117,7 +121,7 @@ def read_submit_options(options: dict[str, Any]) -> "SubmitOptions":
         raise InvalidRequestError("the options are not valid", faults)
     return {
         "priority": options["priority"],
-        "force_new": options["force_new"],
+        "force_new": options.get("force_new", False),
         "is_import_tried": True,
         "log_dir": _absolute(options["log_dir"]),
         "event_log": _absolute(options["event_log"]),

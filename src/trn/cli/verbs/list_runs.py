@@ -40,6 +40,8 @@ Examples:
 
 
 def _steps(run: RunRow) -> str:
+    if run.kind == "server":
+        return "-"  # it counts seconds
     return f"{run.step}/{run.end_step}" if run.end_step else str(run.step)
 
 
@@ -60,6 +62,9 @@ COLUMNS: dict[str, Callable[[RunRow, int], str]] = {
     "devices": lambda run, _at: ",".join(run.record()["devices"]) or "-",
     "tags": lambda run, _at: plain(" ".join(f"{key}={value}" for key, value in run.record()["tags"].items())),
     "parent": lambda run, _at: run.parent_run_id or "-",
+    "kind": lambda run, _at: run.kind,
+    "serves": lambda run, _at: run.serves or "-",
+    "url": lambda run, _at: run.url or "-",
     "family": lambda run, _at: run.family,
     "start": lambda run, _at: str(run.start_step),
     "curve": lambda _run, _at: "",  # drawn by the table: it needs the metrics
@@ -144,7 +149,7 @@ def _parse_since(_ctx: click.Context, _parameter: click.Parameter, text: str | N
     default=DEFAULT_COLUMNS,
     show_default=True,
     metavar="A,B,…",
-    help=f"Also: attempt, priority, updated, devices, tags, parent, family, start, curve, {_OWN_COLUMNS}. JSON has all.",
+    help=f"Also: attempt, priority, updated, devices, tags, parent, kind, serves, url, family, start, curve, {_OWN_COLUMNS}. JSON has all.",
 )
 @click.option(
     "--families",

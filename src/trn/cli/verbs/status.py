@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from trn.core.artifacts.records import ArtifactRecord
     from trn.core.home import LogFolder
     from trn.core.runs import AttemptRecord, RunRecord
+    from trn.core.serving.records import Promotion, ServedModel
     from trn.registry.metrics import Series
 
-DEFAULT_METRIC = "train/loss"
+DEFAULT_METRIC, SERVER_METRIC = "train/loss", "serve/requests_per_s"
 MAX_POINTS = 400  # of each metric: more than a terminal has dots
 MAX_METRICS = 24
 MIN_NAME_WIDTH = 12
 MAX_CHART_WIDTH = 100
 LINES, COPY, EVENTS = "lines", "copy", "events"  # the home's log for machines, that of --log-dir, --event-log
 LABEL_WIDTH = 7
+MAX_PROMOTIONS = 8  # shown; --json has more
 DAY_MS, MAX_DAYS = 24 * 3600 * 1000, 400
 
 EPILOG = """\b
@@ -60,7 +62,13 @@ def command(
 ) -> None:
     """Show a run: its state and why, its attempts, its metrics, its files; also while no daemon runs."""
     from trn.cli.reading.explanation import explain
-    from trn.cli.reading.run_lookup import find_metrics, find_run, find_shown_artifacts, look_around
+    from trn.cli.reading.run_lookup import (
+        find_metrics,
+        find_run,
+        find_served,
+        find_shown_artifacts,
+        look_around,
+    )
     from trn.client.daemon_start import find_daemon
 
     output = Output(is_json=is_json)
@@ -80,15 +88,18 @@ def command(
             f"the run has no metric {metric!r}: it has {', '.join(metrics.curves) or 'none yet'}",
             param_hint="--metric",
         )
+    served, promotions = find_served(home, found.run.run_id)
     if output.is_json:
         curves = {"curves": _curves(metrics)} if is_lineage else {}
         refused = {"refused_artifacts": [_refusal(artifact) for artifact in artifacts.refused]}
-        output.record({**_record(home, found, told, metrics, around.checkpoint), **refused, **curves})
+        record = _record(home, found, told, metrics, around.checkpoint)
+        output.record({**record, **_served_record(served, promotions), **refused, **curves})
         return
     width = output.size[0]
     for line in [
         *_head(output, found, at_ms),
         *(part for words in told.lines for part in wrap(plain(words), width)),
+        *_served(output, served, promotions, at_ms),
         *_attempts(output, found, metrics, around.worker_gone, at_ms),
         *_metrics(output, found.run, metrics),
         *_chart(output, found, metrics.curves, metric),
@@ -161,8 +172,12 @@ def _curves(metrics: "FoundMetrics") -> dict[str, Any]:
 
 
 def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
+    from trn.core.runs import PREDICTION, SERVER
+
     run = found.run
-    steps = f"step {run.step}"
+    steps = "a server" if run.kind == SERVER else f"step {run.step}"
+    if run.kind == PREDICTION:
+        steps = f"a prediction, {steps}"
     if run.end_step:
         steps += f" of {run.end_step} ({100 * run.step // run.end_step} %)"
     facts = [steps, f"submitted {say_ago(run.submitted_ms, at_ms)}"]
@@ -191,15 +206,63 @@ def _head(output: Output, found: "FoundRun", at_ms: int) -> list[str]:
     ]
 
 
+def _served_record(served: "ServedModel | None", promotions: "list[Promotion]") -> dict[str, Any]:
+    import msgspec
+
+    if served is None:
+        return {}
+    return {"served": msgspec.to_builtins(served), "promotions": msgspec.to_builtins(promotions)}
+
+
+def _served(
+    output: Output, served: "ServedModel | None", promotions: "list[Promotion]", at_ms: int
+) -> list[str]:
+    """What its name answers with, and how that came about."""
+    from trn.cli.following.served import say_promotion, say_request
+
+    if served is None:
+        return []
+    facts = []
+    if served.live is not None:
+        facts.append(f"{served.live.label}  weights {served.live.weights_hash.removeprefix('sha256:')[:12]}")
+    if served.second is not None:
+        share = f" for {served.percent:g} % of the requests" if served.second_is == "split" else ""
+        facts.append(f"{served.second_is}: {served.second.label}{share}")
+    if served.previous is not None:
+        facts.append(f"before: {served.previous.label} (`trn rollback {served.name}` goes back)")
+    if served.is_ready and served.state == "RUNNING":
+        facts += [f"at {served.url}", say_request(served.url, served.bearer_file)]
+    lines = ["", output.paint(f"serves as {served.name}", is_bold=True)]
+    lines += [part for fact in facts for part in wrap(f"  {plain(fact)}", output.size[0], indent=4)]
+    if promotions:
+        lines += ["", output.paint("promotions", is_bold=True)]
+    for promotion in promotions[:MAX_PROMOTIONS]:
+        who = f" by {plain(promotion.by)}" if promotion.by else ""
+        first, *more = say_promotion(promotion)
+        words = first.removeprefix(f"{promotion.name}: ")
+        line = f"  {promotion.number:>2}  {say_ago(promotion.asked_ms, at_ms):>7}{who}: {words}"
+        lines += wrap(plain(line), output.size[0], indent=6)
+        lines += [
+            part
+            for text in more
+            if "gate" in text
+            for part in wrap(f"    {plain(text)}", output.size[0], indent=6)
+        ]
+    return lines
+
+
 def _attempts(
     output: Output, found: "FoundRun", metrics: "FoundMetrics", worker_gone: str, at_ms: int
 ) -> list[str]:
+    from trn.core.runs import SERVER
+
     if not found.attempts:
         return []
     lines = ["", output.paint("attempts", is_bold=True)]
     for attempt in found.attempts:
         took = say_duration((attempt.ended_ms or at_ms) - attempt.launched_ms)
-        line = f"  {attempt.number:>2}  {took:>7}  to step {attempt.step}  {plain(_ending(attempt, worker_gone))}"
+        steps = "" if found.run.kind == SERVER else f"to step {attempt.step}  "
+        line = f"  {attempt.number:>2}  {took:>7}  {steps}{plain(_ending(attempt, worker_gone))}"
         lines += wrap(line, output.size[0], indent=6)
     if text := metrics.repeated.text:
         lines += wrap(f"  {plain(text)}", output.size[0], indent=4)
@@ -260,7 +323,8 @@ def _number(value: float | None) -> str:
 def _chart(output: Output, found: "FoundRun", series: "dict[str, Series]", metric: str | None) -> list[str]:
     from trn.client.screen.terminal_chart import draw_chart
 
-    chosen = metric or (DEFAULT_METRIC if DEFAULT_METRIC in series else next(iter(series), ""))
+    known = (name for name in (DEFAULT_METRIC, SERVER_METRIC) if name in series)
+    chosen = metric or next(known, next(iter(series), ""))
     if chosen not in series or len(series[chosen].steps) < 2:
         return []
     points = series[chosen]

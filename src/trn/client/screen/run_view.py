@@ -17,6 +17,7 @@ from trn.client.screen.cells import wrap
 from trn.client.screen.figures import show_duration, show_number, show_rate
 from trn.client.screen.worker_log import Line
 from trn.core.cause_words import say_outlook, say_what
+from trn.core.runs import SERVER
 from trn.core.terminal_text import clean, without_copies
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ class _Event(msgspec.Struct):
     path: Any = None
     error: Any = None
     category: Any = None
+    # Of a model server.
+    url: Any = None
+    bearer_file: Any = None
+    version: Any = None
+    action: Any = None
+    number: Any = None
+    percent: Any = None
+    by: Any = None
+    words: Any = None
+    reason: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Event)
@@ -90,6 +101,8 @@ class RunView:
         self._rows_per_step: int | None = None
         self._points: deque[tuple[int, int]] = deque()  # (when in ms, step)
         self._last = (0, 0)
+        self._serves = ""  # which model answers
+        self._figures: Mapping[Any, Any] = {}  # of its requests
 
     def take_events(self, lines: bytes) -> list[Line]:
         """What of these events belongs above the bar."""
@@ -134,11 +147,41 @@ class RunView:
                 self.saved_step = event.step
             case "failed":
                 self._error = clean(str(event.error or "").replace("\n", "; "))
+            case "ready" | "promoted" | "promotion_refused" | "feedback_due" if self.run.kind == SERVER:
+                return [Text(line, style=style) for line, style in self._server_news(event)]
+            case "request_stats" if isinstance(event.values, dict):
+                self._figures = event.values
             case "sample" | "video":
                 return [Text(f"step {event.step}  {event.event} {clean(str(event.path))}", style="dim")]
             case _:
                 pass
         return []
+
+    def _server_news(self, event: _Event) -> list[tuple[str, str]]:
+        """Lines and their style."""
+        version = clean(_label(event.version))
+        match event.event:
+            case "ready":
+                self._serves = version
+                secret = (
+                    f"; requests need the secret in {clean(str(event.bearer_file))}"
+                    if event.bearer_file
+                    else ""
+                )
+                return [(f"{version} answers at {clean(str(event.url))}{secret}", "green")]
+            case "promoted":
+                self._serves = version
+                who = f" by {clean(str(event.by))}" if event.by else ""
+                what = (
+                    f"{version} answers"
+                    if event.action in ("promote", "rollback")
+                    else f"{event.action}: {version} answers"
+                )
+                return [(f"promotion {event.number}{who}: {what}", "green")]
+            case "promotion_refused":
+                return [(f"promotion {event.number} refused: {version}: {clean(str(event.words))}", "yellow")]
+            case _:
+                return [(f"feedback: {event.rows} new rows; the next run is submitted", "cyan")]
 
     def _begin(self, event: _Event) -> list[Text]:
         self._points.clear()
@@ -211,6 +254,8 @@ class RunView:
 
     def facts(self) -> list[str]:
         """What stands beside the bar, the most telling first: a narrow terminal drops the last."""
+        if self.run.kind == SERVER:
+            return self._server_facts()
         facts = [f"{self.step:,}/{self.end_step:,}" if self.end_step else f"step {self.step:,}"]
         rate = self.steps_per_s
         if self.loss is not None:
@@ -227,6 +272,24 @@ class RunView:
             facts.append(f"{show_rate(rate)} steps/s")
         if self.saved_step is not None:
             facts.append(f"saved {self.saved_step:,}")
+        return facts
+
+    def _server_facts(self) -> list[str]:
+        def figure(name: str) -> float | None:
+            value = self._figures.get(f"serve/{name}")
+            return float(value) if isinstance(value, int | float) else None
+
+        rate, facts = figure("requests_per_s"), [self._serves] if self._serves else []
+        if rate is None:
+            return facts or ["starting"]
+        facts.append(f"{show_rate(rate)} requests/s")
+        for name in ("p50", "p99"):
+            if rate and (value := figure(f"{name}_ms")) is not None:
+                facts.append(f"{name} {show_number(value)} ms")
+        if errors := figure("errors_per_s"):
+            facts.append(f"{show_rate(errors)} errors/s")
+        if refused := figure("refused_per_s"):
+            facts.append(f"{show_rate(refused)} refused/s")
         return facts
 
     def title(self) -> Text:
@@ -269,9 +332,14 @@ class RunView:
     def _bar(self, width: int) -> Table:
         bar_width = BAR_WIDTH if width >= NARROW else 10
         facts = self.facts()
+        if self.run.kind == SERVER:
+            bar_width = 0  # it has no end
         while len(facts) > 1 and bar_width + 2 + len("  ".join(facts)) > width - 1:
             facts.pop()
         row = Table.grid(padding=(0, 2))
+        if not bar_width:
+            row.add_row(Text("  ".join(facts), no_wrap=True, overflow="ellipsis"))
+            return row
         bar = ProgressBar(
             total=self.end_step or None,
             completed=min(self.step, self.end_step or self.step),
@@ -285,6 +353,12 @@ class RunView:
 
 def _ended(attempt: object, words: str) -> str:
     return f"attempt {attempt} ended: {clean(without_copies(words))}"
+
+
+def _label(version: object) -> str:
+    """`mnist@300`, of what an event says of a model version."""
+    found = version if isinstance(version, Mapping) else {}
+    return f"{found.get('run_id')}@{found.get('step')}" if found else ""
 
 
 def _value(value: object) -> str:
@@ -303,6 +377,8 @@ def conclude(view: RunView, took_s: float, width: int = 80) -> Text:
     text.append(run.run_id, style="bold")
     text.append(f"  {run.state.lower()}", style=STATE_STYLES.get(run.state, "yellow"))
     where = f" at step {run.step:,}" + (f" of {run.end_step:,}" if run.end_step else "")
+    if run.kind == SERVER:
+        where = ""
     text.append(f"{where}, after {show_duration(took_s)}")
     if view.loss is not None:
         text.append(f", loss {_value(view.loss)}")

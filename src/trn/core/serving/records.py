@@ -34,7 +34,7 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True):
     ended_ms: int | None = None
     cause: str = ""  # why it was refused
     words: str = ""
-    gate: dict[str, Any] = {}
+    gate: dict[str, Any] | None = None  # the gate's figures
     promotion_id: str = ""  # drawn by the caller, and repeated after a lost reply
 
 

@@ -407,8 +407,8 @@ class AttemptSupervisor:
         if self._run.kind == PREDICTION:  # a step counts what is written
             return registry.get(run_id).step
         if self._run.kind == SERVER:  # an attempt that answered went further than all before it
-            is_ready = registry.served(run_id).ready_attempt == self._key.number
-            return self._key.number if is_ready else 0
+            ready = [item for item in registry.all_served() if item.run_id == run_id]
+            return self._key.number if ready and ready[0].ready_attempt == self._key.number else 0
         try:
             return await asyncio.to_thread(
                 find_next_start, self._folder.checkpoints, self._key.run_id, self._key.nonce

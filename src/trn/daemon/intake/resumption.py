@@ -12,7 +12,7 @@ from gen_worker.contract.job.rules import lay_over
 from gen_worker.contract.redaction import Secret
 from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
-from trn.core.runs import RunRecord, RunState
+from trn.core.runs import PREDICTION, SERVER, RunRecord, RunState
 from trn.daemon.api.secret_values import SecretValues, how_to_pass
 from trn.daemon.intake.saved_checkpoints import SavedCheckpoint, newest_checkpoint, read_checkpoint
 from trn.daemon.intake.submission import Submission, read_config
@@ -91,6 +91,7 @@ class Resumption:
             raise InvalidRequestError("a run is resumed with its own config: use overrides_json to change it")
         self._home.run(request.run_id)  # what could be no id is refused before anything is looked up
         parent = self._registry.find(request.run_id, is_exact=request.is_exact)
+        _require_training(parent)
         if checkpoint is None:
             checkpoint = await asyncio.to_thread(
                 newest_checkpoint,
@@ -141,6 +142,16 @@ class Resumption:
 
     def _read_config(self, text: bytes) -> dict[str, Any]:
         return read_config(text, max_config_bytes=self._max_config_bytes)
+
+
+def _require_training(parent: RunRecord) -> None:
+    """InvalidRequestError for a run that trains nothing: what there is to do instead."""
+    remedy = {
+        SERVER: "`trn serve` starts another server",
+        PREDICTION: "`trn predict` with the same options keeps what it has written, and writes the rest",
+    }.get(parent.kind)
+    if remedy:
+        raise InvalidRequestError(f"run {parent.run_id} is a {parent.kind} and cannot be resumed: {remedy}")
 
 
 def plan_resume(

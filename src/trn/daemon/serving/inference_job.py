@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.run_ids import MAX_RUN_ID, RUN_ID
 from gen_worker.errors import Fault, SpecError
@@ -23,6 +24,7 @@ from trn.proto.methods import is_loopback
 INFERENCE, SERVING, PREDICTION = "inference", "serving", "prediction"
 _PREFIX = {SERVING: "serve-", PREDICTION: "predict-"}  # of the ids of their runs
 _MODE = b'"inference"'
+PARTS = "predictions.json"
 
 
 class InferenceJobs:
@@ -166,10 +168,32 @@ def _encode(config: dict[str, Any]) -> bytes:
 
 
 def find_missing_output(run: RunRecord) -> str:
-    """Why what a completed prediction wrote does not stand any more; empty where it does. Blocks."""
+    """Why what a completed prediction wrote does not stand any more; empty where it does. Blocks; hashes nothing."""
     out = Path(run.base_dir or "/") / str(run.config[PREDICTION].get("out", ""))
     try:
-        has_parts = any(path.suffix == ".parquet" for path in out.iterdir())
+        parts = msgspec.json.decode(read_regular(out / PARTS), type=_Parts)
+    except (OSError, msgspec.MsgspecError):
+        return f"its output is gone from {out}"
+    if parts.run_id != run.run_id:
+        return f"{parts.run_id} has predicted into {out} since"
+    missing = [part.name for part in parts.parts if _size(out / part.name) != part.size_bytes]
+    return f"{missing[0]} is gone from {out}, or has changed" if missing else ""
+
+
+class _Part(msgspec.Struct):
+    name: str
+    size_bytes: int
+
+
+class _Parts(msgspec.Struct):
+    """The list of its parts that a prediction writes last, as far as it is looked at here."""
+
+    run_id: str
+    parts: list[_Part]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
     except OSError:
-        has_parts = False
-    return "" if has_parts else f"its output is gone from {out}"
+        return -1

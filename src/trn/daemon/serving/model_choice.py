@@ -209,7 +209,7 @@ def _say_choice(ref: ModelRef, info: CheckpointInfo, version: ModelVersion) -> s
         why = f", the best by {metric.name} ({metric.value:.6g})"
     else:
         why = ", the newest"
-    return f"{version.label}{why}"
+    return f"model: {version.label}{why}"
 
 
 def as_document(version: ModelVersion) -> dict[str, object]:

@@ -151,7 +151,7 @@ class Promotions:
             return  # it reads the file when it is ready
         worker = Worker(ref=attempts[-1].worker, pid=attempts[-1].pid)
         await self._pools.of(run.needs.pool).notify(worker)
-        failpoint("promotion.told")
+        failpoint("promotion.signalled")
 
     def _write(self, run_id: str, wanted: WantedModel) -> None:
         folder = self._home.run(run_id).serving

@@ -164,7 +164,8 @@ class Successors:
         version = self._find_version(server, due)
         parent = self._registry.get(version.run_id)
         feedback = server.config["serving"].get("feedback") or {}
-        config = make_next_config(version, feedback.get("train") or {}, due.files)
+        files = self._registry.feedback_files(due.run_id, due.number)  # also of runs that were not promoted
+        config = make_next_config(version, feedback.get("train") or {}, files)
         return Submission(
             config_json=msgspec.json.encode(config),
             snapshot=parent.snapshot,

@@ -30,6 +30,7 @@ from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshots import collect_garbage
 from trn.daemon.ingest.artifact_intake import record_gone
+from trn.daemon.serving.model_store import ModelStore
 from trn.executors.base import Worker
 from trn.executors.run_folders import find_foreign, set_aside
 from trn.registry.base import Registry
@@ -48,7 +49,7 @@ _SEPARATOR = "~"  # not part of any run id
 class Freed(NamedTuple):
     """Something that was removed, or would be."""
 
-    kind: str  # run, checkpoint, snapshots, cache
+    kind: str  # run, checkpoint, snapshots, model, cache
     name: str
     size_bytes: int
 
@@ -139,6 +140,8 @@ class Removal:
                     await record_gone(self._registry, self._home, run_id)
             snapshots = self._registry.snapshots(without=wanted)
             freed += await asyncio.to_thread(self._collect_snapshots, snapshots, is_dry_run=is_dry_run)
+            models = self._registry.models_in_use()
+            freed += await asyncio.to_thread(self._collect_models, models, is_dry_run=is_dry_run)
             if not self._registry.has_unfinished():  # a live run may be about to use a cache
                 freed += await asyncio.to_thread(
                     self._clear_caches, rule.ended_before_ms / 1000, is_dry_run=is_dry_run
@@ -254,6 +257,14 @@ class Removal:
         if not found.freed_bytes:
             return []
         return [Freed("snapshots", f"{found.num_manifests} code snapshots", found.freed_bytes)]
+
+    def _collect_models(self, needed: Sequence[str], *, is_dry_run: bool) -> list[Freed]:
+        """Models that no run serves, predicts with, begins at or was promoted to."""
+        unused = ModelStore(self._home.models, self._home.snapshots).unused(needed)
+        freed = [Freed("model", path.name, size_of(path)) for path in unused]
+        if not is_dry_run:
+            _delete(unused)
+        return freed
 
     def _clear_caches(self, before_s: float, *, is_dry_run: bool) -> list[Freed]:
         """Delete what was not used since then."""

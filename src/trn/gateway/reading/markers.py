@@ -1,19 +1,24 @@
 """What happened to a run, as marks on the axis of its curves: attempts, kills, resumes, checkpoints, validations."""
 
+from bisect import bisect_right
 from typing import Any
 
 import msgspec
 
-from trn.core.runs import AttemptRecord, RunRecord
+from trn.core.errors import NotFoundError
+from trn.core.runs import SERVER, AttemptRecord, RunRecord
+from trn.core.serving.records import PromotionState
 from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
 
 MAX_CHECKPOINTS = 1000
 MAX_VALIDATIONS = 1000
+MAX_PROMOTIONS = 1000
+SERVER_METRIC = "serve/requests_per_s"
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind`: attempt, resume, kill, end, checkpoint, validation or best."""
+    """`kind`: attempt, resume, kill, end, checkpoint, validation, best or promotion."""
 
     kind: str
     step: int
@@ -29,6 +34,8 @@ def read_markers(run: RunRecord, registry: RegistryReader, metrics: MetricReader
     if metrics is not None:
         found += _of_validations(run, metrics)
         found += _of_best(run, metrics)
+        if run.kind == SERVER:
+            found += _of_promotions(run, registry, metrics)
     return sorted(found, key=lambda marker: (marker.step, marker.time_ms))
 
 
@@ -111,3 +118,26 @@ def _of_best(run: RunRecord, metrics: MetricReader) -> list[Marker]:
             kind="best", step=step, time_ms=at_ms, text=f"{'max' if is_max else 'min'} {name}: {value:.6g}"
         )
     ]
+
+
+def _of_promotions(run: RunRecord, registry: RegistryReader, metrics: MetricReader) -> list[Marker]:
+    """Of its own that were done. A server's steps are seconds; each is at the newest step that was reported before it."""
+    try:
+        served = registry.served(run.run_id)
+    except NotFoundError:
+        return []
+    series = next(iter(metrics.query(run.run_id, [SERVER_METRIC], max_points=MAX_VALIDATIONS)), None)
+    times_ms, steps = ([], []) if series is None else (series.timestamps_ms, series.steps)
+    found = []
+    for promotion in registry.promotions(served.name, MAX_PROMOTIONS):
+        if promotion.run_id != run.run_id or promotion.state != PromotionState.DONE or not promotion.ended_ms:
+            continue
+        place = bisect_right(times_ms, promotion.ended_ms)
+        version = "" if promotion.version is None else f" {promotion.version.label}"
+        text = f"{promotion.action}{version}{f' by {promotion.by}' if promotion.by else ''}"
+        found.append(
+            Marker(
+                kind="promotion", step=steps[place - 1] if place else 0, time_ms=promotion.ended_ms, text=text
+            )
+        )
+    return found

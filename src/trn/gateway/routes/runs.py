@@ -7,13 +7,16 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-from trn.core.runs import RunRecord, RunState
+from trn.core.errors import NotFoundError
+from trn.core.runs import SERVER, RunRecord, RunState
+from trn.core.serving.records import ServedModel
 from trn.gateway.answers import json_answer
 from trn.gateway.endpoints import Call, endpoint
 from trn.gateway.parts import Parts
 from trn.gateway.reading.forecast import MAX_PAST, forecast
 from trn.gateway.records import HttpRun, RunDetails, RunId, RunPage, show_attempt, show_run
 from trn.proto.page_tokens import make_page_token, read_page_token
+from trn.proto.records import Run
 from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
 
@@ -95,8 +98,19 @@ def show_runs(
     for run in runs:
         trainer = trainers.get(run.run_id, "")
         exactness = parts.exactness.read(run, trainer, metrics)
-        shown.append(show_run(run, trainer, exactness, with_config=with_config))
+        served = find_served(reader, run)
+        shown.append(show_run(run, trainer, exactness, with_config=with_config, served=served))
     return shown
+
+
+def find_served(reader: RegistryReader, run: RunRecord | Run) -> ServedModel | None:
+    """What a server's name answers with; None where it has none, or another server has it by now."""
+    if run.kind != SERVER:
+        return None
+    try:
+        return reader.served(run.run_id)
+    except NotFoundError:
+        return None
 
 
 def _read_details(
@@ -107,6 +121,7 @@ def _read_details(
     attempts = reader.attempts(run_id)
     past = [] if run.state.is_terminal else reader.past_speeds(shown.trainer, MAX_PAST)
     outlook = forecast(run, attempts, past, time.time_ns() // 1_000_000, shown.trainer)
+    served = find_served(reader, run)
     return RunDetails(
         run=shown,
         attempts=[show_attempt(attempt) for attempt in attempts],
@@ -117,6 +132,8 @@ def _read_details(
         exactness=shown.exactness,
         forecast=outlook.forecast,
         forecast_reason=outlook.reason,
+        served=served,
+        promotions=[] if served is None else reader.promotions(served.name),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from starlette.responses import Response
 
+from trn.core.runs import SERVER
 from trn.gateway.daemon_link import GatewayHealth
 from trn.gateway.endpoints import Call, endpoint
 from trn.gateway.event_stream import (
@@ -23,6 +24,7 @@ from trn.gateway.event_stream import (
 from trn.gateway.parts import Parts
 from trn.gateway.reading.exactness import Exactness
 from trn.gateway.records import HttpRun, show_run
+from trn.gateway.routes.runs import find_served
 from trn.proto.records import Run
 from trn.registry.metrics import MetricReader
 from trn.registry.reader import RegistryReader
@@ -131,7 +133,10 @@ class _Runs:
                 lambda *readers: self._read(run, *readers)
             )
             self._trainers[run.run_id] = trainer
-        return show_run(run, trainer, exactness)
+        served = None
+        if run.kind == SERVER:
+            served = await self._parts.stores.read(lambda reader: find_served(reader, run))
+        return show_run(run, trainer, exactness, served=served)
 
     def _read(
         self, run: Run, registry: RegistryReader, metrics: MetricReader | None

@@ -121,6 +121,12 @@ def list_due(connection: sqlite3.Connection) -> list[DueFeedback]:
     return [read_due(row) for row in connection.execute(sql("open_due_feedback"))]
 
 
+def list_feedback_files(connection: sqlite3.Connection, run_id: str, number: int) -> list[str]:
+    """Of all feedback of that server up to this one, in the order of the rows, each once."""
+    rows = connection.execute(sql("feedback_files"), {"run_id": run_id, "number": number})
+    return list(dict.fromkeys(path for row in rows for path in msgspec.json.decode(row["files"])))
+
+
 def take_name(connection: sqlite3.Connection, name: str, run: RunRecord) -> None:
     """The run is the name's server from now on. ConflictError where another that lives is."""
     row = connection.execute(sql("served"), {"name": name}).fetchone()
@@ -175,7 +181,8 @@ def take_event(connection: sqlite3.Connection, run: RunRecord, event: ServerEven
             values = {"cause": event.cause, "words": event.words, "gate": _text(event.gate)}
             _end(connection, {**named, "number": event.number, **values}, PromotionState.REFUSED)
         case FeedbackDueEvent():
-            values = msgspec.structs.asdict(event)
+            names = ("number", "rows", "files", "reason", "version", "figures")
+            values = {name: getattr(event, name) for name in names}
             values |= {name: _text(values[name]) for name in ("files", "version", "figures")}
             connection.execute(sql("add_due_feedback"), {**named, **values})
 

@@ -1,0 +1,51 @@
+"""A job of `trn serve` or `trn predict`, made of the options of the command."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def absolute_model(text: str) -> str:
+    """RUN@… as it is; the path of a checkpoint absolute, since the daemon reads it."""
+    from gen_worker.contract.checkpoints.choice import META_SUFFIX
+
+    is_path = "/" in text or text.endswith(META_SUFFIX)
+    return os.path.abspath(Path(text).expanduser()) if is_path else text  # noqa: PTH100
+
+
+def make_model_job(config: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """With the changes of `--set`. InvalidRequestError with every fault."""
+    from trn.client.job_file import assign, find_field_faults
+    from trn.core.errors import InvalidRequestError
+
+    faults = [fault for text in assignments if (fault := assign(config, text))]
+    faults += find_field_faults(config)
+    if faults:
+        raise InvalidRequestError("the job is not valid", list(dict.fromkeys(faults)))
+    return config
+
+
+def choose_devices(
+    config: dict[str, Any], *, devices: str | None, count: int | None, is_cpu_only: bool
+) -> None:
+    """Set the resources of the job by these options, in place."""
+    from trn.client.job_file import Changes, apply_devices
+    from trn.core.errors import InvalidRequestError
+
+    changes = Changes(devices=devices, device_count=count, is_cpu_only=is_cpu_only)
+    if faults := list(apply_devices(config, changes)):
+        raise InvalidRequestError("the options are not valid", faults)
+
+
+def device_options(command: Any) -> Any:
+    """Adds them to a command."""
+    for option in (
+        click.option("--cpu-only", "is_cpu_only", is_flag=True, help="Use no GPU."),
+        click.option("--device-count", type=click.IntRange(min=1), metavar="N", help="Use any N GPUs."),
+        click.option("--devices", metavar="D,…", help="Use these devices, for example cuda:0,cuda:1."),
+    ):
+        command = option(command)
+    return command

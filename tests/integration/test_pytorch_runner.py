@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from warm_python import python_folder
 from worker_process import DEADLINE_S, Run, write_rows
 
 from gen_worker.trainer.checkpoints.store import CheckpointStore
@@ -98,7 +99,7 @@ def run_cli(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedPr
         **env,
     }
     return subprocess.run(
-        [sys.executable, "-m", "gen_worker.pytorch_runner", *arguments],
+        [f"{python_folder()}/python", "-m", "gen_worker.pytorch_runner", *arguments],
         cwd=folder,
         env=environ,
         capture_output=True,

@@ -272,6 +272,23 @@ def test_a_drain_answers_what_was_asked_and_takes_no_more(tmp_path: Path) -> Non
     run(main())
 
 
+def test_a_drain_closes_also_connections_whose_requests_were_sent_ahead(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, max_batch_rows=1) as served:
+            client = await served.connect()
+            client.send("POST", "/v1/predict", {"rows": [{"x": [SLOW, 0, 0, 0]}]})
+            await until(lambda: not served.pool.is_idle)
+            drain = asyncio.create_task(served.front.drain(60))
+            await asyncio.sleep(0)
+            client.send("GET", "/v2/health/live")
+            reply = await client.read()
+            assert (reply.values, reply.headers["connection"]) == ([SLOW], "close")
+            assert await client.read_to_end() == b""
+            await drain
+
+    run(main())
+
+
 def test_what_is_not_answered_at_the_end_of_a_drain_gets_503(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, max_batch_rows=1) as served:

@@ -72,7 +72,8 @@ class Exchange:
         connection = self.connection
         reception = connection.reception
         reception.answered(self, status)
-        is_last = not self.keeps_alive or reception.is_closing
+        self.keeps_alive = self.keeps_alive and not reception.is_closing
+        is_last = not self.keeps_alive
         connection.send(
             self,
             b"".join(
@@ -133,5 +134,6 @@ class Exchange:
     def finish(self) -> None:
         self.is_open_end = False
         self.left = self.resumed = None
-        is_last = not self.keeps_alive or self.connection.reception.is_closing
+        self.keeps_alive = self.keeps_alive and not self.connection.reception.is_closing
+        is_last = not self.keeps_alive
         self.connection.send(self, b"0\r\n\r\n" if self.is_chunked else b"", is_last=is_last)

@@ -5,6 +5,7 @@ be forked it becomes the worker of its first order, and every further order gets
 """
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -54,6 +55,8 @@ WARM_MODULES = (
     "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pyarrow.parquet",
     "gen_worker.trainer.arrow_feed",  # of `batch_to_torch`, which most classes use
+    "gen_worker.trainer.author.hooks",
+    "gen_worker.trainer.author.plugin_import",
     "gen_worker.inference.model.template",
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -353,13 +356,14 @@ class ParentProcess:
 
 def _warm_up() -> None:
     """Imported once for all templates. In a fork of a launcher all of it is there."""
-    for name in (
-        _ONE_THREAD
-    ):  # an OpenBLAS starts its threads when it is imported; workers set their number themselves
+    # An OpenBLAS starts its threads when it is imported. Workers set their number themselves.
+    for name in _ONE_THREAD:
         os.environ.setdefault(name, "1")
     for name in WARM_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else a collection in a template would visit all modules and copy their pages
 
 
 def _describe(status: int) -> tuple[int | None, str, str]:

@@ -43,29 +43,35 @@ async def wait_ready(
     raise UnavailableError("the daemon ended the watch")
 
 
-def show_served(output: Output, served: ServedModel) -> None:
+def show_served(output: Output, home: "Home", served: ServedModel) -> None:
     """Where it answers, and how it is asked."""
-    live = "" if served.live is None else served.live.label
+    live = "" if served.live is None else plain(served.live.label)
     output.event(
         "serving",
         name=served.name,
         run_id=served.run_id,
         url=served.url,
-        bearer=read_bearer(served.bearer_file),
+        bearer=read_bearer(home, served),
         bearer_file=served.bearer_file,
         version=msgspec.to_builtins(served.live),
     )
-    output.show(f"{output.paint(served.name, is_bold=True)} answers with {live} at {served.url}")
-    output.show(f"  {say_request(served.url, served.bearer_file)}")
+    output.show(f"{output.paint(served.name, is_bold=True)} answers with {live} at {plain(served.url)}")
+    output.show(f"  {plain(say_request(served.url, served.bearer_file))}")
 
 
-def read_bearer(path: str) -> str:
-    """The secret that requests need; empty where they need none, or it cannot be read here."""
+def read_bearer(home: "Home", served: ServedModel) -> str:
+    """The secret that requests need; empty where they need none, or it cannot be read here.
+
+    An event names its file, so only one in the folder of the server's run is read.
+    """
     from pathlib import Path
 
+    path = Path(served.bearer_file)
+    if not served.bearer_file or not path.resolve().is_relative_to(home.run(served.run_id).root.resolve()):
+        return ""
     try:
-        return Path(path).read_text().strip() if path else ""
-    except OSError:
+        return path.read_text().strip()
+    except (OSError, ValueError):
         return ""
 
 

@@ -130,7 +130,7 @@ async def _await_ready(
         output.say(f"trn: {plain(note)}")
     served, run = await wait_ready(client, home, output, submission.run)
     if served is not None:
-        show_served(output, served)
+        show_served(output, home, served)
         return ExitCode.OK
     return _report_end(output, run)
 

@@ -46,6 +46,24 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "integration" / "without_torch"))
 
 
+# They come first: one that began last would leave the other process without work for half a minute.
+LONG_MODULES = {
+    "test_demo.py",
+    "test_docs.py",
+    "test_examples.py",
+    "test_interrupted_steps.py",
+    "test_many_processes.py",
+    "test_nothing_lost.py",
+    "test_own_data_runs.py",
+    "test_pytorch_runner.py",
+    "test_sharded_saves.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_MODULES)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     del config
     if _MADE_HERE:

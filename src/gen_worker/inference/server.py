@@ -228,7 +228,7 @@ class ModelServer:
 
     def _note_switch(self, version: ModelVersion) -> None:
         if self._feedback is not None:
-            self._feedback.live = version
+            self._feedback.note_live(version)
 
     @property
     def _is_local(self) -> bool:

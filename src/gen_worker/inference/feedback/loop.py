@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +19,9 @@ from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import FeedbackSpec
 from gen_worker.contract.serving import FeedbackDueEvent
-from gen_worker.errors import CheckpointError, ModelLoadError
-from gen_worker.inference.feedback.requests import AnsweredRecord, Place, RequestJournal
+from gen_worker.errors import ModelLoadError
+from gen_worker.inference.feedback.intake import FeedbackIntake, read_rows
+from gen_worker.inference.feedback.requests import AnsweredRecord, RequestJournal
 from gen_worker.inference.feedback.rules import (
     MAX_ERRORS,
     MIN_ERRORS,
@@ -33,30 +34,24 @@ from gen_worker.inference.feedback.rules import (
 from gen_worker.inference.frames import Buffer
 from gen_worker.inference.front.front import AnsweredRequest
 from gen_worker.inference.front.pool import ReplicaPool
-from gen_worker.inference.front.refusals import Refusal, RowFault
+from gen_worker.inference.front.refusals import Refusal
 from gen_worker.inference.gate import RefusedError, require_errors
 from gen_worker.inference.messages import Part
-from gen_worker.inference.versions import read_checkpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from gen_worker.inference.feedback.joining import Answered, FeedbackRow
-    from gen_worker.inference.feedback.metric import FeedbackMetric
-    from gen_worker.inference.feedback.store import FeedbackStore
 
 logger = logging.getLogger("gen_worker.inference")
 
 LOOK_EVERY_S = 1.0
 SEAL_AFTER_S = 300.0  # where there is no rule
 REQUESTS, ROWS = "requests", "feedback"
-MAX_FAULTS = 100
 
 R = TypeVar("R")
 
 
 class FeedbackLoop:
-    """`keep` and `take` are the front's hooks. `live` is the version that answers; the server keeps it current."""
+    """`keep` and `take` are the front's hooks."""
 
     def __init__(
         self,
@@ -66,19 +61,27 @@ class FeedbackLoop:
         *,
         tell: Callable[[FeedbackDueEvent], Awaitable[None]],
     ) -> None:
-        self.live = live
+        self._live = live
         self._folder = folder
         self._spec = spec
         self._tell = tell
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feedback")
         self._wake = asyncio.Event()
         self._opened_requests: RequestJournal | None = None
-        self._opened_store: FeedbackStore | None = None
+        self._opened_intake: FeedbackIntake | None = None
         self._due = FeedbackDue()
-        self._schema_of: tuple[ModelVersion, pa.Schema | None] | None = None
         self._is_broken = False  # the last request could not be kept
         self.num_lost = 0  # requests that could not be kept
-        self.num_accepted = 0
+
+    @property
+    def num_accepted(self) -> int:
+        return 0 if self._opened_intake is None else self._opened_intake.num_accepted
+
+    def note_live(self, version: ModelVersion) -> None:
+        """It answers from now on."""
+        self._live = version
+        if self._opened_intake is not None:
+            self._opened_intake.live = version
 
     async def open(self, pool: ReplicaPool) -> None:
         """Read what there is. ModelLoadError where the job's metric cannot be computed from what the model answers."""
@@ -114,9 +117,9 @@ class FeedbackLoop:
 
     async def take(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Durable when it returns. Refusal, and nothing is accepted, where a row has a fault."""
-        asked = _read_rows(rows)
-        places = {each[1]: self._requests.locate(each[1]) for each in asked}
-        answer = await self._in_thread(self._take, asked, places)
+        asked = read_rows(rows)
+        places = {each.request_id: self._requests.locate(each.request_id) for each in asked}
+        answer = await self._in_thread(self._intake.take, asked, places)
         self._wake.set()
         return answer
 
@@ -139,14 +142,15 @@ class FeedbackLoop:
         """RefusedError where the new version is worse on the newest rows than the live one."""
         if self._spec.metric is None:
             return
-        table = await self._in_thread(lambda: self._store.newest_rows(MAX_ERRORS))
+        table = await self._in_thread(lambda: self._intake.store.newest_rows(MAX_ERRORS))
         if table is None or table.num_rows < MIN_ERRORS:
             return
         values: dict[str, float] = {}
         for name, pool in (("new", new), ("live", live)):
             try:
                 answers = await self._predict(pool, table)
-                values[name] = await self._in_thread(self._measure, answers, table)
+                inputs = [column.name for column in pool.inputs]
+                values[name] = await self._in_thread(self._intake.measure, answers, table, inputs)
             except Refusal as why:
                 if name == "new":
                     raise RefusedError(
@@ -177,161 +181,37 @@ class FeedbackLoop:
         return self._opened_requests
 
     @property
-    def _store(self) -> "FeedbackStore":
-        if self._opened_store is None:
-            from gen_worker.inference.feedback.store import FeedbackStore
-
-            self._opened_store = FeedbackStore(self._folder / ROWS)
-        return self._opened_store
+    def _intake(self) -> FeedbackIntake:
+        assert self._opened_intake is not None, "it is opened before the front is"
+        return self._opened_intake
 
     def _open(self, pool: ReplicaPool) -> None:
         self._opened_requests = RequestJournal(
             self._folder / REQUESTS, max_bytes=self._spec.keep_mb << 20, executor=self._thread
         )
-        (self._folder / ROWS).mkdir(exist_ok=True)
-        self._due = read_due(self._folder / ROWS)
-        schema = self._training_schema()
-        if self._spec.metric is not None and schema is not None:
-            inputs = [column.name for column in pool.inputs]
-            labels = self._spec.columns or [name for name in schema.names if name not in inputs]
+        folder = self._folder / ROWS
+        folder.mkdir(exist_ok=True)
+        self._due = read_due(folder)
+        self._opened_intake = FeedbackIntake(folder, self._spec, self._requests, self._live)
+        labels = self._intake.find_labels([column.name for column in pool.inputs])
+        if self._spec.metric is not None and labels is not None:
             try:
-                self._find_metric([column.name for column in pool.outputs], labels)
+                self._intake.find_metric([column.name for column in pool.outputs], labels)
             except ValueError as fault:
                 raise ModelLoadError(f"serving.feedback.metric: {fault}") from fault
 
-    def _find_metric(self, answers: list[str], labels: list[str]) -> "FeedbackMetric":
-        from gen_worker.inference.feedback.metric import FeedbackMetric
-
-        return FeedbackMetric.find(self._spec.metric or "", answers, labels)
-
-    def _training_schema(self) -> "pa.Schema | None":
-        """Of the version that answers; else of the rows so far."""
-        from gen_worker.inference.feedback.joining import training_schema
-
-        live = self.live
-        if self._schema_of is None or self._schema_of[0] is not live:
-            try:
-                self._schema_of = live, training_schema(read_checkpoint(live))
-            except CheckpointError as fault:  # removed since
-                logger.warning("the schema of the training data is not known: %s", fault)
-                self._schema_of = live, None
-        return self._schema_of[1] or self._store.schema
-
-    def _take(
-        self, asked: list[tuple[int, str, int, Mapping[str, Any]]], places: dict[str, Place | None]
-    ) -> dict[str, Any]:
-        from gen_worker.inference.feedback.joining import Answered, FeedbackRow
-        from gen_worker.inference.feedback.store import row_key
-
-        store = self._store
-        found: dict[str, Answered] = {}
-        for request_id, place in places.items():
-            kept = None if place is None else self._requests.read(place)
-            if kept is not None and kept[0].request_id == request_id:
-                found[request_id] = Answered(*kept)
-        outcomes = ["unknown"] * len(asked)
-        new: list[tuple[bytes, FeedbackRow]] = []
-        taken: set[bytes] = set()
-        for position, request_id, row, values in asked:
-            key = row_key(request_id, row)
-            if key in taken or store.is_known(key):
-                outcomes[position] = "repeated"
-            elif request_id in found:
-                outcomes[position] = "accepted"
-                taken.add(key)
-                new.append(
-                    (key, FeedbackRow(position=position, request_id=request_id, row=row, values=values))
-                )
-        if new:
-            self._accept(new, found, places)
-            self.num_accepted += len(new)
-        counts = {name: outcomes.count(name) for name in ("accepted", "repeated", "unknown")}
-        return {**counts, "rows": outcomes}
-
-    def _accept(
-        self,
-        new: "list[tuple[bytes, FeedbackRow]]",
-        found: "Mapping[str, Answered]",
-        places: Mapping[str, Place | None],
-    ) -> None:
-        """Join them and make them durable. Refusal with every fault, and nothing is written."""
-        import pyarrow as pa
-
-        from gen_worker.inference.feedback.joining import find_faults, infer_schema, join
-        from gen_worker.inference.feedback.store import AcceptedHead, now_ms
-        from gen_worker.inference.model.columns import RowsError
-
-        first = new[0][1]
-        schema = self._training_schema() or infer_schema(found[first.request_id], first.values)
-        faults: list[RowFault] = []
-        batches: list[pa.RecordBatch] = []
-        for _, row in new:
-            answered = found[row.request_id]
-            of_names = find_faults(row, answered, schema, self._spec.columns)
-            faults += (RowFault(**msgspec.structs.asdict(fault)) for fault in of_names)
-            if of_names or len(faults) > MAX_FAULTS:
-                continue
-            try:
-                batches.append(join(row, answered, schema))
-            except RowsError as fault:
-                faults.append(RowFault(row=row.position, found=str(fault)))
-        if faults:
-            raise Refusal(
-                "input", "feedback has faults; none of its rows was accepted", faults=faults[:MAX_FAULTS]
-            )
-        joined = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-        head = AcceptedHead(
-            keys=b"".join(key for key, _ in new),
-            received_ms=now_ms(),
-            newest_request=max(place.file for place in places.values() if place is not None),
-            errors=(errors := self._row_errors([row for _, row in new], found, joined)),
-            weights_hashes=[found[row.request_id].record.weights_hash for _, row in new] if errors else [],
-        )
-        try:
-            self._store.accept(joined, head)
-        except OSError as fault:
-            raise Refusal(
-                "unavailable", f"feedback cannot be stored: {fault.strerror}", retry_after_s=1
-            ) from fault
-
-    def _row_errors(
-        self, rows: "list[FeedbackRow]", found: "Mapping[str, Answered]", joined: "pa.RecordBatch"
-    ) -> list[float]:
-        """Of each row's answer; empty where no metric is given, or it cannot be computed."""
-        if self._spec.metric is None:
-            return []
-        import pyarrow as pa
-
-        try:
-            answers = (
-                pa.Table.from_batches([found[row.request_id].answers().slice(row.row, 1) for row in rows])
-                .combine_chunks()
-                .to_batches()[0]
-            )
-            metric = self._find_metric(answers.schema.names, list(rows[0].values))
-            return [float(error) for error in metric.row_errors(answers, joined)]
-        except (ValueError, pa.ArrowException) as fault:
-            logger.warning("the error of answers cannot be computed: %s", fault)
-            return []
-
-    def _measure(self, answers: "pa.RecordBatch", table: "pa.Table") -> float:
-        labels = table.combine_chunks().to_batches()[0]
-        inputs = list(self._spec.columns or labels.schema.names)
-        metric = self._find_metric(answers.schema.names, inputs)
-        return metric.over(list(metric.row_errors(answers, labels)))
-
     def _find_due(self) -> bool:
         """Whether a run is due: then it is written down. Also ends files that are full or old enough."""
-        if self._opened_store is None and not (self._folder / ROWS / "schema.arrow").exists():
-            return False  # nothing ever came
-        store, spec, due = self._store, self._spec, self._due
+        if not self._intake.has_rows:
+            return False
+        store, spec, due = self._intake.store, self._spec, self._due
         from gen_worker.inference.feedback.store import now_ms
 
         since = [store.parts[number] for number in store.parts if number > due.last_part]
         rows = sum(part.num_rows for part in since) + store.num_open_rows
         oldest_ms = min([part.oldest_ms for part in since] + [store.open_since_ms or now_ms()])
         age_s = (now_ms() - oldest_ms) / 1000
-        errors = newest_errors(store.errors, self.live.weights_hash)
+        errors = newest_errors(store.errors, self._live.weights_hash)
         metric = None
         if spec.metric is not None and len(errors) >= MIN_ERRORS:
             metric = sum(errors) / len(errors)
@@ -344,17 +224,18 @@ class FeedbackLoop:
             store.forget_keys(self._requests.oldest, due.last_part if has_rule else store.number)
             return False
         store.seal()
-        self._due = FeedbackDue(
+        found = FeedbackDue(
             number=due.number + 1,
             first_part=due.last_part + 1,
             last_part=store.number - 1,
             rows=rows,
             reason=reason[0],
             figures=reason[1],
-            version=self.live.facts,
+            version=self._live.facts,
             is_told=False,
         )
-        write_due(self._folder / ROWS, self._due)
+        write_due(self._folder / ROWS, found)
+        self._due = found
         failpoint("feedback.due_written")
         return True
 
@@ -400,9 +281,8 @@ class FeedbackLoop:
         return pa.Table.from_batches(found).combine_chunks().to_batches()[0]
 
     def _close(self) -> None:
-        if self._opened_store is not None:
-            self._opened_store.seal()
-            self._opened_store.close()
+        if self._opened_intake is not None:
+            self._opened_intake.close()
         if self._opened_requests is not None:
             self._opened_requests.close()
 
@@ -414,34 +294,3 @@ def _to_stream(table: "pa.Table") -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table.combine_chunks())
     return bytes(sink.getvalue())
-
-
-def _read_rows(rows: list[dict[str, Any]]) -> list[tuple[int, str, int, Mapping[str, Any]]]:
-    """(position, request id, row, values) of each. Refusal with every fault."""
-    found: list[tuple[int, str, int, Mapping[str, Any]]] = []
-    faults: list[RowFault] = []
-    for position, given in enumerate(rows):
-        values = dict(given)
-        request_id, row = values.pop("request_id", None), values.pop("row", 0)
-        if not isinstance(request_id, str) or not request_id:
-            faults.append(
-                RowFault(
-                    row=position,
-                    column="request_id",
-                    found=repr(request_id)[:60],
-                    expected="the X-Request-Id of an answer",
-                )
-            )
-        elif not isinstance(row, int) or isinstance(row, bool) or row < 0:
-            faults.append(
-                RowFault(
-                    row=position, column="row", found=repr(row)[:60], expected="a row of that request, from 0"
-                )
-            )
-        else:
-            found.append((position, request_id, row, values))
-    if faults:
-        raise Refusal(
-            "input", "feedback has faults; none of its rows was accepted", faults=faults[:MAX_FAULTS]
-        )
-    return found

@@ -78,21 +78,14 @@ class RequestJournal:
             }
             if number != numbers[-1]:
                 self._seal(number)
-        if not numbers or numbers[-1] in self._sealed:
-            self._begin(numbers[-1] + 1 if numbers else 1)
-
-    @property
-    def oldest(self) -> int:
-        """The first file that is still there: what is in older ones is unknown."""
-        return min(self._files)
-
-    @property
-    def newest(self) -> int:
-        return max(self._files)
+        self.oldest = numbers[0] if numbers else 1  # what was in older files is unknown
+        self._newest = numbers[-1] if numbers else 0
+        if not numbers or self._newest in self._sealed:
+            self._begin(self._newest + 1)
 
     def append(self, record: AnsweredRecord, payload: Sequence[Buffer]) -> None:
         """OSError where the disk refuses."""
-        number = self.newest
+        number = self._newest
         head = _encode(record)
         offset = self._files[number].append([len(head).to_bytes(_LENGTH_BYTES, "little") + head, *payload])
         self._open[number][hash_id(record.request_id)] = offset
@@ -127,6 +120,7 @@ class RequestJournal:
     def _begin(self, number: int) -> None:
         self._files[number] = JournalFile(numbered(self._folder, number))
         self._open[number] = {}
+        self._newest = number
 
     def _seal(self, number: int) -> None:
         """From now on its index needs little memory, and no scan at the next start. Blocks; of any thread."""
@@ -139,6 +133,7 @@ class RequestJournal:
         self._open.pop(number, None)
 
     def _forget(self, number: int) -> None:
+        self.oldest = number + 1
         with self._lock:
             self._files.pop(number).close()
         self._sealed.pop(number, None)

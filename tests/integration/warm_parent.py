@@ -7,6 +7,7 @@ Reads one JSON request a line. {"env", "cwd", "stdout", "stderr"} starts a worke
 import json
 import os
 import runpy
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -48,16 +49,21 @@ def become_worker(request: dict[str, Any]) -> NoReturn:
 
 
 def main() -> None:
+    started: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
+            started.discard(request["wait"])
             print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
             continue
         pid = os.fork()
         if pid == 0:
             become_worker(request)
+        started.add(pid)
         print(json.dumps({"pid": pid}), flush=True)
+    for pid in started:  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ from gen_worker.inference.model.orders import ModelOptions, WorkerEnd
 from gen_worker.inference.model.parent import ModelLink
 
 WIDTH = 4
-RAISES, CRASHES, HANGS, WRONG_COUNT, FEWER_ROWS, GARBAGE, KILLED, SLOW = (
-    1000.0 * number for number in range(1, 9)
+RAISES, CRASHES, HANGS, WRONG_COUNT, FEWER_ROWS, GARBAGE, KILLED, SLOW, RAISES_ONCE = (
+    1000.0 * number for number in range(1, 10)
 )
 INPUTS = (ColumnType(name="x", dtype="float32", dims=(WIDTH,)),)
 OUTPUTS = (ColumnType(name="y", dtype="float32"), ColumnType(name="pid", dtype="int64"))
@@ -128,6 +128,7 @@ class Worker:
         self._link = link
         self._options = options
         self._bias = float(options.get("bias", 0.0))
+        self._has_raised = False
         self._streams: dict[int, Iterator[int]] = {}  # what each has still to say
         self._ends: dict[int, float] = {}  # and how it ends
         self._credit: dict[int, int] = {}
@@ -196,8 +197,10 @@ class Worker:
             rows = _read_rows(part, data)
             assert len(rows) == part.num_rows
             first = {row[0] for row in rows}
-            if RAISES in first or WRONG_COUNT in first:
-                kind = "error" if RAISES in first else "row_count"
+            raises_now = RAISES_ONCE in first and not self._has_raised
+            self._has_raised |= raises_now
+            if raises_now or RAISES in first or WRONG_COUNT in first:
+                kind = "row_count" if WRONG_COUNT in first else "error"
                 send_frame(
                     self._link, Raised(batch=work.batch, kind=kind, error_id="e1", words="secret words")
                 )

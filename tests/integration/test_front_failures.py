@@ -7,7 +7,18 @@ import signal
 from pathlib import Path
 
 import pytest
-from frame_workers import CRASHES, FEWER_ROWS, GARBAGE, HANGS, KILLED, RAISES, SLOW, WRONG_COUNT, make_version
+from frame_workers import (
+    CRASHES,
+    FEWER_ROWS,
+    GARBAGE,
+    HANGS,
+    KILLED,
+    RAISES,
+    RAISES_ONCE,
+    SLOW,
+    WRONG_COUNT,
+    make_version,
+)
 from served_front import Client, Reply, Served, serving, until
 
 from gen_worker.inference.front.event_loop import run
@@ -34,6 +45,43 @@ def test_a_row_that_raises_is_named_and_its_neighbours_are_answered(tmp_path: Pa
             assert several.status == 500
             assert [fault["row"] for fault in several.error["faults"]] == [1, 3]
             assert b"secret" not in several.body, "the author's words went to a client"
+
+    run(main())
+
+
+def test_rows_that_are_computed_again_have_the_shape_of_their_first_batch(tmp_path: Path) -> None:
+    """An answer names one shape, and its bits are those of that shape."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            reply = await served.predict([1, 0, 0, 0], [RAISES_ONCE, 0, 0, 0], [2, 0, 0, 0])
+            assert reply.values == [1, RAISES_ONCE, 2]
+            assert reply.headers["x-trn-batch-shape"] == "8"
+            assert served.pool.counters.batches == {8: 2}
+
+            killer = asyncio.create_task(served.predict([3, 0, 0, 0], [SLOW, 0, 0, 0], [4, 0, 0, 0]))
+            await until(lambda: not served.pool.is_idle)
+            os.kill(served.parent.pids[0], signal.SIGKILL)
+            assert (await killer).headers["x-trn-batch-shape"] == "8"
+            assert served.pool.counters.batches == {8: 5}
+
+    run(main())
+
+
+def test_one_version_answers_all_parts_of_a_request_also_at_a_switch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, version=make_version(1), max_batch_rows=2) as served:
+            second = await served.open_pool(make_version(2, bias=100.0), max_batch_rows=2)
+            rows = [[SLOW, 0, 0, 0], *([float(number), 0, 0, 0] for number in range(5))]
+            split = asyncio.create_task(served.predict(*rows))
+            await until(lambda: served.pool.queued_rows == 4)
+            whole = asyncio.create_task(served.predict([7, 0, 0, 0]))
+            await until(lambda: served.pool.queued_rows == 5)
+            served.front.switch(second)
+            reply = await split
+            assert reply.headers["x-trn-step"] == "1"
+            assert reply.values == [row[0] for row in rows]
+            assert (await whole).values == [107.0]
 
     run(main())
 

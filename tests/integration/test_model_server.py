@@ -182,6 +182,20 @@ def test_without_its_model_parent_the_attempt_fails_as_the_machines_fault(
     stopped(server)
 
 
+def test_a_kill_of_what_loads_the_model_is_the_machines_fault(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    """As when memory is short for a moment: the server is started again, and not given up as the author's fault."""
+    fault = tmp_path / "fault"
+    fault.write_text("kill")
+    server = Server(tmp_path / "run", with_settings(versions[1], fault_file=str(fault)))
+    server.launch()
+    assert server.wait() == 13, server.log
+    failed = server.events("failed")[0]
+    assert (failed["category"], failed["cause"], failed["fault"]) == ("model-load", "killed", "machine")
+    assert "was killed by SIGKILL" in failed["error"]
+
+
 def test_it_drains_what_was_asked_before_it_ends(tmp_path: Path, versions: dict[int, ModelVersion]) -> None:
     fault = tmp_path / "fault"
     fault.write_text("slow")

@@ -124,6 +124,7 @@ class NotReady(Message, frozen=True, kw_only=True):
 
     category: str
     words: str
+    cause: str = ""  # a `Cause`, or the signal that killed it
 
 
 class Answers(Message, frozen=True, kw_only=True):

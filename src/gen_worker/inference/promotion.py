@@ -95,13 +95,16 @@ class Promotions:
             self._pool = await self._open_pool(live.version)
             if self._is_new:
                 require_latency(self._gate, self.pool.ready, {})
-        except RefusedError as why:
-            raise ModelLoadError(f"{live.version.label} cannot be served: {why.words}") from None
+        except (NotReadyError, RefusedError) as why:
+            fault = ModelLoadError(f"{live.version.label} cannot be served: {why.words}")
+            if isinstance(why, NotReadyError):
+                fault.cause = why.cause  # a kill is not the author's fault
+            raise fault from None
         self._front.switch(self.pool)
         if live.second is not None:
             try:
                 self._second = await self._open_pool(live.second)
-            except RefusedError as why:
+            except NotReadyError as why:
                 logger.warning("%s is not served beside it any more: %s", live.second.label, why.words)
                 live = msgspec.structs.replace(live, second=None, second_is="", percent=0.0)
         self._show_second(live)
@@ -165,7 +168,10 @@ class Promotions:
         pool = self._second
         is_there = pool is not None and pool.version.facts == version.facts
         if pool is None or not is_there:
-            pool = await self._open_pool(version)
+            try:
+                pool = await self._open_pool(version)
+            except NotReadyError as why:
+                raise RefusedError(why.category, why.words) from None
         try:
             failpoint("promotion.loaded")
             if wanted.action != "shadow":
@@ -212,9 +218,9 @@ class Promotions:
         self._warm.add(version.label)
         try:
             await pool.open()
-        except NotReadyError as why:
+        except NotReadyError:
             self._retire_unused()
-            raise RefusedError(why.category, why.words) from None
+            raise
         return pool
 
     # Its outcome.

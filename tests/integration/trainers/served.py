@@ -1,6 +1,7 @@
 """A linear model that can be served. `hyperparams` make versions of it fail in each way that a promotion can fail."""
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Served:
         fault = Path(self.settings["fault_file"]).read_text() if "fault_file" in self.settings else ""
         if fault == "raise":
             raise ValueError("predict went wrong")
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         if fault == "exit":
             os._exit(3)
         if fault == "slow":

@@ -37,6 +37,7 @@ from gen_worker.inference.messages import (
     Answers,
     ColumnType,
     FromWorker,
+    NotReady,
     Part,
     Raised,
     Ready,
@@ -62,12 +63,13 @@ DEFAULT_LIMITS = QueueLimits()
 
 
 class NotReadyError(Exception):
-    """A model worker could not start: the category of a worker's error, and why."""
+    """A model worker could not start: the category of a worker's error, why, and the signal or `Cause` behind it."""
 
-    def __init__(self, category: str, words: str) -> None:
-        super().__init__(words)
-        self.category = category
-        self.words = words
+    def __init__(self, why: NotReady) -> None:
+        super().__init__(why.words)
+        self.category = why.category
+        self.words = why.words
+        self.cause = why.cause
 
 
 class ReplicaPool:
@@ -126,7 +128,7 @@ class ReplicaPool:
                 self._changed.clear()
                 for replica in self._replicas:
                     if replica.not_ready is not None:
-                        raise NotReadyError(replica.not_ready.category, replica.not_ready.words)
+                        raise NotReadyError(replica.not_ready)
         except BaseException:
             await self.close()
             raise
@@ -214,6 +216,7 @@ class ReplicaPool:
             return
         if num_rows > self.options.max_batch_rows:
             query.is_part = True
+            query.min_shape = self.options.max_batch_rows
             for part in query.divide(self.options.max_batch_rows):
                 self._queue.push(part)
         else:
@@ -252,11 +255,9 @@ class ReplicaPool:
         return self._streams.open(rows, item, end, self._replicas)
 
     def take_waiting(self) -> list[Query]:
-        """What waits and was not given to a worker: another pool that takes the same columns may answer it."""
-        waiting: list[Query] = []
-        while self._queue:
-            waiting += self._queue.take(1)
-        return waiting
+        """What waits and was not given to a worker: another pool that takes the same columns may answer it. Not parts of
+        a request: others of them are computed here, and one version answers all of its rows."""
+        return self._queue.take_all(with_parts=False)
 
     def adopt(self, queries: Sequence[Query]) -> None:
         """Answer what waited for another pool, before all that comes."""
@@ -320,9 +321,7 @@ class ReplicaPool:
             groups = groups[:1]
             queries = groups[0]
         num_rows = sum(query.num_rows for query in queries)
-        largest = self.options.max_batch_rows
-        is_full = any(query.is_part for query in queries)
-        shape = largest if is_full else shape_for(num_rows, largest)
+        shape = max(shape_for(num_rows, self.options.max_batch_rows), *(query.min_shape for query in queries))
         replica.batch = Batch(self._next_number(), groups, num_rows, shape, is_alone=is_alone)
         parts, payload = replica.batch.encode()
         replica.send(Work(batch=replica.batch.number, shape=shape, parts=parts), payload)
@@ -432,7 +431,7 @@ class ReplicaPool:
 
     def _take_all(self) -> list[Query]:
         """All that has no answer yet."""
-        found = self.take_waiting()
+        found = self._queue.take_all()
         while self._recovery.again:
             found += self._recovery.again.popleft()
         for replica in self._replicas:

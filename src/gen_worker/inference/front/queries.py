@@ -23,6 +23,7 @@ class Query:
         "deadline",
         "is_closed",
         "is_part",
+        "min_shape",
         "num_deaths",
         "num_rows",
         "parts",
@@ -37,9 +38,8 @@ class Query:
         self._answered = answered
         self.deadline = deadline  # of time.monotonic()
         self.is_closed = False  # answered, or its client has left: it need not be computed
-        self.is_part = (
-            False  # of a request that is larger than a batch: padded to the largest shape, as all its parts
-        )
+        self.is_part = False  # of a request that is larger than a batch
+        self.min_shape = 1  # of the batch that computes it: parts of one request have the same shape
         self.num_deaths = 0  # workers that ended while they computed it alone
         self.parts: Sequence[Query] = ()
         self.queue: Queue | None = None  # that it waits in
@@ -82,6 +82,7 @@ class Query:
         ]
         for part in self.parts:
             part.is_part = self.is_part
+            part.min_shape = self.min_shape
             part.queued_at = self.queued_at
         return self.parts
 
@@ -149,6 +150,13 @@ class Queue:
 
     def oldest(self) -> Query:
         return next(iter(self._waiting))
+
+    def take_all(self, *, with_parts: bool = True) -> list[Query]:
+        """Without parts of larger requests, if so asked."""
+        taken = [query for query in self._waiting if with_parts or not query.is_part]
+        for query in taken:
+            self.remove(query)
+        return taken
 
     def take(self, max_rows: int) -> list[Query]:
         """The oldest ones, together at most so many rows, and at least one. It has none that is larger."""

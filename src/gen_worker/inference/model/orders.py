@@ -80,6 +80,7 @@ class LoadFailed(Message, frozen=True, kw_only=True):
 
     category: str
     words: str
+    cause: str = ""  # a `Cause`, or the signal that killed it
 
 
 class WorkerEnd(Message, frozen=True, kw_only=True):

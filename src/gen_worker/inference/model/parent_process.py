@@ -310,9 +310,11 @@ class ParentProcess:
             if failure is None and template.has_loaded:
                 self._launch(ordered)
                 continue
-            _, _, words = _describe(status)
+            _, signal_name, words = _describe(status)
             ending = LoadFailed(
-                category=Category.MODEL_LOAD, words=f"the process that loads {template.label} {words}"
+                category=Category.MODEL_LOAD,
+                words=f"the process that loads {template.label} {words}",
+                cause=signal_name,
             )
             self._refuse(ordered, failure or ending)
         if failure is None and template.has_loaded and os.waitstatus_to_exitcode(status) != 0:
@@ -321,7 +323,8 @@ class ParentProcess:
     def _refuse(self, ordered: _Ordered, failure: LoadFailed) -> None:
         """In the place of a worker that never was."""
         with socket.socket(fileno=ordered.fd) as link, contextlib.suppress(OSError):
-            send_frame(link, NotReady(category=failure.category, words=failure.words))
+            refused = NotReady(category=failure.category, words=failure.words, cause=failure.cause)
+            send_frame(link, refused)
         self._tell(WorkerEnd(worker_id=ordered.order.worker_id, exit_code=1, words=failure.words))
 
     def _report_end(self, pid: int, status: int) -> None:

@@ -24,7 +24,7 @@ from gen_worker.inference.model.orders import (
 )
 from gen_worker.inference.model.process import count_threads, flush_output, run_to_exit, settle_in
 from gen_worker.inference.model.worker import ModelWorker
-from gen_worker.trainer.attempt.failure import describe_failure
+from gen_worker.trainer.attempt.failure import describe_failure, find_cause
 
 logger = logging.getLogger("gen_worker.inference")
 
@@ -70,7 +70,7 @@ class Template:
         if not isinstance(fault, WorkerError):
             logger.error("the model cannot be loaded", exc_info=fault)
         category, words = describe_failure(fault, phase=Category.MODEL_LOAD)
-        send_order(self._link, LoadFailed(category=category, words=words))
+        send_order(self._link, LoadFailed(category=category, words=words, cause=find_cause(fault)))
 
     def _fork_worker(self, order: LaunchWorker, link_fd: int, model: LoadedModel) -> None:
         """As a child of the model parent: the process between the two exits, and leaves it to that."""

@@ -379,6 +379,7 @@ class _Prediction:
 
 def _load_fault(message: NotReady) -> WorkerError:
     fault = ModelLoadError(message.words)
+    fault.cause = message.cause
     with contextlib.suppress(ValueError):
         fault.category = Category(message.category)
     return fault

@@ -36,6 +36,9 @@ class Recovery:
             return
         if len(queries) == 1:
             query = queries[0]
+            query.min_shape = (
+                batch.shape
+            )  # what raises now may be answered the next time: then all rows are alike
             halves = [[part] for part in query.divide(math.ceil(query.num_rows / 2))]
         else:
             middle = math.ceil(len(queries) / 2)
@@ -46,6 +49,7 @@ class Recovery:
         queries = [query for query in batch.queries if not query.is_closed]
         if not batch.is_alone:
             for query in queries:
+                query.min_shape = batch.shape
                 replica.suspects.extend([query] if query.num_rows == 1 else query.divide(1))
             return
         for query in queries:

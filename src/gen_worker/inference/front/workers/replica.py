@@ -115,7 +115,7 @@ class Replica:
         try:
             link = self._processes.launch(self._version, self._options)
         except ModelLoadError as fault:
-            self._give_up(NotReady(category=fault.category, words=str(fault)))
+            self._give_up(NotReady(category=fault.category, words=str(fault), cause=fault.cause))
             return
         self._worker_id = link.worker_id
         connection = self._link = WorkerLink(self._receive, self._break)
@@ -132,7 +132,8 @@ class Replica:
             self._ended(self, end)
         elif self.not_ready is None:
             words = end.words if end is not None else "it ended before it was ready"
-            self._give_up(NotReady(category="model-load", words=words))
+            cause = end.signal if end is not None else ""
+            self._give_up(NotReady(category="model-load", words=words, cause=cause))
 
     def _receive(self, message: FromWorker, payload: memoryview) -> None:
         if self.ready is not None:

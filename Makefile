@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench soak soak-long proto web test-web clean redis-server chromium wrk qt-libraries
+.PHONY: demo test check bench soak soak-long soak-serving proto web test-web clean redis-server chromium wrk qt-libraries
 
 demo: $(VENV)/.demo-ready
 	@$(BIN)/python examples/first_minute/demo.py
@@ -49,6 +49,10 @@ soak: $(VENV)/.test-ready
 # The same for about half an hour, with at least 500 kills of daemons and of workers; its report is part of the docs.
 soak-long: $(VENV)/.test-ready
 	@$(BIN)/python tests/integration/fault_harness.py --long --report docs/soak-report.md
+
+# A model server for 10 minutes: swaps, kills, clients that are slow, gone or send rows that do harm. Its report is part of the docs.
+soak-serving: $(VENV)/.test-ready
+	@$(BIN)/python tests/integration/serving_harness.py --long --report docs/soak-serving-report.md
 
 # No stubs are generated: both sides build their calls from the descriptor (trn.proto.methods).
 proto: $(VENV)/.test-ready

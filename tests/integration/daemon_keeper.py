@@ -45,8 +45,8 @@ class DaemonKeeper:
         self,
         home: Home,
         *,
-        disk: SmallDisk,
-        clock: Path,
+        disk: SmallDisk | None = None,
+        clock: Path | None = None,
         settings: str,
         struck: Counter[str],
         dice: random.Random,
@@ -111,7 +111,7 @@ class DaemonKeeper:
             async with self.is_down:
                 if not self.daemon.is_running():
                     self._note_end(self.daemon, has_rival=self._had_rival)
-                    await self._replace()
+                    await self.replace()
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _note_end(self, daemon: DaemonProcess, *, has_rival: bool) -> None:
@@ -128,7 +128,7 @@ class DaemonKeeper:
             self._struck[f"daemon killed at {name}"] += 1
         elif code in REFUSED and has_rival:  # even if that one was killed before we looked
             self._struck["daemon gave way to another"] += 1
-        elif code in REFUSED and self._disk.full_until >= self._began_at:
+        elif code in REFUSED and self._disk is not None and self._disk.full_until >= self._began_at:
             self._struck["daemon refused to start on a full disk"] += 1
         else:
             self.faults.append(f"a daemon ended by itself, with {code}: see {daemon.log}")
@@ -147,7 +147,7 @@ class DaemonKeeper:
                 nth = self._times.deal()
         return f"{name}=kill@{nth}" if name else ""
 
-    async def _replace(self) -> None:
+    async def replace(self) -> None:
         failpoints = self._choose_failpoints()
         self._began_at = time.monotonic()
         candidates = [DaemonProcess(self._home.root, failpoints=failpoints, clock=self._clock)]

@@ -198,7 +198,7 @@ class FaultStrikes:
         ]
         if not workers:
             return False
-        return _send(self._dice.choice(workers)[2], number)
+        return send(self._dice.choice(workers)[2], number)
 
     def _living_workers(self) -> list[Worker]:
         try:
@@ -219,15 +219,12 @@ class FaultStrikes:
         ]
 
     async def _signal_launcher(self, number: int) -> bool:
-        for path in self._home.launcher.glob("*.json"):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                info = msgspec.json.decode(path.read_bytes(), type=LauncherInfo)
-                if is_same_process(info.pid, info.start_ticks, info.boot_id):
-                    os.kill(info.pid, number)
-                    if number == signal.SIGSTOP:
-                        asyncio.get_running_loop().call_later(1.0, _send, info.pid, signal.SIGCONT)
-                    return True
-        return False
+        pid = find_launcher(self._home)
+        if pid is None or not send(pid, number):
+            return False
+        if number == signal.SIGSTOP:
+            asyncio.get_running_loop().call_later(1.0, send, pid, signal.SIGCONT)
+        return True
 
     async def _take_descriptors(self) -> bool:
         """As if all were in use: it keeps what it has, and gets no more."""
@@ -277,7 +274,7 @@ class FaultStrikes:
             if not workers:
                 return False
             run_id, _, pid, _ = self._dice.choice(workers)
-            if not _send(pid, signal.SIGKILL):
+            if not send(pid, signal.SIGKILL):
                 return False
             folder = self._home.run(run_id)
             for path in (folder.job, folder.contract):
@@ -335,7 +332,7 @@ class FaultStrikes:
             if not workers:
                 return False
             run_id, number, pid, _ = self._dice.choice(workers)
-            if not _send(pid, signal.SIGKILL):
+            if not send(pid, signal.SIGKILL):
                 return False
             bystander = await asyncio.to_thread(_start_with_pid, pid)
             if bystander.pid != pid:
@@ -370,7 +367,16 @@ def _start_with_pid(pid: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "3600"], start_new_session=True)
 
 
-def _send(pid: int, number: int) -> bool:
+def find_launcher(home: Home) -> int | None:
+    for path in home.launcher.glob("*.json"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            info = msgspec.json.decode(path.read_bytes(), type=LauncherInfo)
+            if is_same_process(info.pid, info.start_ticks, info.boot_id):
+                return info.pid
+    return None
+
+
+def send(pid: int, number: int) -> bool:
     """False where it ended by itself meanwhile."""
     try:
         os.kill(pid, number)

@@ -14,6 +14,7 @@ from worker_process import Run
 from gen_worker.contract import failpoints
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.process_identity import is_process_alive
+from gen_worker.contract.serving import SETTLED, SettledFeedback, write_document
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 STEPS = [name for name in failpoints.MODEL_SERVER if name.startswith("feedback.")]
@@ -180,6 +181,22 @@ def test_the_age_of_the_oldest_row_makes_a_run_due(tmp_path: Path, versions: dic
     try:
         feed(server, (answered(server, ROW), 0, 1.0))
         assert server.wait_event("feedback_due")["reason"] == "max_age_s"
+    finally:
+        server.stop()
+
+
+def test_under_a_daemon_no_run_is_due_while_it_is_not_known_what_became_of_the_one_before(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    server = Server(tmp_path, versions[1], feedback={"rows": 2}).start(TRAINER_ATTEMPT="1")
+    try:
+        for _ in range(3):
+            request_id = answered(server, ROW, ROW)
+            feed(server, (request_id, 0, 1.0), (request_id, 1, 1.0))
+            server.wait_event("feedback_due")  # the first
+        write_document(server.serving / SETTLED, SettledFeedback(number=1))
+        due = server.wait_event("feedback_due", that=lambda event: event["number"] == 2)
+        assert due["rows"] == 4, "those of the second and the third time"
     finally:
         server.stop()
 

@@ -14,7 +14,7 @@ from service_host import Host, job, until
 
 import trn
 from gen_worker.contract.checkpoints.choice import CheckpointInfo, read_named, verify_files
-from gen_worker.contract.serving import read_wanted
+from gen_worker.contract.serving import read_settled, read_wanted
 from trn.core.errors import (
     ConflictError,
     ForbiddenError,
@@ -540,7 +540,12 @@ def test_feedback_submits_one_run_from_the_live_model_and_promotes_its_best_chec
             (wanted,) = host.registry.promotions("mnist")
             assert wanted.version is not None
             assert (wanted.version.label, wanted.by) == ("mnist.2@20", "feedback 1")
+            folder = host.home.run(server.run_id).serving
+            assert read_settled(folder) == 0, "the server asks for no other run while the gate looks"
+            await done(host, server, wanted)
+            await follow_until_quiet(host)
             assert host.registry.due_feedback() == []
+            assert read_settled(folder) == 1
         async with Host(tmp_path) as host:  # the next daemon does none of it again
             await follow_until_quiet(host)
             assert len(host.registry.promotions("mnist")) == 1
@@ -561,6 +566,7 @@ def test_a_run_of_feedback_that_fails_promotes_nothing_and_the_next_feedback_mak
             await host.end("mnist.2", RunState.FAILED)
             await follow_until_quiet(host)
             assert host.registry.due_feedback() == []
+            assert read_settled(host.home.run(server.run_id).serving) == 1
             await say_due(host, server, 2, ["/rows/2.parquet"])
             await follow_until_quiet(host)
             (due,) = host.registry.due_feedback()
@@ -570,6 +576,23 @@ def test_a_run_of_feedback_that_fails_promotes_nothing_and_the_next_feedback_mak
                 "/rows/2.parquet",
             ]
             assert host.registry.promotions("mnist") == []
+
+    asyncio.run(main())
+
+
+def test_a_run_trains_on_the_newest_rows_of_feedback_alone_where_that_is_asked_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host, feedback={**FEEDBACK, "newest_rows": 9})
+            for number in (1, 2, 3):  # 8 rows each
+                await say_due(host, server, number, [f"/rows/{number}.parquet"])
+                await follow_until_quiet(host)
+            configs = [host.registry.get(f"mnist.{number}").config for number in (2, 3, 4)]
+            assert [config["dataset"]["parquet_paths"] for config in configs] == [
+                ["/rows/1.parquet"],
+                ["/rows/1.parquet", "/rows/2.parquet"],
+                ["/rows/2.parquet", "/rows/3.parquet"],
+            ]
 
     asyncio.run(main())
 

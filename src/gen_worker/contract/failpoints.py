@@ -81,6 +81,7 @@ SERVING: tuple[str, ...] = (
     "promotion.written",
     "promotion.signalled",
     "feedback.submitted",
+    "feedback.settled_written",
 )
 
 # Of a prediction: a part, and the list of all parts.

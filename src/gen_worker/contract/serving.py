@@ -3,7 +3,8 @@
 `wanted.json` is written by the daemon, then the server gets SIGUSR1. `live.json` is written by the server, before it
 switches: a server that is started again begins with it. Each is whole or absent (write, sync, rename).
 
-What the server says goes into its events: their own fields are the records at the end.
+What the server says goes into its events: their own fields are the records at the end. `settled.json` answers its
+`feedback_due`.
 """
 
 from pathlib import Path
@@ -25,18 +26,20 @@ __all__ = [  # with those of a version, which a job holds as well
     "PromotionRefusedEvent",
     "ReadyEvent",
     "RequestStatsEvent",
+    "SettledFeedback",
     "VersionFacts",
     "WantedModel",
     "read_live",
+    "read_settled",
     "read_wanted",
     "write_document",
 ]
 
 Action = Literal["promote", "rollback", "shadow", "split", "single"]
-D = TypeVar("D", "WantedModel", "LiveModel")
+D = TypeVar("D", "WantedModel", "LiveModel", "SettledFeedback")
 
 FOLDER = "serving"
-WANTED, LIVE = "wanted.json", "live.json"
+WANTED, LIVE, SETTLED = "wanted.json", "live.json", "settled.json"
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +116,12 @@ class FeedbackDueEvent(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, float] = {}
 
 
+class SettledFeedback(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that the `feedback_due` of that number asked for has ended, and so has its promotion. The next one may come."""
+
+    number: int
+
+
 class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the server answers with, and the number of the last `WantedModel` that it finished, done or refused."""
 
@@ -130,7 +139,7 @@ class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
     outcome: PromotedEvent | PromotionRefusedEvent | None = None  # until its event is durable
 
 
-def write_document(path: Path, document: WantedModel | LiveModel) -> None:
+def write_document(path: Path, document: WantedModel | LiveModel | SettledFeedback) -> None:
     """Durably. Blocks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
@@ -144,6 +153,12 @@ def read_wanted(folder: Path) -> WantedModel | None:
 def read_live(folder: Path) -> LiveModel | None:
     """None where nothing was served yet; StartupError where it cannot be read."""
     return _read(folder / LIVE, LiveModel)
+
+
+def read_settled(folder: Path) -> int:
+    """The number of the last `feedback_due` that is settled; 0 where none is. StartupError where it cannot be read."""
+    found = _read(folder / SETTLED, SettledFeedback)
+    return 0 if found is None else found.number
 
 
 def _read(path: Path, kind: type[D]) -> D | None:

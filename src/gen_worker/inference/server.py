@@ -210,7 +210,13 @@ class ModelServer:
         spec = self._spec
         hooks: list[Callable[[AnsweredRequest], None]] = []
         if spec.feedback is not None:
-            self._feedback = FeedbackLoop(self.folder, spec.feedback, live.version, tell=self._tell_due)
+            self._feedback = FeedbackLoop(
+                self.folder,
+                spec.feedback,
+                live.version,
+                tell=self._tell_due,
+                has_daemon=self.session.environment.attempt is not None,
+            )
             self._front.on_feedback = self._feedback.take
             hooks.append(self._feedback.keep)
         if spec.request_log:
@@ -327,6 +333,7 @@ class ModelServer:
             values |= {
                 "serve/feedback_rows": feedback.num_accepted,
                 "serve/unkept_requests": feedback.num_lost,
+                **feedback.take_error(),
             }
         if log is not None:
             values["serve/unlogged_requests"] = log.num_dropped

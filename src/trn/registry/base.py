@@ -207,8 +207,8 @@ class ReadableRegistry(Protocol):
     def due_feedback(self) -> list[DueFeedback]:
         """What servers asked the next training run with, until that has ended."""
 
-    def feedback_files(self, run_id: str, number: int) -> list[str]:
-        """Parquet files of all feedback of that server up to this one, in the order of the rows."""
+    def feedback_files(self, run_id: str, number: int) -> list[tuple[int, list[str]]]:
+        """(rows, parquet files) of each feedback of that server up to this one, the newest last."""
 
     def models_in_use(self) -> list[str]:
         """What runs serve, predict or were promoted to, as JSON texts that have the paths of the models."""

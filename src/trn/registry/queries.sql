@@ -451,7 +451,7 @@ ON CONFLICT DO NOTHING
 SELECT * FROM due_feedback INDEXED BY due_feedback_open WHERE is_settled = 0 ORDER BY at_ms, run_id, number
 
 -- name: feedback_files
-SELECT files FROM due_feedback WHERE run_id = :run_id AND number <= :number ORDER BY number
+SELECT files, rows FROM due_feedback WHERE run_id = :run_id AND number <= :number ORDER BY number
 
 -- name: settle_due_feedback
 UPDATE due_feedback SET child = :child, fault = :fault, is_settled = :is_settled

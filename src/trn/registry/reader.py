@@ -260,7 +260,7 @@ class RegistryReader:
     def due_feedback(self) -> list[DueFeedback]:
         return list_due(self._read)
 
-    def feedback_files(self, run_id: str, number: int) -> list[str]:
+    def feedback_files(self, run_id: str, number: int) -> list[tuple[int, list[str]]]:
         return list_feedback_files(self._read, run_id, number)
 
     def models_in_use(self) -> list[str]:

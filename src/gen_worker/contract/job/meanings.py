@@ -130,6 +130,7 @@ MEANINGS = {
     "serving.feedback.keep_mb": "Room for answered requests that wait for feedback. The oldest are forgotten: feedback to them is "
     "answered as `unknown`.",
     "serving.feedback.above": "See `serving.feedback.metric`.",
+    "serving.feedback.newest_rows": "How many of the newest rows of feedback a run trains on, in whole files. Without it: all.",
     "serving.feedback.train": "Fields laid over the config of the run that trained the served checkpoint.",
     "prediction": "Predictions for parquet files, for `mode: inference`. `trn predict` writes it.",
     "prediction.checkpoint": "The checkpoint to predict with: its `.meta.json`.",

@@ -138,6 +138,7 @@ class FeedbackSpec(Record, frozen=True, kw_only=True):
     metric: Name | None = None  # an error of the answers, compared with the feedback: see `above`
     above: float | None = None
     keep_mb: Count = 4096  # of answered requests that wait for feedback
+    newest_rows: Count | None = None  # of feedback that a run trains on, in whole files; None: all
     train: dict[str, Any] = {}  # laid over the config of the run that trained the served checkpoint
 
 

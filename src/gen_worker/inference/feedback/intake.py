@@ -6,6 +6,7 @@ pyarrow is imported when the first feedback comes.
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import FeedbackSpec
 from gen_worker.errors import CheckpointError
 from gen_worker.inference.feedback.requests import Place, RequestJournal
+from gen_worker.inference.feedback.rules import mean_error
 from gen_worker.inference.front.refusals import Refusal, RowFault
 from gen_worker.inference.versions import read_checkpoint
 
@@ -46,6 +48,7 @@ class FeedbackIntake:
     ) -> None:
         self.live = live
         self.num_accepted = 0
+        self._new_errors: SimpleQueue[list[float]] = SimpleQueue()  # since `take_error`
         self._folder = folder
         self._spec = spec
         self._requests = requests
@@ -64,6 +67,13 @@ class FeedbackIntake:
 
             self._opened_store = FeedbackStore(self._folder)
         return self._opened_store
+
+    def take_error(self) -> float | None:
+        """The job's metric over the rows that came since the last call; None where there are none. For any thread."""
+        errors: list[float] = []
+        while not self._new_errors.empty():
+            errors += self._new_errors.get()
+        return mean_error(self._spec.metric or "", errors) if errors else None
 
     def find_metric(self, answers: list[str], labels: list[str]) -> "FeedbackMetric":
         """MetricError where it is not clear what is compared."""
@@ -166,6 +176,7 @@ class FeedbackIntake:
             raise Refusal(
                 "unavailable", f"feedback cannot be stored: {fault.strerror}", retry_after_s=1
             ) from fault
+        self._new_errors.put(errors)
 
     def _row_errors(
         self, rows: "list[FeedbackRow]", found: "Mapping[str, Answered]", joined: "pa.RecordBatch"

@@ -18,8 +18,8 @@ import msgspec
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import FeedbackSpec
-from gen_worker.contract.serving import FeedbackDueEvent
-from gen_worker.errors import ModelLoadError
+from gen_worker.contract.serving import FeedbackDueEvent, read_settled
+from gen_worker.errors import ModelLoadError, StartupError
 from gen_worker.inference.feedback.intake import FeedbackIntake, read_rows
 from gen_worker.inference.feedback.requests import AnsweredRecord, RequestJournal
 from gen_worker.inference.feedback.rules import (
@@ -27,6 +27,7 @@ from gen_worker.inference.feedback.rules import (
     MIN_ERRORS,
     FeedbackDue,
     find_reason,
+    mean_error,
     newest_errors,
     read_due,
     write_due,
@@ -51,7 +52,11 @@ R = TypeVar("R")
 
 
 class FeedbackLoop:
-    """`keep` and `take` are the front's hooks."""
+    """`keep` and `take` are the front's hooks.
+
+    Under a daemon, the next run is due only when what became of the one before it is settled: else every few rows would ask
+    for a run while the first one still trains.
+    """
 
     def __init__(
         self,
@@ -60,11 +65,14 @@ class FeedbackLoop:
         live: ModelVersion,
         *,
         tell: Callable[[FeedbackDueEvent], Awaitable[None]],
+        has_daemon: bool,
     ) -> None:
         self._live = live
         self._folder = folder
         self._spec = spec
         self._tell = tell
+        self._has_daemon = has_daemon
+        self._settled = 0  # the last due run whose outcome is known
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feedback")
         self._wake = asyncio.Event()
         self._opened_requests: RequestJournal | None = None
@@ -76,6 +84,13 @@ class FeedbackLoop:
     @property
     def num_accepted(self) -> int:
         return 0 if self._opened_intake is None else self._opened_intake.num_accepted
+
+    def take_error(self) -> dict[str, float]:
+        """The figure of the rows that came since the last call, by its name."""
+        error = None if self._opened_intake is None else self._opened_intake.take_error()
+        return (
+            {} if error is None else {f"serve/feedback_{(self._spec.metric or '').partition(':')[0]}": error}
+        )
 
     def note_live(self, version: ModelVersion) -> None:
         """It answers from now on."""
@@ -214,11 +229,10 @@ class FeedbackLoop:
         errors = newest_errors(store.errors, self._live.weights_hash)
         metric = None
         if spec.metric is not None and len(errors) >= MIN_ERRORS:
-            metric = sum(errors) / len(errors)
-            metric = metric**0.5 if spec.metric.startswith("rmse") else metric
+            metric = mean_error(spec.metric, errors)
         has_rule = spec.rows is not None or spec.max_age_s is not None or spec.above is not None
         reason = find_reason(spec, rows=rows, age_s=age_s, metric=metric)
-        if reason is None:
+        if reason is None or not self._is_settled():
             if store.is_full or (not has_rule and store.num_open_rows and age_s >= SEAL_AFTER_S):
                 store.seal()
             store.forget_keys(self._requests.oldest, due.last_part if has_rule else store.number)
@@ -238,6 +252,15 @@ class FeedbackLoop:
         self._due = found
         failpoint("feedback.due_written")
         return True
+
+    def _is_settled(self) -> bool:
+        """Whether it is known what became of the last run that was due."""
+        if self._has_daemon and self._settled < self._due.number:
+            try:
+                self._settled = read_settled(self._folder)
+            except StartupError as fault:
+                logger.warning("%s", fault)
+        return not self._has_daemon or self._settled >= self._due.number
 
     async def _tell_due(self) -> None:
         due = self._due

@@ -1,6 +1,6 @@
 """When the next training run is due: rules over the rows that came since the last time, and the document that commits it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +50,12 @@ def write_due(folder: Path, due: FeedbackDue) -> None:
 def newest_errors(errors: Iterable[tuple[float, str]], weights_hash: str) -> list[float]:
     """Of answers of that version, the newest ones."""
     return [error for error, answered in errors if answered == weights_hash][-MAX_ERRORS:]
+
+
+def mean_error(metric: str, errors: Sequence[float]) -> float:
+    """The job's metric over these errors of rows."""
+    mean = sum(errors) / len(errors)
+    return mean**0.5 if metric.startswith("rmse") else mean
 
 
 def find_reason(

@@ -1,13 +1,14 @@
 """The next models of servers: better checkpoints of a run that a server follows, and runs that its feedback asks for.
 
 Both end in a promotion through the gate. What was tried is in the registry: a checkpoint that was refused, or that somebody
-rolled back from, is not promoted by itself again, and a feedback submits one run, however often a daemon dies.
+rolled back from, is not promoted by itself again, and a feedback submits one run, however often a daemon dies. A server asks
+for the next run when it reads in `settled.json` that the one before it, and its promotion, have ended.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from gen_worker.contract.checkpoints.meta import Metric
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.rules import lay_over
+from gen_worker.contract.serving import SETTLED, SettledFeedback, write_document
 from gen_worker.errors import CheckpointError
 from trn.core.errors import ConflictError, NotFoundError, TrnError, UnavailableError
 from trn.core.home import Home
 from trn.core.runs import RunRecord, RunState
-from trn.core.serving.records import DueFeedback, PromotionState, ServedModel
+from trn.core.serving.records import DueFeedback, Promotion, PromotionState, ServedModel
 from trn.daemon.intake.intake import Intake
 from trn.daemon.intake.submission import Submission
 from trn.daemon.serving.model_choice import ChosenModel, ModelChoice
@@ -132,15 +134,19 @@ class Successors:
                 due = msgspec.structs.replace(due, fault="the server ended first", is_settled=True)
             else:
                 due = await self._submit(server, due)
-            await committed(self._registry.settle_feedback(due))
-            return
-        child = self._find(due.child)
-        if child is not None and not child.state.is_terminal:
-            return
-        fault = await self._promote_child(server, due, child)
-        await committed(
-            self._registry.settle_feedback(msgspec.structs.replace(due, fault=fault, is_settled=True))
-        )
+        else:
+            child = self._find(due.child)
+            if child is not None and not child.state.is_terminal:
+                return
+            fault = await self._promote_child(server, due, child)
+            if fault is None:
+                return
+            due = msgspec.structs.replace(due, fault=fault, is_settled=True)
+        if due.is_settled and not server.state.is_terminal:
+            folder = self._home.run(server.run_id).serving
+            await asyncio.to_thread(write_document, folder / SETTLED, SettledFeedback(number=due.number))
+            failpoint("feedback.settled_written")
+        await committed(self._registry.settle_feedback(due))
 
     async def _submit(self, server: RunRecord, due: DueFeedback) -> DueFeedback:
         """Its run is there, or why not."""
@@ -164,8 +170,10 @@ class Successors:
         version = self._find_version(server, due)
         parent = self._registry.get(version.run_id)
         feedback = server.config["serving"].get("feedback") or {}
-        files = self._registry.feedback_files(due.run_id, due.number)  # also of runs that were not promoted
-        config = make_next_config(version, feedback.get("train") or {}, files)
+        known = self._registry.feedback_files(due.run_id, due.number)  # also of runs that were not promoted
+        chosen = choose_newest(known, feedback.get("newest_rows"))
+        left_out = {path for _, files in known for path in files} - set(chosen)
+        config = make_next_config(version, feedback.get("train") or {}, chosen, left_out)
         return Submission(
             config_json=msgspec.json.encode(config),
             snapshot=parent.snapshot,
@@ -188,25 +196,40 @@ class Successors:
             raise NotFoundError(f"the model {due.version.label} is not served any more")
         return found
 
-    async def _promote_child(self, server: RunRecord, due: DueFeedback, child: RunRecord | None) -> str:
-        """Empty where its best checkpoint is being promoted; else why it is not."""
+    async def _promote_child(
+        self, server: RunRecord, due: DueFeedback, child: RunRecord | None
+    ) -> str | None:
+        """Empty where its best checkpoint was promoted; else why it was not. None while that is not known."""
         if child is None:
             return f"run {due.child} was removed"
         if child.state is not RunState.COMPLETED:
             return f"run {child.run_id} {child.state.lower()}: {child.reason}"
+        promotion_id = f"{_submission_id(server, due)}-promotion"
+        try:
+            promotion = self._find_promotion(server, promotion_id)
+            if promotion is None:
+                return await self._promote_best(server, due, child, promotion_id)
+        except (ConflictError, NotFoundError) as fault:  # it is ending, or another server has its name
+            return str(fault)
+        if promotion.state == PromotionState.WANTED:
+            return None
+        return "" if promotion.state == PromotionState.DONE else promotion.words or promotion.state
+
+    async def _promote_best(
+        self, server: RunRecord, due: DueFeedback, child: RunRecord, promotion_id: str
+    ) -> str | None:
+        """As `_promote_child`, of a run that has no promotion yet."""
         found = await self._choice.find_best(child)
         if found is None:
             return f"run {child.run_id} has no checkpoint that can be served"
-        asked = Asked(
-            name=server.run_id,
-            by=f"feedback {due.number}",
-            promotion_id=f"{_submission_id(server, due)}-promotion",
-        )
-        try:
-            await self._promotions.promote_version(self._registry.served(server.run_id), found.version, asked)
-        except (ConflictError, NotFoundError) as fault:
-            return str(fault)
-        return ""
+        asked = Asked(name=server.run_id, by=f"feedback {due.number}", promotion_id=promotion_id)
+        await self._promotions.promote_version(self._registry.served(server.run_id), found.version, asked)
+        return None
+
+    def _find_promotion(self, server: RunRecord, promotion_id: str) -> Promotion | None:
+        name = self._registry.served(server.run_id).name
+        made = (item for item in self._registry.promotions(name, 10_000) if item.promotion_id == promotion_id)
+        return next(made, None)
 
     def _find(self, run_id: str) -> RunRecord | None:
         try:
@@ -215,14 +238,27 @@ class Successors:
             return None
 
 
-def make_next_config(version: ModelVersion, changes: Mapping[str, Any], files: list[str]) -> dict[str, Any]:
+def choose_newest(known: Sequence[tuple[int, list[str]]], num_rows: int | None) -> list[str]:
+    """The files that have so many of the newest rows, in the order of the rows; None: all."""
+    chosen: list[list[str]] = []
+    count = 0
+    for rows, files in reversed(known):
+        if num_rows is not None and count >= num_rows:
+            break
+        chosen.append(files)
+        count += rows
+    return list(dict.fromkeys(path for files in reversed(chosen) for path in files))
+
+
+def make_next_config(
+    version: ModelVersion, changes: Mapping[str, Any], files: list[str], left_out: Collection[str] = ()
+) -> dict[str, Any]:
     """The job of the run that saved the version, with changes, that trains on these files too and begins at its weights."""
     own = {name: value for name, value in version.config.items() if name not in _NOT_INHERITED}
     config = lay_over(own, changes)
     dataset = dict(config.get("dataset") or {})
-    paths = list(
-        dict.fromkeys([*(dataset.get("parquet_paths") or ()), *files])
-    )  # those of earlier feedback once
+    inherited = [path for path in dataset.get("parquet_paths") or () if path not in left_out]
+    paths = list(dict.fromkeys([*inherited, *files]))  # those of earlier feedback once
     return {**config, "dataset": {**dataset, "parquet_paths": paths}, "weights": version.checkpoint}
 
 

@@ -121,10 +121,12 @@ def list_due(connection: sqlite3.Connection) -> list[DueFeedback]:
     return [read_due(row) for row in connection.execute(sql("open_due_feedback"))]
 
 
-def list_feedback_files(connection: sqlite3.Connection, run_id: str, number: int) -> list[str]:
-    """Of all feedback of that server up to this one, in the order of the rows, each once."""
+def list_feedback_files(
+    connection: sqlite3.Connection, run_id: str, number: int
+) -> list[tuple[int, list[str]]]:
+    """(rows, files) of each feedback of that server up to this one, the newest last."""
     rows = connection.execute(sql("feedback_files"), {"run_id": run_id, "number": number})
-    return list(dict.fromkeys(path for row in rows for path in msgspec.json.decode(row["files"])))
+    return [(row["rows"], msgspec.json.decode(row["files"], type=list[str])) for row in rows]
 
 
 def take_name(connection: sqlite3.Connection, name: str, run: RunRecord) -> None:

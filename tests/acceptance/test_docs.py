@@ -371,7 +371,10 @@ def test_the_example_events_have_the_fields_that_are_written(tmp_path: Path) -> 
     assert [event | moments for event in written] == [example | moments for example in examples]
 
 
-def test_the_events_a_run_writes_have_the_documented_fields(tmp_path: Path) -> None:
+def test_the_events_a_run_writes_have_the_documented_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     (block,) = [block for block in read_blocks(DOCS / "operating.md") if block.language == "jsonl"]
     documented = {(event := json.loads(line))["event"]: set(event) for line in block.text.splitlines()}
     (tmp_path / "tiny.py").write_text(

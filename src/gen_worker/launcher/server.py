@@ -66,6 +66,7 @@ SMALL_JOB = {"run_id": "small", "trainer": "module:Class", "mock_batches": [0]}
 # What a worker imports before the author's code.
 WARM_MODULES = (
     "numpy",
+    "numpy.ma",  # pyarrow imports it with the first array of numpy
     "torch",
     "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pyarrow.parquet",

@@ -21,6 +21,7 @@ import msgspec
 
 from gen_worker.contract.installed_packages import is_same_python
 from gen_worker.errors import Category
+from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.inference.frames import send_frame
 from gen_worker.inference.messages import NotReady
 from gen_worker.inference.model.orders import (
@@ -51,6 +52,7 @@ MAX_STRANGERS = 1000
 # What every template needs before the author's code, where it is installed.
 WARM_MODULES = (
     "numpy",
+    "numpy.ma",  # pyarrow imports it with the first array of numpy
     "torch",
     "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pyarrow.parquet",
@@ -365,6 +367,7 @@ def _warm_up() -> None:
     for name in WARM_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    note_warm_modules()
     gc.collect()
     gc.freeze()  # else a collection in a template would visit all modules and copy their pages
 

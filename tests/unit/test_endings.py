@@ -47,10 +47,12 @@ def end(
     stop_reason: StopReason | None = None,
     before: list[AttemptRecord] | None = None,
     saved_step: int = 0,
+    lived_ms: int = 0,
     **fields: Any,
 ) -> Ending:
     worker_exit = WorkerExit(exit_code=exit_code, **fields)
-    return decide(record or run(), before or [], worker_exit, terminal, stop_reason, saved_step=saved_step)
+    known = record or run(), before or []
+    return decide(*known, worker_exit, terminal, stop_reason, saved_step=saved_step, lived_ms=lived_ms)
 
 
 KILLED = failure("killed")
@@ -391,6 +393,8 @@ def test_a_server_that_falls_again_and_again_soon_after_its_start_waits_before_t
     assert delays == [0, 0, 0, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
     long_lived = [*before, ended(11, 11, launched_ms=0, ended_ms=60_000)]
     assert end(server(attempt=12), exit_code=1, before=long_lived, saved_step=12).delay_ms == 0
+    again = end(server(attempt=11), exit_code=1, before=before, saved_step=11, lived_ms=3_600_000)
+    assert again.delay_ms == 0, "it has just answered for an hour"
 
 
 def test_a_prediction_that_wrote_more_than_before_has_used_up_nothing() -> None:

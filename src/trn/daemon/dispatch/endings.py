@@ -111,10 +111,11 @@ def decide(
     stop_reason: StopReason | None,
     *,
     saved_step: int,
+    lived_ms: int = 0,
 ) -> Ending:
     """The end of the newest attempt. `attempts` are those before it; `run` is as it was while this one ran.
 
-    `saved_step`: where the next attempt would begin, 0 where nothing was saved.
+    `saved_step`: where the next attempt would begin, 0 where nothing was saved. `lived_ms`: since its launch.
     """
     exit_code = None if worker_exit is None else worker_exit.exit_code
     step = run.step if terminal is None else terminal.step
@@ -137,7 +138,7 @@ def decide(
             saved_step=saved_step,
         )
     finding = find_failure(worker_exit, terminal, stop_reason, step)
-    state, outlook = _retry(run, attempts, finding, step, saved_step)
+    state, outlook = _retry(run, attempts, finding, step, saved_step, lived_ms)
     cause = finding.cause
     return Ending(
         state=state,
@@ -151,7 +152,12 @@ def decide(
 
 
 def _retry(
-    run: RunRecord, attempts: Sequence[AttemptRecord], finding: Finding, step: int, saved_step: int
+    run: RunRecord,
+    attempts: Sequence[AttemptRecord],
+    finding: Finding,
+    step: int,
+    saved_step: int,
+    lived_ms: int,
 ) -> tuple[RunState, dict[str, Any]]:
     """What becomes of the run, and the values that say why and when."""
     row, retry = FAILURES[finding.cause.id], read_retry(run)
@@ -169,7 +175,7 @@ def _retry(
     if run.max_attempts == 0:
         return RunState.FAILED, {"outlook": RETRY_OFF}
     if was_ready:
-        delay_s = restart_backoff_s(attempts)
+        delay_s = 0.0 if lived_ms > SHORT_LIFE_MS else restart_backoff_s(attempts)
         return RunState.PENDING, {"outlook": BACKOFF if delay_s else AT_ONCE, "delay_s": delay_s, **follows}
     if finding.is_reported and row.is_final_if_repeated and _is_repeated(attempts, finding, step):
         return RunState.FAILED, {"outlook": REPEATED, "step": step}

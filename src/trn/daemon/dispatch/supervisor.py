@@ -19,6 +19,7 @@ remembered here that a restart would need:
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -389,13 +390,15 @@ class AttemptSupervisor:
                 detail = f"its events file was replaced: {fault.strerror}"
                 worker_exit = msgspec.structs.replace(worker_exit, detail=detail)
         saved_step = await self._find_next_start()
+        *before, own = [item for item in parts.registry.attempts(run_id) if item.number <= self._key.number]
         return decide(
             parts.registry.get(run_id),
-            [item for item in parts.registry.attempts(run_id) if item.number < self._key.number],
+            before,
             worker_exit,
             terminal,
             self._stop_reason,
             saved_step=saved_step,
+            lived_ms=time.time_ns() // 1_000_000 - own.launched_ms,
         )
 
     async def _read_terminal(self) -> Terminal | None:

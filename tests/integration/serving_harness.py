@@ -20,6 +20,7 @@ from daemon_keeper import DaemonKeeper
 from daemon_process import DEADLINE_S, end_everything
 from fault_checker import Report
 from fault_harness import TRAINERS
+from moved_clock import MovedClock
 from served_front import Client
 from serving_checker import Times, check
 from serving_clients import MAX_BATCH_ROWS, MAX_QUEUE_ROWS, Clients, Record
@@ -64,8 +65,10 @@ class ServingHarness:
         self.faults: list[str] = []
 
     async def run(self) -> Report:
+        self.clock = MovedClock(self.folder / "clock")
         keeper = DaemonKeeper(
             self.home,
+            clock=self.clock.path,
             settings=SETTINGS,
             struck=self.struck,
             dice=random.Random(f"{self.seed}/daemons"),
@@ -156,6 +159,7 @@ class ServingHarness:
                 times=self.times,
                 tasks=tasks,
                 struck=self.struck,
+                clock=self.clock,
                 seed=self.seed,
                 diary=self.folder / "faults.txt",
             )

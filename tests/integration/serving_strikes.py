@@ -14,6 +14,7 @@ from typing import Any
 from daemon_keeper import DaemonKeeper, Deck
 from daemon_process import DEADLINE_S
 from fault_strikes import find_launcher, send
+from moved_clock import MovedClock
 from serving_checker import ServerEnd, Times
 from serving_clients import Record
 
@@ -32,6 +33,7 @@ from trn.registry.reader import RegistryReader
 
 LOOK_EVERY_S = 0.02
 PAUSE_S = 0.8
+LIFE_S = 30.0
 SHARES = {
     "model worker killed": 4,
     "model worker stopped and continued": 1,
@@ -68,6 +70,7 @@ class ServingStrikes:
         times: Times,
         tasks: asyncio.TaskGroup,
         struck: Counter[str],
+        clock: MovedClock,
         seed: int,
         diary: Path,
     ) -> None:
@@ -78,6 +81,7 @@ class ServingStrikes:
         self._times = times
         self._tasks = tasks
         self._struck = struck
+        self._clock = clock
         self._dice = random.Random(f"{seed}/faults")
         self._wishes = random.Random(f"{seed}/operator")
         self._deck = Deck([name for name, share in SHARES.items() for _ in range(share)], self._dice)
@@ -196,6 +200,9 @@ class ServingStrikes:
         processes = self.note_processes()
         if not processes:
             return False
+        self._clock.move(
+            LIFE_S
+        )  # one that falls soon after its start, again and again, waits before the next
         end = ServerEnd(began=time.monotonic())
         self._times.ends.append(end)
         self._tasks.create_task(self._await_end(processes[0], end))

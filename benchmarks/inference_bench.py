@@ -19,6 +19,8 @@ ONE, ARROW, WIDE_JSON = "ours, 1 client", "ours, Arrow IPC", "ours, JSON of the 
 LEFT, KILLED, MEMORY = "ours, clients left", "ours, worker killed", "ours, idle"
 HELLO, FASTAPI = "uvicorn, hello", "FastAPI"
 LITSERVE, UNBATCHED = "LitServe, batches of 32", "LitServe, no batching"
+SERVED, SWAPPED, LARGE, PREDICTED = "trn serve", "trn promote", "trn promote, 100 MB", "trn predict"
+READ, BY_HAND, LITSERVE_START = "hash and read 100 MB", "a loop by hand", "LitServe, start"
 LITSERVE_ONE, LITSERVE_LEFT, BARE = "LitServe, 1 client", "LitServe, clients left", "the model alone"
 BATCH_ROWS = 32
 TIMEOUT_S = 300.0
@@ -39,10 +41,10 @@ def _measure_all(folder: Path, *, quick: bool, say: Callable[[str], None]) -> Me
     def side(name: str, function: str, max_rounds: int | None = None, **options: Any) -> Side:
         return Side(name=name, function=function, options=options, max_rounds=max_rounds)
 
-    def take(num_rounds: int, *sides: Side) -> None:
+    def take(num_rounds: int, *sides: Side, script: str = "inference_sides.py") -> None:
         measured.append(
             measure(
-                "inference_sides.py",
+                script,
                 sides,
                 num_rounds=1 if quick else num_rounds,
                 fresh=False,
@@ -86,7 +88,35 @@ def _measure_all(folder: Path, *, quick: bool, say: Callable[[str], None]) -> Me
     take(7, side(KILLED, "front_killed", version=small["version"], load={**many, "seconds": 3.0}))
     rest = {**one, "seconds": 1.0}
     take(3, side(MEMORY, "front_memory", version=small["version"], load=rest), side(BARE, "bare_memory"))
+    _take_daemon(take, side, folder, small["body"], quick=quick)
     return measured
+
+
+def _take_daemon(take: Take, side: Take, folder: Path, body: str, *, quick: bool) -> None:
+    """With `trn`, on a warm daemon."""
+
+    def home(name: str) -> str:
+        return str(folder / name)
+
+    script = "inference_daemon_sides.py"
+    take(7, side(SERVED, "serve", home=home("served")), script=script)
+    take(3, side(LITSERVE_START, "litserve_start"))
+    load = {"body": body, "connections": 32, "seconds": 2.0 if quick else 12.0}
+    swaps = {"num_swaps": 10 if quick else 100, "load": load}
+    take(3, side(SWAPPED, "swap", home=home("swapped"), **swaps), script=script)
+    take(
+        5,
+        side(LARGE, "swap_large", home=home("large")),
+        side(READ, "read_large", home=home("read")),
+        script=script,
+    )
+    num_rows = 20_000 if quick else 200_000
+    take(
+        5,
+        side(PREDICTED, "predict", home=home("predicted"), num_rows=num_rows),
+        side(BY_HAND, "predict_by_hand", home=home("by-hand"), num_rows=num_rows),
+        script=script,
+    )
 
 
 def _write_inputs(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -205,6 +235,60 @@ def build_rows(measured: Measurements) -> list[Row]:
             key="gone_ms",
             ours=KILLED,
             bar=Bar(limit=200),
+        ),
+        build_row(
+            measured,
+            what="trn serve on a warm daemon, until it answers",
+            unit="ms",
+            key="ms",
+            ours=SERVED,
+            beside=[LITSERVE_START],
+            bar=Bar(limit=300),
+            note="the command, from its spawn to its end with --detach; LitServe from its spawn until it listens",
+        ),
+        build_row(
+            measured,
+            what="swap under 32 clients: failed requests",
+            unit="requests",
+            key="failed",
+            ours=SWAPPED,
+            bar=Bar(limit=0),
+        ),
+        build_row(
+            measured,
+            what="swap under 32 clients: from the call to the new version",
+            unit="ms",
+            key="swap_ms",
+            ours=SWAPPED,
+            bar=Bar(limit=60),
+            note="the median of all swaps of a round; each version is loaded anew",
+        ),
+        build_row(
+            measured,
+            what="swap under 32 clients: p99 of the requests meanwhile",
+            unit="ms",
+            key="p99_ms",
+            ours=SWAPPED,
+            bar=Bar(limit=20),
+        ),
+        build_row(
+            measured,
+            what="swap of a model of 100 MB",
+            unit="ms",
+            key="ms",
+            ours=LARGE,
+            beside=[READ],
+            bar=Bar(limit=1.5, against=(READ,)),
+        ),
+        build_row(
+            measured,
+            what="trn predict over parquet, batches of 32",
+            unit="rows/s",
+            key="rows_per_s",
+            ours=PREDICTED,
+            beside=[BY_HAND],
+            bar=Bar(limit=0.95, at_least=True, against=(BY_HAND,)),
+            note="without the start of the process; ours verifies and hashes its parts",
         ),
         build_row(
             measured,

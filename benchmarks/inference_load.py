@@ -111,7 +111,8 @@ class Load:
     connections: int = 32
     seconds: float = 3.0
 
-    def start(self, server: Server) -> "subprocess.Popen[str]":
+    def start(self, server: Server | None = None, *, port: int = 0) -> "subprocess.Popen[str]":
+        """At that server, or that port of a server that somebody else started."""
         wrk = shutil.which("wrk")
         if wrk is None:
             raise SideError("there is no wrk: apt-get install wrk")
@@ -129,7 +130,7 @@ class Load:
             "-s",
             str(HERE / "inference_load.lua"),
         ]
-        url = f"http://127.0.0.1:{server.port}{self.path}"
+        url = f"http://127.0.0.1:{port if server is None else server.port}{self.path}"
         return subprocess.Popen([*command, url], env=environment, stdout=subprocess.PIPE, text=True)
 
     def finish(self, wrk: "subprocess.Popen[str]") -> dict[str, float]:

@@ -66,6 +66,17 @@ def fastapi(options: Mapping[str, Any]) -> Round:
     return _loaded(_peer("fastapi"), Load(**options["load"]))
 
 
+def litserve_start(_options: Mapping[str, Any]) -> Round:
+    def start() -> Sample:
+        begun = time.monotonic()
+        port = free_port()
+        command = ["inference_litserve.py", str(port), json.dumps({"is_batched": True})]
+        with running(command, port=port):
+            return {"ms": 1000 * (time.monotonic() - begun)}
+
+    return start
+
+
 # Memory: of a server that has answered and then rests.
 
 
@@ -141,6 +152,7 @@ SIDES: dict[str, Callable[[Mapping[str, Any]], Round]] = {
     "hello": hello,
     "litserve": litserve,
     "fastapi": fastapi,
+    "litserve_start": litserve_start,
     "front_memory": front_memory,
     "bare_memory": bare_memory,
     "front_left": front_left,

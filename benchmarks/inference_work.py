@@ -23,6 +23,7 @@ from gen_worker.trainer import StepContext, StepResult, batch_to_torch
 HERE = Path(__file__).resolve().parent
 SMALL, WIDE = 64, 784
 NUM_ROWS = 256
+ROW_GROUP = 16_384
 
 
 def make_model(width: int) -> torch.nn.Module:
@@ -39,7 +40,7 @@ def make_model(width: int) -> torch.nn.Module:
 
 
 class Mlp:
-    """`hyperparams.width` is the length of `x`; `delay_s` is added to each batch."""
+    """`hyperparams.width` is the length of `x`; `delay_s` is added to each batch, `ballast_mb` to the weights."""
 
     label_columns = ("y",)
 
@@ -48,7 +49,10 @@ class Mlp:
         self.delay_s: float = ctx.job.hyperparams.get("delay_s", 0.0)
 
     def configure(self, ctx: StepContext) -> dict[str, Any]:
-        return {"model": make_model(ctx.job.hyperparams["width"])}
+        model = make_model(ctx.job.hyperparams["width"])
+        if ballast_mb := ctx.job.hyperparams.get("ballast_mb"):
+            model.register_buffer("ballast", torch.rand(ballast_mb << 18))
+        return {"model": model}
 
     def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
         return batch_to_torch(raw_batch, ["x"])["x"]
@@ -69,13 +73,19 @@ class Mlp:
         return {"logits": state["model"](batch_to_torch(rows, ["x"])["x"])}
 
 
+def write_rows(path: Path, width: int, num_rows: int = NUM_ROWS) -> None:
+    values = np.random.default_rng(0).random((num_rows, width), dtype=np.float32)
+    x = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
+    pq.write_table(
+        pa.table({"x": x, "y": pa.array([0] * num_rows, pa.int64())}), path, row_group_size=ROW_GROUP
+    )
+
+
 def make_version(folder: Path, width: int, delay_s: float = 0.0) -> ModelVersion:
     """Train one step that changes nothing, for a checkpoint that is served as any other."""
     data, runs = folder / f"data-{width}.parquet", folder / f"run-{width}-{delay_s:g}"
     runs.mkdir(parents=True)
-    values = np.random.default_rng(0).random((NUM_ROWS, width), dtype=np.float32)
-    x = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
-    pq.write_table(pa.table({"x": x, "y": pa.array([0] * NUM_ROWS, pa.int64())}), data)
+    write_rows(data, width)
     job = {
         "trainer_api_version": "v1",
         "run_id": runs.name,

@@ -196,10 +196,11 @@ class Clients:
         if live is None or not live.url:
             raise ConnectionRefusedError
         host, _, port = live.url.removeprefix("http://").rpartition(":")
+        began = time.monotonic()  # before it: what a loop with much to do sees late was so earlier
         async with asyncio.timeout(60):
             streams = await asyncio.open_connection(host, int(port))
         self._num_connections += 1
-        return Connection(client=Client(*streams), bearer=bearer, number=self._num_connections)
+        return Connection(client=Client(*streams), bearer=bearer, number=self._num_connections, at=began)
 
     async def _ask(
         self,
@@ -300,6 +301,6 @@ class Connection:
     client: Client
     bearer: str
     number: int
-    at: float = field(default_factory=time.monotonic)
+    at: float
     num_waits: int = 0
     is_used_up: bool = False

@@ -15,7 +15,7 @@ from trn.client.screen.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
 from trn.core.cause_words import say_cause
 from trn.core.causes import FAILURES, STAGES, WAITS, Cause, failure
-from trn.core.runs import AttemptRecord, RunRecord, RunState
+from trn.core.runs import PREDICTION, SERVER, AttemptRecord, RunRecord, RunState
 from trn.core.terminal_text import plain
 from trn.core.variables import WORKER_NAMES, without_workers_variables
 
@@ -297,3 +297,17 @@ def test_a_small_curve_has_its_seams_too() -> None:
 def test_nothing_to_draw_is_no_chart() -> None:
     assert draw_chart([], [], width=30) == []
     assert draw_chart([1], [math.nan], width=30) == []
+
+
+@pytest.mark.parametrize("cause_id", sorted(FAILURES))
+@pytest.mark.parametrize("kind", [SERVER, PREDICTION])
+def test_nobody_is_told_to_resume_a_run_that_does_not_train(kind: str, cause_id: str) -> None:
+    """`trn resume` refuses both."""
+    config = {"serving": {"version": {"run_id": "r", "step": 5}}, "time_limit_s": 1}
+    ended = run(RunState.FAILED, kind=kind, cause=failure(cause_id), config=config, attempt=1, ended_ms=AT_MS)
+    told = explain(ended, [attempt(cause_id)], at_ms=AT_MS, is_daemon_up=True)
+    assert told.remedy
+    assert "trn resume" not in told.remedy
+    over = run(RunState.RUNNING, kind=kind, cause=Cause(id="running"), config=config, attempt=1)
+    alive = attempt(ended_ms=None)
+    assert "trn resume" not in explain(over, [alive], at_ms=AT_MS, is_daemon_up=True).remedy

@@ -111,6 +111,16 @@ def test_a_wanted_cancel_ends_the_run_and_says_how() -> None:
     assert "ValueError: x" in say_cause(other.cause)
 
 
+def test_the_end_of_a_server_names_no_step_for_it_trains_nothing() -> None:
+    wanted = server(is_cancel_wanted=True, cancel_reason="asked by ann")
+    assert say_what(end(wanted, exit_code=75, terminal=failed("cancelled")).cause) == "asked by ann; stopped"
+    assert "step" not in str(close_fields(wanted, WorkerExit(exit_code=-9), None)["error"])
+    completed = end(server(), exit_code=0, terminal=COMPLETED)
+    assert say_what(completed.cause) == "completed"
+    assert "step" not in say_what(end(server(), exit_code=-9).cause)
+    assert "step" not in str(close_fields(server(), WorkerExit(exit_code=-9), None)["error"])
+
+
 @pytest.mark.parametrize("is_on_error", [False, True])
 @pytest.mark.parametrize("category", ["startup", "input", "auth", "timeout"])
 def test_what_would_fail_the_same_again_is_not_retried(category: str, is_on_error: bool) -> None:

@@ -194,7 +194,7 @@ def _say_exit_code(id: str, exit_code: int) -> str:  # noqa: A002
 
 
 def _say_completed(values: Mapping[str, Any]) -> str:
-    parts = [f"completed at step {values.get('step', 0)}"]
+    parts = [f"completed{_at_step(values)}"]
     if values.get("stop_reason"):
         parts.append(f"stopped early: {values['stop_reason']}")
     if signal := values.get("signal"):
@@ -210,13 +210,18 @@ def _say_cancelled(values: Mapping[str, Any]) -> str:
         case "not-started":
             return f"{asked}; it had not started"
         case "killed":
-            return f"{asked}; killed at step {values.get('step', 0)}, it did not stop within its grace period"
+            return f"{asked}; killed{_at_step(values)}, it did not stop within its grace period"
         case "failed":
             return f"{asked}; it failed at the same time: {values.get('error', '')}"
         case "stopped":
-            return f"{asked}; stopped at step {values.get('step', 0)}"
+            return f"{asked}; stopped{_at_step(values)}"
         case _:
             return asked
+
+
+def _at_step(values: Mapping[str, Any]) -> str:
+    """Empty of a server, which has no steps."""
+    return f" at step {values['step']}" if "step" in values else ""
 
 
 def _say_refusal(cause: Cause) -> str:

@@ -10,13 +10,14 @@ from trn.cli.durations import say_duration
 from trn.cli.reading.remedies import find_remedy
 from trn.core.cause_words import say_cause, say_what
 from trn.core.causes import CPU, DOCTOR, GPU, MEMORY, NO_CAUSE, NOT_RETRIED, Cause
-from trn.core.runs import PREDICTION, SERVER, AttemptRecord, RunRecord, RunState
+from trn.core.runs import PREDICTION, SERVER, TRAINING, AttemptRecord, RunRecord, RunState
 from trn.core.serving.records import ServedModel
 
 SILENT_MS = 30_000
 DEFAULT_GRACE_S = 60.0
 MAX_HOLDERS = 5
 START_DAEMON = "`trn daemon start`"
+PREDICT_AGAIN = "submit it again: what it has written is kept"
 
 
 class Explanation(NamedTuple):
@@ -86,10 +87,10 @@ def explain(
         early = f"stopped early: {run.stop_reason}" if run.stop_reason else ""
         return _say(run, f"completed at step {run.step} after {took}", why=early)
     if run.state is RunState.CANCELLED:
-        remedy = f"`{how_to_resume(run)}` {where_it_resumes(run, around.checkpoint)}" if run.attempt else ""
-        remedy = remedy or "submit it again to train it"
-        if run.kind == PREDICTION:
-            remedy = "submit it again: what it has written is kept"
+        remedy = PREDICT_AGAIN
+        if run.kind != PREDICTION:
+            resumed = f"`{how_to_resume(run)}` {where_it_resumes(run, around.checkpoint)}"
+            remedy = resumed if run.attempt else "submit it again to train it"
         return _say(
             run, f"was cancelled at step {run.step} after {took}", why=say_what(run.cause), remedy=remedy
         )
@@ -130,8 +131,10 @@ def how_to_serve(run: RunRecord) -> str:
 def how_to_resume(run: RunRecord) -> str:
     """The command that continues an ended run. One that did all that was asked of it has to be given more.
 
-    Empty where there is no more that could be asked for: mock batches are one pass.
+    Empty where there is no more that could be asked for (mock batches are one pass), and of a run that does not train.
     """
+    if run.kind != TRAINING:
+        return ""
     if run.state is not RunState.COMPLETED or (run.end_step is not None and run.step < run.end_step):
         return f"trn resume {run.run_id}"
     batches, max_steps = run.config.get("mock_batches"), run.config.get("max_steps")
@@ -272,12 +275,16 @@ def _over_limit_ms(run: RunRecord, newest: AttemptRecord | None, at_ms: int) -> 
 def _say_over(run: RunRecord, what: str, over_ms: int, *, is_daemon_up: bool) -> Explanation:
     """The worker stops by itself at the end of the step; a step that does not end it leaves, after its grace."""
     limit_s, grace_s = run.config["time_limit_s"], run.config.get("grace_s", DEFAULT_GRACE_S)
+    remedies = [] if is_daemon_up else [START_DAEMON]
+    if run.kind == TRAINING:
+        remedies.append(f"`trn resume {run.run_id} --set time_limit_s=…`")
     return _say(
         run,
         what,
         why=f"its time limit of {limit_s:g} s ended {say_duration(over_ms)} ago",
-        next=f"it stops after this step, or is stopped after its grace period of {grace_s:g} s; not retried",
-        remedy=f"{'' if is_daemon_up else f'{START_DAEMON}, then '}`trn resume {run.run_id} --set time_limit_s=…`",
+        next=f"it stops after this {'step' if run.kind == TRAINING else 'batch'}, or is stopped after its grace period of"
+        f" {grace_s:g} s; not retried",
+        remedy=", then ".join(remedies),
     )
 
 
@@ -287,6 +294,8 @@ def _last_cause(run: RunRecord, attempts: Sequence[AttemptRecord]) -> Cause:
 
 
 def _remedy(run: RunRecord, cause: Cause, around: Surroundings) -> str:
+    if run.kind == PREDICTION:
+        return f"`trn logs {run.run_id}` shows its output; {PREDICT_AGAIN}"
     # A resume uses the code that was frozen when the run was submitted, unless it is told to take the fixed code.
     folder = run.frozen_from or run.base_dir
     code = f" --code {shlex.quote(folder)}" if run.snapshot and folder else ""

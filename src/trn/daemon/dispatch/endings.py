@@ -124,7 +124,7 @@ def decide(
         values = _present(step=step, stop_reason=early, **_exit_values(exit_code))
         return Ending(
             state=RunState.COMPLETED,
-            cause=Cause(id="completed", values=values),
+            cause=_without_step(run, Cause(id="completed", values=values)),
             exit_code=exit_code,
             stop_reason=early,
             saved_step=saved_step,
@@ -139,7 +139,7 @@ def decide(
         )
     finding = find_failure(worker_exit, terminal, stop_reason, step)
     state, outlook = _retry(run, attempts, finding, step, saved_step, lived_ms)
-    cause = finding.cause
+    cause = _without_step(run, finding.cause)
     return Ending(
         state=state,
         cause=replace(cause, values={**cause.values, **outlook}),
@@ -233,11 +233,8 @@ def close_fields(run: RunRecord, worker_exit: WorkerExit, stop_reason: StopReaso
         cause = _cancelled(run, worker_exit, None, stop_reason, run.step)
         return {"category": Category.CANCELLED.value, "error": say_what(cause), "cause": cause}
     finding = find_failure(worker_exit, None, stop_reason, run.step)
-    return {
-        "category": finding.category,
-        "error": say_what(finding.cause),
-        "cause": finding.cause,
-    }
+    cause = _without_step(run, finding.cause)
+    return {"category": finding.category, "error": say_what(cause), "cause": cause}
 
 
 def backoff_s(run: RunRecord, num_stalled: int) -> float:
@@ -280,7 +277,14 @@ def _cancelled(
         values["stage"] = "killed"
     elif terminal is not None and terminal.category != Category.CANCELLED:
         values |= {"stage": "failed", "error": _shorten(terminal.error)}
-    return Cause(id="cancelled", values=values)
+    return _without_step(run, Cause(id="cancelled", values=values))
+
+
+def _without_step(run: RunRecord, cause: Cause) -> Cause:
+    """A server trains nothing: its step numbers the points of its metrics."""
+    if run.kind != SERVER:
+        return cause
+    return replace(cause, values={name: value for name, value in cause.values.items() if name != "step"})
 
 
 def _finding(cause_id: str, step: int, **values: Any) -> Finding:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,21 @@ def test_swapped_rows_are_found_before_the_first_step(
         feed.position(saved, manifest=manifest)
     assert "0.parquet" not in str(refused.value)
     assert "start a new run" in str(refused.value)
+
+
+def test_of_many_changes_some_are_named_and_the_rest_counted(folder: Path) -> None:
+    saved, manifest = read_and_save(folder, 48)
+    for number in range(2):
+        write_file(folder / f"{number}.parquet", flip=1, start=number * ROWS)
+    with open_feed(folder) as feed, pytest.raises(InputError) as refused:
+        feed.position(saved, manifest=manifest)
+    head, *changes, more, remedy = str(refused.value).splitlines()
+    assert head.startswith("the data cursor does not fit this dataset")
+    assert [line.split(": ")[1].rsplit(" has")[0] for line in changes] == [
+        f"row group {number}" for number in range(5)
+    ]
+    assert re.fullmatch(r"  - … and \d+ more", more)
+    assert remedy == "  restore what changed, or start a new run with the new data"
 
 
 def test_what_is_too_much_to_compare_at_once_is_compared_when_it_is_read(

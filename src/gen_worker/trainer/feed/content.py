@@ -19,6 +19,7 @@ from gen_worker.errors import InputError
 
 CONTENT = "content_read"  # its name in a cursor
 Note = tuple[Literal["info", "warning"], str]  # level, words
+MAX_CHANGES = 5  # named in an error: a file that was swapped differs in each of its row groups
 _UNREAD = 0  # a checksum of 0 is kept as 1
 _BYTES = 4
 
@@ -82,8 +83,11 @@ class GroupChecksums:
 def cursor_error(changes: Sequence[str]) -> InputError:
     """The saved position belongs to other data."""
     head = "the data cursor does not fit this dataset: its position would name other rows"
+    shown = [f"  - {change}" for change in changes[:MAX_CHANGES]]
+    if len(changes) > MAX_CHANGES:
+        shown.append(f"  - … and {len(changes) - MAX_CHANGES} more")
     remedy = "  restore what changed, or start a new run with the new data"
-    return InputError("\n".join([head, *(f"  - {change}" for change in changes), remedy]))
+    return InputError("\n".join([head, *shown, remedy]))
 
 
 def merge_content(states: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:

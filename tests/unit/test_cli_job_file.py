@@ -157,7 +157,7 @@ def test_a_checkpoint_is_found_by_its_meta_or_its_data(tmp_path: Path) -> None:
     nested = '{"state":' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}"
     for content in ("{", "[]", "{}", '{"run_id": 1}', nested):
         meta.write_text(content)
-        with pytest.raises(InvalidRequestError, match="is not a checkpoint"):
+        with pytest.raises(InvalidRequestError, match="cannot be resumed: expected an intact"):
             find_checkpoint(meta)
 
 

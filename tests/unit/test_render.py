@@ -14,7 +14,7 @@ from gen_worker.errors import mark_report
 from trn.cli.verbs.logs import find_tail
 from trn.client.screen.figures import show_duration, show_number, show_rate
 from trn.client.screen.render import HELD_S, MAX_WAITING_LINES, Screen
-from trn.client.screen.run_view import RunView, conclude
+from trn.client.screen.run_view import MAX_REASON_LINES, RunView, conclude
 from trn.client.screen.worker_log import Line, WholeLines, WorkerLog
 from trn.core.cause_words import say_cause
 from trn.core.causes import failure
@@ -187,12 +187,19 @@ def test_the_end_says_what_to_do_next() -> None:
     view.take_events(lines_of({"event": "checkpoint", "step": 6, "path": "p"}))
     assert conclude(view, 75).plain.splitlines() == [
         "digits-1  failed at step 7 of 10, after 1:15",
-        "  the step failed; at line 3",
+        "  the step failed",
+        "  at line 3",
         "  trn logs digits-1",
         "  trn resume digits-1    continues from step 6",
     ]
     view.take_run(msgspec.structs.replace(view.run, state="COMPLETED"))
     assert "\n" not in conclude(view, 75).plain
+
+
+def test_the_end_of_a_run_shows_the_first_lines_of_a_long_error() -> None:
+    run = make_run(state="FAILED", reason="\n".join(f"fault {number}" for number in range(1000)), ended_ms=1)
+    lines = conclude(RunView(run), 75).plain.splitlines()
+    assert lines[1:-1] == [*(f"  fault {number}" for number in range(MAX_REASON_LINES)), "  …"]
 
 
 def test_the_end_of_a_run_that_was_stopped_early_shows_why() -> None:

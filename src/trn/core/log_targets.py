@@ -28,9 +28,9 @@ def _find_fault(path: Path, home: Home, *, is_folder: bool) -> str:
         if not path.exists():
             return _find_fault_of_making(path)
         if is_folder and not path.is_dir():
-            return "it is no folder: choose another one"
+            return "it is not a folder: choose another one"
         if not is_folder and not path.is_file():
-            return "it is no regular file: choose another one"
+            return "it is not a regular file: choose another one"
         if is_folder:
             _write_in(path)
         else:
@@ -43,7 +43,7 @@ def _find_fault(path: Path, home: Home, *, is_folder: bool) -> str:
 def _find_fault_of_making(path: Path) -> str:
     nearest = next(parent for parent in path.parents if os.path.lexists(parent))
     if not nearest.is_dir():
-        return f"{nearest} is no folder: choose another place"
+        return f"{nearest} is not a folder: choose another place"
     try:
         _write_in(nearest)
     except OSError as fault:

@@ -117,10 +117,13 @@ def _say_divergence(one: str, other: str, found: "Divergence | None", num_common
     if found is None and not num_common:
         return f"{one} and {other}: they have no metric at the same step"
     if found is None:
-        return f"{one} and {other}: none; all metrics are equal at the {num_common} steps that both have"
+        where = "the only step" if num_common == 1 else f"the {num_common} steps"
+        return f"{one} and {other}: none; all metrics are equal at {where} that both have"
     values = " and ".join(repr(value) for value in found.values)
     before = (
-        f"equal at the {found.num_equal} steps before" if found.num_equal else "the first step that both have"
+        f"equal at {'the step' if found.num_equal == 1 else f'the {found.num_equal} steps'} before"
+        if found.num_equal
+        else "the first step that both have"
     )
     return f"{one} and {other}: {plain(found.metric)} differs from step {found.step} on: {values} ({before})"
 

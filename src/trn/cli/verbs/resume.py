@@ -179,7 +179,7 @@ def find_checkpoint(given: Path) -> FoundCheckpoint:
         found = read_named(path)
     except CheckpointError as fault:
         raise InvalidRequestError(
-            f"{path} is not a checkpoint: expected its {META_SUFFIX}, or a document with a `state`",
+            f"{path} cannot be resumed: expected an intact {META_SUFFIX}, or a document with a `state`",
             [str(fault)],
         ) from fault
     return FoundCheckpoint(path, "") if isinstance(found, dict) else FoundCheckpoint(path, found.meta.run_id)

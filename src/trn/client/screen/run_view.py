@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RATE_OVER_MS, POINT_EVERY_MS = 30_000, 200
 BAR_WIDTH, NARROW = 24, 60
 WAITING = ("PENDING", "DISPATCHING")
+MAX_REASON_LINES = 12  # of an error: `trn why` and the log have all
 STATE_STYLES = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
 
 
@@ -391,8 +392,11 @@ def conclude(view: RunView, took_s: float, width: int = 80) -> Text:
         return text
     is_known = run.cause.id or run.cause.values
     reasons = [say_what(run.cause), say_outlook(run.cause)] if is_known else [run.reason]
-    for reason in filter(None, reasons):
-        lines = wrap(clean(reason.replace("\n", "; ")), width - 2, indent=2)
+    parts = [part for reason in filter(None, reasons) for part in reason.splitlines()]
+    if len(parts) > MAX_REASON_LINES:
+        parts = [*parts[:MAX_REASON_LINES], "…"]
+    for part in parts:
+        lines = wrap(clean(part), width - 2, indent=2 + len(part) - len(part.lstrip()))
         text.append("".join(f"\n  {line}" for line in lines))
     if run.state == "FAILED":
         text.append(f"\n  trn logs {run.run_id}", style="dim")

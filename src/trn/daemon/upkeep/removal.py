@@ -225,13 +225,11 @@ class Removal:
                 value, metric = found
                 order = -value if rule.is_max_best else value
                 judged.setdefault(str(run.config.get("trainer")), []).append((order, run.run_id, metric))
-        kept = {}
+        kept, which = {}, "the best" if rule.keep_best == 1 else f"among the {rule.keep_best} best"
         for trainer, runs in judged.items():
             for order, run_id, metric in sorted(runs)[: rule.keep_best]:
                 value = -order if rule.is_max_best else order
-                kept[run_id] = (
-                    f"{run_id}: among the {rule.keep_best} best of {trainer} ({metric} {value:.6g})"
-                )
+                kept[run_id] = f"{run_id}: {which} of {trainer} ({metric} {value:.6g})"
         return kept
 
     def _find_superseded(self, run_ids: Sequence[str], needed: set[str]) -> list[tuple[Freed, list[Path]]]:

@@ -20,7 +20,7 @@ from trn.cli.verbs import list_runs
 from trn.core.causes import Cause, failure
 from trn.core.digest import run_digest
 from trn.core.home import Home
-from trn.core.runs import Needs, RunState
+from trn.core.runs import PREDICTION, SERVER, Needs, RunState
 from trn.daemon.outlets.bus_publisher import _encode_record
 from trn.daemon.outlets.log_lines import job_ended
 from trn.registry.base import Ending, NewRun
@@ -380,6 +380,17 @@ def test_a_resumed_run_is_shown_with_its_whole_line_of_descent(made: HandMade) -
         store.close()
 
 
+def test_list_does_not_take_a_lost_registry_for_a_home_without_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    for folder, words in ((home.runs, "no runs yet"), (home.run("r").root, "registry.db is missing, but")):
+        folder.mkdir(parents=True, exist_ok=True)
+        assert verbs.run(["--home", str(home.root), "list"]) == 0
+        assert words in capsys.readouterr().err
+
+
 def test_a_registry_of_an_older_release_is_said_to_be_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,7 +556,23 @@ def test_compare_shows_what_differs_and_where_runs_diverge(made: HandMade) -> No
     assert "hyperparams.lr 0.1 0.2 0.1" in screen
     assert "a and b: train/loss differs from step 3 on: 1.0 and 0.5 (equal at the 2 steps before)" in screen
     assert "a and c: none; all metrics are equal at the 3 steps that both have" in screen
+    metrics = MetricStore(made.home.metrics)
+    for run_id in ("d", "e"):
+        made.submit(run_id)
+        metrics.add(run_id, offset=100, last_seq=3, points=[(1, 1, "train/loss", 10, 3.0, 1)]).result()
+    metrics.close()
+    alone = " ".join(made.show("compare", "d", "e").split())
+    assert "d and e: none; all metrics are equal at the only step that both have" in alone
     assert "unknown for a, b, c" in screen  # their code: none was frozen
+
+
+@pytest.mark.parametrize(("part", "kind"), [("serving", SERVER), ("prediction", PREDICTION)])
+def test_status_names_no_resume_of_a_run_that_does_not_train(made: HandMade, part: str, kind: str) -> None:
+    made.submit("r", config={"mode": "inference", part: {}}, kind=kind)
+    made.start("r", pid=77)
+    made.end("r", RunState.FAILED, failure("killed", signal="SIGKILL"))
+    assert "trn resume" not in made.show("status", "r")
+    assert "trn resume" not in made.show("why", "r")
 
 
 def test_rm_refuses_a_name_that_is_the_id_of_one_run_and_means_another(

@@ -303,6 +303,12 @@ class _Table:
     def _nothing(self) -> str:
         if self.view.num_runs(RunFilter()):
             return "no runs match these filters: `trn list` without filters shows all"
+        home = self.view.home
+        if not home.registry.exists() and home.runs.is_dir() and any(home.runs.iterdir()):
+            return (
+                f"{home.registry} is missing, but {home.runs} has runs: stop the daemon, put the file or a backup in its place,"
+                " and start the daemon again: see `Backup and check` in docs/daemon.md"
+            )
         return "no runs yet: `trn run --config job.yaml` starts one"
 
     def _lines(self, runs: list[RunRow]) -> list[str]:

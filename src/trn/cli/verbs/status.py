@@ -222,7 +222,7 @@ def _served(
 
     if served is None:
         return []
-    facts = []
+    facts, command = [], ""
     if served.live is not None:
         facts.append(f"{served.live.label}  weights {served.live.weights_hash.removeprefix('sha256:')[:12]}")
     if served.second is not None:
@@ -231,9 +231,11 @@ def _served(
     if served.previous is not None:
         facts.append(f"before: {served.previous.label} (`trn rollback {served.name}` goes back)")
     if served.is_ready and served.state == "RUNNING":
-        facts += [f"at {served.url}", say_request(served.url, served.bearer_file)]
+        facts.append(f"at {served.url}")
+        command = say_request(served.url, served.bearer_file)
     lines = ["", output.paint(f"serves as {served.name}", is_bold=True)]
     lines += [part for fact in facts for part in wrap(f"  {plain(fact)}", output.size[0], indent=4)]
+    lines += [f"  {plain(command)}"] if command else []  # in one line, to be copied
     if promotions:
         lines += ["", output.paint("promotions", is_bold=True)]
     for promotion in promotions[:MAX_PROMOTIONS]:

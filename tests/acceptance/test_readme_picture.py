@@ -46,6 +46,17 @@ def test_the_pictures_of_the_page_are_those_of_its_script_and_small() -> None:
         for size in ("", "-phone")
         for scheme in ("", "-dark")
     }
-    pictures = list((ROOT / "docs" / "images").iterdir())
+    pictures = list((ROOT / "docs" / "images").glob("page-*"))
     assert {path.name for path in pictures} == names
     assert sum(path.stat().st_size for path in pictures) < 1_500_000
+
+
+def test_the_pictures_of_the_window_are_there_in_both_colour_schemes_shown_and_small() -> None:
+    page = (ROOT / "docs" / "window.md").read_text()
+    pictures = list((ROOT / "docs" / "images").glob("window-*"))
+    assert {path.name.endswith("-dark.png") for path in pictures} == {True, False}
+    for path in pictures:
+        assert path.name in page, path
+        twin = path.stem.removesuffix("-dark") if path.stem.endswith("-dark") else f"{path.stem}-dark"
+        assert path.with_stem(twin) in pictures, path
+    assert sum(path.stat().st_size for path in pictures) < 800_000

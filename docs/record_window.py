@@ -37,7 +37,7 @@ def open_screen() -> Iterator[None]:
 
 def take_pictures(recorder: Recorder, out: Path) -> None:
     from PySide6.QtCore import QBuffer, QIODevice, QSettings
-    from PySide6.QtWidgets import QApplication, QWidget
+    from PySide6.QtWidgets import QApplication
 
     from trn.core.home import Home
     from trn.qt.theme import ThemeName
@@ -57,15 +57,12 @@ def take_pictures(recorder: Recorder, out: Path) -> None:
     def shoot(name: str, tab: int, *run_ids: str) -> None:
         window.tabs.setCurrentIndex(tab)
         window.table.choose(run_ids)
-        save_both(name, window)
-
-    def save_both(name: str, shown: QWidget) -> None:
         for theme in (ThemeName.LIGHT, ThemeName.DARK):
             window.set_theme(theme)
             spin(lambda: False, SETTLED_S)
             buffer = QBuffer()
             buffer.open(QIODevice.OpenModeFlag.WriteOnly)
-            shown.grab().save(buffer, "PNG")
+            window.grab().save(buffer, "PNG")
             dark = "-dark" if theme is ThemeName.DARK else ""
             save(buffer.data().data(), out / f"window-{name}{dark}.png")
 
@@ -77,12 +74,6 @@ def take_pictures(recorder: Recorder, out: Path) -> None:
     shoot("log", 1, "digits-killed")
     shoot("attempts", 2, "digits-killed")
     shoot("videos", 3, "cartpole")
-    job = recorder.folder / "digits" / "shorter.json"
-    job.write_text((recorder.folder / "jobs" / "digits.json").read_text().replace("600", "300"))
-    dialog = window.check_job(job)
-    spin(lambda: "Checking" not in dialog.verdict.text())
-    save_both("submit", dialog)
-    dialog.reject()
     window.close()
 
 

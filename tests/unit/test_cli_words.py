@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gen_worker.contract.job.model_version import VersionFacts
 from gen_worker.launcher.process_family import PROCESS_MARK
 from trn.cli import exit_codes
 from trn.cli.durations import parse_since, say_ago, say_duration
@@ -16,6 +17,7 @@ from trn.core import errors
 from trn.core.cause_words import say_cause
 from trn.core.causes import FAILURES, STAGES, WAITS, Cause, failure
 from trn.core.runs import PREDICTION, SERVER, AttemptRecord, RunRecord, RunState
+from trn.core.serving.records import ServedModel
 from trn.core.terminal_text import plain
 from trn.core.variables import WORKER_NAMES, without_workers_variables
 
@@ -193,6 +195,18 @@ def test_fixed_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
     assert "--code '/my code'" in explain(elsewhere, [], at_ms=AT_MS, is_daemon_up=True).remedy
     live = run(RunState.FAILED, cause=cause, attempt=1, base_dir="/my job")
     assert "`trn resume r-1` starts" in explain(live, [], at_ms=AT_MS, is_daemon_up=True).remedy
+
+
+def test_an_ended_server_is_served_again_with_what_it_served_last() -> None:
+    config = {"serving": {"version": {"run_id": "mnist", "step": 100}}}
+    cause = Cause(id="cancelled", values={"asked": "cancelled by ann"})
+    ended = run(RunState.CANCELLED, kind=SERVER, name="mnist", cause=cause, config=config)
+    live = VersionFacts(run_id="mnist.2", step=20, weights_hash="sha256:1", code_hash="")
+    served = ServedModel(name="mnist", run_id="r-1", state="CANCELLED", live=live)
+    another = msgspec.structs.replace(served, run_id="r-2")  # a newer server of this name
+    for known, label in ((None, "mnist@100"), (served, "mnist.2@20"), (another, "mnist@100")):
+        told = explain(ended, [], at_ms=AT_MS, is_daemon_up=True, around=Surroundings(served=known))
+        assert told.remedy == f"`trn serve {label} --name mnist` serves it again"
 
 
 def test_lost_secrets_are_passed_again_by_name() -> None:

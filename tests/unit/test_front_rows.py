@@ -124,6 +124,15 @@ def test_a_value_of_another_type_is_named(dtype: str, value: Any, found: str) ->
     assert faults[0][2].lower().replace("1e39", "1e+39") in (found, "1e+39")
 
 
+def test_the_first_fault_is_the_message_and_the_others_are_counted() -> None:
+    reader = RowReader((ColumnType(name="x", dtype="int8"),))
+    for num_more, counted in ((0, ""), (1, " (and 1 more fault)"), (2, " (and 2 more faults)")):
+        with pytest.raises(Refusal) as raised:
+            reader.convert([{"x": "a"}] * (1 + num_more))
+        first = 'row 0, column x: found "a", expected a number (int8)'
+        assert raised.value.message == f"{first}{counted}"
+
+
 def test_faults_are_bounded_and_long_values_are_cut() -> None:
     column = ColumnType(name="x", dtype="int8")
     assert len(faults_of([{"x": "a" * 10_000}] * 1000, column)) == MAX_FAULTS

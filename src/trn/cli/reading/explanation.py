@@ -82,7 +82,7 @@ def explain(
         return _live(run, attempts, at_ms=at_ms, is_daemon_up=is_daemon_up, around=around)
     took = say_duration((run.ended_ms or at_ms) - run.submitted_ms)
     if run.kind == SERVER:
-        return _ended_server(run, took)
+        return _ended_server(run, took, around.served)
     if run.state is RunState.COMPLETED:
         early = f"stopped early: {run.stop_reason}" if run.stop_reason else ""
         return _say(run, f"completed at step {run.step} after {took}", why=early)
@@ -105,9 +105,9 @@ def explain(
     )
 
 
-def _ended_server(run: RunRecord, took: str) -> Explanation:
+def _ended_server(run: RunRecord, took: str, served: ServedModel | None) -> Explanation:
     what = f"{'was' if run.state is RunState.CANCELLED else ''} {run.state.lower()} after {took}".strip()
-    why, again = say_what(run.cause), how_to_serve(run)
+    why, again = say_what(run.cause), how_to_serve(run, served)
     if run.state is not RunState.FAILED:
         return _say(run, what, why=why, remedy=again)
     remedy = f"`trn logs {run.run_id}` shows its output; {again}" if again else ""
@@ -120,8 +120,10 @@ def _ended_server(run: RunRecord, took: str) -> Explanation:
     )
 
 
-def how_to_serve(run: RunRecord) -> str:
-    """What serves again what an ended server served at first; empty where that is not known."""
+def how_to_serve(run: RunRecord, served: ServedModel | None) -> str:
+    """What serves again what an ended server served last, or at first where more is not known; empty without that."""
+    if served is not None and served.run_id == run.run_id and served.live is not None:
+        return f"`trn serve {served.live.label} --name {run.name}` serves it again"
     version = (run.config.get("serving") or {}).get("version")
     if not isinstance(version, dict):
         return ""

@@ -253,7 +253,8 @@ def _untyped_rows(document: Any) -> list[Any]:
 
 def _refusal(faults: list[RowFault]) -> Refusal:
     first = faults[0]
-    more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+    num_more = len(faults) - 1
+    more = f" (and {num_more} more fault{'s' if num_more > 1 else ''})" if num_more else ""
     where = (
         ""
         if first.row is None

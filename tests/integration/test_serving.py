@@ -332,6 +332,28 @@ def test_a_promotion_is_recorded_written_and_done_once(tmp_path: Path) -> None:
             assert host.registry.get(server.run_id).change > before
             with pytest.raises(ConflictError, match="answers with mnist@300 already"):
                 await host.service.promote("mnist", model="@300")
+            await host.end(server.run_id, RunState.CANCELLED)
+            with pytest.raises(ConflictError, match="is not served"):
+                await host.service.promote("mnist", model="@300")
+
+    asyncio.run(main())
+
+
+def test_a_promotion_that_is_done_is_the_answer_to_its_repeat(tmp_path: Path) -> None:
+    """The reply to the first was lost with the daemon, and the server was faster than the repeat."""
+
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host)
+            with pytest.raises(
+                ConflictError, match="mnist has no version to go back to: mnist@200 is the first"
+            ):
+                await host.service.rollback("mnist", promotion_id="early")
+            made = (await host.service.promote("mnist", model="@300", promotion_id="once")).promotion
+            await done(host, server, made)
+            again = (await host.service.promote("mnist", model="@300", promotion_id="once")).promotion
+            assert (again.number, again.state) == (made.number, "done")
+            assert len(host.registry.promotions("mnist")) == 1
 
     asyncio.run(main())
 

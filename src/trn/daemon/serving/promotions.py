@@ -18,7 +18,7 @@ from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import GateSpec
 from gen_worker.contract.serving import WANTED, WantedModel, read_wanted, write_document
 from gen_worker.errors import StartupError
-from trn.core.errors import ConflictError, InvalidRequestError
+from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import RunState
 from trn.core.serving.records import Action, Promotion, ServedModel, WantedPromotion
@@ -85,8 +85,6 @@ class Promotions:
 
     async def promote_version(self, served: ServedModel, version: ModelVersion, asked: Asked) -> Promotion:
         """As `promote`, of a version that was found."""
-        if asked.action == "promote" and version.facts == served.live and not served.second_is:
-            raise ConflictError(f"{served.name} answers with {version.label} already")
         action: Action = msgspec.convert(asked.action, Action)
         return await self._want(served, asked, action, version, self._gate(served, asked.gate))
 
@@ -95,9 +93,6 @@ class Promotions:
         served = self._registry.served(asked.name)
         if served.second_is:
             return await self._want(served, asked, "single", None, GateSpec())
-        if served.previous is None:
-            live = "" if served.live is None else f": {served.live.label} is the first that it answers with"
-            raise ConflictError(f"{served.name} has no version to go back to{live}")
         _, previous = self._registry.versions_of(served.name)
         return await self._want(served, asked, "rollback", previous, GateSpec())
 

@@ -150,6 +150,7 @@ def want(connection: sqlite3.Connection, wanted: WantedPromotion, now_ms: int) -
         raise ConflictError(f"{served.name} is not served: {run.run_id} is {run.state.lower()}")
     if run.is_cancel_wanted:
         raise ConflictError(f"{served.name} is being stopped: {run.run_id} is cancelled")
+    _check_changes(served, wanted)
     number = int(connection.execute(sql("next_promotion"), {"name": served.name}).fetchone()["number"])
     values = {
         "name": served.name,
@@ -166,6 +167,16 @@ def want(connection: sqlite3.Connection, wanted: WantedPromotion, now_ms: int) -
     connection.execute(sql("add_promotion"), values)
     _note_change(connection, run.run_id, now_ms)
     return find_promotion(connection, served.name, number)
+
+
+def _check_changes(served: ServedModel, wanted: WantedPromotion) -> None:
+    """ConflictError where there is nothing to do. Only of a new promotion: a repeat may find it done."""
+    if wanted.action == "promote" and wanted.version is not None and not served.second_is:
+        if wanted.version.facts == served.live:
+            raise ConflictError(f"{served.name} answers with {wanted.version.label} already")
+    elif wanted.action == "rollback" and served.previous is None:
+        live = "" if served.live is None else f": {served.live.label} is the first that it answers with"
+        raise ConflictError(f"{served.name} has no version to go back to{live}")
 
 
 def take_event(connection: sqlite3.Connection, run: RunRecord, event: ServerEvent, at_ms: int) -> None:

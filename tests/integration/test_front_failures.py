@@ -106,7 +106,7 @@ def test_a_wrong_number_of_answers_is_an_error_of_the_batch_and_never_somebody_e
 
 @pytest.mark.parametrize("bad", [CRASHES, KILLED, GARBAGE, HANGS])
 def test_a_row_that_ends_its_worker_is_quarantined_and_its_neighbours_are_answered(
-    tmp_path: Path, bad: float
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: float
 ) -> None:
     async def main() -> None:
         limits = QueueLimits(max_batch_s=1.0)
@@ -115,6 +115,7 @@ def test_a_row_that_ends_its_worker_is_quarantined_and_its_neighbours_are_answer
             replies = await asyncio.gather(*(predict_one(served, first) for first in firsts))
             assert [reply.status for reply in replies] == [200, 200, 500, 200, 200, 200]
             assert replies[2].error["kind"] == "poison"
+            assert f"{replies[2].error['id']}: a row of a request ends its model worker" in caplog.text
             ends = served.pool.counters.worker_ends
             again = await served.predict([1, 0, 0, 0], [bad, 0, 0, 0])
             assert (again.status, again.error["kind"]) == (500, "poison")

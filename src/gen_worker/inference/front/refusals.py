@@ -78,11 +78,12 @@ def unavailable(message: str) -> Refusal:
     return Refusal("unavailable", message, retry_after_s=RETRY_AFTER_S)
 
 
-def poisoned(rows: Sequence[int]) -> Refusal:
+def poisoned(rows: Sequence[int], *, error_id: str = "") -> Refusal:
     return Refusal(
         "poison",
         "a row ended the process that computed it; it is not computed again by this version",
         faults=[RowFault(row=row) for row in rows],
+        error_id=error_id,
     )
 
 

@@ -137,7 +137,7 @@ class ModelWorker:
             send_frame(self._link, done)
 
     def _raised(self, batch: int, fault: Exception) -> Raised:
-        error_id, kind, words = describe_fault(fault)
+        error_id, kind, words = describe_fault(fault, "predict")
         return Raised(batch=batch, kind=kind, error_id=error_id, words=words)
 
     def _open(self, message: OpenStream, payload: memoryview) -> None:
@@ -172,11 +172,11 @@ class ModelWorker:
         if fault is None:
             send_frame(self._link, StreamEnd(stream=stream))
             return
-        error_id, kind, words = describe_fault(fault)
+        error_id, kind, words = describe_fault(fault, "predict_stream")
         send_frame(self._link, StreamEnd(stream=stream, kind=kind, error_id=error_id, words=words))
 
 
-def describe_fault(fault: Exception) -> tuple[str, Any, str]:
+def describe_fault(fault: Exception, hook: str) -> tuple[str, Any, str]:
     """(id, kind, words); the traceback goes into the log under the id."""
     error_id = secrets.token_hex(8)
     words = "; ".join([f"{type(fault).__name__}: {fault}", *getattr(fault, "__notes__", ())])
@@ -185,5 +185,5 @@ def describe_fault(fault: Exception) -> tuple[str, Any, str]:
     if isinstance(fault, OutputError):
         logger.error("%s: %s", error_id, fault)
         return error_id, fault.kind, str(fault)
-    logger.error("%s: predict raised", error_id, exc_info=fault)
+    logger.error("%s: %s raised", error_id, hook, exc_info=fault)
     return error_id, "error", words

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import secrets
 from collections import deque
 
 from gen_worker.inference.front.figures import PoolCounters
@@ -57,9 +58,12 @@ class Recovery:
             # Somebody else may have killed it, or memory was short for a moment: that is no proof against the row.
             is_proven = replica.is_killed or end is None or end.signal not in ("SIGKILL", "SIGTERM")
             if is_proven or query.num_deaths > 1:
-                self._log.error("a row of a request ends its model worker; it is not computed any more")
+                error_id = secrets.token_hex(8)
+                self._log.error(
+                    "%s: a row of a request ends its model worker; it is not computed any more", error_id
+                )
                 self._counters.quarantined_rows += 1
                 self.quarantine.add(query.rows)
-                query.answer(poisoned([0]))
+                query.answer(poisoned([0], error_id=error_id))
             else:
                 replica.suspects.appendleft(query)

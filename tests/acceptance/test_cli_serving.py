@@ -206,6 +206,7 @@ def test_a_prediction_has_the_bits_of_the_server_and_an_equal_one_is_not_predict
     words = ("predict", "line@150", "--data", data, "--out", out, "--copy", "x", "--cpu-only")
     assert run_trn(home, *words)[-1]["event"] == "job_completed"
     parts = json.loads((out / "predictions.json").read_text())["parts"]
+    assert f" {out}\n" in trn(home, "status", "predict-line", "--format", "table").stdout
     first = pyarrow.parquet.read_table(out / parts[0]["name"])
     serving = serve(home, "line@150", "--name", "bits")
     answer = ask(serving, rows=[{"x": x} for x in first["x"].to_pylist()[:32]])

@@ -397,12 +397,17 @@ def _files(
     checkpoint: "Checkpoint | None",
     artifacts: "ShownArtifacts",
 ) -> list[str]:
+    from pathlib import Path
+
     from gen_worker.contract.sizes import show_bytes
     from trn.cli.reading.explanation import how_to_resume, where_it_resumes
+    from trn.core.runs import PREDICTION
 
     run, folder = found.as_typed, home.run(found.run.run_id)
     lines = ["", output.paint("files", is_bold=True), f"  {folder.root}"]
     facts = [("log", f"trn logs {run.run_id}")]
+    if found.run.kind == PREDICTION and (out := (found.run.config.get("prediction") or {}).get("out")):
+        facts.append(("out", plain(str(Path(found.run.base_dir, out)))))
     for label, paths in _line_files(home, found).items():
         before = f" and {len(paths) - 1} before it" if len(paths) > 1 else ""
         facts.append((label, f"{paths[-1]}{before}"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from rich.console import Console
 from rich.text import Text
 
@@ -22,6 +23,12 @@ from trn.core.terminal_text import clean
 from trn.proto.records import Run
 
 BEGIN_MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def a_terminal_that_can_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the one is that the tests were started in."""
+    monkeypatch.setenv("TERM", "xterm-256color")
 
 
 def make_run(**fields: Any) -> Run:

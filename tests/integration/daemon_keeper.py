@@ -18,7 +18,6 @@ from trn.core.home import Home
 
 LOOK_EVERY_S = 0.02
 AROUND_A_COMMIT = tuple(name for name in ORCHESTRATOR if name.startswith("registry."))
-UNFLUSHED = 120  # Python's, where the last of its output does not fit on the disk
 REFUSED = (1, AlreadyRunningError.daemon_exit_code)  # of a daemon that did not start
 
 
@@ -129,11 +128,7 @@ class DaemonKeeper:
             self._struck[f"daemon killed at {name}"] += 1
         elif code in REFUSED and has_rival:  # even if that one was killed before we looked
             self._struck["daemon gave way to another"] += 1
-        elif (
-            code in {*REFUSED, UNFLUSHED}
-            and self._disk is not None
-            and self._disk.full_until >= self._began_at
-        ):
+        elif code in REFUSED and self._disk is not None and self._disk.full_until >= self._began_at:
             self._struck["daemon refused to start on a full disk"] += 1
         else:
             self.faults.append(f"a daemon ended by itself, with {code}: see {daemon.log}")

@@ -1,7 +1,9 @@
 """A disk that is really full, on a file system of a few megabytes."""
 
 import contextlib
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +114,18 @@ def test_a_worker_without_room_for_its_terminal_event_says_why_by_its_exit_code(
     assert b'"failed"' in half
     assert not any(b'"failed"' in line for line in whole)
     assert done.returncode == ExitCode.DISK_FULL
+
+
+@pytest.mark.parametrize("program", ["trn.daemon", "trn.gateway"])
+def test_a_program_that_cannot_say_why_it_does_not_start_ends_with_its_own_exit_code(
+    program: str, tmp_path: Path
+) -> None:
+    (tmp_path / "settings.toml").write_text("nonsense = 1\n")
+    serve = ["serve"] if program == "trn.daemon" else []
+    command = [sys.executable, "-m", program, "--home", str(tmp_path), *serve]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    told = subprocess.run(command, env=buffered, capture_output=True, text=True, check=False)
+    assert (told.returncode, "nonsense" in told.stderr) == (1, True)
+    with Path("/dev/full").open("w") as full:
+        untold = subprocess.run(command, env=buffered, stdout=full, stderr=full, check=False)
+    assert untold.returncode == 1

@@ -71,12 +71,15 @@ def test_no_submit_is_acknowledged_into_a_registry_that_was_deleted_or_replaced(
         assert path.read_bytes() == path.with_name("copy.db").read_bytes(), "nothing of ours is in it"
 
 
-def test_a_registry_that_is_moved_back_is_used_again(registry: RunRegistry, path: Path) -> None:
+def test_a_registry_that_is_moved_back_is_used_again_and_holds_nothing_that_was_refused(
+    registry: RunRegistry, path: Path
+) -> None:
     path.rename(path.with_name("away.db"))
     with pytest.raises(RegistryGoneError, match="was deleted"):
         registry.submit(new("one")).result()
     path.with_name("away.db").rename(path)
     registry.submit(new("two")).result()
+    assert [run.run_id for run in registry.page()] == ["two"]
     registry.checkpoint_wal()
     assert check_integrity(path) == []
 

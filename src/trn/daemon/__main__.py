@@ -3,17 +3,16 @@
 import argparse
 import asyncio
 import os
-import sys
 import time
 from pathlib import Path
 
 from trn.core.bus_url import EVENT_BUS_VARIABLE
-from trn.core.errors import AlreadyRunningError, TrnError, UnavailableError
-from trn.core.home import DISK_FAULTS, Home, find_home
+from trn.core.errors import TrnError, UnavailableError
+from trn.core.home import Home, find_home
+from trn.core.program import leave, refuse
 from trn.core.settings import read_address, read_settings
-from trn.core.terminal_text import keep_lines, set_up_log
+from trn.core.terminal_text import set_up_log
 
-EXIT_REFUSED = 1
 MAX_BACKUPS = 5  # that are checked
 
 
@@ -23,11 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.do(home, options))
     except (TrnError, OSError) as fault:
-        if isinstance(fault, OSError) and fault.errno not in DISK_FAULTS:
-            raise
-        error = home.unwritable(fault) if isinstance(fault, OSError) else fault
-        print(keep_lines(f"trn: {error}"), file=sys.stderr)  # noqa: T201
-        return error.daemon_exit_code if isinstance(error, AlreadyRunningError) else EXIT_REFUSED
+        return refuse(home, fault)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,4 +163,4 @@ def _back_up(home: Home, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -4,15 +4,13 @@ import argparse
 import asyncio
 import logging
 import os
-import sys
 from pathlib import Path
 
-from trn.core.errors import AlreadyRunningError, TrnError
-from trn.core.home import DISK_FAULTS, Home, find_home
+from trn.core.errors import TrnError
+from trn.core.home import Home, find_home
+from trn.core.program import leave, refuse
 from trn.core.settings import read_settings
-from trn.core.terminal_text import keep_lines, set_up_log
-
-EXIT_REFUSED = 1
+from trn.core.terminal_text import set_up_log
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,11 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _serve(home, options.address, is_quiet=options.quiet)
     except (TrnError, OSError) as fault:
-        if isinstance(fault, OSError) and fault.errno not in DISK_FAULTS:
-            raise
-        error = home.unwritable(fault) if isinstance(fault, OSError) else fault
-        print(keep_lines(f"trn: {error}"), file=sys.stderr)  # noqa: T201
-        return error.daemon_exit_code if isinstance(error, AlreadyRunningError) else EXIT_REFUSED
+        return refuse(home, fault)
 
 
 def _serve(home: Home, address: str | None, *, is_quiet: bool) -> int:
@@ -51,4 +45,4 @@ def _serve(home: Home, address: str | None, *, is_quiet: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

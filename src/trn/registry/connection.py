@@ -1,7 +1,8 @@
 """Opening the registry's file: one connection that writes, any number that read.
 
 SQLite writes to the file that it opened, wherever that is by now. A commit into a file that was deleted or replaced is
-durable, and lost all the same. So `OpenFile` looks at the path after each commit, before the commit is reported:
+durable, and lost all the same. So `OpenFile` looks at the path before each commit, and again after it, before the
+commit is reported:
 - The file and its log (`-wal`) are known by device and inode.
 - If only this process writes the file, its size and time of change are known as well: in WAL mode it changes only in a
   checkpoint, and this process makes them all. So a copy over it (`cp backup registry.db`) is noticed, too.

@@ -255,6 +255,7 @@ class RegistryWriter:
     def _end_transaction(self) -> Exception | None:
         try:
             failpoint("registry.before_commit")
+            self.require_file()  # else what is refused now would be found in a file that is put back
             self._connection.execute("COMMIT")
             failpoint("registry.committed")
             self.require_file()

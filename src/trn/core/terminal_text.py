@@ -7,10 +7,6 @@ before it; a character that turns the direction of writing can make `txt.exe` re
 import codecs
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Control characters (C0, DEL, C1), marks and overrides of the direction, line separators, invisible tags.
 _CONTROLS = "\x00-\x1f\x7f-\x9f"
@@ -26,7 +22,6 @@ _OUR_COLOURS = r"(\x1b\[[0-9;]*m)"
 _ESCAPES = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b[\]PX^_]|[\x90\x9d])[^\x07\x1b\x90\x9c\x9d]*(?:\x07|\x1b\\|\x9c)|\x1b[@-Z\\-_]"
 _BEGUN_ESCAPE = r"(?:\x1b|\x9b|\x9d|\x90)[^\x07\x1b\x9c]{0,63}\Z"
 
-LOG_BYTES, NUM_KEPT_LOGS = 10 << 20, 3
 SHORT_LINE = 2000
 
 
@@ -104,23 +99,3 @@ class LogShield:
         self._begun = begun[0] if is_begun and begun is not None else ""
         whole = text[: len(text) - len(self._begun)]
         self._sink(_without_sequences(whole).encode())
-
-
-def set_up_log(path: "Path", *, is_quiet: bool) -> None:
-    """The log of a program in the background, once, at its start: messages may quote workers and clients. Unless it is
-    quiet, all goes to stderr, too."""
-    import logging
-    import logging.handlers
-
-    class HarmlessFormatter(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return keep_lines(super().format(record))
-
-    handlers: list[logging.Handler] = [
-        logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=NUM_KEPT_LOGS)
-    ]
-    if not is_quiet:
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=handlers)

@@ -9,9 +9,8 @@ from pathlib import Path
 from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import Home, find_home
-from trn.core.program import leave, refuse
+from trn.core.program import leave, refuse, set_up_log
 from trn.core.settings import read_address, read_settings
-from trn.core.terminal_text import set_up_log
 
 MAX_BACKUPS = 5  # that are checked
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from trn.core.errors import TrnError
 from trn.core.home import Home, find_home
-from trn.core.program import leave, refuse
+from trn.core.program import leave, refuse, set_up_log
 from trn.core.settings import read_settings
-from trn.core.terminal_text import set_up_log
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
-from trn.core.log_targets import find_file_fault, find_folder_fault
+from trn.daemon.intake.log_targets import find_file_fault, find_folder_fault
 from trn.core.runs import TRAINING
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore

@@ -13,7 +13,6 @@ from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
-from trn.daemon.intake.log_targets import find_file_fault, find_folder_fault
 from trn.core.runs import TRAINING
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
@@ -22,6 +21,7 @@ from trn.daemon.dispatch.worker_plan import WorkerFiles
 from trn.daemon.intake.data_check import find_data_faults
 from trn.daemon.intake.disk_check import Room, check_room
 from trn.daemon.intake.import_checks import ImportChecks
+from trn.daemon.intake.log_targets import find_file_fault, find_folder_fault
 from trn.daemon.intake.run_identity import RunIdentity
 from trn.daemon.intake.submission import Submission, read_config, read_submission
 from trn.daemon.machine.devices import Inventory

@@ -30,7 +30,7 @@ from trn.executors.base import Executor, ImportCheck, Worker, WorkerExit
 from trn.executors.local import executor as local
 from trn.executors.local import launcher_keeper
 from trn.executors.local.executor import LocalExecutor
-from trn.executors.local.launcher_link import start_launcher
+from trn.executors.local.launcher_link import LauncherLink, start_launcher
 from trn.executors.local.worker_process import worker_of
 
 WAITING = {"hyperparams": {"at_step": 2, "do": "wait for the stop"}}
@@ -628,6 +628,26 @@ def test_a_launcher_that_hangs_keeps_no_other_from_being_had(
         await until(lambda: not runs(old), "its leave")
 
     work(home, claims)
+
+
+def test_a_link_whose_close_is_cancelled_leaves_no_connection_open(tmp_path: Path) -> None:
+    async def close() -> None:
+        left = asyncio.Event()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            left.set()
+            writer.close()
+
+        async with await asyncio.start_unix_server(listen, tmp_path / "a.sock"):
+            info = LauncherInfo(pid=1, start_ticks=None, boot_id="", socket="a.sock", stamp="")
+            link = await LauncherLink.connect(tmp_path, info, lambda _: None)
+            closing = asyncio.create_task(link.aclose())
+            await asyncio.sleep(0)  # it waits now
+            closing.cancel()
+            await asyncio.wait_for(left.wait(), 60)
+
+    asyncio.run(close())
 
 
 @pytest.mark.parametrize("is_warm", [True, False])

@@ -182,9 +182,11 @@ class LauncherKeeper:
                     self._note_hung(link.info)
             chosen = usable
         finally:
-            for link in links:
-                if link is not chosen:
-                    await link.aclose()
+            unused = [link for link in links if link is not chosen]
+            for link in unused:
+                link.abort()  # all of them, before one is waited for
+            for link in unused:
+                await link.aclose()
         return chosen
 
     async def _is_usable(self, link: LauncherLink, *, is_new: bool) -> bool:

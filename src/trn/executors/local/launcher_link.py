@@ -107,10 +107,14 @@ class LauncherLink:
                 if not reply.done():
                     reply.set_exception(ConnectionResetError("the launcher is gone"))
 
-    async def aclose(self) -> None:
+    def abort(self) -> None:
+        """Disconnect without waiting: to close it would wait for a launcher that does not read."""
         self._task.cancel()
+        self._writer.transport.abort()
+
+    async def aclose(self) -> None:
+        self.abort()  # first: the wait may be cancelled
         await asyncio.wait([self._task])
-        self._writer.transport.abort()  # to close it would wait for a launcher that does not read
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 

@@ -46,7 +46,7 @@ class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the server is to do. A higher number replaces a lower one; one that was done is not done again.
 
     `promote` and `rollback` switch to the version; a `rollback` without one goes back to the previous version, and is not
-    measured by the gate. `shadow`: it answers too, nobody sees it, answers are compared. `split`: it answers `percent` of
+    measured by the gate. `shadow`: its answers are compared and not sent. `split`: it answers `percent` of
     the requests. `single`: only the live version answers from now on; so it is after a switch.
     """
 

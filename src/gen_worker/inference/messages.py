@@ -82,7 +82,7 @@ class MoreItems(Message, frozen=True, kw_only=True):
 
 
 class CloseStream(Message, frozen=True, kw_only=True):
-    """Nobody reads it any more. Answered with `StreamEnd`, unless that was sent already."""
+    """Its reader has left. Answered with `StreamEnd`, unless that was sent already."""
 
     stream: int
 

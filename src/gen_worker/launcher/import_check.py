@@ -99,7 +99,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # what the author's modules print is not the answer
     faults = find_import_faults(msgspec.json.decode(sys.stdin.buffer.read()))
     os.write(answer_fd, msgspec.json.encode([fault.to_data() for fault in faults]))
-    os._exit(0)  # nobody waits for the threads of the author's modules
+    os._exit(0)  # without waiting for the threads of the author's modules
 
 
 if __name__ == "__main__":

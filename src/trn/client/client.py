@@ -198,7 +198,7 @@ class AsyncClient(RunReader):
         """Change the model that a served name answers with; recorded when it returns. `wait_promotion` has the outcome.
 
         `model` is RUN, RUN@best, RUN@latest or RUN@STEP, or @STEP of the run that is served. `action`: promote; shadow:
-        the model answers too, nobody sees it, answers are compared; split: it answers `percent` of the requests. `gate`
+        the model's answers are compared and not sent; split: it answers `percent` of the requests. `gate`
         is laid over the gate of the server's job.
         """
         request = pb.PromoteRequest(

@@ -31,7 +31,7 @@ class Cause:
     """An id of the tables below, or of a newer release's. `values`: signal, step, error, pid… as the id needs them."""
 
     id: str = ""
-    fault: str = ""  # job, machine, trn; empty: nobody's
+    fault: str = ""  # job, machine, trn; empty: no fault
     waits_for: tuple[str, ...] = ()
     next_attempt_ms: int = 0  # when the next attempt may begin; 0: none was decided on
     values: Mapping[str, Any] = field(default_factory=dict)

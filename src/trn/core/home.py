@@ -208,7 +208,7 @@ class Home(NamedTuple):
             raise self.unwritable(fault) from fault
 
     def _require_own(self) -> None:
-        """Whoever owns it, or something in it, says what this process runs: that must not be another user. Also for root."""
+        """Its owner decides what this process runs: that must not be another user. Also for root."""
         known = (self.runs, self.launcher, self.registry, self.settings, self.token, self.lock)
         for path in (self.root, *known):
             try:
@@ -224,7 +224,7 @@ class Home(NamedTuple):
 
     @property
     def check_command(self) -> str:
-        """What looks through the registry and says how to mend it; with this home where it is not the usual one."""
+        """The command that checks the registry and says how to repair it; with this home where it is not the usual one."""
         import shlex
 
         option = "" if self.root == find_home() else f" --home {shlex.quote(str(self.root))}"

@@ -142,7 +142,7 @@ class RunFacts(RunOptions, frozen=True, kw_only=True):
     run_id: str
     digest: str
     name: str = ""
-    secret_env: tuple[str, ...] = ()  # names of variables that its worker is given and nobody records
+    secret_env: tuple[str, ...] = ()  # names of variables whose values its worker gets and no file records
     stop_reason: str = ""  # why a callback, such as early stopping, ended it before its last step
     is_cancel_wanted: bool = False
     cancel_reason: str = ""

@@ -65,9 +65,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     start_timeout_s: Seconds = 600.0  # from its launch to a worker's first event
     kill_patience_s: Seconds = 15.0  # beyond a job's own grace, before SIGKILL
     backfill_patience_s: Seconds = 300.0  # a run that waited for so long is not overtaken any more
-    sweep_s: Seconds = 10.0  # how often the dispatcher looks though nobody woke it
+    sweep_s: Seconds = 10.0  # how often the dispatcher looks at the queue without a wake-up
     maintenance_s: Seconds = 60.0
-    idle_exit_s: Seconds | None = None  # end the daemon when nothing ran and nobody watched for so long
+    idle_exit_s: Seconds | None = None  # end the daemon when nothing ran and no client watched for so long
     max_config_bytes: int = 1 << 20
     max_snapshot_bytes: int = 256 << 20
     min_free_bytes: int = 64 << 20  # below it the daemon neither starts nor launches

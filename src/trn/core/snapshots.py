@@ -36,7 +36,7 @@ from trn.core.snapshot_manifest import DIGEST, FileEntry, Manifest, check_manife
 SMALL_BYTES = 4 << 20  # read whole; beyond it, in pieces
 GRACE_S = 3600.0  # from a snapshot's taking until the registry knows its run
 TOUCH_S = 60.0  # an object newer than this is new enough
-UNUSED_S = 30 * 86400.0  # a stat cache that nobody wrote for so long belongs to a folder that is gone
+UNUSED_S = 30 * 86400.0  # a stat cache that was not written for so long belongs to a folder that is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ def materialise(store: Path, digest: str, target: Path) -> None:
 def collect_garbage(
     store: Path, keep: set[str], *, grace_s: float = GRACE_S, is_dry_run: bool = False
 ) -> Collected:
-    """Remove the snapshots that are neither kept nor younger than the grace, and the objects nobody names.
+    """Remove the snapshots that are neither kept nor younger than the grace, and the objects that none names.
 
     Does nothing, and says so, while a snapshot is being taken. A dry run says what it would remove.
     """

@@ -66,7 +66,7 @@ def without_workers_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# Any of these may differ between two shells, and nobody sees it.
+# Any of these may differ between two shells without a sign.
 TRAINING_PREFIXES = (
     *(
         "CUDA_",

@@ -1,7 +1,7 @@
 """One live stream of a page: several sources, one connection, a position in every message.
 
 A source waits while its reader has more than MAX_WAITING_BYTES before it, and so the daemon's own stream waits: memory
-is bounded and nobody else is slowed. A reader that was stuck for a while is told `reset`: it fetches anew what it shows,
+is bounded and no other reader is slowed. A reader that was stuck for a while gets `reset`: it fetches anew what it shows,
 and the stream continues from now.
 """
 
@@ -19,7 +19,7 @@ from trn.core.errors import InvalidRequestError, TrnError
 
 MAX_WAITING_BYTES = 1 << 20
 PING_S = 15.0
-STUCK_S = 5.0  # of a reader that takes nothing, before it is told to fetch anew
+STUCK_S = 5.0  # of a reader that takes nothing, before it gets `reset`
 GONE_S = 60.0  # before it is given up
 RETRY_MS = 1000
 MEDIA_TYPE = "text/event-stream"

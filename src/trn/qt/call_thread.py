@@ -35,7 +35,7 @@ class Ticket:
 
 
 class CallThread(LoopThread):
-    """`failed` carries the error of each call that was given nobody to take it, as text."""
+    """`failed` carries the error of each call that was given no receiver for it, as text."""
 
     failed = Signal(str)
     _came = Signal(object)

@@ -119,7 +119,7 @@ class ReadableRegistry(Protocol):
         """The newest first; `before` is (seq, artifact_id) of the last one of the page before."""
 
     def unchecked_artifacts(self, run_id: str, limit: int = 100) -> list[ArtifactRecord]:
-        """Files that events named and nobody has looked at, in the order of the events."""
+        """Files that events named and that were not looked at yet, in the order of the events."""
 
     def runs_with_unchecked_artifacts(self) -> list[str]: ...
 

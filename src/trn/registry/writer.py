@@ -85,7 +85,7 @@ class RegistryWriter:
     def settle_in(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """From now on futures are resolved, and what waited is applied, by what `call_soon` calls: a loop, say.
 
-        Whoever runs there must not block on a future. Without this, the thread does it.
+        Code that runs there must not block on a future. Without this, the thread does it.
         """
         self._settle_in = call_soon
 

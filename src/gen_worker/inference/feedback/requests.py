@@ -1,6 +1,6 @@
 """The requests that were answered, kept until feedback to them may come.
 
-A request is written before its answer leaves: whoever has an answer can send feedback to it, also after the server was
+A request is written before its answer leaves: a client that has an answer can send feedback to it, also after the server was
 killed. It is not synced: after a power cut the last requests are unknown. The oldest ones are forgotten first.
 """
 

@@ -2,7 +2,7 @@
 
 ```text
 N.log      accepted rows, synced before they are answered; the one with the highest number is written to
-N.parquet  the same rows in the training schema; from then on nobody reads N.log
+N.parquet  the same rows in the training schema; from then on N.log is not read
 N.keys     which rows they are; then N.log is removed
 ```
 

@@ -123,7 +123,7 @@ class Front:
         return None if before is None else before.pool
 
     def set_shadow(self, pool: ReplicaPool | None) -> ReplicaPool | None:
-        """It answers the same rows for nobody, and `stats` counts what differs. Returns the one before it."""
+        """It answers the same rows, its answers are not sent, and `stats` counts what differs. Returns the one before it."""
         before = self._answering.shadow
         self._answering.shadow = None if pool is None else Shadow(pool, self._answering.figures)
         return None if before is None else before.pool

@@ -51,7 +51,7 @@ class Query:
             self._answered(outcome)
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """Its client has left."""
         self.is_closed = True
         if self.queue is not None:
             self.queue.remove(self)

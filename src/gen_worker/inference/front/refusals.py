@@ -1,4 +1,4 @@
-"""What a client is told instead of an answer: a kind, an id, and the faults of its rows. Tracebacks are in the log."""
+"""What a client gets instead of an answer: a kind, an id, and the faults of its rows. Tracebacks are in the log."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A second version that answers the same rows for nobody: its answers are compared with those that were sent."""
+"""A second version that answers the same rows: its answers are compared with those that were sent."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ MAX_WAITING = 256  # comparisons that wait for the shadow: a slow one sees a par
 
 
 class Shadow:
-    """Takes no part in what clients get, and makes nobody wait: a full queue means that a request is not compared."""
+    """Changes no answer and delays none: a full queue means that a request is not compared."""
 
     def __init__(self, pool: ReplicaPool, figures: Figures) -> None:
         self.pool = pool

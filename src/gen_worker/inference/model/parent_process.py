@@ -105,7 +105,7 @@ class ParentProcess:
         self._alone: dict[bytes, str] = {}  # versions that cannot be forked, and why
         self._workers: dict[int, int] = {}  # pid -> worker id
         self._pids: dict[int, int] = {}  # worker id -> pid
-        self._strangers: dict[int, int] = {}  # pid -> wait status, of a worker that nobody named yet
+        self._strangers: dict[int, int] = {}  # pid -> wait status, of a worker that has no name yet
         self._unwritten: deque[WorkerEnd] = deque()
         self._poll = select.poll()
         self._waker, self._wake = socket.socketpair()

@@ -27,7 +27,7 @@ class Explanation(NamedTuple):
     state: str
     what: str
     why: str = ""
-    fault: str = ""  # job, machine, trn; empty: nobody's
+    fault: str = ""  # job, machine, trn; empty: no fault
     next: str = ""  # what happens without anybody's doing
     remedy: str = ""  # what a person can do
     cause: Cause = NO_CAUSE
@@ -298,7 +298,7 @@ def _last_cause(run: RunRecord, attempts: Sequence[AttemptRecord]) -> Cause:
 def _remedy(run: RunRecord, cause: Cause, around: Surroundings) -> str:
     if run.kind == PREDICTION:
         return f"`trn logs {run.run_id}` shows its output; {PREDICT_AGAIN}"
-    # A resume uses the code that was frozen when the run was submitted, unless it is told to take the fixed code.
+    # A resume uses the code that was frozen when the run was submitted, unless the fixed code is asked for.
     folder = run.frozen_from or run.base_dir
     code = f" --code {shlex.quote(folder)}" if run.snapshot and folder else ""
     resumes = where_it_resumes(run, around.checkpoint)

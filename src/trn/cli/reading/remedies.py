@@ -35,7 +35,7 @@ REMEDIES: dict[str, str] = {
     "trn-fault": _REPORT,
 }
 _BY_SIGNAL = {
-    "SIGKILL": "if nobody killed it, the system was out of memory: " + _MEMORY,
+    "SIGKILL": "if you did not kill it, the system was out of memory: " + _MEMORY,
     "SIGILL": "install packages that were built for this CPU",
     "SIGXCPU": "raise the limit on CPU time, then `trn resume {run_id}` {resumes}",
 }

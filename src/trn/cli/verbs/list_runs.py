@@ -326,7 +326,7 @@ class _Table:
         return lines + [self._line(row, widths, run.state) for row, run in zip(rows, runs, strict=True)]
 
     def _make_room(self, widths: dict[str, int]) -> None:
-        """Leave out columns that nobody asked for until the others fit into the terminal."""
+        """Leave out columns that were not asked for until the others fit into the terminal."""
         for column in GIVES_WAY:
             *others, last = widths
             least = sum(widths[other] + 2 for other in others) + min(widths[last], MIN_LAST_WIDTH)

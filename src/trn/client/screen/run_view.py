@@ -245,7 +245,7 @@ class RunView:
 
     @property
     def steps_per_s(self) -> float | None:
-        """None where it moves not, or nobody says whether it does."""
+        """None where it does not move, or where that is unknown."""
         if not self._points or self.run.state in WAITING or self.run.is_terminal or self.absence:
             return None
         (first_ms, first), (last_ms, last) = self._points[0], self._last

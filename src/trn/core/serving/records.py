@@ -12,7 +12,7 @@ Action = Literal["promote", "rollback", "shadow", "split", "single"]
 
 
 class PromotionState(StrEnum):
-    WANTED = "wanted"  # recorded; the server is told, and told again by each daemon that starts
+    WANTED = "wanted"  # recorded; each daemon that starts sends it to the server again
     DONE = "done"
     REFUSED = "refused"  # nothing changed
     REPLACED = "replaced"  # a later one was wanted before it was done

@@ -153,7 +153,7 @@ class TrainerDispatcher:
         )
 
     async def run(self) -> None:
-        """Adopt what lives, then dispatch for ever. Cancelled: nobody is watched any more, and every worker goes on."""
+        """Adopt what lives, then dispatch for ever. Cancelled: no worker is watched any more, and all continue."""
         parts = self._parts
         async with asyncio.TaskGroup() as group, contextlib.aclosing(self):
             group.create_task(parts.reports.complete(parts.home, parts.registry.reader, python=parts.python))
@@ -370,7 +370,7 @@ class TrainerDispatcher:
         self.wake()
 
     async def _lift_quarantines(self) -> None:
-        """Hand out again what nobody else uses any more."""
+        """Hand out again what no other process uses any more."""
         parts = self._parts
         known = {device.device_id for device in parts.devices.inventory.devices}
         for slot in parts.registry.slots():

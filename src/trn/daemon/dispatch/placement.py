@@ -15,7 +15,7 @@ from trn.core.runs import Needs, QueuedRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeResources:
-    """What nobody holds, in the order in which devices are handed out. Quarantined devices are not in it."""
+    """What is free, in the order in which devices are handed out. Quarantined devices are not in it."""
 
     device_ids: tuple[str, ...] = ()
     cpus: int = 0
@@ -39,7 +39,7 @@ class _Pool:
     memory_mb: int
 
     def take(self, device_ids: Sequence[str], needs: Needs) -> None:
-        """Take what there is of it: whoever gathers takes less than it needs."""
+        """Take what there is of it: a run that gathers devices takes less than it needs."""
         self.device_ids = [device_id for device_id in self.device_ids if device_id not in device_ids]
         self.cpus -= min(needs.cpus, self.cpus)
         self.memory_mb -= min(needs.memory_mb, self.memory_mb)
@@ -103,7 +103,7 @@ def _fits(needs: Needs, free: FreeResources, named: Mapping[str, int]) -> bool:
 
 
 def _pick(needs: Needs, free: Sequence[str], named: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The devices for it, or None. Of those that would do, the ones that nobody asks for by name come first."""
+    """The devices for it, or None. Of those that would do, the ones that no run asks for by name come first."""
     if needs.devices:
         return needs.devices if set(needs.devices) <= set(free) else None
     if needs.gpus == 0:

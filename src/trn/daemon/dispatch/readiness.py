@@ -1,8 +1,8 @@
 """May a run start on this machine's GPUs now? The doctor's report of its interpreter decides.
 
 Only errors about torch, the driver and what several processes talk through count: everything else of the report is
-for people. An interpreter that does not answer stops nobody, for its worker will say what is wrong with it. Devices
-that the operator names in the settings are trusted: nobody is asked about them.
+for people. An interpreter that does not answer stops no run: its worker will say what is wrong with it. Devices
+that the operator names in the settings are trusted and not checked.
 """
 
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from trn.core.causes import DOCTOR, Cause
 from trn.daemon.machine.doctor_reports import DoctorReports
 
-# The most telling first: one fault is told, and the others often follow from it.
+# The most telling first: one fault is shown, and the others often follow from it.
 TOPICS = {"cuda": ("torch", "cuda", "driver"), "rocm": ("torch", "rocm")}
 BETWEEN_PROCESSES = "collectives"
 

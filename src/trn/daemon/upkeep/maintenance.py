@@ -111,7 +111,7 @@ class Maintenance:
         return found.st_dev, found.st_ino
 
     def _is_home_there(self) -> bool:
-        """Serving a moved home would acknowledge runs that nobody finds again."""
+        """Serving a moved home would acknowledge runs that cannot be found again."""
         try:
             return self._find_place() == self._place
         except OSError:

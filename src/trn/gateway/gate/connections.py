@@ -2,7 +2,7 @@
 
 uvicorn waits for ever for the head of a request. Here a connection has HEAD_S for it, from its start or from the first
 byte of a further request. Beyond MAX_CONNECTIONS the oldest one without a request in progress is closed, so that idle
-connections keep nobody out.
+connections make room for new ones.
 """
 
 import asyncio

@@ -181,7 +181,7 @@ async def run_again(parts: Parts, call: Call[AgainRequest]) -> Response:
     if missing:
         raise RefusedJobError(
             InvalidRequestError(
-                f"run {run.run_id} was given secret variables, whose values nobody recorded",
+                f"run {run.run_id} was given secret variables, whose values are not recorded",
                 [Fault(f"give {name} again", path=f"secret_env.{name}", kind="missing") for name in missing],
             )
         )

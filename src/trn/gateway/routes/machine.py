@@ -1,4 +1,4 @@
-"""The machine: what it has, who holds it now, held it before and waits for it; and the processes that look after it."""
+"""The machine: what it has, who holds it now, held it before and waits for it; and the processes of trn on it."""
 
 import shutil
 import time

@@ -62,7 +62,7 @@ class Pace:
             self._points.popleft()
 
     def left_s(self, run: Run) -> float | None:
-        """None where nobody knows."""
+        """None where it is unknown."""
         if run.state != "RUNNING" or run.end_step is None or len(self._points) < 2:
             return None
         (first_ms, first), (last_ms, last) = self._points[0], self._points[-1]

@@ -78,7 +78,7 @@ class Reception:
             connection.close_if_slow(now)
 
     def make_room(self) -> None:
-        """Idle connections keep nobody out; where all are busy, the newest has to go."""
+        """Idle connections make room for new ones; where all are busy, the newest is closed."""
         while len(self.connections) > self.max_connections:
             victim = next(iter(self.idle), None) or next(reversed(self.connections))
             victim.abort()
@@ -296,7 +296,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
 
     def close_if_idle(self) -> None:
-        """When a front drains: nobody waits for an answer here."""
+        """When a front drains: no answer is awaited here."""
         if self._peer is not None and not self._exchanges and self._next is None:
             self._is_deaf = True
             self._peer.close()
@@ -343,7 +343,7 @@ class Connection(asyncio.Protocol):
         exchange.refuse(Refusal(kind, message, retry_after_s=retry_after_s))
 
     def _leave_all(self) -> None:
-        """Nobody waits for these answers any more."""
+        """The client of these answers has left."""
         left = [*self._exchanges]
         self._exchanges.clear()
         for exchange in left:

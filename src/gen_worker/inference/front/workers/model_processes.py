@@ -83,7 +83,7 @@ class ModelProcesses:
                 waiting.set_result(end)
                 continue
             self._ends[end.worker_id] = end
-            while len(self._ends) > MAX_KEPT_ENDS:  # of workers that nobody asks for: they were closed
+            while len(self._ends) > MAX_KEPT_ENDS:  # of workers that no caller asks for: they were closed
                 del self._ends[next(iter(self._ends))]
 
     def _lose(self, fault: ModelLoadError) -> None:

@@ -25,7 +25,7 @@ class RowStream:
         self.end = end
         self.replica = replica
         self.number = number
-        self.is_ended = False  # by its worker, or because nobody reads it any more
+        self.is_ended = False  # by its worker, or because its reader has left
 
     def more(self, count: int = 1) -> None:
         """So many items were passed on: as many further ones may come."""
@@ -33,7 +33,7 @@ class RowStream:
             self.replica.send(MoreItems(stream=self.number, credit=count))
 
     def close(self) -> None:
-        """Nobody reads it any more. `end` is not called."""
+        """Its reader has left. `end` is not called."""
         if not self.is_ended:
             self.is_ended = True
             self.replica.send(CloseStream(stream=self.number))

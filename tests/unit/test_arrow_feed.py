@@ -556,3 +556,38 @@ def test_batches_of_a_row_group_are_converted_once(tmp_path, monkeypatch):
         seen = [batch_to_torch(batch)["x"] for batch, _ in zip(feed.batches(), range(20), strict=False)]
     assert [value for tensor in seen for value in tensor.tolist()] == list(range(640))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_of_two_feeds_read_in_turns_have_their_own_tensors(tmp_path, shuffle):
+    rows = np.arange(640, dtype="float32")
+    for name, sign in (("a", 1), ("b", -1)):
+        pq.write_table(pa.table({"x": sign * rows}), tmp_path / f"{name}.parquet", row_group_size=320)
+    with (
+        ArrowFeed.open([str(tmp_path / "a.parquet")], batch_size=30, shuffle=shuffle) as one,
+        ArrowFeed.open([str(tmp_path / "b.parquet")], batch_size=30, shuffle=shuffle) as other,
+    ):
+        for first, second in itertools.islice(zip(one.batches(), other.batches(), strict=True), 60):
+            for batch in (first, second, first):
+                assert batch_to_torch(batch)["x"].tolist() == batch.column("x").to_pylist()
+
+
+def test_a_batch_without_nulls_is_a_tensor_though_its_row_group_has_some(tmp_path):
+    pq.write_table(
+        pa.table({"x": [1.0, 2.0, None, 4.0, 5.0, 6.0], "y": [1, 2, 3, 4, 5, 6]}), tmp_path / "a.parquet"
+    )
+    with ArrowFeed.open([str(tmp_path)], batch_size=2) as feed:
+        batches = feed.batches()
+        assert batch_to_torch(next(batches))["x"].tolist() == [1.0, 2.0]
+        with pytest.raises(InputError, match="has nulls"):
+            batch_to_torch(next(batches))
+        last = batch_to_torch(next(batches))
+        assert (last["x"].tolist(), last["y"].tolist()) == ([5.0, 6.0], [5, 6])
+
+
+def test_booleans_of_a_batch_are_its_own_copy(tmp_path):
+    pq.write_table(pa.table({"b": [True, False, True, False]}), tmp_path / "a.parquet")
+    with ArrowFeed.open([str(tmp_path)], batch_size=2) as feed:
+        batch = next(feed.batches())
+        batch_to_torch(batch)["b"].fill_(True)
+        assert batch_to_torch(batch)["b"].tolist() == [True, False]

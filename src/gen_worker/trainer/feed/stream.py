@@ -20,6 +20,7 @@ from gen_worker.trainer.feed.gather import (
 from gen_worker.trainer.feed.groups import GroupSource
 from gen_worker.trainer.feed.order import GLOBAL_ROWS, DataOrder, EpochOrder, Share, Window
 from gen_worker.trainer.feed.readahead import Readahead
+from gen_worker.trainer.feed.tensors import BlockTensors, newest_slice
 
 DECODE_THREADS = 2
 BLOCK_BYTES = 8 << 20
@@ -70,6 +71,7 @@ class BatchStream:
         if self._blocks_under_way is not None:
             with contextlib.suppress(ValueError):  # a gather that is still running
                 self._blocks_under_way.close()  # frees the decoded windows
+        newest_slice.place = None
 
     # Unshuffled: slices of decoded row groups, without a copy unless a batch crosses a border.
 
@@ -96,11 +98,14 @@ class BatchStream:
                 chunk = reader.seek(row)
                 inside = min((reader.stop - row - width) // size + 1, full - batch)
                 if inside > 0:
-                    cut, first = chunk.slice, row - reader.start
+                    cut, first, tensors = chunk.slice, row - reader.start, BlockTensors(chunk)
                     for offset in range(first, first + inside * size, size):
-                        yield cut(offset, width)
+                        rows = cut(offset, width)
+                        newest_slice.place = rows, tensors, offset
+                        yield rows
                     batch += inside
-                    del cut, chunk  # freed before the wait for the next one
+                    newest_slice.place = None
+                    del cut, chunk, tensors, rows  # freed before the wait for the next one
                 else:
                     yield reader.rows(row, row + width)
                     batch += 1
@@ -162,10 +167,14 @@ class BatchStream:
                 yield block
                 batch += 1
             else:
-                cut = block.slice
+                cut, tensors = block.slice, BlockTensors(block)
                 for offset in range(0, block.num_rows, width):
-                    yield cut(offset, width)
+                    rows = cut(offset, width)
+                    newest_slice.place = rows, tensors, offset
+                    yield rows
                 batch += block.num_rows // width
+                newest_slice.place = None
+                del cut, tensors, rows
             if batch == size:
                 batch = 0
 

@@ -115,7 +115,7 @@ def test_a_full_disk_is_said_in_words_and_after_there_is_room_everything_goes_on
     refused = trn(home, "run", "-c", last)
     assert refused.returncode == 5
     # The daemon that will not start is quoted, where there is room for its words.
-    assert re.search(r" free, (and 1 MB are needed|too little even for an error message)", refused.stderr)
+    assert re.search(r" free, (but 1 MB are required|too little even for an error message)", refused.stderr)
     assert "Traceback" not in refused.stderr
 
     (small_disk / "filler").unlink()

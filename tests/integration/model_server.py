@@ -127,8 +127,14 @@ class Server:
     def start(self, **env: str) -> "Server":
         """Start an attempt, and wait until it is ready."""
         self.launch(**env)
-        self.url = self.wait_event("ready")["url"]
+        assert self.wait_ready(), f"the server ended before it was ready: {self.log}"
         return self
+
+    def wait_ready(self) -> bool:
+        """False where the attempt ended before."""
+        ready = self._wait_event("ready")
+        self.url = ready["url"] if ready else ""
+        return ready is not None
 
     def wait(self) -> int:
         """The exit code of the attempt."""
@@ -160,17 +166,25 @@ class Server:
         self, *kinds: str, that: Callable[[dict[str, Any]], bool] = lambda _event: True
     ) -> dict[str, Any]:
         """Of this attempt."""
+        found = self._wait_event(*kinds, that=that)
+        assert found is not None, f"the server ended without {kinds}: {self.log}"
+        return found
+
+    def _wait_event(
+        self, *kinds: str, that: Callable[[dict[str, Any]], bool] = lambda _event: True
+    ) -> dict[str, Any] | None:
+        """None where the attempt ended without one."""
         found: list[dict[str, Any]] = []
 
         def look() -> bool:
+            is_alive = is_process_alive(self.pid)  # asked first: what it wrote before its end is found
             found[:] = [
                 event for event in self.events()[self._seen :] if event["event"] in kinds and that(event)
             ]
-            return bool(found) or not is_process_alive(self.pid)
+            return bool(found) or not is_alive
 
         wait_until(look, f"no event {kinds}")
-        assert found, f"the server ended without {kinds}: {self.log}"
-        return found[0]
+        return found[0] if found else None
 
     def want(self, wanted: WantedModel) -> None:
         write_document(self.serving / WANTED, wanted)

@@ -209,8 +209,10 @@ def test_killed_at_every_step_no_acknowledged_row_is_lost_and_none_is_there_twic
     acknowledged: list[float] = []
     for number, step in enumerate(STEPS):
         is_torn = number % 2 == 1
-        server.start(GEN_WORKER_FAILPOINTS=f"{step}=kill")
-        was_killed = False
+        server.launch(GEN_WORKER_FAILPOINTS=f"{step}=kill")
+        was_killed = not server.wait_ready()  # on what the attempt before it left
+        if was_killed:
+            after_kill(server, is_torn=is_torn)
         request_id = ""
         pending = [(row, float(len(acknowledged) + row)) for row in range(4)]
         while pending:

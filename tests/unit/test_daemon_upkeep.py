@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -198,9 +199,15 @@ def test_settings_that_are_wrong_are_refused_with_their_place(tmp_path: Path) ->
     assert devices[0].id == "cuda:0"
 
 
-def test_a_socket_in_a_deep_folder_gets_a_name_that_fits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_temporary_folder_deep", [False, True])
+def test_a_socket_in_a_deep_folder_gets_a_name_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_temporary_folder_deep: bool
+) -> None:
     import socket
 
+    if is_temporary_folder_deep:
+        (tmp_path / ("t" * 90)).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 90)))
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     address = socket_address(deep / "daemon.sock")
@@ -209,6 +216,7 @@ def test_a_socket_in_a_deep_folder_gets_a_name_that_fits(tmp_path: Path) -> None
         one.bind(address)
     assert (deep / "daemon.sock").exists()
     assert socket_address(tmp_path / "s") == str(tmp_path / "s")
+    Path(address).parent.unlink()
 
 
 class StuckFile:

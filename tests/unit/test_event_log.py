@@ -142,6 +142,31 @@ def test_a_full_disk_gives_up_the_reserve_for_the_terminal_event(
     assert seqs(path) == [1, 2]
 
 
+def test_a_limit_that_is_set_during_a_write_leaves_no_half_line_before_the_last_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the line never fits: only what is cut off makes room for the terminal event."""
+    log = EventLog(path, run_id="r", write_every_s=3600)
+    log.append(line)
+    log.flush()
+    real_write, limit = os.write, path.stat().st_size + 300
+
+    def write(fd: int, data: bytes) -> int:
+        room = limit - os.fstat(fd).st_size
+        if room <= 0:
+            raise OSError(errno.EFBIG, "File too large")
+        return real_write(fd, data[:room])
+
+    monkeypatch.setattr(os, "write", write)
+    log.append(lambda seq: line(seq, text="m" * 400))
+    log.append_last(lambda seq, **_: line(seq, last=True))
+    log.close()
+    monkeypatch.undo()
+    events = [json.loads(text) for text in path.read_bytes().splitlines()]
+    assert [event["seq"] for event in events] == [1, 2]
+    assert events[-1]["last"] is True
+
+
 def test_after_sync_runs_only_once_the_line_is_on_disk(path: Path) -> None:
     log = EventLog(path, run_id="r", write_every_s=3600)
     failpoints.arm("events.write=enospc")

@@ -42,25 +42,31 @@ def find_home(environ: Mapping[str, str] = os.environ) -> Path:
 def socket_address(path: Path) -> str:
     """A name for that socket that is short enough to bind or connect to.
 
-    Where its path is too long, a private folder in the system's temporary one gets a link to its folder.
+    Where its path is too long, a private folder below the system's temporary one gets a link to its folder. $TMPDIR may
+    be too long, too: then it is below /tmp.
     """
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+    if _fits(path):
         return str(path)
     import hashlib
     import tempfile
 
-    private = Path(tempfile.gettempdir()) / f"trn-{os.getuid()}"
-    private.mkdir(mode=0o700, exist_ok=True)
-    found = private.lstat()
+    name = Path(f"trn-{os.getuid()}", hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16])
+    links = [Path(folder, name) for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108 - checked below
+    link = next((link for link in links if _fits(link / path.name)), links[-1])
+    link.parent.mkdir(mode=0o700, exist_ok=True)
+    found = link.parent.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UnavailableError(
-            f"{path} is too long for a socket, and {private} is not a private folder of yours: set TRN_HOME to a"
+            f"{path} is too long for a socket, and {link.parent} is not a private folder of yours: set TRN_HOME to a"
             " shorter path"
         )
-    link = private / hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16]
     with contextlib.suppress(FileExistsError):
         link.symlink_to(path.parent)
     return str(link / path.name)
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH
 
 
 def _user_name(uid: int) -> str:

@@ -313,7 +313,7 @@ def _doorbell(home: Home, loop: asyncio.AbstractEventLoop, ring: Callable[[str],
         try:
             bell.bind(socket_address(home.doorbell))
         except OSError as fault:
-            raise UnavailableError(f"{home.doorbell} cannot be bound: {fault.strerror}") from fault
+            raise UnavailableError(f"{home.doorbell} cannot be bound: {fault.strerror or fault}") from fault
         home.doorbell.chmod(0o600)
         bell.setblocking(False)
 

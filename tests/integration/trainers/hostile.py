@@ -64,7 +64,7 @@ class Hostile(Counting):
     def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
         result = super().train_step(batch, state, ctx)
         limit = self.options.get("limit_bytes")
-        if limit is not None and ctx.step == 1:
+        if limit is not None and ctx.step == 0:  # before a line that may exceed it is written
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         if ctx.step == 2:
             self._maybe("train_step")

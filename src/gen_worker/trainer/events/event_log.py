@@ -2,7 +2,8 @@
 
 Invariants
 - `seq` is 1, 2, 3… over all attempts of the run, without a gap: it is assigned under the lock that queues the line.
-- A line counts once its newline is written. A half line left by a crash is cut off at the next start.
+- A line counts once its newline is written. Half a line is cut off: at once where the disk refused the rest, at the next
+  start where a crash left it.
 - `append` does no I/O. One thread writes the queue; memory is bounded by `max_pending_bytes`, and lines dropped because
   of a slow disk are counted and reported in a `log` event.
 - `append_last` returns after fsync, also on a full disk or at a file-size limit: a reserve file is deleted for it, and
@@ -81,7 +82,6 @@ class EventLog:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._unwritten = b""
-        self._is_at_line_start = True
         self._is_sealed = False
         self._needs_sync = False
         self._after_sync: list[Callable[[], None]] = []
@@ -199,22 +199,19 @@ class EventLog:
         return self._seq
 
     def _give_up_backlog(self, encode: Callable[..., bytes]) -> None:
-        """Drop every line that is not partly written, and queue the last one again with the free number.
+        """Drop every line that is not written, and queue the last one again with the free number.
 
-        Nothing where the last one is written by now, or begun: there was room again for a moment.
+        Nothing where the last one is written by now: there was room again for a moment.
         """
         with self._write_lock, self._lock:
-            unwritten = self._unwritten + b"".join(self._pending)
-            begun_bytes = 0 if self._is_at_line_start else unwritten.find(b"\n") + 1
-            lost = unwritten[begun_bytes:].splitlines()
+            lost = (self._unwritten + b"".join(self._pending)).splitlines()
             if not lost:
                 return
             logger.warning("%s: %d events are lost to the full disk", self.path, len(lost) - 1)
             self._seq = msgspec.json.decode(lost[0], type=EventHead).seq
-            self._unwritten = unwritten[:begun_bytes]
-            room = self._room() - len(self._unwritten)
+            self._unwritten = b""
             self._pending = [
-                encode(self._seq, max_bytes=int(max(min(LAST_LINE_BYTES, room), MIN_LINE_BYTES)))
+                encode(self._seq, max_bytes=int(max(min(LAST_LINE_BYTES, self._room()), MIN_LINE_BYTES)))
             ]
             self._after_sync.clear()
 
@@ -241,18 +238,21 @@ class EventLog:
                 after_sync, self._after_sync = self._after_sync, []
             self._unwritten += b"".join(queued)
             has_news = bool(self._unwritten)
+            begun = b""  # of a line whose end is not written yet
             try:
                 self._require_room()
                 while self._unwritten:
                     failpoint("events.write")
                     written = os.write(self._fd, self._unwritten)
-                    self._is_at_line_start = self._unwritten[written - 1 : written] == b"\n"
+                    begun = (begun + self._unwritten[:written]).rpartition(b"\n")[2]
                     self._unwritten = self._unwritten[written:]
                 if needs_sync:
                     failpoint("events.written")
                     os.fsync(self._fd)
                     failpoint("events.synced")
             except OSError:
+                if begun:
+                    self._cut_off(begun)
                 with self._lock:
                     self._needs_sync = self._needs_sync or needs_sync
                     self._after_sync = after_sync + self._after_sync
@@ -265,10 +265,15 @@ class EventLog:
             for then in after_sync:  # under the lock: done before the next flush
                 then()
 
-    def _require_room(self) -> None:
-        """OSError where these lines would exceed the file-size limit, less the reserve: a write would leave half a line.
+    def _cut_off(self, begun: bytes) -> None:
+        """A line that cannot be finished would swallow the next one, and the last line may be all that fits."""
+        os.ftruncate(self._fd, os.fstat(self._fd).st_size - len(begun))
+        self._unwritten = begun + self._unwritten
 
-        Read each time: the author's code may set the limit.
+    def _require_room(self) -> None:
+        """OSError where these lines would exceed the file-size limit, less the reserve.
+
+        Read each time: the author's code may set the limit, also between this look and the write.
         """
         if self._unwritten and len(self._unwritten) > self._room() - (
             0 if self._is_sealed else RESERVE_BYTES

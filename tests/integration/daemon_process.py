@@ -105,20 +105,23 @@ def worker_record(daemon: DaemonProcess, run_id: str, number: int = 1) -> Attemp
 
 
 def end_everything(home: Path) -> None:
-    """Every process that has to do with that home: daemon, launcher, workers."""
-    ours = set()
-    psutil.process_iter.cache_clear()  # an object of it may stand for an ended process of the same number
-    for process in psutil.process_iter():
-        try:
-            text = " ".join(process.cmdline())
-            if str(home) in text and process.pid != os.getpid():
-                ours |= {process, *process.children(recursive=True)}
-        except psutil.Error:
-            continue
-    kill_processes(ours)
+    """Every process that has to do with that home: daemon, launcher, workers. Also what they start meanwhile."""
+    while found := _processes_of(home):
+        kill_processes(found)
     for daemon in _started:
         if daemon.home.root == home:
             daemon.process.wait(DEADLINE_S)
+
+
+def _processes_of(home: Path) -> set[psutil.Process]:
+    found = set()
+    psutil.process_iter.cache_clear()  # an object of it may stand for an ended process of the same number
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            # The command line of one that has ended, and is not reaped yet, is empty.
+            if str(home) in " ".join(process.cmdline()) and process.pid != os.getpid():
+                found |= {process, *process.children(recursive=True)}
+    return found
 
 
 def kill_processes(processes: Iterable[psutil.Process]) -> int:

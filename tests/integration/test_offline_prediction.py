@@ -138,6 +138,20 @@ def test_one_part_for_each_row_group_and_a_list_of_them(
     assert prediction.event("metric")["name"] == "predict/rows_per_s"
 
 
+def test_a_class_that_answers_with_the_same_memory_each_time_is_copied(
+    prediction: Prediction, meta: Path
+) -> None:
+    assert prediction.work() == 0, prediction.log
+    expected = prediction.answers().column("y")
+    prediction.spec |= {
+        "version": msgspec.to_builtins(version_of(meta, "serving:ReusesMemory")),
+        "out": "reused",
+    }
+    prediction.out = prediction.folder / "reused"
+    assert prediction.work() == 0, prediction.log
+    assert prediction.answers().column("y").equals(expected)
+
+
 def test_columns_of_the_input_are_copied_beside_the_answers(prediction: Prediction, tmp_path: Path) -> None:
     prediction.spec["columns"] = ["x"]
     assert prediction.work() == 0, prediction.log
@@ -165,7 +179,8 @@ def test_a_damaged_part_is_predicted_again(prediction: Prediction) -> None:
     whole = prediction.answers()
     path = prediction.out / prediction.parts()[2]["name"]
     content = bytearray(path.read_bytes())
-    content[40] ^= 1  # in a page
+    column = pq.read_metadata(path).row_group(0).column(0)
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1  # in a page
     path.write_bytes(content)
     assert prediction.work() == 0, prediction.log
     assert prediction.event("completed")["parts_kept"] == 4

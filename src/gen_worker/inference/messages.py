@@ -90,7 +90,7 @@ class CloseStream(Message, frozen=True, kw_only=True):
 class PredictGroup(Message, frozen=True, kw_only=True):
     """Predict a row group of a parquet file, and write the answers as one part. Without a front: `inference.offline`.
 
-    Answered with any number of `GroupProgress`, then `GroupDone` or `Raised`.
+    Answered with any number of `GroupProgress`, then `GroupComputed` and `GroupDone`, or `Raised` in the place of either.
     """
 
     batch: int
@@ -149,6 +149,12 @@ class GroupProgress(Message, frozen=True, kw_only=True):
     rows: int  # of the row group, so far
 
 
+class GroupComputed(Message, frozen=True, kw_only=True):
+    """All of its rows; the part is being written, and the worker may be given the next row group."""
+
+    batch: int
+
+
 class GroupDone(Message, frozen=True, kw_only=True):
     """The part is durable under its name."""
 
@@ -173,4 +179,6 @@ class StreamEnd(Message, frozen=True, kw_only=True):
     words: str = ""
 
 
-FromWorker = Ready | NotReady | Answers | Raised | GroupProgress | GroupDone | StreamItem | StreamEnd
+FromWorker = (
+    Ready | NotReady | Answers | Raised | GroupProgress | GroupComputed | GroupDone | StreamItem | StreamEnd
+)

@@ -8,7 +8,8 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,6 +33,9 @@ from gen_worker.inference.model.orders import ModelOptions
 from gen_worker.inference.model.predictor import OutputError
 from gen_worker.inference.model.process import limit_memory
 
+if TYPE_CHECKING:
+    from gen_worker.inference.offline.part import PartMaker
+
 logger = logging.getLogger("gen_worker.inference")
 
 _json = msgspec.json.Encoder(enc_hook=plain_value)
@@ -42,6 +46,7 @@ class ModelWorker:
         self._link = link
         self._model = model
         self._options = options
+        self._parts: PartMaker | None = None
         self._streams: dict[int, Iterator[Any]] = {}
         self._credit: dict[int, int] = {}  # how many items of each stream may be sent
         self._poll = select.poll()
@@ -125,16 +130,11 @@ class ModelWorker:
         return tuple(encoded), content
 
     def _predict_group(self, message: PredictGroup) -> None:
-        from gen_worker.inference.offline.part import predict_group
+        if self._parts is None:
+            from gen_worker.inference.offline.part import PartMaker
 
-        try:
-            done = predict_group(message, self._model, lambda progress: send_frame(self._link, progress))
-        except (BrokenPipeError, ConnectionResetError):
-            raise
-        except Exception as fault:
-            send_frame(self._link, self._raised(message.batch, fault))
-        else:
-            send_frame(self._link, done)
+            self._parts = PartMaker(self._model, partial(send_frame, self._link), self._raised)
+        self._parts.make(message)
 
     def _raised(self, batch: int, fault: Exception) -> Raised:
         error_id, kind, words = describe_fault(fault, "predict")

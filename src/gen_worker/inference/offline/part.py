@@ -1,7 +1,8 @@
 """One part: the answers to one row group, in a file that is named by all that made it.
 
 A part is written under a temporary name, synced and renamed, so a file with that name is whole; its pages have checksums,
-which a later attempt verifies before it skips the row group. Runs in a model worker.
+which a later attempt verifies before it skips the row group. Runs in a model worker, which computes a row group while a
+thread writes the part of the one before it.
 """
 
 import hashlib
@@ -9,6 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,20 @@ from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import replacing
 from gen_worker.contract.files.hashes import hash_bytes, hash_file
 from gen_worker.contract.job.run_ids import run_id_from
-from gen_worker.inference.messages import GroupDone, GroupProgress, PredictGroup
+from gen_worker.inference.messages import GroupComputed, GroupDone, GroupProgress, PredictGroup, Raised
 from gen_worker.inference.model.columns import (
     Answer,
+    Array,
     RowsError,
     Values,
     answer_batch,
     fit_batch,
     is_always_aligned,
+    is_list,
     pad_batch,
 )
 from gen_worker.inference.model.loading import LoadedModel
+from gen_worker.inference.model.predictor import OutputError
 from gen_worker.trainer.feed.manifest import chunk_span
 
 READ_ROWS = 1 << 16
@@ -39,45 +45,128 @@ PROGRESS_EVERY_S = 1.0
 MAX_STEM = 60
 MADE_BY = b"trn.made_by"
 
+Told = GroupProgress | GroupComputed | GroupDone | Raised
 
-def predict_group(
-    order: PredictGroup, model: LoadedModel, tell: Callable[[GroupProgress], None]
-) -> GroupDone:
-    """Blocks. Whatever the author's code raises, with the rows in a note."""
-    out = Path(order.out)
-    with Path(order.path).open("rb") as file, pq.ParquetFile(file) as source:
+
+class PartMaker:
+    """Of one model worker. `make` is called by its thread, row group after row group."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        tell: Callable[[Told], None],
+        raised: Callable[[int, Exception], Raised],
+    ) -> None:
+        self._model = model
+        self._tell_server = tell
+        self._raised = raised
+        self._telling = threading.Lock()
+        self._writer: threading.Thread | None = None
+
+    def make(self, order: PredictGroup) -> None:
+        """Returns when the answers are computed. What becomes of the part is told by the thread that writes it."""
+        with ExitStack() as stack:
+            try:
+                work = _RowGroup(order, self._model, stack)
+                done = work.find_made()
+                if done is not None:
+                    self._tell(done)
+                    return
+                columns = work.compute(self._tell)
+            except (BrokenPipeError, ConnectionResetError):
+                raise
+            except Exception as fault:
+                self._tell(self._raised(order.batch, fault))
+                return
+            if self._writer is not None:
+                self._writer.join()  # at most one part waits in memory
+            self._tell(GroupComputed(batch=order.batch))
+            self._writer = threading.Thread(
+                target=self._write, args=(work, columns, stack.pop_all()), name="part-writer"
+            )
+            self._writer.start()
+
+    def _write(self, work: "_RowGroup", columns: "_Columns", opened: ExitStack) -> None:
+        told: Told
+        with opened:
+            try:
+                told = work.write(columns)
+            except Exception as fault:
+                told = self._raised(work.order.batch, fault)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the worker's own thread sees it, too
+            self._tell(told)
+
+    def _tell(self, message: Told) -> None:
+        with self._telling:
+            self._tell_server(message)
+
+
+class _RowGroup:
+    """One row group and its part. `stack` keeps the file open."""
+
+    def __init__(self, order: PredictGroup, model: LoadedModel, stack: ExitStack) -> None:
+        self.order = order
+        self._model = model
+        self._file = stack.enter_context(Path(order.path).open("rb"))  # noqa: SIM115  (the stack closes it)
+        self._source = source = stack.enter_context(pq.ParquetFile(self._file))
         names = source.schema_arrow.names
-        inputs = names if model.schema is None else model.schema.names
-        wanted = list(dict.fromkeys([*inputs, *order.columns]))
-        rows = source.metadata.row_group(order.group).num_rows
-        content = _Content(file.fileno(), _spans(source.metadata, order.group, wanted))
-        prefix = f"{run_id_from(Path(order.path).stem)[:MAX_STEM]}-{order.group:05d}-"
-        if any(out.glob(f"{prefix}*.parquet")):  # by an earlier attempt, perhaps of other rows
-            path = out / _name(prefix, order, content.digest())
-            if is_whole(path, rows):
-                return _done(order, path, rows, was_there=True)
-        content.start()
-        answers: list[Answer] = []
-        kept: list[pa.RecordBatch] = []
+        self._inputs = names if model.schema is None else model.schema.names
+        self._wanted = list(dict.fromkeys([*self._inputs, *order.columns]))
+        self._rows = source.metadata.row_group(order.group).num_rows
+        stem = run_id_from(Path(order.path).stem)[:MAX_STEM]
+        self._prefix = f"{stem}-{order.group:05d}-"
+
+    def find_made(self) -> GroupDone | None:
+        """Its part, where an earlier attempt made it."""
+        is_any_there = any(Path(self.order.out).glob(f"{self._prefix}*.parquet"))  # perhaps of other rows
+        return self._done(was_there=True) if is_any_there and is_whole(self._path, self._rows) else None
+
+    def compute(self, tell: Callable[[GroupProgress], None]) -> "_Columns":
+        """The answers, and what is copied of the input. Whatever the author's code raises, with the rows in a note."""
+        order = self.order
+        columns = _Columns(self._rows)
         told_s = time.monotonic()
-        num_done = 0
-        for chunk in source.iter_batches(
-            _chunk_rows(order.batch_rows), row_groups=[order.group], columns=wanted, use_threads=False
+        for chunk in self._source.iter_batches(
+            _chunk_rows(order.batch_rows), row_groups=[order.group], columns=self._wanted, use_threads=False
         ):
             if order.columns:
-                kept.append(chunk.select(list(order.columns)))
-            for answer in _predict_chunk(chunk.select(inputs), model, order, num_done):
-                answers.append(answer)
-                num_done += answer.num_rows
+                columns.copied.append(chunk.select(list(order.columns)))
+            for answer in _predict_chunk(chunk.select(self._inputs), self._model, order, columns.num_rows):
+                columns.add(answer)
                 if time.monotonic() - told_s > PROGRESS_EVERY_S:
-                    tell(GroupProgress(batch=order.batch, rows=num_done))
+                    tell(GroupProgress(batch=order.batch, rows=columns.num_rows))
                     told_s = time.monotonic()
-        path = out / _name(prefix, order, content.digest())
-        table = _join(answers)
-    for index, name in enumerate(order.columns):
-        table = table.append_column(name, pa.chunked_array([batch.column(index) for batch in kept]))
-    _write(path, table, order)
-    return _done(order, path, rows, was_there=False)
+        return columns
+
+    def write(self, columns: "_Columns") -> GroupDone:
+        """Blocks until the part is durable."""
+        order = self.order
+        table = columns.table(order.columns).replace_schema_metadata({MADE_BY: order.made_by.encode()})
+        with replacing(self._path) as file:
+            # Random numbers do not repeat: a dictionary of them takes six times as long, and more room.
+            repeated = [field.name for field in table.schema if not _is_float(field.type)]
+            pq.write_table(table, file, write_page_checksum=True, use_dictionary=repeated or False)
+            failpoint("prediction.part_written")
+        failpoint("prediction.part_renamed")
+        return self._done(was_there=False)
+
+    @cached_property
+    def _path(self) -> Path:
+        """Reads and hashes the bytes of the row group."""
+        order = self.order
+        content = _hash_spans(self._file.fileno(), _spans(self._source.metadata, order.group, self._wanted))
+        made_by = hash_bytes(f"{order.made_by}\n{content}\n{order.group}".encode())
+        return Path(order.out) / f"{self._prefix}{made_by.removeprefix('sha256:')[:16]}.parquet"
+
+    def _done(self, *, was_there: bool) -> GroupDone:
+        return GroupDone(
+            batch=self.order.batch,
+            name=self._path.name,
+            rows=self._rows,
+            size_bytes=self._path.stat().st_size,
+            hash=hash_file(self._path),
+            was_there=was_there,
+        )
 
 
 def is_whole(path: Path, rows: int) -> bool:
@@ -120,52 +209,67 @@ def _chunk_rows(batch_rows: int) -> int:
     return max(READ_ROWS // batch_rows, 1) * batch_rows
 
 
-def _join(answers: list[Answer]) -> pa.Table:
-    if not answers:  # a row group without rows
-        return pa.Table.from_batches([], schema=pa.schema([]))
-    names = list(answers[0].columns)
-    for answer in answers:
-        if list(answer.columns) != names:
+class _Columns:
+    """The answers to a row group. They are copied: a class may answer with the same memory again and again."""
+
+    def __init__(self, capacity: int) -> None:
+        self.num_rows = 0
+        self.copied: list[pa.RecordBatch] = []
+        self._capacity = capacity
+        self._arrays: dict[str, Array] = {}
+        self._lists: dict[str, list[Any]] = {}
+        self._names: list[str] = []
+
+    def add(self, answer: Answer) -> None:
+        """RowsError where it has other columns than those before it."""
+        start, stop = self.num_rows, self.num_rows + answer.num_rows
+        if not start:
+            self._names = list(answer.columns)
+        elif list(answer.columns) != self._names:
             raise RowsError(
-                f"predict returned {', '.join(answer.columns)}, and {', '.join(names)} for other rows"
+                f"predict returned {', '.join(answer.columns)}, and {', '.join(self._names)} for other rows"
             )
-    columns: dict[str, Values] = {}
-    for name in names:
-        pieces = [answer.columns[name] for answer in answers]
-        if all(isinstance(piece, np.ndarray) for piece in pieces):
-            columns[name] = np.concatenate(pieces)
-        else:
-            columns[name] = [value for piece in pieces for value in _values(piece)]
-    joined = Answer(columns=columns, num_rows=sum(answer.num_rows for answer in answers))
-    return pa.Table.from_batches([answer_batch(joined)])
+        for name, values in answer.columns.items():
+            array = self._arrays.get(name)
+            if isinstance(values, np.ndarray) and (array is not None or not start):
+                if array is None:
+                    array = self._arrays[name] = np.empty((self._capacity, *values.shape[1:]), values.dtype)
+                elif values.shape[1:] != array.shape[1:]:
+                    raise OutputError(
+                        f"predict returned {name!r} with the shape {list(values.shape[1:])} a row, and"
+                        f" {list(array.shape[1:])} for other rows"
+                    )
+                elif values.dtype != array.dtype:
+                    array = self._arrays[name] = array.astype(np.result_type(array, values))
+                array[start:stop] = values
+            else:
+                self._take_list(name, values)
+        self.num_rows = stop
+
+    def _take_list(self, name: str, values: Values) -> None:
+        """Also of arrays, where other batches have lists."""
+        known = self._lists.setdefault(name, [])
+        before = self._arrays.pop(name, None)
+        if before is not None:
+            known += before[: self.num_rows].tolist()
+        known += values.tolist() if isinstance(values, np.ndarray) else values
+
+    def table(self, copied: tuple[str, ...]) -> pa.Table:
+        """With the columns of the input that are copied."""
+        columns = {name: self._arrays.get(name, self._lists.get(name, [])) for name in self._names}
+        joined = answer_batch(Answer(columns=columns, num_rows=self.num_rows))
+        table = pa.Table.from_batches([joined])
+        for index, name in enumerate(copied):
+            table = table.append_column(
+                name, pa.chunked_array([batch.column(index) for batch in self.copied])
+            )
+        return table
 
 
-def _values(piece: Values) -> list[Any]:
-    return piece.tolist() if isinstance(piece, np.ndarray) else piece
-
-
-def _write(path: Path, table: pa.Table, order: PredictGroup) -> None:
-    table = table.replace_schema_metadata({MADE_BY: order.made_by.encode()})
-    with replacing(path) as file:
-        pq.write_table(table, file, write_page_checksum=True)
-        failpoint("prediction.part_written")
-    failpoint("prediction.part_renamed")
-
-
-def _done(order: PredictGroup, path: Path, rows: int, *, was_there: bool) -> GroupDone:
-    return GroupDone(
-        batch=order.batch,
-        name=path.name,
-        rows=rows,
-        size_bytes=path.stat().st_size,
-        hash=hash_file(path),
-        was_there=was_there,
-    )
-
-
-def _name(prefix: str, order: PredictGroup, content: str) -> str:
-    made_by = hash_bytes(f"{order.made_by}\n{content}\n{order.group}".encode())
-    return f"{prefix}{made_by.removeprefix('sha256:')[:16]}.parquet"
+def _is_float(data_type: pa.DataType) -> bool:
+    while is_list(data_type):
+        data_type = data_type.value_type
+    return bool(pa.types.is_floating(data_type))
 
 
 def _spans(footer: pq.FileMetaData, group: int, names: list[str]) -> list[tuple[int, int]]:
@@ -179,44 +283,15 @@ def _spans(footer: pq.FileMetaData, group: int, names: list[str]) -> list[tuple[
     return sorted(found)
 
 
-class _Content:
-    """The digest of a row group's bytes, computed while the model works."""
-
-    def __init__(self, fd: int, spans: list[tuple[int, int]]) -> None:
-        self._fd = fd
-        self._spans = spans
-        self._digest = hashlib.sha256()
-        self._thread: threading.Thread | None = None
-        self._fault: OSError | None = None
-        self._is_done = False
-
-    def start(self) -> None:
-        if not self._is_done:
-            self._thread = threading.Thread(target=self._hash, name="input-hash")
-            self._thread.start()
-
-    def digest(self) -> str:
-        """Blocks until it is known."""
-        if self._thread is None and not self._is_done:
-            self._hash()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._fault is not None:
-            raise self._fault
-        return self._digest.hexdigest()
-
-    def _hash(self) -> None:
-        try:
-            for start, stop in self._spans:
-                self._digest.update(f"{stop - start}:".encode())
-                position = start
-                while position < stop:
-                    piece = os.pread(self._fd, min(HASH_BYTES, stop - position), position)
-                    if not piece:
-                        raise OSError(f"the file ended at byte {position}")
-                    self._digest.update(piece)
-                    position += len(piece)
-        except OSError as fault:
-            self._fault = fault
-        self._is_done = True
+def _hash_spans(fd: int, spans: list[tuple[int, int]]) -> str:
+    digest = hashlib.sha256()
+    for start, stop in spans:
+        digest.update(f"{stop - start}:".encode())
+        position = start
+        while position < stop:
+            piece = os.pread(fd, min(HASH_BYTES, stop - position), position)
+            if not piece:
+                raise OSError(f"the file ended at byte {position}")
+            digest.update(piece)
+            position += len(piece)
+    return digest.hexdigest()

@@ -23,6 +23,7 @@ from gen_worker.errors import Category, InputError, ModelLoadError, TrainStepErr
 from gen_worker.inference.frames import FrameReader, from_worker_decoder, send_frame
 from gen_worker.inference.messages import (
     FromWorker,
+    GroupComputed,
     GroupDone,
     GroupProgress,
     NotReady,
@@ -75,9 +76,10 @@ class _Group:
 class _Worker:
     link: ModelLink
     frames: FrameReader[FromWorker]
-    task: int | None = None
+    task: int | None = None  # the number of the group that it computes
+    writing: int | None = None  # and of the one before, whose part it writes meanwhile
     is_ready: bool = False
-    rows: int = 0  # of the task, so far
+    rows: int = 0  # of both, so far
 
 
 def run(
@@ -235,7 +237,10 @@ class _Prediction:
             for worker, message in self._receive():
                 match message:
                     case GroupProgress(rows=rows):
-                        worker.rows = rows
+                        worker.rows = self._rows_written_by(worker) + rows
+                    case GroupComputed(batch=batch):
+                        worker.task, worker.writing = None, batch
+                        worker.rows = self._rows_written_by(worker)
                     case GroupDone():
                         self._note_done(worker, message)
                     case Raised():
@@ -255,7 +260,6 @@ class _Prediction:
         for worker in self.workers.values():
             if worker.is_ready and worker.task is None and self.waiting:
                 worker.task = task = self.waiting.popleft()
-                worker.rows = 0
                 group = self.groups[task]
                 order = PredictGroup(
                     batch=task,
@@ -273,9 +277,16 @@ class _Prediction:
 
     def _note_done(self, worker: _Worker, done: GroupDone) -> None:
         self.done[done.batch] = done
-        worker.task, worker.rows = None, 0
+        if worker.writing == done.batch:
+            worker.writing = None
+        else:  # it was there
+            worker.task = None
+        worker.rows = max(worker.rows - done.rows, 0)
         self.rows_done += done.rows
         self.rows_computed += 0 if done.was_there else done.rows
+
+    def _rows_written_by(self, worker: _Worker) -> int:
+        return 0 if worker.writing is None else self.groups[worker.writing].rows
 
     def _receive(self) -> list[tuple[_Worker, FromWorker]]:
         """What the workers said; waits a moment for it. The end of a worker is dealt with here."""
@@ -315,16 +326,18 @@ class _Prediction:
         found = self._read(worker)  # what it said before
         del self.workers[end.worker_id]
         worker.link.close()
-        task = worker.task
-        if task is None or any(isinstance(message, GroupDone | Raised) for _, message in found):
+        ended = {message.batch for _, message in found if isinstance(message, GroupDone | Raised)}
+        lost = [task for task in (worker.task, worker.writing) if task is not None and task not in ended]
+        if not lost:
             fault = ModelLoadError(f"{end.words} before it had work")
         else:
+            task = lost[0]  # which it computed
             group = self.groups[task]
             self.deaths[task] = self.deaths.get(task, 0) + 1
             fault = ModelLoadError(f"{end.words} over row group {group.number} of {group.path}")
             if self.deaths[task] < MAX_DEATHS:
                 self.session.reporter.log(f"{fault}: it is predicted again", level="warning")
-                self.waiting.appendleft(task)
+                self.waiting.extendleft(lost)
                 self._launch()
                 return found
         fault.cause = end.signal

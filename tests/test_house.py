@@ -458,6 +458,7 @@ def test_the_environment_is_read_in_few_known_places() -> None:
         "gen_worker.trainer.runtime",  # the default of `environ`
         "gen_worker.trainer.attempt.runtime_env",  # everything else
         "trn.client.caller_environment",  # what a run is given of it, and what is said that it is not
+        "trn.cli.main",  # keeps gRPC's own log off the terminal
         "trn.cli.output",  # NO_COLOR, TERM
         "trn.cli.verbs.gui",  # whether there is a screen
         "trn.cli.verbs.ui",  # whether there is a screen for a browser

@@ -502,6 +502,18 @@ def test_a_daemon_that_refuses_is_quoted(live_home: Home) -> None:
     assert "unknown field `nonsense`" in done.stderr
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(None, None), ("DEBUG", "DEBUG")])
+def test_a_daemon_does_not_inherit_how_little_the_command_lets_grpc_print(
+    live_home: Home, monkeypatch: pytest.MonkeyPatch, asked: str | None, kept: str | None
+) -> None:
+    """Its workers get what it has: an author's own gRPC prints as it always does."""
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    started = trn(live_home, "daemon", "start", **({"GRPC_VERBOSITY": asked} if asked else {}))
+    pid = records(started)[0]["pid"]
+    pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    assert dict(pair.split("=", 1) for pair in pairs if pair).get("GRPC_VERBOSITY") == kept
+
+
 def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = trn(Home(tmp_path / "file" / "home"), "daemon", "start")

@@ -8,6 +8,8 @@ import sys
 
 def main(arguments: list[str] | None = None) -> None:
     """Ends the process with one of `exit_codes`."""
+    # What fails in gRPC is an error of a call. Its own log would go to the terminal, between our lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # The garbage collector finds nothing during imports. The command switches it on again.
     gc.disable()
     from trn.cli.command_table import run

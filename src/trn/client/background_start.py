@@ -107,7 +107,7 @@ def _spawn(program: Program[R], home: Home) -> "tuple[subprocess.Popen[bytes], i
                 stdout=file,
                 stderr=file,
                 cwd=home.root,
-                env={**without_workers_variables(os.environ), **program.variables},
+                env={**_inherited(), **program.variables},
                 start_new_session=True,
             )
             return process, begin
@@ -115,6 +115,15 @@ def _spawn(program: Program[R], home: Home) -> "tuple[subprocess.Popen[bytes], i
         if fault.filename == str(path):
             raise home.unwritable(fault) from fault
         raise UnavailableError(f"no {program.name} can be started: {fault}") from fault
+
+
+def _inherited() -> dict[str, str]:
+    environ = without_workers_variables(os.environ)
+    if (
+        environ.get("GRPC_VERBOSITY") == "NONE"
+    ):  # the command's, for its terminal; workers inherit what a daemon has
+        del environ["GRPC_VERBOSITY"]
+    return environ
 
 
 @contextlib.contextmanager

@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from served_front import serving
+from served_front import serving, until
 
 from gen_worker.inference.front.event_loop import run
+from gen_worker.inference.front.formats.json_rows import RowReader
+from gen_worker.inference.front.queries import Outcome, Query
 
 
 def test_each_request_gets_the_answer_to_its_own_rows_and_what_made_it(tmp_path: Path) -> None:
@@ -35,6 +37,27 @@ def test_requests_that_come_together_share_batches_and_a_large_one_is_split_and_
             large = await served.predict(*([number, 0, 0, 0] for number in range(100)))
             assert large.values == [float(number) for number in range(100)]
             assert large.headers["x-trn-batch-shape"] == "8"
+
+    run(main())
+
+
+def test_rows_that_follow_each_other_without_a_pause_share_a_batch_until_it_is_full(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            rows = RowReader(served.pool.inputs).convert([{"x": [1, 2, 3, 4]}])
+            outcomes: list[Outcome] = []
+
+            def submit(num_more: int) -> None:
+                served.pool.submit(Query(rows, outcomes.append))
+                if num_more:
+                    asyncio.get_running_loop().call_soon(submit, num_more - 1)
+
+            submit(4)
+            await until(lambda: len(outcomes) == 5)
+            assert served.pool.counters.batches == {8: 1}
+            submit(15)
+            await until(lambda: len(outcomes) == 21)
+            assert served.pool.counters.batches == {8: 3}
 
     run(main())
 

@@ -221,10 +221,7 @@ class ReplicaPool:
                 self._queue.push(part)
         else:
             self._queue.push(query)
-        if not self._is_pump_due:
-            # Not now: what the loop reads in the same turn belongs into the same batch.
-            self._is_pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        self._pump_soon()
 
     async def predict(self, part: Part, payload: Sequence[Buffer]) -> Answer:
         """The answer to these rows, in the queue like any other. Refusal where there is none."""
@@ -266,6 +263,24 @@ class ReplicaPool:
 
     # Batches.
 
+    def _pump_soon(self) -> None:
+        """Give free workers what waits, after what can be read by now was read: it belongs into the same batch."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump_when_read, 0)
+
+    def _pump_when_read(self, rows_before: int) -> None:
+        """Another turn of the loop for a batch that is not full, as long as the last one brought rows. None of them waits
+        for a client: an empty turn ends it."""
+        num_rows = self._queue.num_rows
+        if rows_before < num_rows < self.options.max_batch_rows and self._has_free_replica():
+            asyncio.get_running_loop().call_soon(self._pump_when_read, num_rows)
+        else:
+            self._pump()
+
+    def _has_free_replica(self) -> bool:
+        return any(replica.is_free for replica in self._replicas)
+
     def _pump(self) -> None:
         """Give free workers what waits."""
         self._is_pump_due = False
@@ -290,7 +305,7 @@ class ReplicaPool:
             now = time.monotonic()
             queries = []
             for query in self._queue.take(self.options.max_batch_rows):
-                if query.is_due(now):
+                if query.deadline is not None and query.is_due(now):
                     query.answer(missed_deadline())
                 else:
                     queries.append(query)
@@ -320,8 +335,9 @@ class ReplicaPool:
             self._recovery.again.extend(groups[1:])
             groups = groups[:1]
             queries = groups[0]
-        num_rows = sum(query.num_rows for query in queries)
-        shape = max(shape_for(num_rows, self.options.max_batch_rows), *(query.min_shape for query in queries))
+        num_rows = sum([query.num_rows for query in queries])
+        min_shape = max([query.min_shape for query in queries])
+        shape = max(shape_for(num_rows, self.options.max_batch_rows), min_shape)
         replica.batch = Batch(self._next_number(), groups, num_rows, shape, is_alone=is_alone)
         parts, payload = replica.batch.encode()
         replica.send(Work(batch=replica.batch.number, shape=shape, parts=parts), payload)
@@ -336,7 +352,7 @@ class ReplicaPool:
                 return
             replica.batch = None
             self._answer(replica, batch, message, payload)
-            self._pump()
+            self._pump_soon()
         elif isinstance(message, Raised):
             if batch is None or batch.number != message.batch:
                 self._blame(replica, f"it raised for batch {message.batch}, which it does not have")

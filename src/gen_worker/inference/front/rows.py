@@ -107,7 +107,7 @@ def join_rows(several: Sequence[Rows]) -> tuple[Part, list[Buffer]]:
         assert len(several) == 1
         size = first.size_bytes
         return Part(num_rows=first.num_rows, encoding="ipc", size_bytes=size, answer="ipc"), [*first.columns]
-    num_rows = first.num_rows if len(several) == 1 else sum(rows.num_rows for rows in several)
+    num_rows = sum([rows.num_rows for rows in several])
     columns: list[ColumnData] = []
     payload: list[Buffer] = []
     for position, column in enumerate(first.layout.columns):

@@ -44,7 +44,7 @@ def group_queries(queries: Sequence[Query]) -> list[list[Query]]:
     """Neighbours whose rows can be joined."""
     first = queries[0].rows.layout
     if not first.is_ipc and all(query.rows.layout is first for query in queries):
-        return [list(queries)]
+        return [[*queries]]
     groups: list[list[Query]] = []
     for layout, neighbours in groupby(queries, key=lambda query: query.rows.layout):
         group = [*neighbours]
@@ -59,7 +59,7 @@ def read_blocks(batch: Batch, message: Answers, payload: memoryview) -> list[Ans
     blocks = []
     start = 0
     for part, group in zip(message.parts, batch.groups, strict=True):
-        num_rows = sum(query.num_rows for query in group)
+        num_rows = sum([query.num_rows for query in group])
         if part.num_rows != num_rows:
             raise ValueError(f"it answers {part.num_rows} rows, expected {num_rows}")
         stop = start + part.payload_bytes

@@ -56,6 +56,59 @@ def test_a_request_may_come_in_any_pieces(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_head_that_was_read_before_means_the_same_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            known = served.front.reception.known
+            one, other = await served.connect(), await served.connect()
+            for number in range(4):
+                for client in (one, other):
+                    body = {"rows": [{"x": [number, 0, 0, 0]}]}
+                    reply = await client.ask("POST", "/v1/predict", body, x_deadline_ms="60000")
+                    assert reply.values == [float(number)]
+            assert len(known) == 1
+            request = encode_request("POST", "/v1/predict", ROWS, x_deadline_ms="60000")
+            one.writer.write(request + request)
+            one.writer.write(request[:-9])
+            await one.writer.drain()
+            assert [(await one.read()).values for _ in range(2)] == [[10.0]] * 2
+            one.writer.write(request[-9:])
+            assert (await one.read()).values == [10.0]
+            wrong = await one.ask("POST", "/v1/predict", b"x" * len(request), content_type="application/json")
+            assert wrong.status == 400
+            assert (await one.ask("POST", "/v1/predict", ROWS, x_deadline_ms="60000")).values == [10.0]
+            assert {reply.headers["x-request-id"] for reply in [reply, wrong]} != {""}
+            for number in range(3):
+                await one.ask("POST", "/v1/predict", ROWS, x_request_id=f"id-{number}")
+            assert len(known) == 2, "heads with an id are kept"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/predict HTTP/1.1\ncontent-length: 4\n\n\r\n\r\n{}",
+        b"GET /health HTTP/1.1\n\nPOST /v1/predict HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
+        b"\r\n\r\nPOST /v1/predict HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
+        b"POST /v1/predict HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"POST /v1/predict HTTP/1.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+        b"POST /v1/predict HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
+        b"POST /v1/predict HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_plain_head_are_parsed_each_time(tmp_path: Path, sent: bytes) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            client = await served.connect()
+            client.writer.write(sent)
+            assert await client.reader.readexactly(9) == b"HTTP/1.1 "
+            assert len(served.front.reception.known) == 0
+
+    run(main())
+
+
 def test_a_body_is_asked_for_where_the_client_waits_to_be_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -302,6 +355,17 @@ def test_a_tcp_address_needs_the_bearer_on_every_route_but_health(tmp_path: Path
             assert await status(path, authorization="bearer  s3cret") != 401, path
         for path in ("/health", "/v2/health/live", "/v2/health/ready", "/v2/models/demo/ready"):
             assert await status(path) in (200, 503), path
+        for authorization, expected in (
+            ("Bearer s3cret", 503),
+            ("Bearer s3creT", 401),
+            ("Bearer s3cret", 503),
+        ):
+            client = Client(*await asyncio.open_connection("127.0.0.1", port))
+            for _ in range(2 if expected == 503 else 1):  # the second time its head is known
+                reply = await client.ask("POST", "/v1/predict", {"rows": []}, authorization=authorization)
+                assert reply.status == expected
+            await client.close()
+        assert len(front.reception.known) == 1
         await front.drain(0)
 
     run(main())

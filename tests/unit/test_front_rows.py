@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -272,6 +273,23 @@ def test_a_query_is_answered_once_and_its_parts_together() -> None:
     assert all(part.is_closed for part in below)
     below[0].answer(Refusal("error", "late"))
     assert len(outcomes) == 1
+
+
+def test_what_was_answered_or_left_is_freed_at_once() -> None:
+    class Waiting:
+        def receive(self, outcome: Any) -> None:
+            pass
+
+    for end in (lambda query: query.answer(Refusal("error", "one")), Query.leave):
+        waiting = Waiting()
+        waiting.query = query = Query(  # type: ignore[attr-defined]
+            read([{"x": 1}] * 5, ColumnType(name="x", dtype="int8")), waiting.receive
+        )
+        query.divide(2)
+        freed = weakref.ref(waiting)
+        end(query)
+        del waiting, query
+        assert freed() is None
 
 
 def test_answers_are_compared_in_the_same_places() -> None:

@@ -88,7 +88,7 @@ class Answering:
 
     def read_deadline(self, exchange: Exchange) -> int | None:
         """In milliseconds from now; None: the request may wait."""
-        given = exchange.headers.get(b"x-deadline-ms")
+        given = exchange.head.headers.get(b"x-deadline-ms")
         if given is None:
             return self._deadline_ms
         if not given.isdigit() or not 0 < (milliseconds := int(given[:20])) <= MAX_DEADLINE_MS:

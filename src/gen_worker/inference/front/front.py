@@ -192,7 +192,7 @@ class Front:
         self.reception.sweep()
 
     def _note_answered(self, exchange: Exchange, status: int) -> None:
-        self._answering.figures.note(b"other" if exchange.route is None else exchange.path, status)
+        self._answering.figures.note(b"other" if exchange.head.route is None else exchange.head.path, status)
 
     def _open_tls(self, place: Address) -> ssl.SSLContext | None:
         """None where it is not used. StartupError where it has to be, or where its files cannot be read."""

@@ -5,7 +5,6 @@ batch, or that has to be computed in parts because its rows raise or end a worke
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from gen_worker.inference.front.refusals import Refusal, RowFault
@@ -18,41 +17,30 @@ Answered = Callable[[Outcome], None]
 class Query:
     """Rows that are computed in one batch. `answered` is called at most once, in the loop's thread."""
 
-    __slots__ = (
-        "_answered",
-        "deadline",
-        "is_closed",
-        "is_part",
-        "min_shape",
-        "num_deaths",
-        "num_rows",
-        "parts",
-        "queue",
-        "queued_at",
-        "rows",
-    )
+    is_closed = False  # answered, or its client has left: it need not be computed
+    is_part = False  # of a request that is larger than a batch
+    min_shape = 1  # of the batch that computes it: parts of one request have the same shape
+    num_deaths = 0  # workers that ended while they computed it alone
+    parts: "Sequence[Query]" = ()
+    queue: "Queue | None" = None  # that it waits in
 
     def __init__(self, rows: Rows, answered: Answered, *, deadline: float | None = None) -> None:
         self.rows = rows
         self.num_rows = rows.num_rows
         self._answered = answered
         self.deadline = deadline  # of time.monotonic()
-        self.is_closed = False  # answered, or its client has left: it need not be computed
-        self.is_part = False  # of a request that is larger than a batch
-        self.min_shape = 1  # of the batch that computes it: parts of one request have the same shape
-        self.num_deaths = 0  # workers that ended while they computed it alone
-        self.parts: Sequence[Query] = ()
-        self.queue: Queue | None = None  # that it waits in
         self.queued_at = time.monotonic()
 
     def answer(self, outcome: Outcome) -> None:
         if not self.is_closed:
+            answered = self._answered
             self.leave()
-            self._answered(outcome)
+            answered(outcome)
 
     def leave(self) -> None:
         """Its client has left."""
         self.is_closed = True
+        self._answered = _ignore  # which has this query, too: a ring is freed late
         if self.queue is not None:
             self.queue.remove(self)
         for part in self.parts:
@@ -85,6 +73,10 @@ class Query:
             part.min_shape = self.min_shape
             part.queued_at = self.queued_at
         return self.parts
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Its client has left."""
 
 
 def _join(outcomes: Sequence[tuple[int, int, Outcome]]) -> Outcome:
@@ -126,7 +118,7 @@ class Queue:
     """First in, first out; counted in rows."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Query, None] = OrderedDict()
+        self._waiting: dict[Query, None] = {}
         self.num_rows = 0
 
     def __bool__(self) -> bool:
@@ -139,9 +131,10 @@ class Queue:
 
     def push_front(self, queries: Sequence[Query]) -> None:
         """Before all others, in this order."""
-        for query in reversed(queries):
+        later, self._waiting = self._waiting, {}
+        for query in queries:
             self.push(query)
-            self._waiting.move_to_end(query, last=False)
+        self._waiting |= later
 
     def remove(self, query: Query) -> None:
         del self._waiting[query]
@@ -162,14 +155,11 @@ class Queue:
         """The oldest ones, together at most so many rows, and at least one. It has none that is larger."""
         taken: list[Query] = []
         num_rows = 0
-        waiting = self._waiting
-        while waiting:
-            query = next(iter(waiting))
+        for query in self._waiting:
             num_rows += query.num_rows
             if num_rows > max_rows and taken:
                 break
-            del waiting[query]
-            query.queue = None
-            self.num_rows -= query.num_rows
             taken.append(query)
+        for query in taken:
+            self.remove(query)
         return taken

@@ -15,6 +15,7 @@ from typing import Any, cast
 import httptools
 
 from gen_worker.inference.front.http.exchange import Exchange, Route
+from gen_worker.inference.front.http.heads import HEAD_END, MAX_KNOWN_BYTES, Head, KnownHeads
 from gen_worker.inference.front.refusals import Refusal
 
 MAX_HEAD_BYTES = 32 << 10
@@ -58,6 +59,7 @@ class Reception:
     body_s: float = BODY_S
     unread_s: float = UNREAD_S
     is_closing: bool = False  # answers end their connection
+    known: KnownHeads = field(default_factory=KnownHeads)
     unfinished_bytes: int = 0
     connections: "dict[Connection, None]" = field(default_factory=dict)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last connection is lost
@@ -98,9 +100,12 @@ class Connection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._peer: asyncio.Transport | None = None
         self._exchanges: deque[Exchange] = deque()  # without their whole answer, in order
-        self._next: Exchange | None = None  # that is being read
-        self._read_bytes = 0  # of the request that is being read
-        self._has_head = False
+        self._is_reading = False  # a request has begun, and is not complete
+        self._read_bytes = 0  # of that request
+        self._path = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head: Head | None = None  # once all of it was read
+        self._num_heads = 0  # of this connection, so far
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._since = time.monotonic()  # of the wait for the rest of a request
@@ -126,13 +131,53 @@ class Connection(asyncio.Protocol):
         self.reception.forget(self)
         self._drop_body()
         self._leave_all()
-        self._next = None
+        self._is_reading = False
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        if self._is_reading or self._read_bytes:
+            self._parse(data)
+            return
+        end = data.find(HEAD_END, 0, MAX_KNOWN_BYTES) + len(HEAD_END)
+        head = self.reception.known.find(data[:end])
+        if head is None:
+            self._parse(data, end)
+        elif len(data) == end + head.body_bytes and self._has_room(head.body_bytes):
+            self._take(head, data[end:])
+        else:
+            self._parse(data)
+
+    def eof_received(self) -> None:
+        """The connection is closed. A client that leaves looks like one that only sends no more: it is not waited for."""
+
+    def pause_writing(self) -> None:
+        self._unread_since = time.monotonic()
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        self._resume()
+        self._resume_stream()
+
+    # How a request is read.
+
+    def _take(self, head: Head, body: bytes) -> None:
+        """A whole request whose head is known. The parser is between two requests, and does not see it."""
+        self.reception.idle.pop(self, None)
+        exchange = Exchange(self, head)
+        exchange.body = body
+        self._handle(exchange, self.reception.new_id())
+        if len(self._exchanges) >= MAX_AHEAD:
+            self._pause()
+
+    def _parse(self, data: bytes, head_bytes: int = 0) -> None:
+        """`head_bytes`: so many at its beginning look like a head that is not known."""
         self._read_bytes += len(data)
         try:
+            if len(HEAD_END) < head_bytes < len(data):
+                self._learn(data[:head_bytes])
+                data = data[head_bytes:]
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             assert self._is_deaf, "the head was refused"
@@ -147,65 +192,68 @@ class Connection(asyncio.Protocol):
             if len(self._exchanges) >= MAX_AHEAD:
                 self._pause()
 
-    def eof_received(self) -> None:
-        """The connection is closed. A client that leaves looks like one that only sends no more: it is not waited for."""
-
-    def pause_writing(self) -> None:
-        self._unread_since = time.monotonic()
-        self._pause()
-
-    def resume_writing(self) -> None:
-        self._unread_since = None
-        self._resume()
-        self._resume_stream()
+    def _learn(self, content: bytes) -> None:
+        """Parse it. It is known from now on if the parser takes it for one whole head, and now waits for the body."""
+        before = self._num_heads
+        self._parser.feed_data(content)
+        head = self._head
+        if (
+            self._num_heads == before + 1
+            and head is not None
+            and head.body_bytes
+            and not self._body_bytes
+            and not self._is_deaf
+        ):
+            self.reception.known.keep(content, head)
 
     # What the parser calls.
 
     def on_message_begin(self) -> None:
         if self._is_deaf:
             return
-        self._next = Exchange(self)
+        self._is_reading = True
+        self._path, self._headers, self._head = b"", {}, None
         self._since = time.monotonic()
         self.reception.idle.pop(self, None)
 
     def on_url(self, url: bytes) -> None:
-        if self._next is not None:
-            self._next.path += url
+        self._path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name in _KEPT and self._next is not None:
-            headers = self._next.headers
-            if name in headers:
+        if name in _KEPT and self._is_reading:
+            if name in self._headers:
                 self._refuse("input", f"the header {name.decode()} is given twice")
-            headers[name] = value
+            self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        exchange = self._next
-        self._has_head = True
-        if exchange is None:
+        if not self._is_reading:
             return
-        reception = self.reception
-        exchange.method = self._parser.get_method()
-        exchange.keeps_alive = self._parser.should_keep_alive()
-        exchange.is_chunked = self._parser.get_http_version() != "1.0"
-        if b"?" in exchange.path:
-            exchange.path = exchange.path.partition(b"?")[0]
-        exchange.route = route = reception.routes.get(exchange.path)
-        if not (route is not None and route.is_open) and not reception.admits(
-            exchange.headers.get(b"authorization")
-        ):
+        reception, headers, parser = self.reception, self._headers, self._parser
+        path = self._path.partition(b"?")[0]
+        route = reception.routes.get(path)
+        self._head = head = Head(
+            method=parser.get_method(),
+            path=path,
+            headers=headers,
+            content_type=headers.get(b"content-type", b"").lower(),
+            body_bytes=int(headers.get(b"content-length", b"0")),
+            route=route,
+            keeps_alive=parser.should_keep_alive(),
+            is_chunked=parser.get_http_version() != "1.0",
+        )
+        self._num_heads += 1
+        if not (route is not None and route.is_open) and not reception.admits(headers.get(b"authorization")):
             self._refuse(
                 "unauthorized", "the request needs `Authorization: Bearer` with the secret of the server"
             )
             return
-        if self._parser.should_upgrade():
+        if parser.should_upgrade():
             self._refuse("input", "the connection cannot be upgraded")
             return
-        length = exchange.headers.get(b"content-length")
-        if length is not None and int(length) > reception.max_body_bytes:
+        if head.body_bytes > reception.max_body_bytes:
             self._refuse("too_large", f"a body has at most {reception.max_body_bytes} bytes")
-        elif b"expect" in exchange.headers and self._peer is not None:
+        elif b"expect" in headers and self._peer is not None:
             self._peer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -222,9 +270,10 @@ class Connection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
-        exchange = self._next
-        if exchange is None or self._is_deaf:
+        if not self._is_reading or self._is_deaf:
             return
+        assert self._head is not None, "a message has a head"
+        exchange = Exchange(self, self._head)
         pieces = self._body
         if len(pieces) == 1:
             exchange.body = pieces[0]
@@ -232,19 +281,24 @@ class Connection(asyncio.Protocol):
             exchange.body = b"".join(pieces)
         if pieces:
             self._drop_body()
-        self._next = None
-        self._has_head = False
+        self._is_reading = False
+        self._head = None
         self._read_bytes = 0
-        reception = self.reception
+        self._handle(exchange, self._choose_id(exchange.head))
+
+    def _handle(self, exchange: Exchange, request_id: bytes) -> None:
+        """A request is complete: give it to its route."""
+        head = exchange.head
         exchange.begun_at = time.perf_counter()
+        exchange.request_id = request_id
         self._exchanges.append(exchange)
-        if not exchange.keeps_alive:
+        if not head.keeps_alive:
+            exchange.keeps_alive = False
             self._is_deaf = True
-        exchange.request_id = self._choose_id(exchange)
-        route = exchange.route
+        route = head.route
         if route is None:
             exchange.refuse(Refusal("not_found", "there is nothing at this path"))
-        elif route.method != exchange.method:
+        elif route.method != head.method:
             exchange.refuse(Refusal("method", f"this path takes {route.method.decode()}"))
         else:
             try:
@@ -252,7 +306,7 @@ class Connection(asyncio.Protocol):
             except Refusal as refusal:
                 exchange.refuse(refusal)
             except Exception:
-                exchange.refuse(reception.failed(exchange, "the request"))
+                exchange.refuse(self.reception.failed(exchange, "the request"))
 
     # What exchanges call.
 
@@ -281,7 +335,7 @@ class Connection(asyncio.Protocol):
             self._is_deaf = True
             self._leave_all()
             transport.close()
-        elif not exchanges and self._next is None:
+        elif not exchanges and not self._is_reading:
             self.reception.idle[self] = None
         if self._is_paused:
             self._resume()
@@ -290,14 +344,14 @@ class Connection(asyncio.Protocol):
     def close_if_slow(self, now: float) -> None:
         if self._unread_since is not None and now - self._unread_since > self.reception.unread_s:
             self.abort()
-        elif self._next is not None or (self._read_bytes and not self._exchanges):
-            limit_s = self.reception.body_s if self._has_head else self.reception.head_s
+        elif self._is_reading or (self._read_bytes and not self._exchanges):
+            limit_s = self.reception.head_s if self._head is None else self.reception.body_s
             if now - self._since > limit_s:
                 self.abort()
 
     def close_if_idle(self) -> None:
         """When a front drains: no answer is awaited here."""
-        if self._peer is not None and not self._exchanges and self._next is None:
+        if self._peer is not None and not self._exchanges and not self._is_reading:
             self._is_deaf = True
             self._peer.close()
 
@@ -322,8 +376,12 @@ class Connection(asyncio.Protocol):
 
     # Smaller things.
 
-    def _choose_id(self, exchange: Exchange) -> bytes:
-        given = exchange.headers.get(b"x-request-id")
+    def _has_room(self, num_bytes: int) -> bool:
+        """For the body of one more request: all that are being received are bounded together."""
+        return self.reception.unfinished_bytes + num_bytes <= self.reception.max_unfinished_bytes
+
+    def _choose_id(self, head: Head) -> bytes:
+        given = head.headers.get(b"x-request-id")
         if given and len(given) <= MAX_ID and _ID_BYTES.issuperset(given):
             return given
         return self.reception.new_id()
@@ -333,12 +391,14 @@ class Connection(asyncio.Protocol):
         if self._is_deaf:
             return
         self._is_deaf = True
-        exchange = self._next or Exchange(self)
-        self._next = None
+        headers = self._headers if self._is_reading else {}
+        exchange = Exchange(self, self._head or Head(headers=headers))
+        self._is_reading = False
+        self._head = None
         self._drop_body()
         exchange.keeps_alive = False
         exchange.begun_at = time.perf_counter()
-        exchange.request_id = self._choose_id(exchange)
+        exchange.request_id = self._choose_id(exchange.head)
         self._exchanges.append(exchange)
         exchange.refuse(Refusal(kind, message, retry_after_s=retry_after_s))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gen_worker.inference.frames import Buffer
+from gen_worker.inference.front.http.heads import Head
 from gen_worker.inference.front.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -42,23 +43,19 @@ class Route:
 class Exchange:
     """One request and its answer. Answered exactly once."""
 
-    method = b""
-    path = b""
     body: bytes = b""
-    route: Route | None = None
     request_id = b""
     begun_at = 0.0  # time.perf_counter() when it was complete
     keeps_alive = True
-    is_chunked = True  # a stream has to be: HTTP/1.1
     is_answered = False
     is_open_end = False  # its answer is a stream that goes on
     output: list[Buffer] | None = None  # of an answer that waits for others before it
     left: Callable[[], None] | None = None  # called if the client leaves before its answer is complete
     resumed: Callable[[], None] | None = None  # called when a stream may go on
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "Connection", head: Head) -> None:
         self.connection = connection
-        self.headers: dict[bytes, bytes] = {}
+        self.head = head
 
     @property
     def is_gone(self) -> bool:
@@ -97,8 +94,8 @@ class Exchange:
             headers += b"Retry-After: %d\r\n" % refusal.retry_after_s
         if refusal.kind == "unauthorized":
             headers += b"WWW-Authenticate: Bearer\r\n"
-        if refusal.kind == "method" and self.route is not None:
-            headers += b"Allow: " + self.route.method + b"\r\n"
+        if refusal.kind == "method" and self.head.route is not None:
+            headers += b"Allow: " + self.head.route.method + b"\r\n"
         document = refusal.document(self.request_id.decode("ascii"))
         self.answer(refusal.status, msgspec.json.encode(document), headers)
 
@@ -110,7 +107,7 @@ class Exchange:
         self.resumed = resumed
         connection = self.connection
         connection.reception.answered(self, 200)
-        if not self.is_chunked:
+        if not self.head.is_chunked:
             self.keeps_alive = False  # the end of the connection is the end of the answer
         if not self.keeps_alive or connection.reception.is_closing:
             headers += b"Connection: close\r\n"
@@ -119,7 +116,7 @@ class Exchange:
             content_type,
             b"\r\nCache-Control: no-store\r\n",
             headers,
-            b"Transfer-Encoding: chunked\r\n" if self.is_chunked else b"",
+            b"Transfer-Encoding: chunked\r\n" if self.head.is_chunked else b"",
             b"X-Request-Id: ",
             self.request_id,
             b"\r\n\r\n",
@@ -128,7 +125,7 @@ class Exchange:
 
     def add(self, data: bytes) -> bool:
         """Whether the client reads as fast as it gets; else wait until `resumed`."""
-        chunk = b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if self.head.is_chunked else data
         return self.connection.send(self, chunk, is_last=False)
 
     def finish(self) -> None:
@@ -136,4 +133,4 @@ class Exchange:
         self.left = self.resumed = None
         self.keeps_alive = self.keeps_alive and not self.connection.reception.is_closing
         is_last = not self.keeps_alive
-        self.connection.send(self, b"0\r\n\r\n" if self.is_chunked else b"", is_last=is_last)
+        self.connection.send(self, b"0\r\n\r\n" if self.head.is_chunked else b"", is_last=is_last)

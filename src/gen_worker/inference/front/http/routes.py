@@ -29,7 +29,7 @@ MAX_ON_LOOP = 4 << 20  # bytes of a stream that is checked without a thread
 
 
 def require_json(exchange: Exchange) -> None:
-    content_type = exchange.headers.get(b"content-type", b"").lower()
+    content_type = exchange.head.content_type
     if content_type not in _JSON_TYPES:
         raise wrong_media_type(content_type, "application/json")
 
@@ -75,7 +75,7 @@ class Routes:
         }
 
     def predict(self, exchange: Exchange) -> None:
-        content_type = exchange.headers.get(b"content-type", b"").lower()
+        content_type = exchange.head.content_type
         if content_type in _JSON_TYPES:
             served = self._answering.choose(exchange.request_id)
             self._answering.predict(exchange, served, served.reader.read(exchange.body), encode_answer)

@@ -23,7 +23,7 @@ class StreamedAnswer:
         """Refusal where the model worker cannot be asked."""
         self._exchange = exchange
         self._served = served
-        self._is_sse = NDJSON not in exchange.headers.get(b"accept", b"")
+        self._is_sse = NDJSON not in exchange.head.headers.get(b"accept", b"")
         self._has_begun = False
         self._num_owed = 0  # items that were passed on, and that the client has not read
         self._timer: asyncio.TimerHandle | None = None

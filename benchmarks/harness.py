@@ -205,9 +205,13 @@ class SideProcess:
 
 
 def child_environment() -> dict[str, str]:
-    """The same for every side: no look at the network, no bars of loaders, a usual terminal, torch on one thread."""
+    """The same for every side: no look at the network, no bars of loaders, a usual terminal, torch on one thread.
+
+    And bytecode, which an installed package has: else a side with its sources here would compile them at every start.
+    """
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **given,
         "DISABLE_TELEMETRY": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "HF_DATASETS_OFFLINE": "1",

@@ -133,6 +133,13 @@ class Load:
         url = f"http://127.0.0.1:{port if server is None else server.port}{self.path}"
         return subprocess.Popen([*command, url], env=environment, stdout=subprocess.PIPE, text=True)
 
+    def stop(self, wrk: "subprocess.Popen[str]") -> dict[str, float]:
+        """End it now: what was measured until then."""
+        if wrk.poll() is not None:
+            raise SideError("the load ended before it was stopped")
+        wrk.send_signal(signal.SIGINT)
+        return self.finish(wrk)
+
     def finish(self, wrk: "subprocess.Popen[str]") -> dict[str, float]:
         output, _ = wrk.communicate()
         line = next((line for line in output.splitlines() if line.startswith('{"requests"')), None)

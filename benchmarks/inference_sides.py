@@ -77,18 +77,26 @@ def litserve_start(_options: Mapping[str, Any]) -> Round:
     return start
 
 
-# Memory: of a server that has answered and then rests.
+# Memory: of a server that has answered and then rests. It ends with the round: two that run share the pages of torch.
 
 
 def front_memory(options: Mapping[str, Any]) -> Round:
-    server = _ours(options)
-    Load(path="/v1/predict", bearer=BEARER, **options["load"]).run(server)
-    return lambda: {"memory_mb": server.memory_mb()}
+    load = Load(path="/v1/predict", bearer=BEARER, **options["load"])
+
+    def rest() -> Sample:
+        with running(["inference_server.py", options["version"], "1"]) as server:
+            load.run(server)
+            return {"memory_mb": server.memory_mb()}
+
+    return rest
 
 
 def bare_memory(_options: Mapping[str, Any]) -> Round:
-    server = _keep(["inference_peers.py", "bare", "0"])
-    return lambda: {"memory_mb": server.memory_mb()}
+    def rest() -> Sample:
+        with running(["inference_peers.py", "bare", "0"]) as server:
+            return {"memory_mb": server.memory_mb()}
+
+    return rest
 
 
 # Clients that leave: how long the next one waits, in batches.

@@ -6,12 +6,14 @@ are to measure how they are read.
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 SMALL, WIDE = 64, 784
 NUM_ROWS = 256
 ROW_GROUP = 16_384
+BATCH_ROWS = 32
 
 
 def make_model(width: int) -> torch.nn.Module:
@@ -115,3 +118,24 @@ def make_version(folder: Path, width: int, delay_s: float = 0.0) -> ModelVersion
         config=job,
         base_dir=str(HERE),
     )
+
+
+def write_inputs(folder: Path) -> None:
+    """Versions, and the bodies of requests."""
+    from inference_load import DELAY_S  # not above: a model process imports this module
+
+    for name, width, delay_s in (("small", SMALL, 0.0), ("slow", SMALL, DELAY_S), ("wide", WIDE, 0.0)):
+        version = make_version(folder, width, delay_s)
+        (folder / f"{name}.json").write_bytes(msgspec.json.encode(version))
+    rng = random.Random(0)
+    row = [round(rng.random(), 4) for _ in range(SMALL)]
+    (folder / "small-body.json").write_text(json.dumps({"rows": [{"x": row}]}))
+    values = np.random.default_rng(0).random((BATCH_ROWS, WIDE), dtype=np.float32)
+    (folder / "wide-body.json").write_text(json.dumps({"rows": [{"x": row} for row in values.tolist()]}))
+    x = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), WIDE)
+    with pa.ipc.new_stream(str(folder / "wide-rows.arrow"), pa.schema([("x", x.type)])) as writer:
+        writer.write_batch(pa.record_batch({"x": x}))
+
+
+if __name__ == "__main__":
+    write_inputs(Path(sys.argv[1]))

@@ -13,7 +13,8 @@ from frame_workers import FrameParent, make_version
 
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.inference.front.front import Front, FrontOptions
-from gen_worker.inference.front.pool import DEFAULT_LIMITS, QueueLimits, ReplicaPool
+from gen_worker.inference.front.pool import ReplicaPool
+from gen_worker.inference.front.queries import DEFAULT_LIMITS, QueueLimits
 from gen_worker.inference.front.workers.model_processes import ModelProcesses
 from gen_worker.inference.model.orders import ModelOptions
 

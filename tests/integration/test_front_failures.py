@@ -23,7 +23,8 @@ from served_front import Client, Reply, Served, serving, until
 
 from gen_worker.inference.front.event_loop import run
 from gen_worker.inference.front.front import FrontOptions
-from gen_worker.inference.front.pool import NotReadyError, QueueLimits
+from gen_worker.inference.front.pool import NotReadyError
+from gen_worker.inference.front.queries import QueueLimits
 
 
 async def predict_one(served: Served, first: float) -> Reply:

@@ -40,7 +40,8 @@ from gen_worker.contract.serving import (
 from gen_worker.errors import ModelLoadError, StartupError
 from gen_worker.inference.feedback.loop import FeedbackLoop
 from gen_worker.inference.front.front import AnsweredRequest, Front, FrontOptions
-from gen_worker.inference.front.pool import QueueLimits, ReplicaPool
+from gen_worker.inference.front.pool import ReplicaPool
+from gen_worker.inference.front.queries import QueueLimits
 from gen_worker.inference.front.workers.model_processes import ModelProcesses
 from gen_worker.inference.model.orders import ModelOptions, threads_of_worker
 from gen_worker.inference.model.parent import ModelParent

@@ -21,13 +21,9 @@ from gen_worker.errors import StartupError
 from gen_worker.inference.front.answering import AnsweredRequest, Answering
 from gen_worker.inference.front.figures import Figures
 from gen_worker.inference.front.http.addresses import UNIX, Address, bind, read_address
-from gen_worker.inference.front.http.connection import (
-    MAX_CONNECTIONS,
-    SWEEP_S,
-    Connection,
-    Reception,
-)
+from gen_worker.inference.front.http.connection import Connection
 from gen_worker.inference.front.http.exchange import Exchange
+from gen_worker.inference.front.http.reception import MAX_CONNECTIONS, SWEEP_S, Reception
 from gen_worker.inference.front.http.routes import Feedback, Routes
 from gen_worker.inference.front.pool import ReplicaPool
 from gen_worker.inference.front.refusals import Refusal

@@ -14,14 +14,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.inference.frames import Buffer
 from gen_worker.inference.front.figures import PoolCounters
-from gen_worker.inference.front.queries import Outcome, Query, Queue
+from gen_worker.inference.front.queries import DEFAULT_LIMITS, Outcome, Query, Queue, QueueLimits
 from gen_worker.inference.front.refusals import (
-    RETRY_AFTER_S,
     Refusal,
     missed_deadline,
     poisoned,
@@ -49,17 +46,6 @@ from gen_worker.inference.model.orders import ModelOptions, WorkerEnd
 from gen_worker.inference.shapes import shape_for
 
 WATCH_S = 0.5
-
-
-class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pool. What the job says of serving (`ServingSpec`)."""
-
-    max_delay_ms: float = 0.0
-    max_queue_rows: int = 4096
-    max_batch_s: float = 60.0  # a worker that computes longer is ended
-
-
-DEFAULT_LIMITS = QueueLimits()
 
 
 class NotReadyError(Exception):
@@ -206,7 +192,7 @@ class ReplicaPool:
         """Compute it, or refuse it at once: its callback may be called before this returns."""
         num_rows = query.num_rows
         if self._queue.num_rows + num_rows > self.limits.max_queue_rows:
-            query.answer(self._refuse_for_room(num_rows))
+            query.answer(self.limits.refuse(num_rows, self._queue.num_rows))
             return
         if self._is_draining:
             query.answer(unavailable("the model is not served any more"))
@@ -457,9 +443,3 @@ class ReplicaPool:
                 found += replica.batch.queries
                 replica.batch = None
         return found
-
-    def _refuse_for_room(self, num_rows: int) -> Refusal:
-        limit = self.limits.max_queue_rows
-        if num_rows > limit:
-            return Refusal("too_large", f"the request has {num_rows} rows, and at most {limit} can wait")
-        return Refusal("queue_full", f"{self._queue.num_rows} rows wait", retry_after_s=RETRY_AFTER_S)

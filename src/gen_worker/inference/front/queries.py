@@ -7,7 +7,9 @@ batch, or that has to be computed in parts because its rows raise or end a worke
 import time
 from collections.abc import Callable, Sequence
 
-from gen_worker.inference.front.refusals import Refusal, RowFault
+import msgspec
+
+from gen_worker.inference.front.refusals import RETRY_AFTER_S, Refusal, RowFault
 from gen_worker.inference.front.rows import Answer, Rows
 
 Outcome = Answer | Refusal
@@ -112,6 +114,24 @@ def _join_answers(answers: Sequence[Answer]) -> Answer:
         shape=max(answer.shape for answer in answers),
         compute_ms=sum(answer.compute_ms for answer in answers),
     )
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one pool. What the job says of serving (`ServingSpec`)."""
+
+    max_delay_ms: float = 0.0
+    max_queue_rows: int = 4096
+    max_batch_s: float = 60.0  # a worker that computes longer is ended
+
+    def refuse(self, num_rows: int, waiting_rows: int) -> Refusal:
+        """Of a request for which the queue has no room, and may never have."""
+        limit = self.max_queue_rows
+        if num_rows > limit:
+            return Refusal("too_large", f"the request has {num_rows} rows, and at most {limit} can wait")
+        return Refusal("queue_full", f"{waiting_rows} rows wait", retry_after_s=RETRY_AFTER_S)
+
+
+DEFAULT_LIMITS = QueueLimits()
 
 
 class Queue:

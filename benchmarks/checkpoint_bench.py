@@ -68,7 +68,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurem
             key="done_s",
             ours=OURS,
             beside=[SAFETENSORS, DCP, LIGHTNING],
-            note="only ours reads its files back and compares hashes",
+            note="only ours reads its files back and compares checksums",
         ),
         build_row(
             measured,

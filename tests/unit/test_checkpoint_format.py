@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 import zipfile
 
@@ -18,11 +19,12 @@ from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry
 from gen_worker.contract.files.hashes import hash_file
 from gen_worker.errors import CheckpointError
 from gen_worker.trainer.checkpoints.files import archive as checkpoint_archive
+from gen_worker.trainer.checkpoints.files import image as checkpoint_image
 from gen_worker.trainer.checkpoints.files.archive import CrcRecord
 from gen_worker.trainer.checkpoints.files.dtypes import FLOAT_DTYPES, STORAGE_CLASSES, UNTYPED
 from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
 from gen_worker.trainer.checkpoints.files.format import FloatRange, build_layout
-from gen_worker.trainer.checkpoints.files.image import ImageFile
+from gen_worker.trainer.checkpoints.files.image import ImageFile, compare_with_disk
 from gen_worker.trainer.checkpoints.files.staging import StagingBuffer, open_anonymous_file
 from gen_worker.trainer.checkpoints.files.tensors import StorageBuffers, TensorTable
 
@@ -43,8 +45,8 @@ def write(path, tensors, file_format="pt"):
     for offset, constant in layout.constants:
         image[offset : offset + len(constant)] = np.frombuffer(constant, np.uint8)
     table.copy_into(image, layout.storage_offsets)
-    writer = ImageFile(image, layout.size_bytes, path)
-    digest = writer.hash(layout.crcs)
+    writer = ImageFile(image, layout.size_bytes, path, layout.crcs)
+    digest = writer.hash()
     writer.finish()
     writer.close()
     staging.close()
@@ -256,13 +258,51 @@ def test_an_image_of_many_chunks_is_hashed_and_written_whole(tmp_path):
     staging = StagingBuffer(open_anonymous_file())
     image = staging.view(size + 4096)
     image[:size] = np.random.default_rng(1).integers(0, 256, size, np.uint8)
-    writer = ImageFile(image, size, tmp_path / "x")
-    digest = writer.hash((CrcRecord(100, 5 * (1 << 20), size - 8, size - 4),))
+    writer = ImageFile(image, size, tmp_path / "x", (CrcRecord(100, 5 * (1 << 20), size - 8, size - 4),))
+    digest = writer.hash()
     writer.finish()
     writer.close()
     assert hash_file(tmp_path / "x", from_disk=True) == digest
     assert (tmp_path / "x").read_bytes() == image[:size].tobytes()
     staging.close()
+
+
+@pytest.mark.parametrize("has_records", [False, True])
+def test_a_bit_that_is_not_as_written_is_found_wherever_it_is(tmp_path, has_records):
+    size = 9 * (1 << 20) + 123
+    records = (
+        CrcRecord(100, 5 * (1 << 20), size - 8, size - 4),
+        CrcRecord(100 + 5 * (1 << 20), 0, size - 16, size - 12),
+    )
+    image = np.random.default_rng(1).integers(0, 256, size + 4096, np.uint8)
+    path = tmp_path / "x"
+    writer = ImageFile(image, size, path, records if has_records else ())
+    writer.hash()
+    writer.finish()
+    writer.close()
+    compare_with_disk(path, writer.stretches)
+    for at in (0, 99, 100, 5 * (1 << 20) + 99, 5 * (1 << 20) + 100, size - 1):
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([image[at] ^ 4]))
+            file.flush()
+            with pytest.raises(CheckpointError, match=r"x: bytes \d+ to \d+ have the checksum"):
+                compare_with_disk(path, writer.stretches)
+            file.seek(at)
+            file.write(bytes([image[at]]))
+    compare_with_disk(path, writer.stretches)
+
+
+def test_a_fault_while_checking_is_raised_and_leaves_no_thread(tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no room for a block")
+
+    monkeypatch.setattr(checkpoint_image, "find_non_finite", fail)
+    writer = ImageFile(np.zeros(8192, np.uint8), 5000, tmp_path / "x")
+    writer.hash()
+    with pytest.raises(MemoryError, match="no room"):
+        writer.finish()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-")]
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def scan(folder: Path) -> tuple[list[CheckpointInfo], list[PassedOver]]:
         if path.suffix in DATA_SUFFIXES and STEM.fullmatch(path.stem) and name not in claimed:
             reason = f"no {path.stem}{META_SUFFIX}: it was never committed"
             if f"{path.stem}{META_SUFFIX}.damaged" in names:
-                reason = "its bytes did not match their hash when read back after the save"
+                reason = "its bytes did not match when read back after the save"
             passed_over.append(PassedOver(path=path, reason=reason))
     infos.sort(key=lambda info: info.order, reverse=True)
     return infos, passed_over

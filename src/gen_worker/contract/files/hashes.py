@@ -4,6 +4,7 @@ import errno
 import hashlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from gen_worker.contract.files.regular import open_regular
@@ -18,10 +19,8 @@ def hash_bytes(content: bytes) -> str:
 
 def hash_file(path: Path | str, *, follow: bool = True, from_disk: bool = False) -> str:
     """Hash a regular file. `from_disk` reads past the page cache, where the system can."""
-    fd = open_direct(path, os.O_RDONLY) if from_disk else open_regular(path, follow=follow)
+    fd = open_on_disk(path) if from_disk else open_regular(path, follow=follow)
     try:
-        if from_disk and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what was written without direct access
         return hash_descriptor(fd)
     finally:
         os.close(fd)
@@ -30,15 +29,29 @@ def hash_file(path: Path | str, *, follow: bool = True, from_disk: bool = False)
 def hash_descriptor(fd: int) -> str:
     """Of an open regular file, from its start; its position does not matter and does not move."""
     digest = hashlib.sha256()
+    for chunk in read_chunks(fd):
+        digest.update(chunk)
+    return "sha256:" + digest.hexdigest()
+
+
+def read_chunks(fd: int) -> Iterator[memoryview]:
+    """An open file from its start, in one kept buffer: a chunk is valid until the next."""
     size = os.fstat(fd).st_size
     position = 0
-    pages_bytes = min(_CHUNK, -(-max(size, 1) // PAGE) * PAGE)  # direct reading wants whole pages
-    with mmap.mmap(-1, pages_bytes) as buffer, memoryview(buffer) as view:
-        # Up to the size, not to the end of file: a direct read at an odd offset is an error for some.
-        while position < size and (count := os.preadv(fd, [buffer], position)):
-            digest.update(view[:count])
-            position += count
-    return "sha256:" + digest.hexdigest()
+    buffer = mmap.mmap(-1, min(_CHUNK, -(-max(size, 1) // PAGE) * PAGE))  # direct reading wants whole pages
+    view = memoryview(buffer)
+    # Up to the size, not to the end of file: a direct read at an odd offset is an error for some.
+    while position < size and (count := os.preadv(fd, [buffer], position)):
+        yield view[:count]
+        position += count
+
+
+def open_on_disk(path: Path | str) -> int:
+    """A descriptor to read what is on the disk, past the page cache where the system can."""
+    fd = open_direct(path, os.O_RDONLY)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what was written without direct access
+    return fd
 
 
 def open_direct(path: Path | str, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> int:

@@ -19,15 +19,14 @@ import msgspec
 import numpy as np
 
 from gen_worker.contract.checkpoints.choice import META_SUFFIX, CheckpointInfo
-from gen_worker.contract.checkpoints.file_check import check_file
+from gen_worker.contract.checkpoints.file_check import check_file, check_size
 from gen_worker.contract.checkpoints.meta import CheckpointMeta, FileEntry, encode_meta
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import sync_path
 from gen_worker.contract.files.hashes import hash_file
 from gen_worker.contract.screen_repr import name_some
 from gen_worker.errors import Cause, CheckpointError
-from gen_worker.trainer.checkpoints.files.finite_scan import find_non_finite
-from gen_worker.trainer.checkpoints.files.image import ImageFile
+from gen_worker.trainer.checkpoints.files.image import ImageFile, Stretch, compare_with_disk
 from gen_worker.trainer.checkpoints.writing.folder import CheckpointFolder
 from gen_worker.trainer.checkpoints.writing.messages import Done, SaveRequest
 
@@ -52,6 +51,7 @@ class Save:
         self._replaced: CheckpointInfo | None = None
         self._set_aside: CheckpointInfo | None = None
         self._data_is_placed = False
+        self._stretches: list[Stretch] = []
 
     def run(self, on_durable: Callable[[], None]) -> Done:
         try:
@@ -103,18 +103,19 @@ class Save:
         return meta
 
     def _write_data(self) -> tuple[str, list[str]]:
-        """Write, checksum and hash at once; (hash, names of non-finite tensors)."""
-        writer = ImageFile(self._image, self._request.size_bytes, self._data_tmp)
+        """(hash, names of non-finite tensors)."""
+        request = self._request
+        writer = ImageFile(self._image, request.size_bytes, self._data_tmp, request.crcs, request.floats)
         try:
-            digest = writer.hash(self._request.crcs)
-            bad = find_non_finite(self._image, self._request.floats)
+            digest = writer.hash()
             fd = writer.finish()
             failpoint("checkpoint.data_written")
             os.fsync(fd)
         finally:
             writer.close()
         failpoint("checkpoint.data_synced")
-        return digest, bad
+        self._stretches = writer.stretches
+        return digest, writer.non_finite
 
     def _place_author_files(self) -> list[FileEntry]:
         """Sync and hash the files of the author's hook, and rename their folder."""
@@ -165,11 +166,14 @@ class Save:
         failpoint("checkpoint.meta_synced")
 
     def _read_back(self, meta: CheckpointMeta) -> None:
-        """Read the files from the disk and compare their hashes; on a difference, the meta is renamed to `.damaged`."""
+        """Read the files from the disk and compare; on a difference, the meta is renamed to `.damaged`."""
+        data, *of_the_author = meta.files
         try:
-            for entry in meta.files:
+            check_size(self._data, data)
+            compare_with_disk(self._data, self._stretches)
+            for entry in of_the_author:
                 check_file(self._dir / entry.name, entry, from_disk=True)
-        except CheckpointError as error:
+        except (OSError, CheckpointError) as error:
             damaged = self._meta.with_name(self._meta.name + ".damaged")
             self._meta.replace(damaged)
             sync_path(self._dir)

@@ -17,6 +17,7 @@ from gen_worker.inference.messages import ColumnData, ColumnType, Part
 from gen_worker.inference.model.columns import (
     ALIGNMENT,
     Answer,
+    PartsReader,
     RowsError,
     answer_batch,
     column_types,
@@ -226,6 +227,23 @@ def test_numbers_are_aligned_wherever_they_were_in_the_file() -> None:
             *x[start : start + 5].tolist(),
             *[x[start + 4].tolist()] * 3,
         ]
+
+
+@pytest.mark.parametrize("schema", [pa.schema([SCHEMA.field("vector"), SCHEMA.field("number")]), None])
+def test_numbers_of_an_arrow_stream_are_aligned_wherever_it_is_in_a_frame(schema: pa.Schema | None) -> None:
+    vector = np.arange(12, dtype="float32").reshape(4, 3)
+    answer = Answer(columns={"vector": vector, "number": vector[:, 0].copy()}, num_rows=4)
+    one, pieces = encode_answer(answer, "ipc")
+    content = b"".join(pieces)
+    reader = PartsReader(schema)
+    for offset in range(0, 64, 7):
+        frame = bytearray(b" " * offset + content)
+        batch = reader.read([one], memoryview(frame)[offset:], 4)
+        batch.validate(full=True)
+        for values in (batch.column("vector").values, batch.column("number")):
+            assert (values.buffers()[1].address + 4 * values.offset) % ALIGNMENT == 0
+        assert batch.column("vector").to_pylist() == vector.tolist()
+        assert batch.column("number").to_pylist() == vector[:, 0].tolist()
 
 
 def test_slices_are_taken_without_a_copy_only_where_each_begins_aligned() -> None:

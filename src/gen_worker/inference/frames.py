@@ -43,6 +43,13 @@ class FrameReader(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: Buffer) -> Iterator[tuple[M, memoryview]]:
+        if not self._buffer and isinstance(data, bytes) and len(data) >= _LENGTHS.size:
+            header_bytes, payload_bytes = _read_lengths(data)
+            start = _LENGTHS.size + header_bytes
+            if len(data) == start + payload_bytes:  # one whole frame, as most: nothing is copied
+                frame = memoryview(data)
+                yield _decode(self._decoder, frame[_LENGTHS.size : start]), frame[start:]
+                return
         self._buffer += data
         while len(self._buffer) >= _LENGTHS.size:
             header_bytes, payload_bytes = _read_lengths(self._buffer)
@@ -84,7 +91,7 @@ def _receive(link: socket.socket, size: int) -> memoryview | None:
     buffer = memoryview(bytearray(size))
     received = 0
     while received < size:
-        count = link.recv_into(buffer[received:])
+        count = link.recv_into(buffer[received:], 0, socket.MSG_WAITALL)  # woken once, also for a large one
         if count == 0:
             if received == 0:
                 return None

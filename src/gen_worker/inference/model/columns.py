@@ -5,19 +5,30 @@ memory in another order, and then the bits of a row would depend on its place in
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gen_worker.inference.frames import Buffer
 from gen_worker.inference.messages import ColumnData, ColumnType, Part
+from gen_worker.inference.model.number_types import (
+    Array,
+    NumberType,
+    aligned,
+    dtype_name,
+    is_file,
+    is_number,
+    number_type_of,
+    number_type_of_numpy,
+    take_apart,
+    view_numbers,
+)
 
 ALIGNMENT = 64  # bytes of a cache line, as Arrow and torch allocate
 
-Array = npt.NDArray[Any]
 Values = Array | list[Any]
 
 _values_decoder = msgspec.msgpack.Decoder(list[Any])
@@ -48,49 +59,8 @@ def column_types(schema: pa.Schema, *, nullable: Sequence[str] = ()) -> tuple[Co
 
 
 def column_type(name: str, data_type: pa.DataType, *, is_nullable: bool = False) -> ColumnType:
-    value_type, dims = _take_apart(data_type)
-    return ColumnType(name=name, dtype=_dtype_name(value_type), dims=dims, is_nullable=is_nullable)
-
-
-def _take_apart(data_type: pa.DataType) -> tuple[pa.DataType, tuple[int | None, ...]]:
-    """(type of a value, dims of a row)."""
-    if isinstance(data_type, pa.FixedShapeTensorType):
-        return data_type.value_type, tuple(data_type.shape)
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _take_apart(data_type.storage_type)
-    dims: list[int | None] = []
-    while is_list(data_type):
-        dims.append(data_type.list_size if pa.types.is_fixed_size_list(data_type) else None)
-        data_type = data_type.value_type
-    return data_type, tuple(dims)
-
-
-def is_list(data_type: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_fixed_size_list(data_type) or types.is_list(data_type) or types.is_large_list(data_type)
-    )
-
-
-def _dtype_name(data_type: pa.DataType) -> str:
-    types = pa.types
-    if types.is_dictionary(data_type):
-        data_type = data_type.value_type
-    if types.is_integer(data_type) or types.is_floating(data_type) or types.is_boolean(data_type):
-        return str(np.dtype(data_type.to_pandas_dtype()))
-    if types.is_string(data_type) or types.is_large_string(data_type):
-        return "string"
-    if types.is_binary(data_type) or types.is_large_binary(data_type) or is_file(data_type):
-        return "binary"
-    return "any"
-
-
-def is_file(data_type: pa.DataType) -> bool:
-    """A record of `bytes` and perhaps `path`, as datasets of images have it."""
-    if not pa.types.is_struct(data_type):
-        return False
-    index = data_type.get_field_index("bytes")
-    return index >= 0 and bool(pa.types.is_binary(data_type.field(index).type))
+    value_type, dims = take_apart(data_type)
+    return ColumnType(name=name, dtype=dtype_name(value_type), dims=dims, is_nullable=is_nullable)
 
 
 def answer_types(answer: Answer) -> tuple[ColumnType, ...]:
@@ -109,28 +79,46 @@ def _answer_type(name: str, values: Values) -> ColumnType:
 # Parts -> a record batch.
 
 
+class PartsReader:
+    """Makes record batches of one schema; without one, of the columns that come."""
+
+    def __init__(self, schema: pa.Schema | None) -> None:
+        self._schema = schema
+        self._fields = (
+            []
+            if schema is None
+            else [(field.name, field.type, number_type_of(field.type)) for field in schema]
+        )
+
+    def read(self, parts: Sequence[Part], payload: memoryview, shape: int) -> pa.RecordBatch:
+        """All rows of the parts, padded to `shape` with copies of the last one."""
+        pieces: list[Mapping[str, Any]] = []
+        start = 0
+        for part in parts:
+            size = part.payload_bytes
+            pieces.append(_read_part(part, payload[start : start + size]))
+            start += size
+        if self._schema is None:
+            names = list(pieces[0])
+            if any(list(piece) != names for piece in pieces):
+                raise RowsError("the requests of a batch have different columns")
+            arrays = [_join(name, [piece[name] for piece in pieces], None, None, shape) for name in names]
+            return pa.RecordBatch.from_arrays(arrays, names=names)
+        arrays = []
+        for name, data_type, numbers in self._fields:
+            try:
+                columns = [piece[name] for piece in pieces]
+            except KeyError:
+                raise RowsError(f"no column {name!r} in a request") from None
+            arrays.append(_join(name, columns, data_type, numbers, shape))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
 def read_parts(
     parts: Sequence[Part], payload: memoryview, *, schema: pa.Schema | None, shape: int
 ) -> pa.RecordBatch:
-    """All rows of the parts, padded to `shape` with copies of the last one. Without a schema: as they came."""
-    pieces: list[Mapping[str, Any]] = []
-    start = 0
-    for part in parts:
-        pieces.append(_read_part(part, payload[start : start + part.payload_bytes]))
-        start += part.payload_bytes
-    if schema is None:
-        names = list(pieces[0])
-        if any(list(piece) != names for piece in pieces):
-            raise RowsError("the requests of a batch have different columns")
-        arrays = [_join(name, [piece[name] for piece in pieces], None, shape) for name in names]
-        return pa.RecordBatch.from_arrays(arrays, names=names)
-    missing = [name for name in schema.names for piece in pieces if name not in piece]
-    if missing:
-        raise RowsError(f"no column {missing[0]!r} in a request")
-    arrays = [
-        _join(field.name, [piece[field.name] for piece in pieces], field.type, shape) for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    """The same, once."""
+    return PartsReader(schema).read(parts, payload, shape)
 
 
 def _read_part(part: Part, payload: memoryview) -> dict[str, Any]:
@@ -140,9 +128,9 @@ def _read_part(part: Part, payload: memoryview) -> dict[str, Any]:
     found: dict[str, Any] = {}
     start = 0
     for column in part.columns:
-        content = payload[start : start + column.size_bytes]
-        start += column.size_bytes
-        found[column.name] = values = _read_column(column, content, part.num_rows)
+        stop = start + column.size_bytes
+        found[column.name] = values = _read_column(column, payload[start:stop], part.num_rows)
+        start = stop
         if len(values) != part.num_rows:
             raise RowsError(f"column {column.name!r} has {len(values)} values for {part.num_rows} rows")
     return found
@@ -150,9 +138,13 @@ def _read_part(part: Part, payload: memoryview) -> dict[str, Any]:
 
 def _read_column(column: ColumnData, content: memoryview, num_rows: int) -> Values:
     if column.encoding == "packed":
-        dtype = np.dtype(column.dtype).newbyteorder("<")
-        return np.frombuffer(content, dtype=dtype).reshape(num_rows, *column.dims)
+        return np.frombuffer(content, dtype=_little_endian(column.dtype)).reshape(num_rows, *column.dims)
     return _values_decoder.decode(content)
+
+
+@lru_cache(maxsize=64)
+def _little_endian(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
 
 
 def _read_ipc(part: Part, payload: memoryview) -> dict[str, Any]:
@@ -173,81 +165,57 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _join(name: str, pieces: list[Any], data_type: pa.DataType | None, shape: int) -> pa.Array:
-    """One column of `shape` rows."""
+def _join(
+    name: str, pieces: list[Any], data_type: pa.DataType | None, numbers: NumberType | None, shape: int
+) -> pa.Array:
+    """One column of `shape` rows. `numbers` is what is known of `data_type` if it is one of numbers."""
+    if numbers is not None:
+        pieces = [_prepare(name, piece, data_type) for piece in pieces]
     first = pieces[0]
-    if all(isinstance(piece, np.ndarray) and piece.shape[1:] == first.shape[1:] for piece in pieces):
-        joined = _join_numbers(name, pieces, data_type, shape)
-        if joined is not None:
-            return joined
+    if (numbers is not None or data_type is None) and all(
+        isinstance(piece, np.ndarray) and piece.shape[1:] == first.shape[1:] for piece in pieces
+    ):
+        return _join_numbers(
+            name, pieces, numbers or number_type_of_numpy(first.dtype, first.shape[1:]), shape
+        )
     arrays = [_to_arrow(name, piece, data_type) for piece in pieces]
     if len({array.type for array in arrays}) > 1:  # without a schema each has a type of its own
         arrays = [_to_arrow(name, [value for piece in pieces for value in _as_list(piece)], None)]
-    return pad_array(pa.concat_arrays(arrays) if len(arrays) > 1 else arrays[0], shape)
+    joined = pad_array(pa.concat_arrays(arrays) if len(arrays) > 1 else arrays[0], shape)
+    return _align(joined) if data_type is None else joined
 
 
-def _join_numbers(
-    name: str, pieces: Sequence[Array], data_type: pa.DataType | None, shape: int
-) -> pa.Array | None:
-    """Without Python values; None where the type is not one of numbers."""
-    dims = pieces[0].shape[1:]
-    if data_type is None:
-        data_type = pa.from_numpy_dtype(pieces[0].dtype)
-        for size in reversed(dims):
-            data_type = pa.list_(data_type, size)
-    value_type, wanted = _take_apart(data_type)
-    if not _is_number(value_type):
-        return None
-    if len(wanted) != len(dims) or any(
-        size not in (None, dim) for size, dim in zip(wanted, dims, strict=True)
+def _prepare(name: str, piece: Any, data_type: pa.DataType | None) -> Any:
+    """Numbers that came as Arrow: as numpy's, to be copied into aligned memory as those of JSON are."""
+    if not isinstance(piece, pa.Array):
+        return piece
+    array = _cast(name, piece, data_type)
+    values = view_numbers(array)
+    return array if values is None else values
+
+
+def _join_numbers(name: str, pieces: Sequence[Array], numbers: NumberType, shape: int) -> pa.Array:
+    """Without Python values."""
+    dims, wanted = pieces[0].shape[1:], numbers.dims
+    if dims != wanted and (
+        len(wanted) != len(dims)
+        or any(size not in (None, dim) for size, dim in zip(wanted, dims, strict=True))
     ):
         raise RowsError(
             f"column {name!r}: a row has the shape {list(dims)}, expected {_dims_in_words(wanted)}"
         )
-    dtype = np.dtype(value_type.to_pandas_dtype())
-    target, memory = _aligned((shape, *dims), dtype)
+    target, memory = aligned((shape, *dims), numbers.dtype)
     start = 0
     for piece in pieces:
+        stop = start + len(piece)
         try:
-            np.copyto(target[start : start + len(piece)], piece, casting="same_kind")
+            np.copyto(target[start:stop], piece, casting="same_kind")
         except TypeError as fault:
-            raise RowsError(f"column {name!r}: found {piece.dtype}, expected {dtype}") from fault
-        start += len(piece)
-    target[start:] = target[start - 1]
-    return _wrap_numbers(target, memory, data_type)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, pa.Buffer]:
-    """New memory, aligned to a cache line."""
-    memory = pa.allocate_buffer(math.prod(shape) * dtype.itemsize)
-    return np.frombuffer(memory, dtype=dtype).reshape(shape), memory
-
-
-def _wrap_numbers(values: Array, memory: pa.Buffer, data_type: pa.DataType) -> pa.Array:
-    """An array of that type over memory that holds its values, row after row."""
-    if isinstance(data_type, pa.BaseExtensionType):
-        storage = _wrap_numbers(values, memory, data_type.storage_type)
-        return pa.ExtensionArray.from_storage(data_type, storage)
-    value_type, sizes, lists = data_type, [], []
-    while is_list(value_type):
-        lists.append(value_type)
-        value_type = value_type.value_type
-    # A tensor of several dimensions has one list of all of them.
-    sizes = list(values.shape[1:]) if len(lists) == values.ndim - 1 else [math.prod(values.shape[1:])]
-    count = values.size
-    if pa.types.is_boolean(value_type):
-        array = pa.array(values.reshape(-1))
-    else:
-        array = pa.Array.from_buffers(value_type, count, [None, memory])
-    for list_type, size in zip(reversed(lists), reversed(sizes), strict=True):
-        count = count // size if size else len(values)
-        if pa.types.is_fixed_size_list(list_type):
-            array = pa.Array.from_buffers(list_type, count, [None], children=[array])
-            continue
-        width = np.int64 if pa.types.is_large_list(list_type) else np.int32
-        offsets = pa.py_buffer(np.arange(0, (count + 1) * size, size or 1, dtype=width)[: count + 1])
-        array = pa.Array.from_buffers(list_type, count, [None, offsets], children=[array])
-    return array
+            raise RowsError(f"column {name!r}: found {piece.dtype}, expected {numbers.dtype}") from fault
+        start = stop
+    if start < shape:
+        target[start:] = target[start - 1]
+    return numbers.wrap(target, memory)
 
 
 def _to_arrow(name: str, values: Any, data_type: pa.DataType | None) -> pa.Array:
@@ -344,8 +312,8 @@ def fit_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def is_always_aligned(schema: pa.Schema, num_rows: int) -> bool:
     """Whether every `num_rows` rows of an aligned batch begin at an aligned address, so that slices need no copy."""
     for field in schema:
-        value_type, dims = _take_apart(field.type)
-        if not _is_number(value_type) or any(size is None for size in dims):
+        value_type, dims = take_apart(field.type)
+        if not is_number(value_type) or any(size is None for size in dims):
             return False
         row_bytes = math.prod(size or 0 for size in dims) * np.dtype(value_type.to_pandas_dtype()).itemsize
         if pa.types.is_boolean(value_type) or num_rows * row_bytes % ALIGNMENT:
@@ -353,28 +321,14 @@ def is_always_aligned(schema: pa.Schema, num_rows: int) -> bool:
     return True
 
 
-def _is_number(data_type: pa.DataType) -> bool:
-    return _dtype_name(data_type) not in ("string", "binary", "any") and not pa.types.is_dictionary(data_type)
-
-
 def _align(array: pa.Array) -> pa.Array:
     """A copy where it has only numbers and no nulls; else the array itself."""
-    value_type, dims = _take_apart(array.type)
-    if not _is_number(value_type):
+    values = view_numbers(array)
+    if values is None:
         return array
-    if any(size is None for size in dims) or pa.types.is_boolean(value_type):
-        return array
-    flat = array.storage if isinstance(array, pa.ExtensionArray) else array
-    while is_list(flat.type):
-        if flat.null_count:
-            return array
-        flat = flat.flatten()
-    if flat.null_count:
-        return array
-    values = flat.to_numpy(zero_copy_only=True).reshape(len(array), *(size or 0 for size in dims))
-    target, memory = _aligned(values.shape, values.dtype)
+    target, memory = aligned(values.shape, values.dtype)
     target[:] = values
-    return _wrap_numbers(target, memory, array.type)
+    return NumberType(array.type).wrap(target, memory)
 
 
 # Answers -> parts.
@@ -421,12 +375,9 @@ def answer_batch(answer: Answer) -> pa.RecordBatch:
 
 def _answer_array(name: str, values: Values) -> pa.Array:
     if isinstance(values, np.ndarray):
-        data_type = pa.from_numpy_dtype(values.dtype)
-        for size in reversed(values.shape[1:]):
-            data_type = pa.list_(data_type, size)
         values = np.ascontiguousarray(values)
         memory = pa.py_buffer(values.reshape(-1).view(np.uint8) if values.size else b"")
-        return _wrap_numbers(values, memory, data_type)
+        return number_type_of_numpy(values.dtype, values.shape[1:]).wrap(values, memory)
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, ValueError) as fault:

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import PluginError
 from gen_worker.inference.messages import ColumnType
-from gen_worker.inference.model.columns import Answer, column_types, is_list, pad_batch
+from gen_worker.inference.model.columns import Answer, column_types, pad_batch
+from gen_worker.inference.model.number_types import is_list
 from gen_worker.inference.model.predictor import Predictor
 from gen_worker.trainer.author.identity import OWN_SCHEMA
 from gen_worker.trainer.contracts import TrainerPlugin

@@ -27,7 +27,7 @@ from gen_worker.inference.messages import (
     StreamItem,
     Work,
 )
-from gen_worker.inference.model.columns import RowsError, encode_answer, plain_value, read_parts
+from gen_worker.inference.model.columns import PartsReader, RowsError, encode_answer, plain_value
 from gen_worker.inference.model.loading import LoadedModel
 from gen_worker.inference.model.orders import ModelOptions
 from gen_worker.inference.model.predictor import OutputError
@@ -45,6 +45,7 @@ class ModelWorker:
     def __init__(self, link: socket.socket, model: LoadedModel, options: ModelOptions) -> None:
         self._link = link
         self._model = model
+        self._reader = PartsReader(model.schema)
         self._options = options
         self._parts: PartMaker | None = None
         self._streams: dict[int, Iterator[Any]] = {}
@@ -117,7 +118,7 @@ class ModelWorker:
     def _compute(
         self, parts: tuple[Part, ...], payload: memoryview, shape: int
     ) -> tuple[tuple[Part, ...], list[Any]]:
-        batch = read_parts(parts, payload, schema=self._model.schema, shape=shape)
+        batch = self._reader.read(parts, payload, shape)
         answer = self._model.predictor.predict(batch)
         encoded: list[Part] = []
         content: list[Any] = []
@@ -142,7 +143,7 @@ class ModelWorker:
 
     def _open(self, message: OpenStream, payload: memoryview) -> None:
         try:
-            row = read_parts((message.part,), payload, schema=self._model.schema, shape=1)
+            row = self._reader.read((message.part,), payload, 1)
             self._streams[message.stream] = self._model.predictor.stream(row)
             self._credit[message.stream] = message.credit
         except Exception as fault:

@@ -26,16 +26,15 @@ from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.inference.messages import GroupComputed, GroupDone, GroupProgress, PredictGroup, Raised
 from gen_worker.inference.model.columns import (
     Answer,
-    Array,
     RowsError,
     Values,
     answer_batch,
     fit_batch,
     is_always_aligned,
-    is_list,
     pad_batch,
 )
 from gen_worker.inference.model.loading import LoadedModel
+from gen_worker.inference.model.number_types import Array, is_list
 from gen_worker.inference.model.predictor import OutputError
 from gen_worker.trainer.feed.manifest import chunk_span
 

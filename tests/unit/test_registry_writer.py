@@ -226,12 +226,55 @@ def test_a_loop_that_is_gone_keeps_nobody_waiting(writer: RegistryWriter, path: 
 
 
 def test_settled_waits_for_the_commit_that_is_under_way_and_no_longer(writer: RegistryWriter) -> None:
-    assert writer.settled().done(), "nothing is under way"
+    async def main() -> None:
+        await writer.settled()  # nothing is under way
+        let_go = hold(writer)
+        waits, told = asyncio.ensure_future(writer.settled()), writer.submit(add(1))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        let_go()
+        await waits
+        told.result()
+        writer.between(lambda: None).result()
+        await writer.settled()
+
+    asyncio.run(main())
+
+
+def test_what_is_applied_in_a_loop_is_committed_when_it_returns(writer: RegistryWriter, path: Path) -> None:
+    async def main() -> None:
+        async def one(number: int) -> None:
+            await writer.apply(add(number), is_one_write=True)
+            assert number in found(path)
+
+        await asyncio.gather(*map(one, range(20)))
+        with pytest.raises(ValueError, match="no such"):
+            await writer.apply(refuse)
+        let_go = hold(writer)
+        cancelled = asyncio.ensure_future(writer.apply(add(20)))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        let_go()
+        await writer.apply(add(21))
+
+    def refuse(_rows: sqlite3.Connection) -> None:
+        raise ValueError("no such thing")
+
+    asyncio.run(main())
+    assert found(path) == list(range(22)), "a caller that is cancelled takes nothing back"
+
+
+def test_a_change_of_one_write_that_raises_harms_no_other_of_its_group(
+    writer: RegistryWriter, path: Path
+) -> None:
+    def refuse(rows: sqlite3.Connection) -> None:
+        add(1)(rows)
+
     let_go = hold(writer)
-    waits, told = writer.settled(), writer.submit(add(1))
-    assert not waits.done()
+    first, twice, last = (writer.submit(change, is_one_write=True) for change in (add(1), refuse, add(2)))
     let_go()
-    waits.result()
-    told.result()
-    writer.between(lambda: None).result()
-    assert writer.settled().done()
+    first.result()
+    last.result()
+    with pytest.raises(RegistryError, match="UNIQUE"):
+        twice.result()
+    assert found(path) == [1, 2]

@@ -226,8 +226,8 @@ class Registry(ReadableRegistry, Protocol):
 
     def bus_cancels(self) -> "BusCancels": ...
 
-    def settled(self) -> "Future[None]":
-        """Done as soon as no commit is under way."""
+    async def settled(self) -> None:
+        """Returns as soon as no commit is under way."""
 
     def submit(
         self,
@@ -241,6 +241,16 @@ class Registry(ReadableRegistry, Protocol):
 
         `draw_id`: the run's id was drawn, not asked for. Where a run has or had it, another one is drawn.
         """
+
+    async def add(
+        self,
+        new: NewRun,
+        *,
+        force_new: bool = False,
+        stale: Collection[str] = (),
+        draw_id: Callable[[], str] | None = None,
+    ) -> tuple[RunRecord, bool]:
+        """`submit`, and wait for it in a loop."""
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         """Record that it is to end; a run that waits ends at once. (the run, whether it was still live)."""

@@ -75,10 +75,21 @@ def memory_source() -> str:
     return f"file:trn-{secrets.token_hex(8)}?mode=memory&cache=shared"
 
 
-def open_writer(path: Source, *, is_durable: bool = True) -> sqlite3.Connection:
+class WriterConnection(sqlite3.Connection):
+    """The one that writes."""
+
+    last_change: int | None = None  # of the registry, once it is known: see `rows.next_change`
+
+
+def open_writer(path: Source, *, is_durable: bool = True) -> WriterConnection:
     """The only connection that writes and checkpoints. With `is_durable` a commit is on disk when it returns."""
     connection = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, cached_statements=256, uri=isinstance(path, str)
+        path,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=WriterConnection,
+        cached_statements=256,
+        uri=isinstance(path, str),
     )
     connection.row_factory = sqlite3.Row
     if isinstance(path, str):

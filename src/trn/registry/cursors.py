@@ -1,9 +1,11 @@
 """How far the outlets are, durable in the registry: the event bus, the log files, the bus's cancel commands."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
+
+import msgspec
 
 from trn.registry.connection import Source, open_reader
 from trn.registry.named_queries import sql
@@ -90,12 +92,12 @@ class LogPlace(NamedTuple):
 class LogPlaces(_Cursors):
     """How far runs were copied into log files: one place for each run and each kind of copy."""
 
-    def of(self, run_id: str) -> dict[str, LogPlace]:
-        """By the kind of the copy, as it was committed; kinds that were never written are not there."""
-        rows = self._read.execute(sql("log_places"), {"run_id": run_id}).fetchall()
+    def of(self, run_ids: Iterable[str]) -> dict[tuple[str, str], LogPlace]:
+        """By (run, kind of copy), as it was committed; kinds that were never written are not there."""
+        wanted = {"run_ids": msgspec.json.encode(list(run_ids)).decode()}
         return {
-            row["copy"]: LogPlace(row["seq"], row["offset"], row["output_offset"], row["num_job_lines"])
-            for row in rows
+            (run_id, copy): LogPlace(*place)
+            for run_id, copy, *place in self._read.execute(sql("log_places"), wanted)
         }
 
     def log_dirs(self) -> list[str]:

@@ -1,8 +1,8 @@
 -- name: last_change
 SELECT value FROM last_change
 
--- name: next_change
-UPDATE change_counter SET value = value + 1 RETURNING value
+-- name: keep_change
+UPDATE change_counter SET value = :change
 
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, cause, config, name, priority, parent_run_id, snapshot, base_dir,
@@ -233,7 +233,8 @@ FROM runs LEFT JOIN outbox_places AS place ON place.consumer = :consumer AND pla
 WHERE runs.change > :change
 
 -- name: log_places
-SELECT copy, seq, offset, output_offset, num_job_lines FROM log_places WHERE run_id = :run_id
+SELECT run_id, copy, seq, offset, output_offset, num_job_lines FROM log_places
+WHERE run_id IN (SELECT value FROM json_each(:run_ids))
 
 -- name: move_log_place
 INSERT INTO log_places (run_id, copy, seq, offset, output_offset, num_job_lines)

@@ -8,9 +8,13 @@ import msgspec
 from trn.core.artifacts.records import ArtifactRecord
 from trn.core.errors import ConflictError, NotFoundError, RegistryError
 from trn.core.runs import AttemptRecord, QueuedRun, RunRecord
+from trn.registry.connection import WriterConnection
 from trn.registry.named_queries import sql
 
 _JSON_COLUMNS = ("cause", "config", "metrics", "devices", "needs", "tags", "secret_env")
+
+
+_decode = msgspec.json.Decoder().decode
 
 
 def read_run(row: sqlite3.Row) -> RunRecord:
@@ -33,12 +37,12 @@ R = TypeVar("R", RunRecord, AttemptRecord, QueuedRun, ArtifactRecord)
 
 
 def _convert(row: sqlite3.Row, record: type[R]) -> R:
-    values = dict(row)
+    values = dict(zip(row.keys(), row, strict=True))  # `dict(row)` looks up each name in the list of all
     for name in _JSON_COLUMNS:
         if name in values:
-            values[name] = msgspec.json.decode(values[name])
+            values[name] = _decode(values[name])
     if values.get("options", "{}") != "{}":
-        values |= msgspec.json.decode(values["options"])
+        values |= _decode(values["options"])
     if "metrics" in values:  # some may be words
         values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
     if "is_cancel_wanted" in values:
@@ -71,5 +75,9 @@ def require_live(connection: sqlite3.Connection, run_id: str, number: int) -> No
 
 
 def next_change(connection: sqlite3.Connection) -> int:
-    """Of this transaction: one that is taken back gives its numbers back."""
-    return int(connection.execute(sql("next_change")).fetchone()["value"])
+    """Counted in memory, since there is one writer. A transaction that is taken back leaves a gap."""
+    assert isinstance(connection, WriterConnection)
+    if connection.last_change is None:
+        connection.last_change = int(connection.execute(sql("last_change")).fetchone()["value"])
+    connection.last_change += 1
+    return connection.last_change

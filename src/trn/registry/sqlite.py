@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ from trn.registry.reader import RegistryReader
 from trn.registry.rows import attempt_row, get_run, next_change, read_attempt, require_live
 from trn.registry.serving.served import ServerEvent, end_server, take_event, want
 from trn.registry.submissions import add_submission
-from trn.registry.writer import RegistryWriter
+from trn.registry.writer import Change, RegistryWriter
 
 PLACE_EVERY_BYTES = 256 << 10
 MAX_NAMES = 1000  # of metrics, in a run's record; the metric store has all
@@ -94,8 +95,8 @@ class RunRegistry(RegistryReader):
     def bus_cancels(self) -> BusCancels:
         return BusCancels(self._source, self.writer)
 
-    def settled(self) -> "Future[None]":
-        return self.writer.settled()
+    async def settled(self) -> None:
+        await self.writer.settled()
 
     def submit(
         self,
@@ -105,15 +106,25 @@ class RunRegistry(RegistryReader):
         stale: Collection[str] = (),
         draw_id: Callable[[], str] | None = None,
     ) -> "Future[tuple[RunRecord, bool]]":
-        """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`."""
+        change, is_one_write = self._submission(new, force_new=force_new, stale=stale, draw_id=draw_id)
+        return self.writer.submit(change, is_one_write=is_one_write)
 
+    async def add(
+        self,
+        new: NewRun,
+        *,
+        force_new: bool = False,
+        stale: Collection[str] = (),
+        draw_id: Callable[[], str] | None = None,
+    ) -> tuple[RunRecord, bool]:
+        change, is_one_write = self._submission(new, force_new=force_new, stale=stale, draw_id=draw_id)
+        return await self.writer.apply(change, is_one_write=is_one_write)
+
+    def _submission(self, new: NewRun, **rules: Any) -> tuple[Change[tuple[RunRecord, bool]], bool]:
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
-            now_ms = self._clock_ms()
-            return add_submission(
-                connection, new, force_new=force_new, stale=stale, draw_id=draw_id, now_ms=now_ms
-            )
+            return add_submission(connection, new, now_ms=self._clock_ms(), **rules)
 
-        return self.writer.submit(change)
+        return change, not new.served_name  # a row of its own; of a server also its name
 
     def want_cancel(self, run_id: str, reason: str) -> "Future[tuple[RunRecord, bool]]":
         def change(connection: sqlite3.Connection) -> tuple[RunRecord, bool]:
@@ -349,8 +360,9 @@ class RunRegistry(RegistryReader):
                 for query in _REMOVALS:
                     connection.execute(sql(query), {"run_id": run.run_id})
                 named = {"run_id": run.run_id, "family": run.family, "member": run.member}
-                when = {"now_ms": self._clock_ms(), "change": next_change(connection)}
-                connection.execute(sql("removed"), {**named, **when})
+                change = next_change(connection)
+                connection.execute(sql("removed"), {**named, "now_ms": self._clock_ms(), "change": change})
+                connection.execute(sql("keep_change"), {"change": change})
 
         return self.writer.submit(change)
 

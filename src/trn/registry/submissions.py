@@ -14,7 +14,7 @@ from trn.registry.named_queries import sql
 from trn.registry.rows import next_change, read_run
 from trn.registry.serving.served import take_name
 
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder().encode
 
 # Options whose column is from before there was `options`, or that a query asks for.
 _COLUMNS = {
@@ -29,6 +29,7 @@ _COLUMNS = {
 }
 _COLUMNS |= {"parent_run_id", "start_step"}
 _OPTIONS = [name for name in RunOptions.__struct_fields__ if name not in _COLUMNS]
+_JSON_COLUMNS = ("config", "needs", "tags", "secret_env")
 _QUEUED = _encode(QUEUED).decode()
 
 
@@ -68,29 +69,20 @@ def _add(
     connection: sqlite3.Connection, new: NewRun, *, member: int, now_ms: int, is_certain: bool = False
 ) -> RunRecord | None:
     """The run, queued. Unless `is_certain`: None if an equal run, submission or family exists."""
-    run_id = member_id(new.run_id, member)
-    asked = msgspec.structs.asdict(new)
-    name = asked.pop("served_name")
-    run = RunRecord(
-        **{**asked, "run_id": run_id, "config": {**new.config, "run_id": run_id}},
-        family=new.run_id,
-        member=member,
-        state=RunState.PENDING,
-        cause=QUEUED,
-        submitted_ms=now_ms,
-        updated_ms=now_ms,
-        change=next_change(connection),
-    )
-    values = {
-        **msgspec.structs.asdict(run),
-        "cause": _QUEUED,
-        "config": _encode(run.config).decode(),
-        "needs": _encode(run.needs).decode(),
-        "tags": _encode(run.tags).decode(),
-        "secret_env": _encode(run.secret_env).decode(),
-        "options": _encode({name: getattr(run, name) for name in _OPTIONS}).decode(),
-        "is_certain": is_certain,
-    }
+    values = msgspec.structs.asdict(new)
+    name = values.pop("served_name")
+    values["run_id"] = run_id = member_id(new.run_id, member)
+    values["config"] = {**new.config, "run_id": run_id}
+    values["family"], values["member"] = new.run_id, member
+    values["submitted_ms"] = values["updated_ms"] = now_ms
+    values["change"] = next_change(connection)
+    values["state"], values["cause"] = RunState.PENDING, QUEUED
+    run = RunRecord(**values)
+    values["cause"], values["is_certain"] = _QUEUED, is_certain
+    for column in _JSON_COLUMNS:
+        values[column] = _encode(values[column]).decode()
+    options = {name: values[name] for name in _OPTIONS}
+    values["options"] = _encode(options).decode() if options else "{}"
     if connection.execute(sql("add_run"), values).rowcount != 1:
         return None
     if name:

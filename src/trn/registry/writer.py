@@ -12,6 +12,7 @@ While a commit is under way, only the thread uses the connection.
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import sqlite3
@@ -35,18 +36,49 @@ MAX_GROUP = 512
 GATHER_S = 0.001  # where changes come together, a commit waits for so long for more of them
 
 
+class _LoopFuture:
+    """A future of a loop in the place of one of threads, which costs several times as much."""
+
+    __slots__ = ("_loop", "_thread", "waiter")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.waiter: asyncio.Future[Any] = self._loop.create_future()
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Never cancelled: a caller that is takes nothing back."""
+        return True
+
+    def set_result(self, result: Any) -> None:
+        self._settle(self.waiter.set_result, result)
+
+    def set_exception(self, fault: BaseException) -> None:
+        self._settle(self.waiter.set_exception, fault)
+
+    def _settle(self, how: Callable[[Any], None], what: Any) -> None:
+        def settle() -> None:
+            if not self.waiter.done():  # else its caller was cancelled
+                how(what)
+
+        # Most commits are settled in the loop's own thread.
+        if threading.get_ident() == self._thread:
+            settle()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(settle)
+
+
 class _Item(NamedTuple):
     change: Change[Any]
-    future: "Future[Any]"
+    future: "Future[Any] | _LoopFuture"
+    is_one_write: bool
 
 
 class _Applied(NamedTuple):
-    future: "Future[Any]"
+    future: "Future[Any] | _LoopFuture"
     result: Any
 
-
-_DONE: "Future[None]" = Future()
-_DONE.set_result(None)
 
 _Ended = tuple[list[_Applied], Exception | None]  # what a commit held, and why it failed
 
@@ -72,9 +104,10 @@ class RegistryWriter:
         self._is_busy = False  # the thread has the connection, or what it did is not settled yet
         self._is_asked = False  # the thread is to commit
         self._ended: _Ended | None = None  # a commit to settle
-        self._settled: Future[None] | None = None  # for those who wait for that
+        self._waiting_for_settled: list[_LoopFuture] = []
         self._is_closed = False
-        self._num_together = 0  # in the commit before
+        self._num_together = 0  # in the commit before, without those of a turn
+        self._has_turn = False  # the open transaction has changes that a loop waits for
         self._settle_in: Callable[[Callable[[], None]], object] | None = None
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -89,24 +122,42 @@ class RegistryWriter:
         """
         self._settle_in = call_soon
 
-    def submit(self, change: Change[T]) -> "Future[T]":
-        """Apply a change, now or after the commit that is under way; the future has its result once it is committed."""
+    def submit(self, change: Change[T], *, is_one_write: bool = False) -> "Future[T]":
+        """Apply a change, now or after the commit that is under way; the future has its result once it is committed.
+
+        `is_one_write`: at most one of its statements writes, so there is nothing to take back where it raises.
+        """
         future: Future[T] = Future()
-        with self._lock:
-            self._require_open()
-            self._waiting.append(_Item(change, future))
-            if not self._is_busy:
-                self._go_on()
+        self._take(_Item(change, future, is_one_write))
         return future
 
-    def settled(self) -> "Future[None]":
-        """Done as soon as no commit is under way. A change that is made then is applied at once."""
+    async def apply(self, change: Change[T], *, is_one_write: bool = False) -> T:
+        """`submit`, and wait for it in a loop: for changes that come after `settled`, and so together.
+
+        One that is cancelled takes nothing back.
+        """
+        future = _LoopFuture()
+        self._take(_Item(change, future, is_one_write))
+        result: T = await future.waiter
+        return result
+
+    def _take(self, item: _Item) -> None:
         with self._lock:
+            self._require_open()
+            self._waiting.append(item)
             if not self._is_busy:
-                return _DONE
-            if self._settled is None:
-                self._settled = Future()
-            return self._settled
+                self._go_on()
+
+    async def settled(self) -> None:
+        """Returns once what is applied by now is committed. All who wait for that go on in one turn of the loop, and
+        what they `apply` there shares the next commit.
+        """
+        with self._lock:
+            if not self._is_busy and not self._has_turn:
+                return
+            future = _LoopFuture()
+            self._waiting_for_settled.append(future)
+        await future.waiter
 
     def write(self, change: Change[T]) -> T:
         """`submit`, and wait."""
@@ -155,19 +206,21 @@ class RegistryWriter:
         connection, is_first = self._connection, not self._group
         if is_first and not self._begin(item):
             return
+        has_savepoint = not is_first and not item.is_one_write
         try:
-            if not is_first:
+            if has_savepoint:
                 connection.execute("SAVEPOINT change")
             result = item.change(connection)
-            if not is_first:
+            if has_savepoint:
                 connection.execute("RELEASE change")
         except BaseException as fault:
             # Also after Ctrl-C: the next commit must not hold half a change.
-            self._take_back(item, fault, is_first=is_first)
+            self._take_back(item, fault, is_first=is_first, has_savepoint=has_savepoint)
             if not isinstance(fault, Exception) and threading.current_thread() is not self._thread:
                 raise
         else:
             self._group.append(_Applied(item.future, result))
+            self._has_turn = self._has_turn or isinstance(item.future, _LoopFuture)
 
     def _begin(self, item: _Item) -> bool:
         """Where that fails, all that waits fails, too: a stranger's lock would be waited for once for each of them."""
@@ -194,12 +247,16 @@ class RegistryWriter:
                 " place, and start the daemon again: see `Backup and check` in docs/daemon.md"
             )
 
-    def _take_back(self, item: _Item, fault: BaseException, *, is_first: bool) -> None:
+    def _take_back(self, item: _Item, fault: BaseException, *, is_first: bool, has_savepoint: bool) -> None:
         """One change raised: it alone did not happen, unless SQLite itself took back everything (a full disk, say)."""
-        self._roll_back(*(["ROLLBACK"] if is_first else ["ROLLBACK TO change", "RELEASE change"]))
+        if is_first:
+            self._roll_back("ROLLBACK")
+        elif has_savepoint:
+            self._roll_back("ROLLBACK TO change", "RELEASE change")
         failed = [item.future]
         if not is_first and not self._connection.in_transaction:
             group, self._group = self._group, []  # before a callback submits more
+            self._has_turn = False
             failed += [applied.future for applied in group]
         for future in failed:
             future.set_exception(_explain(fault))
@@ -249,7 +306,8 @@ class RegistryWriter:
         if not self._is_applied_by_caller:
             self._apply_waiting()
         group, self._group = self._group, []
-        self._num_together = len(group)
+        self._has_turn = False
+        self._num_together = sum(isinstance(applied.future, Future) for applied in group)
         return group, self._end_transaction() if group else None
 
     def _end_transaction(self) -> Exception | None:
@@ -291,9 +349,9 @@ class RegistryWriter:
                     applied.future.set_exception(fault)
             self._is_busy = False
             self._go_on()
-            waiting, self._settled = self._settled, None
-        if waiting is not None:
-            waiting.set_result(None)
+            waiting, self._waiting_for_settled = self._waiting_for_settled, []
+        for future in waiting:
+            future.set_result(None)
         if not group:
             return
         failpoint("registry.told")

@@ -259,8 +259,13 @@ def section_of(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, 
     """The object at that path of a job, if there is one."""
     place: Any = config
     for name in names:
-        place = place.get(name) if isinstance(place, Mapping) else None
-    return place if isinstance(place, Mapping) else None
+        place = place.get(name) if _is_object(place) else None
+    return place if _is_object(place) else None
+
+
+def _is_object(value: object) -> bool:
+    """Asked a dozen times for each submit, nearly always of a dict or of nothing."""
+    return value is not None and (type(value) is dict or isinstance(value, Mapping))
 
 
 def _list(value: Any) -> Iterator[str]:

@@ -35,7 +35,6 @@ from trn.daemon.intake.submission import Submission, make_run_id
 from trn.daemon.serving.inference_job import InferenceJobs, read_version, without_version
 from trn.proto.records import EnvDifference
 from trn.registry.base import NewRun, Registry
-from trn.registry.writer import committed
 
 
 class Dispatcher(Planner, Protocol):
@@ -186,9 +185,7 @@ class Intake:
         if submission.secret_env and not submission.submission_id:
             submission = msgspec.structs.replace(submission, submission_id=random_values.token_hex(16))
         if not submission.is_dry_run:
-            await committed(
-                self._registry.settled()
-            )  # what comes during a commit is judged together after it
+            await self._registry.settled()  # what comes during a commit is judged together after it
         judged = await self._judge.judge(submission, is_new=is_new)
         new, notes = judged.run, [*notes, *model_notes, *judged.notes]
         if new.kind == SERVER and self._registry.submission(new.submission_id) is None:
@@ -256,13 +253,12 @@ class Intake:
     ) -> tuple[RunRecord, bool]:
         """(the run, whether an equal one that was there before answers), committed."""
         config = judged.run.config
-        queued = self._registry.submit(
+        return await self._registry.add(
             judged.run,
             force_new=submission.force_new,
             stale=stale,
             draw_id=functools.partial(make_run_id, config) if judged.is_id_drawn else None,
         )
-        return await committed(queued)
 
     async def _find_standing(self, digest: str) -> RunRecord | None:
         """The newest equal run whose result still stands."""

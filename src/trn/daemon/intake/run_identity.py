@@ -23,6 +23,7 @@ from gen_worker.trainer.datasets.job_content import (
     JobContent,
     find_changed_hyperparams,
     names_files,
+    section_of,
 )
 from trn.core.digest import run_digest
 from trn.core.home import Home
@@ -137,9 +138,9 @@ def _code_refs(config: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         text for text in (config.get("trainer"), *(config.get("callbacks") or ())) if isinstance(text, str)
     )
-    for place in (config, config.get("validation"), config.get("test")):
-        dataset = place.get("dataset") if isinstance(place, Mapping) else None
-        source = dataset.get("source") if isinstance(dataset, Mapping) else None
+    for names in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
+        dataset = section_of(config, names)
+        source = None if dataset is None else dataset.get("source")
         if isinstance(source, str):
             yield source
 

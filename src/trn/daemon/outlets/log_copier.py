@@ -56,6 +56,7 @@ class LogCopier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home = home
+        self._logs = home.logs
         self._settings = settings
         self._clock_ms = clock_ms
         self._clock = clock
@@ -83,7 +84,7 @@ class LogCopier:
 
     def folders(self) -> list[LogFolder]:
         """The home's log folder, and all that runs have named."""
-        return [self._home.logs, *map(LogFolder, map(Path, self._places.log_dirs()))]
+        return [self._logs, *map(LogFolder, map(Path, self._places.log_dirs()))]
 
     def copy(self) -> float | None:
         """One round; returns the seconds until there is more to do (None: when a run changes).
@@ -118,6 +119,7 @@ class LogCopier:
         unfinished: list[str] = []
         lines: defaultdict[LogFile, list[bytes]] = defaultdict(list)
         places: dict[tuple[LogFile, str], LogPlace] = {}
+        committed = self._places.of(self._due)
         room_bytes = ROUND_BYTES
         for run_id, run in self._due.items():
             if room_bytes <= 0:
@@ -125,13 +127,12 @@ class LogCopier:
                 continue
             if self._is_failing(run_id, now):
                 continue
-            committed = self._places.of(run_id)
             try:
-                for file in log_files(run, self._home):
+                for file in log_files(run, self._logs):
                     if self._is_failing(file, now):
                         continue
                     pieces, size_bytes = lines[file], 0
-                    place = self._written.get((run_id, file.kind)) or committed.get(file.kind, LogPlace())
+                    place = self._written.get(key := (run_id, file.kind)) or committed.get(key, LogPlace())
                     for more, after in self._lines.after(run, file, place):
                         if size_bytes >= COPY_BYTES:
                             unfinished.append(run_id)
@@ -145,7 +146,8 @@ class LogCopier:
             else:
                 self._failures.pop(run_id, None)
         for file, pieces in lines.items():
-            self._append(file, b"".join(pieces), now)
+            if pieces or self._failures:
+                self._append(file, b"".join(pieces), now)
         self._written |= {
             (run_id, file.kind): place
             for (file, run_id), place in places.items()
@@ -187,8 +189,8 @@ class LogCopier:
         """Commit the places, then the cursor. Runs without lines left are forgotten."""
         left = {run_id: self._due[run_id] for run_id in unfinished}
         waiting = dict(self._waiting)
-        for run_id, run in self._due.items():
-            keys = [run_id, *log_files(run, self._home)]
+        for run_id, run in self._due.items() if self._failures else ():
+            keys = [run_id, *log_files(run, self._logs)]
             if run_id not in left and any(key in self._failures for key in keys):
                 waiting[run_id] = run
         pending = [*left.values(), *waiting.values()]

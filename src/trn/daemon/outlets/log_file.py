@@ -13,7 +13,7 @@ from typing import ClassVar
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import make_folder, sync_path
 from gen_worker.contract.files.regular import open_regular
-from trn.core.home import FULL, LOG_SUFFIX, Home, LogFolder
+from trn.core.home import FULL, LOG_SUFFIX, LogFolder
 from trn.core.runs import RunRecord
 
 
@@ -70,10 +70,10 @@ class EventLog(LogFile):
     has_job_lines: ClassVar[bool] = True
 
 
-def log_files(run: RunRecord, home: Home) -> Iterator[LogFile]:
-    """The files that get lines of this run."""
-    folders = {"home": home.logs.root}
-    if run.log_dir and Path(run.log_dir) != home.logs.root:
+def log_files(run: RunRecord, logs: LogFolder) -> Iterator[LogFile]:
+    """The files that get lines of this run; `logs` are the home's."""
+    folders = {"home": logs.root}
+    if run.log_dir and Path(run.log_dir) != logs.root:
         folders["dir"] = Path(run.log_dir)
     for name, folder in folders.items():
         yield DayLog(kind=f"{name}_log", path=folder, run_id=run.run_id)

@@ -26,17 +26,16 @@ class RunLines:
     """Reads runs' folders. For one thread."""
 
     def __init__(self, home: Home, files: FilesByPool, outbox: Outbox, clock_ms: Callable[[], int]) -> None:
-        self._home = home
+        self._runs = home.runs
         self._files = files
         self._outbox = outbox
         self._clock_ms = clock_ms
 
     def after(self, run: RunRecord, file: LogFile, place: LogPlace) -> Iterator[tuple[bytes, LogPlace]]:
         """(whole lines, the place after them) for this file. Reads as it is iterated."""
-        folder = self._home.run(run.run_id)
         if file.has_job_lines and place.num_job_lines == 0:
             place = place._replace(num_job_lines=1)
-            yield job_submitted(run, str(folder.root)), place
+            yield job_submitted(run, self._folder(run)), place
         if file.has_events and run.attempt:
             for batch, end in self._outbox.batches(run, Place(place.seq, place.offset)):
                 place = place._replace(seq=batch.last_seq, offset=end)
@@ -51,7 +50,10 @@ class RunLines:
                 events = self._files.of(run.needs.pool).events(run.run_id)
                 terminal = read_terminal(events, run.attempt, run.nonce)
             final = terminal.final_checkpoint if terminal else ""
-            yield job_ended(run, str(folder.root), final), place._replace(num_job_lines=NUM_JOB_LINES)
+            yield job_ended(run, self._folder(run), final), place._replace(num_job_lines=NUM_JOB_LINES)
+
+    def _folder(self, run: RunRecord) -> str:
+        return f"{self._runs}/{run.run_id}"
 
     def _output(self, run: RunRecord, offset: int) -> Iterator[tuple[bytes, int]]:
         """(lines, where in worker.log they end)."""

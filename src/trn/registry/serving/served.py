@@ -43,7 +43,7 @@ def _text(value: Any) -> str:
 
 
 def _record(row: sqlite3.Row) -> dict[str, Any]:
-    values = dict(row)
+    values = dict(zip(row.keys(), row, strict=True))
     for name in _JSON:
         if name in values:
             values[name] = msgspec.json.decode(values[name])
@@ -255,7 +255,7 @@ def _take_promoted(
     if not is_news:
         return
     wanted = _text(event.version) if found is None or found["version"] == "null" else found["version"]
-    changed = dict(row)
+    changed = dict(zip(row.keys(), row, strict=True))
     if event.action in ("promote", "rollback"):
         known = next(
             (row[name] for name in ("live", "previous", "second") if _has(row[name], event.version)), None

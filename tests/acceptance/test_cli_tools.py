@@ -1,5 +1,6 @@
 """The installed `trn` as a process: datasets, the machine, the certificate of a trainer class."""
 
+import hashlib
 import json
 import os
 import pty
@@ -287,6 +288,8 @@ def test_a_sound_trainer_passes_with_a_kill_on_the_boundary_of_an_epoch(digits: 
     assert [check["check"] for check in certificate["checks"]] == ["hooks", "state", "resume"]
     kinds = [kill["kind"] for kill in certificate["kills"]]
     assert sorted(kinds) == ["checkpoint", "mid-save", "step"]
+    source = trainers / "trainers.py"
+    assert certificate["code"] == {str(source): hashlib.sha256(source.read_bytes()).hexdigest()}
     assert certificate["measures"].keys() >= {"loop_s_per_step", "rss_growth_bytes_per_step", "checkpoint_s"}
     kept = json.loads((trainers / "certificate" / "certificate.json").read_text())
     assert kept == certificate

@@ -1,19 +1,27 @@
 """Claims about what the gateway reads by itself: log search, ranges, forecasts, credentials."""
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from trn.core.causes import QUEUED
-from trn.core.runs import AttemptRecord, RunRecord, RunState
+from trn.core.home import Home
+from trn.core.runs import PREDICTION, SERVER, AttemptRecord, RunRecord, RunState
+from trn.core.snapshot_manifest import FileEntry, Manifest
+from trn.core.snapshots import SnapshotStore
 from trn.gateway.app import name_hosts
 from trn.gateway.file_answer import read_range
 from trn.gateway.gate.credentials import BEARER, LOGIN_TOKEN_S, MAX_LOGIN_TOKENS, SESSION_S, Credentials
 from trn.gateway.reading import log_search
+from trn.gateway.reading.exactness import ExactnessReader
 from trn.gateway.reading.forecast import forecast
 from trn.gateway.reading.log_search import search_log
+from trn.gateway.reading.run_files import list_documents
 
 
 def search_all(path: Path, text: str, *, limit: int = 10, **options: Any) -> list[tuple[int, str]]:
@@ -177,3 +185,56 @@ def test_the_header_host_may_be_our_names_with_our_port_and_nothing_else() -> No
     assert name_hosts("0.0.0.0", 9000, ["gpu:443"], "https")[0] == "gpu:443"
     assert "0.0.0.0:9000" not in name_hosts("0.0.0.0", 9000, [], "https")
     assert name_hosts("::1", 9000, [])[0] == "[::1]:9000"
+
+
+def snapshot_of(home: Home, **sources: bytes) -> str:
+    store = SnapshotStore(home.snapshots)
+    with store.adding():
+        put = {name: store.put_bytes(source) for name, source in sources.items()}
+        files = tuple(
+            FileEntry(path=f"{name}.py", sha256=one.sha256, mode=0o644, size_bytes=one.size_bytes)
+            for name, one in put.items()
+        )
+        return store.put_manifest(Manifest(files=files))
+
+
+def certify(
+    home: Home, name: str, *sources: bytes, is_sound: bool = True, trainer: str = "mine:Mine"
+) -> None:
+    folder = home.checks / name
+    folder.mkdir(parents=True)
+    code = {f"/{number}.py": hashlib.sha256(source).hexdigest() for number, source in enumerate(sources)}
+    document = {"trainer": trainer, "is_sound": is_sound, "code": code}
+    (folder / "certificate.json").write_text(json.dumps(document))
+
+
+def test_a_certificate_is_about_the_code_that_was_tested_and_about_trainings_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run = run_at(10)
+    tested, changed, other = (
+        msgspec.structs.replace(run, snapshot=snapshot_of(home, mine=source, part=part))
+        for source, part in ((b"one", b"part"), (b"two", b"part"), (b"one", b"another"))
+    )
+    exactness = ExactnessReader(home)
+
+    def state(run: RunRecord, trainer: str = "mine:Mine") -> str:
+        return exactness.read(run, trainer, None).state
+
+    assert state(tested) == "unknown"
+    certify(home, "1", b"one", b"part")
+    assert state(tested) == "certified"
+    assert "certificate" in list_documents(home, tested, "mine:Mine")
+    for untested in (changed, other, run):
+        assert state(untested) == "unknown", "its code is another one, or unknown"
+        assert "certificate" not in list_documents(home, untested, "mine:Mine")
+    assert state(tested, "mine:Other") == "unknown"
+    for kind in (SERVER, PREDICTION):
+        assert state(msgspec.structs.replace(tested, kind=kind)) == "unknown"
+    certify(home, "2", b"two", is_sound=False)
+    assert state(tested) == "certified"
+    assert state(changed) == "unknown"
+    certify(home, "3", b"one", is_sound=False)
+    os.utime(home.checks / "3" / "certificate.json", (2**31, 2**31))
+    assert state(tested) == "unknown", "the newest about this code counts"
+    certify(home, "4", trainer="old:Old")
+    assert state(tested, "old:Old") == "unknown", "it does not say what it tested"

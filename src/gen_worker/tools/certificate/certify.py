@@ -64,6 +64,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     is_sound: bool
     folder: str
     num_steps: int = 0
+    code: dict[str, str] = {}  # file of the author's -> SHA-256: it says nothing about other code
     checks: list[Check]
     kills: list[Kill] = []
     divergence: Divergence | None = msgspec.field(
@@ -194,6 +195,7 @@ class Examination:
             is_sound=all(check.is_passed for check in checks),
             folder=str(self.kept),
             num_steps=straight[-1].step if straight else 0,
+            code={} if run is None else run.code(),
             checks=checks,
             kills=list(kills),
             divergence=divergence,

@@ -14,7 +14,7 @@ import msgspec
 from gen_worker.contract import failpoints
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.errors import Category, WorkerError
-from gen_worker.tools.certificate.trace import PLAN_NAME, KillKind, Moment, Plan, read_trace
+from gen_worker.tools.certificate.trace import CODE_NAME, PLAN_NAME, KillKind, Moment, Plan, read_trace
 
 STRAIGHT_HASH_SEED = 1
 # How errors begin that no other data would avoid.
@@ -104,6 +104,13 @@ class ProbeRun:
 
     def trace(self) -> list[Moment]:
         return read_trace(self.folder)
+
+    def code(self) -> dict[str, str]:
+        """The author's files that it imported, with their hashes; empty where it did not end."""
+        try:
+            return msgspec.json.decode((self.folder / CODE_NAME).read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            return {}
 
     def checkpoints(self) -> list[tuple[float, int]]:
         """(duration_s, size_bytes) of each that was reported."""

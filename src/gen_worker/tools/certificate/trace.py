@@ -1,6 +1,7 @@
 """Callbacks of a certified run: one records every step, one stops the author's clock.
 
-A worker reads `plan.json` in the run's folder and appends to `trace.jsonl`. A plan may end with SIGKILL.
+A worker reads `plan.json` in the run's folder and appends to `trace.jsonl`. A plan may end with SIGKILL. At the end it writes
+`code.json`: what it trained.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gen_worker.tools.certificate.digest import Leaf, describe_hidden, describe_tree, digest_batch
+from gen_worker.trainer.author.code_identity import hash_author_files
 from gen_worker.trainer.callbacks.base import Callback, RunHandle
 from gen_worker.trainer.compute.repro import to_float_scalar
 from gen_worker.trainer.contracts import StepResult
@@ -24,7 +26,7 @@ from gen_worker.trainer.model_runtime import capture_rng, restore_rng
 if TYPE_CHECKING:
     from gen_worker.trainer.artifacts import SavedCheckpoint
 
-PLAN_NAME, TRACE_NAME = "plan.json", "trace.jsonl"
+PLAN_NAME, TRACE_NAME, CODE_NAME = "plan.json", "trace.jsonl", "code.json"
 KillKind = Literal["none", "step", "checkpoint", "epoch-end", "mid-save"]
 
 
@@ -98,6 +100,9 @@ class StepTrace(Callback):
     def on_checkpoint(self, run: RunHandle, checkpoint: "SavedCheckpoint") -> None:  # noqa: ARG002
         if self._plan.kill == "checkpoint" and checkpoint.step >= self._plan.kill_step:
             _die()
+
+    def on_train_end(self, run: RunHandle) -> None:
+        (run.folder / CODE_NAME).write_bytes(msgspec.json.encode(hash_author_files()))
 
     def _moment(self, kind: Literal["begin", "step"], run: RunHandle) -> Moment:
         rng = capture_rng()

@@ -4,6 +4,8 @@ Frozen code cannot change between attempts. A module elsewhere (another editable
 git ignores) can: a warning names it, its digest is saved with the run and in checkpoints, and a change is reported.
 """
 
+import contextlib
+import hashlib
 import inspect
 import os
 import sys
@@ -81,6 +83,17 @@ def find_outside_code(imports: Mapping[str, str]) -> dict[str, OutsideModule]:
             except OSError:  # gone since, or in an archive
                 continue
             found[name] = OutsideModule(file=imports[name], digest=_source_digest(data))
+    return found
+
+
+def hash_author_files() -> dict[str, str]:
+    """SHA-256 of the bytes of each file of the author's that this process has imported, in hexadecimal. Blocks."""
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = file_of(module)
+        if file is not None and _is_authors(name, file):
+            with contextlib.suppress(OSError):  # gone since, or in an archive
+                found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return found
 
 

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from trn.core.home import Home
-from trn.core.runs import RunFacts
-from trn.gateway.reading.run_files import find_certificate
+from trn.core.runs import TRAINING, RunFacts
+from trn.gateway.reading.run_files import Certificate, hash_snapshot, read_certificates
 from trn.registry.metrics import MetricReader
 
 FRESH_S = 5.0  # of a run that still changes
@@ -28,8 +28,9 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN = Exactness(
-    state="unknown", text="no step was trained twice, and `trn check` has not tested the trainer class"
+    state="unknown", text="no step was trained twice, and `trn check` has not tested this code"
 )
+NO_TRAINING = Exactness(state="unknown", text="it does not train")
 
 
 class _Known(NamedTuple):
@@ -45,11 +46,15 @@ class ExactnessReader:
         self._home = home
         self._lock = threading.Lock()
         self._runs: dict[str, _Known] = {}
-        self._certificates: dict[str, tuple[int, Exactness | None]] = {}
+        self._changed = -1  # when the folder of the certificates changed last
+        self._certificates: list[Certificate] = []
+        self._certified: dict[tuple[str, str], Exactness | None] = {}  # by trainer class and snapshot
 
     def read(self, run: RunFacts, trainer: str, metrics: MetricReader | None) -> Exactness:
+        if run.kind != TRAINING:
+            return NO_TRAINING
         own = self._read_own(run, metrics) if run.attempt > 1 and metrics is not None else None
-        return own or self._read_certificate(trainer) or UNKNOWN
+        return own or self._read_certified(trainer, run.snapshot) or UNKNOWN
 
     def _read_own(self, run: RunFacts, metrics: MetricReader) -> Exactness | None:
         now = time.monotonic()
@@ -72,17 +77,26 @@ class ExactnessReader:
             self._runs[run.run_id] = _Known(run.change, now, found)
         return found
 
-    def _read_certificate(self, trainer: str) -> Exactness | None:
+    def _read_certified(self, trainer: str, snapshot: str) -> Exactness | None:
         changed = -1
         with contextlib.suppress(OSError):
             changed = os.stat(self._home.checks).st_mtime_ns  # noqa: PTH116  (hot)
         if not trainer or changed < 0:
             return None
-        known = self._certificates.get(trainer)
-        if known is None or known[0] != changed:
-            certificate = find_certificate(self._home, trainer)
-            is_sound = certificate is not None and certificate.get("is_sound") is True
-            text = f"`trn check` resumed {trainer} exactly"
-            known = changed, Exactness(state="certified", text=text) if is_sound else None
-            self._certificates[trainer] = known
-        return known[1]
+        with self._lock:
+            if changed != self._changed or len(self._certified) >= MAX_KNOWN:
+                self._certificates = [certificate for certificate, _ in read_certificates(self._home)]
+                self._certified.clear()
+                self._changed = changed
+            if (trainer, snapshot) not in self._certified:
+                self._certified[trainer, snapshot] = self._certify(trainer, snapshot)
+            return self._certified[trainer, snapshot]
+
+    def _certify(self, trainer: str, snapshot: str) -> Exactness | None:
+        """By the newest certificate about this very code."""
+        named = [certificate for certificate in self._certificates if certificate.trainer == trainer]
+        code = hash_snapshot(self._home, snapshot) if named else frozenset()
+        newest = next((certificate for certificate in named if certificate.is_about(trainer, code)), None)
+        if newest is None or not newest.is_sound:
+            return None
+        return Exactness(state="certified", text=f"`trn check` resumed {trainer} exactly, with this code")

@@ -9,7 +9,7 @@ import msgspec
 
 from gen_worker.contract.checkpoints.choice import scan
 from gen_worker.contract.files.regular import read_regular
-from trn.core.errors import NotFoundError
+from trn.core.errors import NotFoundError, TrnError
 from trn.core.home import Home
 from trn.core.runs import RunRecord
 from trn.core.snapshot_manifest import FileEntry, GitState, Manifest
@@ -146,7 +146,7 @@ def read_document(home: Home, run: RunRecord, trainer: str, name: DocumentName) 
         elif name == "dataset":
             found = _read_manifest(folder.checkpoints)
         else:
-            found = find_certificate(home, trainer)
+            found = _read_certificate(home, run, trainer)
     except (FileNotFoundError, msgspec.MsgspecError) as fault:
         raise missing from fault
     if not found:
@@ -154,17 +154,44 @@ def read_document(home: Home, run: RunRecord, trainer: str, name: DocumentName) 
     return msgspec.json.encode(found)
 
 
-def find_certificate(home: Home, trainer: str) -> dict[str, object] | None:
-    """The newest that `trn check` made for this trainer class."""
-    newest: tuple[float, dict[str, object]] | None = None
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What `trn check` found out about a trainer class, as far as it is read here."""
+
+    trainer: str
+    is_sound: bool
+    code: dict[str, str] = {}  # file -> SHA-256; of older releases: empty
+
+    def is_about(self, trainer: str, code: frozenset[str]) -> bool:
+        """Whether it tested this trainer class with files of `code`, which are hashes. Any other code may be inexact."""
+        return self.trainer == trainer and bool(self.code) and code.issuperset(self.code.values())
+
+
+def read_certificates(home: Home) -> list[tuple[Certificate, bytes]]:
+    """All that there are, with their documents, the newest first."""
+    found: list[tuple[float, Certificate, bytes]] = []
     for path in home.checks.glob("*/certificate.json"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            changed = path.stat().st_mtime
-            if newest is None or changed > newest[0]:
-                found = msgspec.json.decode(_read(path), type=dict[str, object])
-                if found.get("trainer") == trainer:
-                    newest = changed, found
-    return None if newest is None else newest[1]
+            document = _read(path)
+            found.append((path.stat().st_mtime, msgspec.json.decode(document, type=Certificate), document))
+    found.sort(key=lambda item: item[0], reverse=True)
+    return [(certificate, document) for _, certificate, document in found]
+
+
+def hash_snapshot(home: Home, snapshot: str) -> frozenset[str]:
+    """The hashes of its files; empty where there is none."""
+    with contextlib.suppress(TrnError, OSError):
+        if snapshot:
+            return frozenset(file.sha256 for file in SnapshotStore(home.snapshots).manifest(snapshot).files)
+    return frozenset()
+
+
+def _read_certificate(home: Home, run: RunRecord, trainer: str) -> object:
+    """The newest about this code."""
+    code = hash_snapshot(home, run.snapshot)
+    for certificate, document in read_certificates(home):
+        if certificate.is_about(trainer, code):
+            return msgspec.json.decode(document)
+    return None
 
 
 def _read_manifest(checkpoints: Path) -> object:

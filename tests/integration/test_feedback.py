@@ -1,6 +1,7 @@
 """Feedback to a model server becomes parquet for the next run: each row once, whatever is killed when."""
 
 import http.client
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,3 +306,51 @@ def test_a_full_disk_stops_no_answers(tmp_path: Path, versions: dict[int, ModelV
     finally:
         server.stop()
     assert [row["y"] for row in parquet_rows(server)] == [1.0]
+
+
+def test_a_server_answers_whatever_happened_to_the_files_of_feedback(server: Server) -> None:
+    server.start()
+    request_id = answered(server, *[ROW] * 4)
+    feed(server, *[(request_id, row, 1.0) for row in range(4)])
+    server.wait_event("feedback_due")
+    wait_until(lambda: any((server.serving / "feedback").glob("*.keys")), "no part")
+    server.stop(signal.SIGKILL)
+    due = server.serving / "feedback" / "due.json"
+    written = due.read_bytes()
+    due.write_bytes(written[:20])
+    server.start()
+    request_id = answered(server, *[ROW] * 4)
+    assert feed(server, *[(request_id, row, 1.0) for row in range(4)]).status == 200
+    assert "no further run is asked for: " in server.log
+    due.write_bytes(written)  # mended: the rules apply again
+    assert server.wait_event("feedback_due")["number"] == 2
+    server.stop(signal.SIGKILL)
+
+    requests = server.serving / "requests"
+    requests.rename(server.serving / "kept")
+    requests.touch()
+    server.start()
+    reply = feed(server, (answered(server, ROW), 0, 1.0))
+    assert (reply.status, reply.data["error"]["kind"]) == (503, "unavailable")
+    requests.unlink()
+    wait_until(lambda: feed(server, (answered(server, ROW), 0, 1.0)).status == 200, "it is not opened again")
+
+
+def test_damaged_feedback_costs_a_promotion_its_comparison_and_never_the_server(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    server = Server(tmp_path / "run", versions[1], feedback={"rows": 40, "metric": "mse", "above": 1e9})
+    try:
+        server.start()
+        request_id = answered(server, *[ROW] * 40)
+        feed(server, *[(request_id, row, 1.0) for row in range(40)])
+        wait_until(lambda: any((server.serving / "feedback").glob("*.keys")), "no part")
+        (part,) = (server.serving / "feedback").glob("*.parquet")
+        part.write_bytes(part.read_bytes()[:100])
+        assert server.ask("promote", versions[2])["event"] == "promoted"
+        part.unlink()
+        os.mkfifo(part)
+        assert server.ask("promote", versions[3])["event"] == "promoted"
+        assert server.predict(ROW).version[1] == 3
+    finally:
+        server.stop(signal.SIGKILL)

@@ -1,5 +1,6 @@
 """The files of a server's feedback: frames, answered requests, accepted rows, parquet."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,7 +32,7 @@ SCHEMA = pa.schema([("x", pa.float32()), ("y", pa.int64())])
 
 
 class TestFrames:
-    @given(bodies=st.lists(st.binary(max_size=50), max_size=5), cut=st.integers(0, 400))
+    @given(bodies=st.lists(st.binary(min_size=1, max_size=50), max_size=5), cut=st.integers(0, 400))
     def test_a_file_that_is_cut_anywhere_has_the_whole_frames_before_the_cut(
         self, bodies: list[bytes], cut: int, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
@@ -61,6 +62,53 @@ class TestFrames:
         file = JournalFile(file.path)
         assert file.read(offset) is None
         file.close()
+
+    def test_a_damaged_frame_costs_no_other_and_a_copy_of_it_is_kept(self, tmp_path: Path) -> None:
+        file = JournalFile(tmp_path / "00000001.log")
+        offsets = [file.append([body]) for body in (b"one", b"two", b"three")]
+        file.close()
+        damage(file.path, offsets[1] + 8)
+        content = file.path.read_bytes()
+        for _ in range(2):
+            file = JournalFile(file.path)
+            file.cut_tail(keeps=True)
+            assert [bytes(body) for _, body in file.frames()] == [b"one", b"three"]
+            file.close()
+        (kept,) = tmp_path.glob("*.damaged*")
+        assert kept.read_bytes() == content
+
+    def test_zeros_that_a_power_cut_leaves_are_no_frames(self, tmp_path: Path) -> None:
+        file = JournalFile(tmp_path / "00000001.log")
+        file.append([b"rows"])
+        file.close()
+        with file.path.open("ab") as appended:
+            appended.write(bytes(4096))
+        file = JournalFile(file.path)
+        file.cut_tail()
+        assert [bytes(body) for _, body in file.frames()] == [b"rows"]
+        file.close()
+
+    def test_a_frame_may_have_more_pieces_than_one_call_of_the_system_takes(self, tmp_path: Path) -> None:
+        file = JournalFile(tmp_path / "00000001.log")
+        pieces = [b"%d" % number for number in range(3000)]
+        file.append(pieces)
+        assert [bytes(body) for _, body in file.frames()] == [b"".join(pieces)]
+        file.close()
+
+    def test_a_length_that_the_disk_changed_takes_no_memory(self, tmp_path: Path) -> None:
+        file = JournalFile(tmp_path / "00000001.log")
+        offset = file.append([b"rows"])
+        file.close()
+        damage(file.path, 3, 0x80)  # two gigabytes
+        file = JournalFile(file.path)
+        assert file.read(offset) is None
+        file.close()
+
+
+def damage(path: Path, place: int, bits: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= bits
+    path.write_bytes(content)
 
 
 class TestRequests:
@@ -110,6 +158,31 @@ class TestRequests:
         assert [name for name in known if again.locate(name) is None] == []
         assert again.read(newest) is not None
         assert again.oldest == journal.oldest
+        again.close()
+
+    def test_what_cannot_be_read_costs_its_own_requests_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(requests, "MIN_FILE_BYTES", 1000)
+        executor = ThreadPoolExecutor(1)
+        journal = RequestJournal(tmp_path, max_bytes=64000, executor=executor)
+        for number in range(100):
+            journal.append(*self.record(f"id-{number}", size=50))
+        executor.shutdown()
+        journal.close()
+        whole, folder, other = sorted(tmp_path.glob("*.log"))[:3]
+        for index, content in ((whole, b"odd"), (other, bytes(range(255, 239, -1)) * 2)):
+            index.with_suffix(".index").write_bytes(content)
+        folder.unlink()
+        folder.with_suffix(".index").unlink()
+        folder.mkdir()
+        again = self.open(tmp_path, max_bytes=64000)
+        known = [number for number in range(100) if again.locate(f"id-{number}") is not None]
+        lost = [number for number in range(100) if number not in known]
+        assert {0, 99} <= set(known)
+        assert 0 < len(lost) < 40
+        assert lost == list(range(lost[0], lost[-1] + 1))
+        assert folder.with_name(f"{folder.name}.damaged").is_dir()
         again.close()
 
 
@@ -259,3 +332,98 @@ class TestRules:
         (tmp_path / "due.json").write_bytes(msgspec.json.encode(due)[:20])
         with pytest.raises(StartupError, match=r"due\.json cannot be read"):
             read_due(tmp_path)
+
+
+class TestDamage:
+    """Of the disk, or by another program: it is said, it costs what was hit, and nothing that it hit is deleted."""
+
+    def fill(self, folder: Path) -> None:
+        """Two parts, and rows in the open log."""
+        rows = FeedbackStore(folder)
+        for label in (1, 2):
+            accept(rows, label)
+            rows.seal()
+        for label in (3, 4, 5):
+            accept(rows, label)
+        rows.close()
+
+    def newest(self, rows: FeedbackStore) -> list[int]:
+        table = rows.newest_rows(100)
+        return [] if table is None else table["y"].to_pylist()
+
+    @pytest.mark.parametrize("how", ["cut", "empty", "flipped", "folder"])
+    def test_of_keys_that_are_damaged_earlier_requests_are_unknown(self, tmp_path: Path, how: str) -> None:
+        self.fill(tmp_path)
+        keys = tmp_path / "00000001.keys"
+        if how == "flipped":
+            damage(keys, keys.read_bytes().index(row_key("id-1", 0)))
+        elif how == "folder":
+            keys.unlink()
+            keys.mkdir()
+        else:
+            keys.write_bytes(keys.read_bytes()[:-3] if how == "cut" else b"")
+        began_ms = store.now_ms()
+        for _ in range(2):  # also for the attempts after it
+            rows = FeedbackStore(tmp_path)
+            assert rows.lost_ms >= began_ms
+            assert rows.parts[1].num_rows == 1
+            assert (rows.is_known(row_key("id-1", 0)), rows.is_known(row_key("id-2", 0))) == (False, True)
+            rows.forget_keys(10**6, 1)
+            rows.close()
+        assert keys.with_name(f"{keys.name}.damaged").exists()
+        assert labels_in(tmp_path) == [1, 2]
+
+    def test_a_damaged_part_is_left_out_of_the_newest_rows(self, tmp_path: Path) -> None:
+        self.fill(tmp_path)
+        first, second = sorted(tmp_path.glob("*.parquet"))
+        second.write_bytes(second.read_bytes()[:50])
+        rows = FeedbackStore(tmp_path)
+        assert self.newest(rows) == [1, 3, 4, 5]
+        first.unlink()
+        os.mkfifo(first)
+        assert self.newest(rows) == [3, 4, 5]
+        rows.close()
+
+    def test_of_a_log_with_a_damaged_frame_the_others_count(self, tmp_path: Path) -> None:
+        self.fill(tmp_path)
+        log = tmp_path / "00000003.log"
+        content = log.read_bytes()
+        damage(log, content.index(row_key("id-4", 0)))
+        rows = FeedbackStore(tmp_path)
+        assert [rows.is_known(row_key(f"id-{label}", 0)) for label in (3, 4, 5)] == [True, False, True]
+        rows.seal()
+        rows.close()
+        assert labels_in(tmp_path) == [1, 2, 3, 5]
+        assert len((tmp_path / "00000003.log.damaged").read_bytes()) == len(content)
+
+    @pytest.mark.parametrize("is_sealed", [False, True])
+    def test_a_log_without_its_schema_is_set_aside(self, tmp_path: Path, is_sealed: bool) -> None:
+        self.fill(tmp_path)
+        log = tmp_path / "00000003.log"
+        damage(log, 12)
+        if is_sealed:
+            (tmp_path / "00000004.log").touch()
+        rows = FeedbackStore(tmp_path)
+        accept(rows, 6)
+        rows.seal()
+        rows.close()
+        assert labels_in(tmp_path) == [1, 2, 6]
+        assert (tmp_path / "00000003.log.damaged").stat().st_size > 500
+
+    def test_a_schema_that_cannot_be_read_is_written_again(self, tmp_path: Path) -> None:
+        self.fill(tmp_path)
+        (tmp_path / "schema.arrow").write_bytes(b"xx")
+        rows = FeedbackStore(tmp_path)
+        assert rows.schema is None
+        rows.seal()
+        accept(rows, 6)
+        assert rows.schema == SCHEMA
+        rows.close()
+
+    def test_a_folder_in_the_place_of_a_part_is_set_aside(self, tmp_path: Path) -> None:
+        self.fill(tmp_path)
+        (tmp_path / "00000003.parquet").mkdir()
+        rows = FeedbackStore(tmp_path)
+        rows.seal()
+        rows.close()
+        assert labels_in(tmp_path) == [1, 2, 3, 4, 5]

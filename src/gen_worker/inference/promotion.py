@@ -8,6 +8,7 @@ wanted.json ──> checked ──> loaded, probed ──> gated ──> live.js
 Invariants
 - `live.json` is the commit. Once the new version has answered a request, a server that starts again begins with it.
 - Nothing after the commit can refuse. Until then nothing that clients see has changed.
+- No promotion ends the server: an error that nobody thought of is a refusal, too.
 - A version that answers has passed its gate. One that only shadows need not.
 - A number is finished once. Its event is written again if a crash leaves open whether it was durable.
 """
@@ -137,6 +138,12 @@ class Promotions:
             await self._do(wanted, figures)
         except RefusedError as why:
             await self._refuse(wanted, why, figures)
+        except Exception as fault:
+            if self.live.number == wanted.number:  # it is committed
+                raise
+            logger.exception("%s %d failed", wanted.action, wanted.number)
+            words = f"it failed with {type(fault).__name__}; the log of the server has the details"
+            await self._refuse(wanted, RefusedError("error", words), figures)
         self._finished = wanted.number
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ class NotRegularFileError(OSError):
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, expected a regular file", str(path))
+        self.path = Path(path)
 
 
 def open_regular(

@@ -110,7 +110,7 @@ class FeedbackIntake:
         found: dict[str, Answered] = {}
         for request_id, place in places.items():
             kept = None if place is None else self._requests.read(place)
-            if kept is not None and kept[0].request_id == request_id:
+            if kept is not None and kept[0].request_id == request_id and kept[0].answered_ms > store.lost_ms:
                 found[request_id] = Answered(*kept)
         outcomes = ["unknown"] * len(asked)
         new: list[tuple[bytes, FeedbackRow]] = []

@@ -1,11 +1,13 @@
 """Append-only files of frames. A frame counts once it is whole: after a crash a half one at the end is cut off.
 
-A file has a number in its name, and the one with the highest number is written to.
+A file has a number in its name, and the one with the highest number is written to. A frame whose bytes were changed by the
+disk is passed over; those after it count.
 """
 
 import logging
 import os
 import re
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,8 @@ from gen_worker.inference.frames import Buffer
 logger = logging.getLogger("gen_worker.inference")
 
 SUFFIX = ".log"
+DAMAGED = ".damaged"  # what could not be read is kept under its name and this
+MAX_PIECES = 512  # of one call; systems take 1024
 _HEAD = struct.Struct("<II")  # length and CRC of the body
 _NAME = re.compile(r"(\d{8})\.[a-z]+")
 
@@ -31,8 +35,19 @@ def list_numbers(folder: Path, suffix: str = SUFFIX) -> list[int]:
     return sorted(int(match[1]) for match in matches if match is not None)
 
 
+def set_aside(path: Path) -> Path:
+    """Give a file that cannot be read another name, under which nothing looks for it. Whatever it is."""
+    place = path.with_name(f"{path.name}{DAMAGED}")
+    number = 1
+    while os.path.lexists(place):
+        number += 1
+        place = path.with_name(f"{path.name}{DAMAGED}-{number}")
+    path.rename(place)
+    return place
+
+
 def make_frame(pieces: Sequence[Buffer]) -> list[Buffer]:
-    """To be written with one call."""
+    """To be written with one call. A frame has at least one byte: zeros, which a power cut may leave, are no frame."""
     size, check = 0, 0
     for piece in pieces:
         size += len(piece)
@@ -54,10 +69,11 @@ class JournalFile:
         wanted = _HEAD.size + sum(len(piece) for piece in pieces)
         offset = self.size
         try:
-            written = os.writev(self.fd, frame)
-            while written < wanted:
-                rest = b"".join(frame)[written:]
-                written += os.write(self.fd, rest)
+            written = os.writev(self.fd, frame[:MAX_PIECES])
+            if written < wanted:
+                rest = memoryview(b"".join(frame))
+                while written < wanted:
+                    written += os.write(self.fd, rest[written:])
         except OSError:
             os.ftruncate(self.fd, offset)
             raise
@@ -73,6 +89,8 @@ class JournalFile:
         if len(head) < _HEAD.size:
             return None
         size, check = _HEAD.unpack(head)
+        if not 0 < size <= self.size - offset - _HEAD.size:  # before memory is taken for it
+            return None
         body = os.pread(self.fd, size, offset + _HEAD.size)
         if len(body) < size or zlib.crc32(body) != check:
             return None
@@ -81,18 +99,34 @@ class JournalFile:
     def frames(self) -> Iterator[tuple[int, memoryview]]:
         """(offset, body) of each whole frame from the start."""
         offset = 0
-        while (body := self.read(offset)) is not None:
-            yield offset, body
-            offset += _HEAD.size + len(body)
+        while (end := self._end_of(offset)) is not None:
+            if (body := self.read(offset)) is not None:
+                yield offset, body
+            offset = end
 
-    def cut_tail(self) -> None:
-        """Drop what follows the last whole frame: a crash left it."""
-        end = 0
+    def cut_tail(self, *, keeps: bool = False) -> None:
+        """Drop what follows the last whole frame: a crash left it. `keeps` a copy of a file that has bytes of no frame."""
+        end = num_damaged = 0
         for offset, body in self.frames():
+            num_damaged += offset - end
             end = offset + _HEAD.size + len(body)
+        copy = self.path.with_name(f"{self.path.name}{DAMAGED}")
+        if keeps and (num_damaged or end < self.size) and not os.path.lexists(copy):
+            shutil.copyfile(self.path, copy)
+        if num_damaged:
+            logger.error("%s: %d bytes were damaged by the disk", self.path, num_damaged)
         if end < self.size:
             logger.warning("%s: dropped %d bytes after the last whole frame", self.path, self.size - end)
             self.cut_to(end)
+
+    def _end_of(self, offset: int) -> int | None:
+        """Of the frame at that offset, by its length alone; None where it has none that fits the file."""
+        head = os.pread(self.fd, _HEAD.size, offset)
+        if len(head) < _HEAD.size:
+            return None
+        size, _ = _HEAD.unpack(head)
+        end: int = offset + _HEAD.size + size
+        return end if size and end <= self.size else None
 
     def cut_to(self, size: int) -> None:
         os.ftruncate(self.fd, size)

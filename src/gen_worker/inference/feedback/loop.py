@@ -73,12 +73,14 @@ class FeedbackLoop:
         self._tell = tell
         self._has_daemon = has_daemon
         self._settled = 0  # the last due run whose outcome is known
+        self._is_settled_unreadable = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feedback")
         self._wake = asyncio.Event()
         self._opened_requests: RequestJournal | None = None
         self._opened_intake: FeedbackIntake | None = None
-        self._due = FeedbackDue()
+        self._due: FeedbackDue | None = None  # None: it cannot be read, so no run is asked for
         self._is_broken = False  # the last request could not be kept
+        self._faults: dict[str, str] = {}  # what does not work -> why; each is logged once
         self.num_lost = 0  # requests that could not be kept
 
     @property
@@ -99,13 +101,20 @@ class FeedbackLoop:
             self._opened_intake.live = version
 
     async def open(self, pool: ReplicaPool) -> None:
-        """Read what there is. ModelLoadError where the job's metric cannot be computed from what the model answers."""
-        await self._in_thread(self._open, pool)
+        """Read what there is. ModelLoadError where the job's metric cannot be computed from what the model answers.
+
+        Whatever is wrong with the files: requests are answered, without feedback until that is mended.
+        """
+        if await self._try("feedback is not taken", self._open):
+            await self._in_thread(self._check_metric, pool)
 
     # The front's hooks.
 
     def keep(self, request: AnsweredRequest) -> None:
         """Before the answer leaves. A full disk does not stop the answers: feedback to them is then unknown."""
+        if self._opened_requests is None:
+            self.num_lost += 1
+            return
         part, payload = request.rows.encode()
         answers: list[Part] = []
         pieces: list[Buffer] = [*payload]
@@ -133,6 +142,8 @@ class FeedbackLoop:
     async def take(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Durable when it returns. Refusal, and nothing is accepted, where a row has a fault."""
         asked = read_rows(rows)
+        if self._opened_intake is None:
+            raise Refusal("unavailable", "feedback cannot be stored now", retry_after_s=1)
         places = {each.request_id: self._requests.locate(each.request_id) for each in asked}
         answer = await self._in_thread(self._intake.take, asked, places)
         self._wake.set()
@@ -142,14 +153,16 @@ class FeedbackLoop:
 
     async def watch(self) -> None:
         """Until it is cancelled: rules, and files that are due."""
-        await self._tell_due()
         while True:
             self._wake.clear()
-            try:
-                if await self._in_thread(self._find_due):
-                    await self._tell_due()
-            except OSError as fault:
-                logger.warning("feedback cannot be written as parquet: %s", fault)
+            if self._opened_intake is None:
+                await self._try("feedback is not taken", self._open)
+            if self._due is None:
+                await self._try("no further run is asked for", self._read_due)
+            if self._opened_intake is not None:
+                await self._tell_due()
+                await self._try("feedback cannot be written as parquet", self._find_due)
+                await self._tell_due()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_EVERY_S)
 
@@ -157,7 +170,13 @@ class FeedbackLoop:
         """RefusedError where the new version is worse on the newest rows than the live one."""
         if self._spec.metric is None:
             return
-        table = await self._in_thread(lambda: self._intake.store.newest_rows(MAX_ERRORS))
+        tables: list[pa.Table | None] = []
+        if self._opened_intake is not None:
+            await self._try(
+                "versions are not compared on feedback",
+                lambda: tables.append(self._intake.store.newest_rows(MAX_ERRORS)),
+            )
+        table = tables[0] if tables else None
         if table is None or table.num_rows < MIN_ERRORS:
             return
         values: dict[str, float] = {}
@@ -183,12 +202,28 @@ class FeedbackLoop:
             await self._in_thread(self._close)
         except OSError as fault:
             logger.warning("feedback cannot be written as parquet: %s; the next attempt does it", fault)
+        except Exception:
+            logger.exception("feedback cannot be written as parquet; the next attempt does it")
         self._thread.shutdown()
 
     # In the thread.
 
     async def _in_thread(self, work: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def _try(self, words: str, work: Callable[[], Any]) -> bool:
+        """Do it in the thread. False where it fails, whatever the fault: requests are answered all the same."""
+        try:
+            await self._in_thread(work)
+        except Exception as fault:
+            text = f"{type(fault).__name__}: {fault}"
+            if self._faults.get(words) != text:
+                is_known = isinstance(fault, OSError | StartupError)
+                logger.warning("%s: %s", words, fault, exc_info=None if is_known else fault)
+            self._faults[words] = text
+            return False
+        self._faults.pop(words, None)
+        return True
 
     @property
     def _requests(self) -> RequestJournal:
@@ -200,14 +235,19 @@ class FeedbackLoop:
         assert self._opened_intake is not None, "it is opened before the front is"
         return self._opened_intake
 
-    def _open(self, pool: ReplicaPool) -> None:
-        self._opened_requests = RequestJournal(
-            self._folder / REQUESTS, max_bytes=self._spec.keep_mb << 20, executor=self._thread
-        )
+    def _open(self) -> None:
+        if self._opened_requests is None:
+            self._opened_requests = RequestJournal(
+                self._folder / REQUESTS, max_bytes=self._spec.keep_mb << 20, executor=self._thread
+            )
         folder = self._folder / ROWS
         folder.mkdir(exist_ok=True)
-        self._due = read_due(folder)
         self._opened_intake = FeedbackIntake(folder, self._spec, self._requests, self._live)
+
+    def _read_due(self) -> None:
+        self._due = read_due(self._folder / ROWS)
+
+    def _check_metric(self, pool: ReplicaPool) -> None:
         labels = self._intake.find_labels([column.name for column in pool.inputs])
         if self._spec.metric is not None and labels is not None:
             try:
@@ -215,11 +255,15 @@ class FeedbackLoop:
             except ValueError as fault:
                 raise ModelLoadError(f"serving.feedback.metric: {fault}") from fault
 
-    def _find_due(self) -> bool:
+    def _find_due(self) -> None:
         """Whether a run is due: then it is written down. Also ends files that are full or old enough."""
         if not self._intake.has_rows:
-            return False
+            return
         store, spec, due = self._intake.store, self._spec, self._due
+        if due is None:
+            if store.is_full:
+                store.seal()
+            return
         from gen_worker.inference.feedback.store import now_ms
 
         since = [store.parts[number] for number in store.parts if number > due.last_part]
@@ -232,11 +276,11 @@ class FeedbackLoop:
             metric = mean_error(spec.metric, errors)
         has_rule = spec.rows is not None or spec.max_age_s is not None or spec.above is not None
         reason = find_reason(spec, rows=rows, age_s=age_s, metric=metric)
-        if reason is None or not self._is_settled():
+        if reason is None or not self._is_settled(due):
             if store.is_full or (not has_rule and store.num_open_rows and age_s >= SEAL_AFTER_S):
                 store.seal()
             store.forget_keys(self._requests.oldest, due.last_part if has_rule else store.number)
-            return False
+            return
         store.seal()
         found = FeedbackDue(
             number=due.number + 1,
@@ -251,20 +295,23 @@ class FeedbackLoop:
         write_due(self._folder / ROWS, found)
         self._due = found
         failpoint("feedback.due_written")
-        return True
 
-    def _is_settled(self) -> bool:
-        """Whether it is known what became of the last run that was due."""
-        if self._has_daemon and self._settled < self._due.number:
+    def _is_settled(self, due: FeedbackDue) -> bool:
+        """Whether it is known what became of that run."""
+        if self._has_daemon and self._settled < due.number:
             try:
                 self._settled = read_settled(self._folder)
             except StartupError as fault:
-                logger.warning("%s", fault)
-        return not self._has_daemon or self._settled >= self._due.number
+                if not self._is_settled_unreadable:
+                    logger.warning("no further run is asked for: %s", fault)
+                self._is_settled_unreadable = True
+            else:
+                self._is_settled_unreadable = False
+        return not self._has_daemon or self._settled >= due.number
 
     async def _tell_due(self) -> None:
         due = self._due
-        if due.is_told:
+        if due is None or due.is_told:
             return
         assert due.version is not None
         folder = self._folder / ROWS
@@ -281,8 +328,8 @@ class FeedbackLoop:
         )
         await self._tell(event)
         failpoint("feedback.due_told")
-        self._due = msgspec.structs.replace(due, is_told=True)
-        await self._in_thread(write_due, folder, self._due)
+        self._due = told = msgspec.structs.replace(due, is_told=True)
+        await self._try("a feedback_due event may be written again", lambda: write_due(folder, told))
 
     async def _predict(self, pool: ReplicaPool, table: "pa.Table") -> "pa.RecordBatch":
         """The answers of that pool, in batches of the largest shape, beside its other work."""

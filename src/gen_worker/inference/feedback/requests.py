@@ -11,14 +11,15 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from gen_worker.contract.files.durable import replace_file
-from gen_worker.contract.files.regular import read_regular
-from gen_worker.inference.feedback.journal import SUFFIX, JournalFile, list_numbers, numbered
+from gen_worker.contract.files.regular import NotRegularFileError, read_regular
+from gen_worker.inference.feedback.journal import SUFFIX, JournalFile, list_numbers, numbered, set_aside
 from gen_worker.inference.frames import Buffer
 from gen_worker.inference.messages import Part
 
@@ -67,7 +68,11 @@ class RequestJournal:
         folder.mkdir(parents=True, exist_ok=True)
         numbers = list_numbers(folder)
         for number in numbers:
-            file = self._files[number] = JournalFile(numbered(folder, number))
+            try:
+                file = self._files[number] = JournalFile(numbered(folder, number))
+            except NotRegularFileError as fault:
+                logger.warning("requests are forgotten, %s; it is kept as %s", fault, set_aside(fault.path))
+                continue
             index = _Index.read(numbered(folder, number, INDEX_SUFFIX))
             if index is not None:
                 self._sealed[number] = index
@@ -78,9 +83,9 @@ class RequestJournal:
             }
             if number != numbers[-1]:
                 self._seal(number)
-        self.oldest = numbers[0] if numbers else 1  # what was in older files is unknown
-        self._newest = numbers[-1] if numbers else 0
-        if not numbers or self._newest in self._sealed:
+        self.oldest = min(self._files, default=1)  # what was in older files is unknown
+        self._newest = max(numbers, default=0)
+        if self._newest not in self._open:
             self._begin(self._newest + 1)
 
     def append(self, record: AnsweredRecord, payload: Sequence[Buffer]) -> None:
@@ -156,16 +161,19 @@ class _Index:
 
     @classmethod
     def read(cls, path: Path) -> "_Index | None":
-        """None where there is none."""
+        """None where there is none that is whole."""
         try:
             content = read_regular(path)
         except OSError:
             return None
         half = len(content) // 2
         index = cls(array("Q"), array("Q"))
+        if half % _HASH_BYTES or len(content) % 2:
+            return None
         index._hashes.frombytes(content[:half])
         index._offsets.frombytes(content[half:])
-        return index
+        pairs = pairwise(index._hashes)
+        return index if all(one < other for one, other in pairs) else None
 
     def write(self, path: Path) -> None:
         replace_file(path, self._hashes.tobytes() + self._offsets.tobytes(), sync="file")

@@ -10,12 +10,16 @@ Invariants
 - A row that was answered `accepted` is in exactly one log, and so in exactly one parquet file: that of the same number.
 - N.parquet is made of the whole frames of N.log and of nothing else, after the last one was added. If it is there, it is
   whole, and is not written again.
-- A key is known as long as its request is: a repeat is answered as such, or as unknown.
+- A key is known as long as its request is: a repeat is answered as such, or as unknown. Where the disk damaged N.keys, the
+  requests that were answered before count as unknown.
+- What cannot be read is set aside, as N.log.damaged and so on, never deleted; what is whole in it still counts.
 """
 
 import hashlib
 import logging
+import os
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +30,8 @@ import pyarrow.parquet as pq
 
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import make_folder, replace_file, replacing, sync_path
-from gen_worker.contract.files.regular import read_regular
-from gen_worker.inference.feedback.journal import JournalFile, list_numbers, numbered
+from gen_worker.contract.files.regular import NotRegularFileError, open_regular, read_regular
+from gen_worker.inference.feedback.journal import JournalFile, list_numbers, numbered, set_aside
 
 logger = logging.getLogger("gen_worker.inference")
 
@@ -55,6 +59,15 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     oldest_ms: int
     newest_request: int
     keys: bytes
+    check: int | None = None  # CRC of the keys
+    lost_ms: int = 0  # when it was found that the keys cannot be read; 0: they can
+
+    @property
+    def is_whole(self) -> bool:
+        return self.lost_ms > 0 or (
+            len(self.keys) == KEY_BYTES * self.num_rows
+            and (self.check is None or self.check == zlib.crc32(self.keys))
+        )
 
 
 class _LogState:
@@ -73,11 +86,13 @@ class _LogState:
         self.keys.append(head.keys)
 
     def record(self) -> PartRecord:
+        keys = b"".join(self.keys)
         return PartRecord(
             num_rows=self.num_rows,
             oldest_ms=self.oldest_ms,
             newest_request=self.newest_request,
-            keys=b"".join(self.keys),
+            keys=keys,
+            check=zlib.crc32(keys),
         )
 
 
@@ -92,19 +107,21 @@ class FeedbackStore:
         self.folder = folder
         make_folder(folder)
         self.parts: dict[int, PartRecord] = {}
+        self.lost_ms = (
+            0  # of requests that were answered up to then, it is not known which rows were accepted
+        )
         self.errors: deque[tuple[float, str]] = deque(maxlen=MAX_LOG_ROWS)  # of rows in the open log
         self._keys: dict[bytes, int] = {}  # -> number
         self._state = _LogState()
         for left in folder.glob(".*.tmp"):  # of a process that was killed
             left.unlink(missing_ok=True)
         for number in list_numbers(folder, KEYS):
-            record = _keys_decoder.decode(read_regular(numbered(folder, number, KEYS)))
-            self._know(number, record)
-            numbered(folder, number).unlink(missing_ok=True)
+            self._know(number, self._read_keys(number))
+            _unlink_log(numbered(folder, number))
         logs = list_numbers(folder)
         newest = max([*logs, *self.parts, *list_numbers(folder, PARQUET)], default=0)
         for number in logs:
-            is_written = numbered(folder, number, PARQUET).exists()
+            is_written = _is_there(numbered(folder, number, PARQUET))
             if number != newest or is_written:
                 self._finish(number)
         if newest == 0 or not numbered(folder, newest).exists():
@@ -114,10 +131,13 @@ class FeedbackStore:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Of the newest rows; None before the first."""
+        """Of the newest rows; None before the first, and where it cannot be read."""
         try:
             return pa.ipc.read_schema(pa.py_buffer(read_regular(self.folder / SCHEMA)))
         except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowException) as fault:
+            logger.warning("%s cannot be read: %s", self.folder / SCHEMA, fault)
             return None
 
     @property
@@ -201,8 +221,7 @@ class FeedbackStore:
     # One log.
 
     def _open_log(self, number: int) -> JournalFile:
-        log = JournalFile(numbered(self.folder, number))
-        log.cut_tail()
+        log = _open_whole(numbered(self.folder, number))
         sync_path(self.folder)
         self._state = _LogState()
         self.errors.clear()
@@ -232,18 +251,19 @@ class FeedbackStore:
 
     def _know(self, number: int, record: PartRecord) -> None:
         self.parts[number] = record
+        self.lost_ms = max(self.lost_ms, record.lost_ms)
         self._keys |= dict.fromkeys(_split(record.keys), number)
 
     # Log -> parquet -> keys -> no log.
 
     def _finish(self, number: int) -> None:
         """Of a log that was sealed when a crash came."""
-        log = JournalFile(numbered(self.folder, number))
+        log = _open_whole(numbered(self.folder, number))
         state = _LogState()
         for _, body in list(log.frames())[1:]:
             state.add(_read_head(body)[0])
         if state.num_rows:
-            if not self.part_path(number).exists():
+            if not _is_there(self.part_path(number)):
                 self._write_part(number, log)
             self._write_keys(number, state.record())
         log.close()
@@ -267,7 +287,73 @@ class FeedbackStore:
         if table is not None:
             yield table
         for number in reversed(list_numbers(self.folder, PARQUET)):
-            yield pq.read_table(self.part_path(number))
+            path = self.part_path(number)
+            try:
+                with os.fdopen(open_regular(path), "rb") as file:
+                    yield pq.read_table(file)
+            except (OSError, ValueError, pa.ArrowException) as fault:
+                logger.warning("%s is left out, it cannot be read: %s", path, fault)
+
+    def _read_keys(self, number: int) -> PartRecord:
+        """Where they cannot be read: another record takes their place, which says so."""
+        path = numbered(self.folder, number, KEYS)
+        try:
+            record = _keys_decoder.decode(read_regular(path))
+            if not record.is_whole:
+                raise ValueError("its checksum is another one")
+        except (OSError, ValueError, msgspec.MsgspecError) as fault:
+            logger.warning(
+                "%s cannot be read: %s; feedback to requests that were answered until now counts as unknown. It is kept"
+                " as %s",
+                path,
+                fault,
+                set_aside(path),
+            )
+            time_ms = now_ms()
+            num_rows = _count_rows(self.part_path(number))
+            record = PartRecord(
+                num_rows=num_rows, oldest_ms=time_ms, newest_request=1 << 62, keys=b"", lost_ms=time_ms
+            )
+            replace_file(path, _encode(record))
+        return record
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file. What else is in its place is set aside."""
+    try:
+        os.close(open_regular(path))
+    except FileNotFoundError:
+        return False
+    except NotRegularFileError as fault:
+        logger.warning("%s; it is kept as %s", fault, set_aside(path))
+        return False
+    return True
+
+
+def _open_whole(path: Path) -> JournalFile:
+    """A log of whole frames. Where the first one, its schema, cannot be read, the log is set aside: a new one."""
+    _is_there(path)
+    log = JournalFile(path)
+    if log.size and log.read(0) is None:
+        log.close()
+        logger.error("%s: its first bytes are damaged; it is kept as %s", path, set_aside(path))
+        log = JournalFile(path)
+    log.cut_tail(keeps=True)
+    return log
+
+
+def _unlink_log(path: Path) -> None:
+    if _is_there(path):
+        path.unlink()
+
+
+def _count_rows(path: Path) -> int:
+    """Of a parquet file; 0 where it cannot be read."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return int(pq.read_metadata(file).num_rows)
+    except (OSError, ValueError, pa.ArrowException):
+        return 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

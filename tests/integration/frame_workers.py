@@ -40,8 +40,8 @@ from gen_worker.inference.model.orders import ModelOptions, WorkerEnd
 from gen_worker.inference.model.parent import ModelLink
 
 WIDTH = 4
-RAISES, CRASHES, HANGS, WRONG_COUNT, FEWER_ROWS, GARBAGE, KILLED, SLOW, RAISES_ONCE = (
-    1000.0 * number for number in range(1, 10)
+RAISES, CRASHES, HANGS, WRONG_COUNT, FEWER_ROWS, GARBAGE, KILLED, SLOW, RAISES_ONCE, LEAVES_CHILD = (
+    1000.0 * number for number in range(1, 11)
 )
 INPUTS = (ColumnType(name="x", dtype="float32", dims=(WIDTH,)),)
 OUTPUTS = (ColumnType(name="y", dtype="float32"), ColumnType(name="pid", dtype="int64"))
@@ -220,6 +220,12 @@ def _misbehave(first: set[float], link: socket.socket) -> None:
     if CRASHES in first:
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         os.abort()
+    if LEAVES_CHILD in first:
+        if os.fork() == 0:
+            while link.recv(1 << 16):  # it holds the link, until the front closes it
+                pass
+            os._exit(0)
+        os._exit(3)
     if KILLED in first:
         os.kill(os.getpid(), signal.SIGKILL)
     if HANGS in first:

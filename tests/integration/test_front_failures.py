@@ -13,6 +13,7 @@ from frame_workers import (
     GARBAGE,
     HANGS,
     KILLED,
+    LEAVES_CHILD,
     RAISES,
     RAISES_ONCE,
     SLOW,
@@ -105,7 +106,7 @@ def test_a_wrong_number_of_answers_is_an_error_of_the_batch_and_never_somebody_e
     run(main())
 
 
-@pytest.mark.parametrize("bad", [CRASHES, KILLED, GARBAGE, HANGS])
+@pytest.mark.parametrize("bad", [CRASHES, KILLED, GARBAGE, HANGS, LEAVES_CHILD])
 def test_a_row_that_ends_its_worker_is_quarantined_and_its_neighbours_are_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: float
 ) -> None:

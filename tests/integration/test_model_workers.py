@@ -3,11 +3,13 @@
 import json
 import os
 import pickle
+import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from model_processes import Worker, open_parent, train, version_of
+from model_processes import DEADLINE_S, Worker, open_parent, train, version_of
 from worker_process import TRAINERS
 
 from gen_worker.contract.process_identity import is_process_alive, read_process
@@ -37,6 +39,7 @@ from gen_worker.inference.messages import (
 from gen_worker.inference.model.parent import ModelOptions, ModelParent
 
 RAISES, KILLS, SHORT, ONE_NUMBER, EATS = 1001.0, 1002.0, 1003.0, 1004.0, 1005.0  # as `serving.py` has them
+HAS_NO_TEXT, HAS_MUCH_TEXT, FORKS, OTHER_BYTES, WIDE = 2001.0, 2002.0, 2003.0, 2004.0, 2005.0  # `Misbehaves`
 ROWS = np.random.default_rng(1).standard_normal((64, 4)).astype("float32")
 
 
@@ -231,6 +234,50 @@ def test_a_batch_that_raises_is_answered_with_its_error_and_the_next_one_with_va
     text = log.read_text()
     assert raised.error_id in text
     assert "Traceback" in text[text.index(raised.error_id) :]
+
+
+@pytest.fixture(scope="module")
+def misbehaving(parent: ModelParent, meta: Path) -> Iterator[Worker]:
+    worker = Worker(parent, version_of(meta, "serving:Misbehaves"))
+    worker.ready()
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (HAS_NO_TEXT, "HasNoText: no text: its __str__ and __repr__ raise"),
+        (HAS_MUCH_TEXT, "ValueError: muchmuch"),
+    ],
+)
+def test_an_exception_is_an_error_of_its_batch_whatever_its_text_is(
+    misbehaving: Worker, value: float, words: str
+) -> None:
+    raised = misbehaving.ask(with_first(value))
+    assert isinstance(raised, Raised)
+    assert (raised.kind, raised.words[: len(words)]) == ("error", words)
+    assert len(raised.words) < 100_000
+    assert len(misbehaving.ask(ROWS[:4])[0]["y"]) == 4
+
+
+def test_a_process_that_predict_forks_does_not_answer_in_its_place(misbehaving: Worker, log: Path) -> None:
+    """Its answer would be that of a later batch, or end up in the middle of one."""
+    assert len(misbehaving.ask(with_first(FORKS))[0]["y"]) == 4
+    for count in (3, 5, 7):
+        assert len(misbehaving.ask(ROWS[:count])[0]["y"]) == count
+    (child,) = re.findall(r"^child (\d+)$", log.read_text(), re.MULTILINE)
+    deadline = time.monotonic() + DEADLINE_S
+    while is_process_alive(int(child)):
+        assert time.monotonic() < deadline, "it waits for work"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("value", [OTHER_BYTES, WIDE])
+def test_numbers_of_any_bytes_are_answered(misbehaving: Worker, value: float) -> None:
+    (answer,) = misbehaving.ask(with_first(value))
+    assert answer["y"].tolist() == [0, 1, 2, 3]
+    assert answer["y"].dtype.name in ("float32", "float64")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dropout_mlp import DropoutMlp
 from gen_worker.trainer import StepContext, batch_to_torch
 
 RAISES, KILLS, SHORT, ONE_NUMBER, EATS = 1001.0, 1002.0, 1003.0, 1004.0, 1005.0  # as the first value of a row
+HAS_NO_TEXT, HAS_MUCH_TEXT, FORKS, OTHER_BYTES, WIDE = 2001.0, 2002.0, 2003.0, 2004.0, 2005.0
 
 
 class ServingMlp(DropoutMlp):
@@ -55,6 +56,30 @@ class ReusesMemory(ServingMlp):
             state["answer"] = y.new_empty(32)
         state["answer"][: len(y)] = y
         return {"y": state["answer"][: len(y)]}
+
+
+class HasNoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Misbehaves(ServingMlp):
+    """What the first value of a row says."""
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        first = set(batch_to_torch(rows, ["x"])["x"][:, 0].tolist())
+        if HAS_NO_TEXT in first:
+            raise HasNoText
+        if HAS_MUCH_TEXT in first:
+            raise ValueError("much" * (8 << 20))
+        if FORKS in first and os.fork() == 0:
+            print(f"child {os.getpid()}", file=sys.stderr, flush=True)
+        y = np.arange(rows.num_rows, dtype="float32")
+        if OTHER_BYTES in first:
+            return {"y": y.astype(">f4")}
+        return {"y": y.astype(np.longdouble) if WIDE in first else y}
 
 
 class FromRecords(DropoutMlp):

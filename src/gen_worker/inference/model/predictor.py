@@ -170,12 +170,19 @@ def _read_column(name: str, values: Any) -> Values:
     if isinstance(values, np.ndarray):
         if values.ndim == 0:
             raise OutputError(f"predict returned one value of {name!r}, expected one a row", "row_count")
-        return values if values.dtype.kind in "biuf" else values.tolist()
+        return _plain_numbers(values) if values.dtype.kind in "biuf" else values.tolist()
     if isinstance(values, list | tuple):
         return _from_list(name, list(values))
     raise OutputError(
         f"predict returned a {type(values).__name__} as {name!r}, expected an array, a tensor or a list"
     )
+
+
+def _plain_numbers(values: Values) -> Values:
+    """As a frame has them: in the byte order of the machine, of at most 64 bits."""
+    dtype: np.dtype[Any] = values.dtype  # type: ignore[union-attr]
+    plain = np.dtype(np.float64) if dtype.itemsize > 8 else dtype.newbyteorder("=")
+    return values if dtype == plain and dtype.isnative else values.astype(plain)  # type: ignore[union-attr]
 
 
 def _from_list(name: str, values: list[Any]) -> Values:

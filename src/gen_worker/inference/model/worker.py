@@ -32,12 +32,14 @@ from gen_worker.inference.model.loading import LoadedModel
 from gen_worker.inference.model.orders import ModelOptions
 from gen_worker.inference.model.predictor import OutputError
 from gen_worker.inference.model.process import limit_memory
+from gen_worker.trainer.attempt.failure import kind_of, say
 
 if TYPE_CHECKING:
     from gen_worker.inference.offline.part import PartMaker
 
 logger = logging.getLogger("gen_worker.inference")
 
+MAX_WORDS = 10_000  # of an exception; the log has all of it
 _json = msgspec.json.Encoder(enc_hook=plain_value)
 
 
@@ -56,6 +58,8 @@ class ModelWorker:
     def run(self) -> int:
         """Until the other end is closed. Returns the exit code."""
         self._link.setblocking(True)
+        # A child of the author's must not answer in this process's place, nor keep the link open after its end.
+        os.register_at_fork(after_in_child=self._link.close)
         self._model.settle(self._options)
         limit_memory(self._options.memory_mb)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -178,13 +182,20 @@ class ModelWorker:
 
 
 def describe_fault(fault: Exception, hook: str) -> tuple[str, Any, str]:
-    """(id, kind, words); the traceback goes into the log under the id."""
+    """(id, kind, words); the traceback goes into the log under the id. Never raises, whatever the author's objects do."""
     error_id = secrets.token_hex(8)
-    words = "; ".join([f"{type(fault).__name__}: {fault}", *getattr(fault, "__notes__", ())])
+    said = say(fault)
     if isinstance(fault, RowsError):
-        return error_id, "input", str(fault)
+        return error_id, "input", said[:MAX_WORDS]
     if isinstance(fault, OutputError):
-        logger.error("%s: %s", error_id, fault)
-        return error_id, fault.kind, str(fault)
-    logger.error("%s: %s raised", error_id, hook, exc_info=fault)
-    return error_id, "error", words
+        _log_error("%s: %s", error_id, said)
+        return error_id, fault.kind, said[:MAX_WORDS]
+    _log_error("%s: %s raised", error_id, hook, exc_info=fault)
+    notes = [note for note in getattr(fault, "__notes__", None) or () if isinstance(note, str)]
+    return error_id, "error", "; ".join([f"{kind_of(fault)}: {said}"[:MAX_WORDS], *notes])[: 2 * MAX_WORDS]
+
+
+def _log_error(text: str, *values: str, exc_info: Exception | None = None) -> None:
+    """Whatever the author's code did to the log: the error is answered."""
+    with contextlib.suppress(Exception):
+        logger.error(text, *values, exc_info=exc_info)

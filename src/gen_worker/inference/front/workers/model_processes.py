@@ -50,6 +50,21 @@ class ModelProcesses:
         except ModelLoadError as fault:
             self._lose(fault)
 
+    async def wait_link(self, worker_id: int, link_lost: "asyncio.Future[None]") -> None:
+        """Until its link has ended, or the worker has: a process that the author's code left behind may hold the link."""
+        ended = self._loop.create_future()
+        if worker_id in self._ends:
+            ended.set_result(self._ends.pop(worker_id))
+        self._waiting[worker_id] = ended
+        try:
+            await asyncio.wait([ended, link_lost], return_when=asyncio.FIRST_COMPLETED)
+            if not link_lost.done():  # what it said before is still to be read
+                await asyncio.wait([link_lost], timeout=END_PATIENCE_S)
+        finally:
+            del self._waiting[worker_id]
+            if ended.done():
+                self._ends[worker_id] = ended.result()
+
     async def wait_end(self, worker_id: int) -> WorkerEnd | None:
         """How a worker ended whose link has ended; None where that is not known. To be asked once."""
         if worker_id in self._ends:

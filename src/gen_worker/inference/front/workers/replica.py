@@ -117,6 +117,9 @@ class Replica:
         except ModelLoadError as fault:
             self._give_up(NotReady(category=fault.category, words=str(fault), cause=fault.cause))
             return
+        except OSError as fault:  # no descriptor is free, say
+            self._give_up(NotReady(category="startup", words=f"no model worker can be started: {fault}"))
+            return
         self._worker_id = link.worker_id
         connection = self._link = WorkerLink(self._receive, self._break)
         try:
@@ -124,7 +127,8 @@ class Replica:
         except BaseException:
             link.close()
             raise
-        await connection.lost
+        await self._processes.wait_link(link.worker_id, connection.lost)
+        connection.close()
         was_ready = self.ready is not None
         self.ready = None
         end = await self._processes.wait_end(link.worker_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ import uvicorn
 
 from trn.gateway.gate import guard
 from trn.gateway.gate.connections import TimedConnection
+from trn.gateway.gate.credentials import Credentials
 
 DEADLINE_S = 60
 
@@ -100,3 +102,46 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         assert refused.value.status == 408
 
     asyncio.run(main())
+
+
+def test_a_request_that_the_stop_of_the_gateway_ends_is_answered() -> None:
+    """It may be a submit: what a client reads must not be that the gateway failed."""
+    credentials = Credentials(1)
+    begun = asyncio.Event()
+
+    async def hang(*_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"{}"}
+
+        guarded = guard.Guard(api=hang, page=hang, credentials=credentials, hosts=["a"])
+        headers = {
+            "host": "a",
+            "authorization": f"Bearer {credentials.bearer}",
+            "content-type": "application/json",
+        }
+        path = "/api/v1/runs"
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        task = asyncio.create_task(guarded(scope, receive, send))
+        await begun.wait()
+        task.cancel()
+        await task
+        return sent
+
+    start, body = asyncio.run(main())
+    assert start["status"] == 503
+    assert json.loads(body["body"])["error"]["message"] == guard.STOPPED

@@ -118,6 +118,11 @@ class Home(NamedTuple):
         return self.root / "gateway.json"
 
     @property
+    def gateway_port(self) -> Path:
+        """The free port that the last gateway took: the next one takes it again, so that links keep their meaning."""
+        return self.root / "gateway.port"
+
+    @property
     def gateway_lock(self) -> Path:
         return self.root / "gateway.lock"
 

@@ -20,6 +20,7 @@ import uvicorn
 from filelock import FileLock, Timeout
 
 from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.process_identity import ProcessIdentity, boot_id, start_ticks
 from trn.core.errors import AlreadyRunningError, InvalidRequestError, UnavailableError
 from trn.core.home import Home
@@ -61,6 +62,7 @@ KEEP_ALIVE_S = 30
 STOP_GRACE_S = 2
 BACKLOG = 1024
 MIN_OPEN_FILES = 8192
+MAX_PORT_BYTES = 16
 
 ENDPOINTS: list[Endpoint] = [
     *session.ENDPOINTS,
@@ -110,7 +112,7 @@ class Gateway:
         """TrnError if it cannot start."""
         host, port = read_address(self._address)
         context = self._open_tls(host)
-        with self._holding_home(), bind(host, port) as listener:
+        with self._holding_home(), self._bind(host, port) as listener:
             _raise_open_files()
             port = listener.getsockname()[1]
             scheme = "http" if context is None else "https"
@@ -137,6 +139,23 @@ class Gateway:
             finally:
                 await parts.daemon.close()
                 parts.stores.close()
+
+    @contextlib.contextmanager
+    def _bind(self, host: str, port: int) -> Iterator[socket.socket]:
+        """Any free port is the one of before, where it is still free: links and open pages lead to it."""
+        with contextlib.ExitStack() as stack:
+            listener = None
+            if port == 0:
+                with contextlib.suppress(OSError, ValueError, OverflowError, UnavailableError):
+                    before = int(read_regular(self._home.gateway_port, MAX_PORT_BYTES))
+                    listener = stack.enter_context(bind(host, before))
+            if listener is None:
+                listener = stack.enter_context(bind(host, port))
+            if port == 0:
+                text = str(listener.getsockname()[1]).encode()
+                with contextlib.suppress(OSError):  # a link less that lasts
+                    replace_file(self._home.gateway_port, text, sync="none", mode=0o600)
+            yield listener
 
     async def _run(self, parts: Parts, server: "_Server", listener: socket.socket) -> None:
         async with asyncio.TaskGroup() as tasks:

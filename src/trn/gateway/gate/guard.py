@@ -24,6 +24,7 @@ BODY_S = 30.0  # for the whole body
 MAX_PATH = 1024
 METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE")
 READS = ("GET", "HEAD")
+STOPPED = "the gateway was stopped before it had the answer; what was asked for may have been done"
 # No escapes: no id, name or file of ours needs one, and so nothing is ever decoded twice.
 _PATH = re.compile(rb"/(?:[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*/?)?")
 _JSON = re.compile(r"application/json(?:\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
@@ -99,6 +100,10 @@ class Guard:
             extra = {"connection": "close"} if fault.is_closed else {}
             answer = refusal(fault.status, fault.code, str(fault), headers=extra)
             await answer(scope, receive, guarded)
+        except asyncio.CancelledError:
+            # The server stops, and has waited. It ends this task, which has nothing more to do than to say so.
+            if status == 0:
+                await refusal(503, "unavailable", STOPPED)(scope, receive, guarded)
         finally:
             # The query is left out: what a client puts there is its own.
             logger.info(

@@ -47,11 +47,11 @@ class PageWorld(GatewayWorld):
         for run_id in ("straight", "other", "broken", "evil"):
             self.wait_end(run_id)
 
-    def submit(self, run_id: str, num_steps: int = NUM_STEPS, **more: Any) -> None:
+    def submit(self, run_id: str, num_steps: int | None = NUM_STEPS, **more: Any) -> None:
         self.start(run_id, num_steps, **more)
         self.wait_end(run_id)
 
-    def start(self, run_id: str, num_steps: int = NUM_STEPS, **more: Any) -> None:
+    def start(self, run_id: str, num_steps: int | None = NUM_STEPS, **more: Any) -> None:
         with trn.Client(self.home.root) as client:
             client.submit(make_job(run_id, num_steps, **more), base_dir=TRAINERS, code_dir=TRAINERS)
 
@@ -83,11 +83,13 @@ class Gate:
         self.path.write_text(str(step))
 
 
-def make_job(run_id: str, num_steps: int, **more: Any) -> dict[str, Any]:
+def make_job(run_id: str, num_steps: int | None, **more: Any) -> dict[str, Any]:
+    """Without a number of steps, `more` says how long it trains."""
+    batches = {} if num_steps is None else {"mock_batches": list(range(num_steps))}
     return {
         "run_id": run_id,
         "trainer": "shown:Shown",
-        "mock_batches": list(range(num_steps)),
+        **batches,
         "metric_every": 1,
         "checkpoint_every": 20,
         "resources": {"devices": ["cpu"]},

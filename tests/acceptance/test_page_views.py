@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 # What each view shows once it is whole
 VIEWS = {
     "/": "straight",
+    "/?by=state&pick=straight&pick=other": "2 runs selected",
+    "/?q=nothing": "No runs match these filters",
+    "/nothing": "There is no such page",
     "/runs/straight": "train/loss",
+    "/runs/other": "train/loss",
+    "/runs/straight?logy=1&smooth=0.6&large=train/loss": "train/loss",
     "/runs/evil?tab=log": "completed at step 60",
     "/runs/straight?tab=media": "film.mp4",
     "/runs/straight?tab=config": "mock_batches",
@@ -26,9 +31,13 @@ VIEWS = {
     "/runs/straight?tab=documents&document=environment": "python",
     "/runs/broken?tab=family": "this step always fails",
     "/runs/straight?tab=files": "final",
+    "/runs/straight?tab=documents&document=certificate": "certificate",
+    "/compare": "Choose runs to compare",
     "/compare?run=straight&run=other": "hyperparams.scale",
+    "/compare?run=straight&run=other&run=broken&run=evil&part=metrics": "Last values",
     "/machine": "4 CPUs",
     "/submit": "trainer",
+    "/submit?from=straight": "The job of straight",
 }
 
 
@@ -140,6 +149,55 @@ def test_assistive_programs_find_no_barrier_in_any_view(world: PageWorld, visit:
         barriers[path, "light"] = find_barriers(page)
         page.emulate_media(color_scheme="dark")
         barriers[path, "dark"] = find_barriers(page, ["color-contrast"])  # dark differs in colours alone
+    assert {key: found for key, found in barriers.items() if found} == {}
+
+
+def test_assistive_programs_find_no_barrier_in_what_opens_over_a_view(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    """Menus, dialogs and what is below a chart: none of them is open in a view by itself."""
+    visitor = visit()
+    page = visitor.log_in(world, "/?q=/^straight$/")
+    expect(page.get_by_role("link", name="straight", exact=True)).to_be_visible()
+    barriers = {}
+
+    def look(what: str) -> None:
+        for scheme, rules in (("light", []), ("dark", ["color-contrast"])):
+            page.emulate_media(color_scheme=scheme)
+            barriers[what, scheme] = find_barriers(page, rules)
+        page.keyboard.press("Escape")
+
+    tools = page.get_by_role("search")
+    for name in ("State", "Tags", "Columns"):
+        tools.get_by_role("button", name=name, exact=True).click()
+        look(f"menu {name}")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    look("help")
+    page.goto(f"{world.gateway.url}/runs/straight")
+    for name in ("Name, notes and tags…", "Run again…", "Remove…"):
+        page.get_by_role("button", name="More actions").click()
+        if name == "Name, notes and tags…":
+            barriers["menu of a run", "light"] = find_barriers(page)
+        page.get_by_role("menuitem", name=name).click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        expect(page.get_by_text("Reading what it frees…")).to_have_count(0)
+        look(name)
+    figure = page.get_by_role("figure", name="train/loss", exact=True)
+    figure.get_by_role("button", name="Menu of train/loss").click()
+    barriers["menu of a chart", "light"] = find_barriers(page)
+    page.get_by_role("menuitem", name="Show as table").click()
+    expect(page.get_by_role("dialog").get_by_role("row")).not_to_have_count(0)
+    look("points of a chart")
+    figure.get_by_label("Chart of train/loss").first.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Fork from step").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("textbox", name="checkpoint_every")).to_be_visible()
+    barriers["fork as a form", "light"] = find_barriers(page)
+    dialog.get_by_role("button", name="JSON").click()
+    look("fork as JSON")
+    barriers["below a chart", "light"] = find_barriers(page)
     assert {key: found for key, found in barriers.items() if found} == {}
 
 

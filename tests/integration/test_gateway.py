@@ -20,7 +20,7 @@ from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from gateway_process import SETTINGS, TRN, EventReader, GatewayWorld
 
 import trn
-from trn.client.gateway_start import find_gateway
+from trn.client.gateway_start import find_gateway, stop_gateway
 from trn.core.home import Home
 from trn.gateway.app import bind
 
@@ -269,6 +269,23 @@ def test_a_killed_gateway_harms_nothing_and_the_next_has_other_secrets(own_world
     assert own_world.get("/runs").status == 200
 
 
+def test_the_next_gateway_has_the_address_of_the_last_one_unless_that_is_taken(
+    own_world: GatewayWorld,
+) -> None:
+    before = own_world.gateway
+    stop_gateway(before, own_world.home)
+    after = own_world.start_gateway()
+    assert after.url == before.url, "links and open pages lead to it"
+    stop_gateway(after, own_world.home)
+    host, _, port = after.address.rpartition(":")
+    with socket.create_server((host, int(port))):
+        third = own_world.start_gateway()
+    assert third.url != after.url
+    stop_gateway(third, own_world.home)
+    own_world.home.gateway_port.write_text("no port")
+    assert own_world.start_gateway().url
+
+
 def test_another_address_than_loopback_needs_tls(tmp_path: Path) -> None:
     home = tmp_path / "home"
     environ = {**os.environ, "TRN_HOME": str(home)}
@@ -336,6 +353,12 @@ def test_a_run_is_submitted_checked_cancelled_resumed_repeated_and_removed(
     assert own_world.get("/runs/four.3").status == 200
     assert own_world.send("DELETE", "/runs/four.3").status == 200
     assert own_world.get("/runs/four.3").status == 404
+    wait_until("not ended", lambda: own_world.get("/runs/four.2").data["run"]["ended_ms"] is not None)
+    assert own_world.send("DELETE", "/runs/four?also=four.2&also=gone").status == 404
+    assert own_world.get("/runs/four.2").status == 200, "all or none"
+    freed = own_world.send("DELETE", "/runs/four?also=four.2").data["freed"]
+    assert {"four", "four.2"} <= {each["name"] for each in freed}
+    assert own_world.get("/runs/four").status == own_world.get("/runs/four.2").status == 404
 
 
 def test_runs_are_compared_and_lanes_show_who_held_the_machine(

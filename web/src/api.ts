@@ -117,8 +117,9 @@ export const api = {
   again: (id: string, body: Record<string, unknown> = {}) => send<SubmitResult>("POST", ["runs", id, "again"], body),
   update: (id: string, change: { name?: string; notes?: string; tags?: Record<string, string | null> }) =>
     send<Run>("PATCH", ["runs", id], change),
-  remove: (id: string, isDryRun: boolean) =>
-    send<{ freed: Freed[] }>("DELETE", ["runs", id], {}, { dry_run: isDryRun }),
+  /** All of them or none. */
+  remove: ([id = "", ...also]: readonly string[], isDryRun: boolean) =>
+    send<{ freed: Freed[] }>("DELETE", ["runs", id], {}, { also, dry_run: isDryRun }),
 };
 
 /** Takes a single-use token out of the address, before anything can keep it. Null where there is none. */
@@ -128,11 +129,30 @@ export function takeToken(place: Location = location, past: History = history): 
   return token;
 }
 
+const otherTabs = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("trn-login");
+
+/** A tab that lost its session has it again when another one of this browser has logged in. Called once. */
+export function followLogins(): void {
+  const look = async (): Promise<void> => {
+    if (session.peek() === "open" || document.hidden) return;
+    try {
+      await api.getHealth();
+      session.value = "open";
+    } catch {
+      // it is asked again when one comes back to this tab
+    }
+  };
+  otherTabs?.addEventListener("message", () => void look());
+  document.addEventListener("visibilitychange", () => void look());
+  addEventListener("focus", () => void look());
+}
+
 /** Exchanges a token for the session's cookie. A refused token leaves a session that is already open as it is. */
 export async function login(token: string): Promise<void> {
   try {
     await send("POST", ["login"], { token });
     session.value = "open";
+    otherTabs?.postMessage("login");
   } catch (error) {
     // The next request finds out whether this browser had a session before: a link may be opened twice.
     session.value = "open";

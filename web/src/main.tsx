@@ -5,7 +5,7 @@ import "./theme.css";
 import { render } from "preact";
 
 import { areAlertsOn, startAlerts } from "./alerts/alerts";
-import { login, session, takeToken } from "./api";
+import { followLogins, login, session, takeToken } from "./api";
 import { App } from "./app";
 import { startRouter } from "./router";
 import { startShortcuts } from "./shortcuts";
@@ -30,9 +30,10 @@ async function start(): Promise<void> {
   }
   startStore();
   startAlerts();
-  pauseWhileHidden(stream, () => areAlertsOn.peek());
+  pauseWhileHidden(stream, () => areAlertsOn.peek(), document, () => session.peek() === "open");
   stream.onFault = (message) => toast(message, "bad");
-  session.subscribe((state) => { if (state === "closed") stream.setPaused(true); });
+  session.subscribe((state) => stream.setPaused(state === "closed"));
+  followLogins();
   const root = document.getElementById("app");
   if (root !== null) render(<App />, root);
 }

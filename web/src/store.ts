@@ -1,6 +1,6 @@
 /* All runs that the page knows, kept live. */
 
-import { computed, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 
 import { api, ApiError, session } from "./api";
 import { LiveStream } from "./stream";
@@ -8,6 +8,8 @@ import type { Health, Run } from "./types";
 
 /** By id. The map is replaced, never changed, so that a reader sees every change. */
 export const runs = signal<ReadonlyMap<string, Run>>(new Map());
+/** Ids of runs that were removed while the page was open. */
+export const removed = signal<ReadonlySet<string>>(new Set());
 /** "loading": the first page has not come. "partial": it has, and more follows. */
 export const loaded = signal<"loading" | "partial" | "all">("loading");
 export const loadError = signal<ApiError | null>(null);
@@ -67,12 +69,21 @@ export function flush(): void {
   flushTimer = undefined;
   if (changed.size === 0) return;
   const next = new Map(runs.value);
+  const gone = new Set(removed.value);
   for (const [id, run] of changed) {
-    if (run === null) next.delete(id);
-    else next.set(id, newer(next.get(id), run));
+    if (run === null) {
+      next.delete(id);
+      gone.add(id);
+    } else {
+      next.set(id, newer(next.get(id), run));
+      gone.delete(id); // another run took its id
+    }
   }
   changed = new Map();
-  runs.value = next;
+  batch(() => {
+    runs.value = next;
+    if (gone.size !== removed.value.size || [...gone].some((id) => !removed.value.has(id))) removed.value = gone;
+  });
 }
 
 let generation = 0;

@@ -227,11 +227,13 @@ function isFor(topic: Topic, message: Message): boolean {
 }
 
 /** Closes the stream of a page that has been hidden for a minute, unless it is needed then, too. */
-export function pauseWhileHidden(stream: LiveStream, isNeeded: () => boolean, page: Document = document): void {
+export function pauseWhileHidden(
+  stream: LiveStream, isNeeded: () => boolean, page: Document = document, mayConnect: () => boolean = () => true,
+): void {
   let timer: ReturnType<typeof setTimeout> | undefined;
   page.addEventListener("visibilitychange", () => {
     clearTimeout(timer);
     if (page.hidden) timer = setTimeout(() => stream.setPaused(!isNeeded()), HIDDEN_MS);
-    else stream.setPaused(false);
+    else stream.setPaused(!mayConnect());
   });
 }

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 
+import { listActions } from "../src/actions/actions";
 import { diffTags } from "../src/actions/edit_dialog";
 import { toggleColumn } from "../src/runs/chosen_columns";
 import { drawPath } from "../src/runs/sparkline";
@@ -50,4 +51,14 @@ describe("rows in view", () => {
   test("each begins where the one before ends", () => expect(tops).toEqual([0, 40, 140, 240, 280]));
   test.each([[-5, 0], [0, 0], [39, 0], [40, 1], [139, 1], [140, 2], [270, 3], [9999, 3]])("at %d is row %d", (at, row) => expect(findRow(tops, at)).toBe(row));
   test("an empty list has no row beyond the first", () => expect(findRow(measureRows([]), 50)).toBe(0));
+});
+
+test("a run is offered what can be done with its kind, in its state", () => {
+  const labels = (given: Parameters<typeof makeRun>[0]): string[] => listActions(makeRun(given)).map(({ label }) => label);
+  expect(labels({ state: "RUNNING" })).toContain("Cancel…");
+  expect(labels({ state: "FAILED" })).toEqual(expect.arrayContaining(["Resume…", "Remove…"]));
+  for (const kind of ["server", "prediction"] as const) {
+    expect(labels({ state: "COMPLETED", kind })).not.toContain("Resume…"); // they have no checkpoints
+    expect(labels({ state: "COMPLETED", kind })).toContain("Run again…");
+  }
 });

@@ -97,3 +97,14 @@ test("401 closes the session", async () => {
   const { session } = await import("../src/api");
   expect(session.value).toBe("closed");
 });
+
+test("a run that is removed is known to be, until another one takes its id", async () => {
+  store.putRun(makeRun({ run_id: "a", change: 1 }));
+  store.flush();
+  store.dropRun("a");
+  store.flush();
+  expect([...store.removed.value]).toEqual(["a"]);
+  store.putRun(makeRun({ run_id: "a", change: 3 }));
+  store.flush();
+  expect([ids(), [...store.removed.value]]).toEqual([["a"], []]);
+});

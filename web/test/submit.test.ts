@@ -17,6 +17,7 @@ const SCHEMA = {
         strict: { type: "boolean", default: false },
         hyperparams: { type: "object", default: {} },
         dataset: { anyOf: [{ $ref: "#/$defs/Data" }, { type: "null" }], default: null },
+        serving: { anyOf: [{ $ref: "#/$defs/Data" }, { type: "null" }], default: null },
         mock_batches: { anyOf: [{ type: "array" }, { type: "null" }], default: null },
       },
     },
@@ -32,10 +33,15 @@ describe("the form", () => {
   test("has a fitting kind of field for each type", () =>
     expect(Object.fromEntries(form.map((field) => [field.name, field.kind]))).toEqual({
       run_id: "text", max_steps: "number", validate_every: "value", precision: "choice", strict: "boolean", hyperparams: "pairs",
-      dataset: "group", mock_batches: "value",
+      dataset: "group", serving: "group", mock_batches: "value",
     }));
   test("has groups for objects inside", () =>
     expect(listPaths(form).filter((path) => path.startsWith("dataset"))).toEqual(["dataset", "dataset.parquet_paths", "dataset.batch_size"]));
+  test("of a server begins with what it serves, and no training job is asked for that", () => {
+    const first = (job: Record<string, never | string | object>): string[] => splitForm(form, job as never).first.map(({ name }) => name);
+    expect(first({ mode: "inference", serving: {} })).toEqual(["run_id", "serving"]);
+    expect(first({})).not.toContain("serving");
+  });
   test("knows what is required, the default and the meaning", () => {
     expect(form[0]).toMatchObject({ isRequired: true, about: "a name" });
     expect(form[6]!.fields[1]).toMatchObject({ fallback: 32, kind: "number" });
@@ -43,7 +49,7 @@ describe("the form", () => {
   test("shows first what most jobs give", () => {
     const { first, rest } = splitForm(form);
     expect(first.map((field) => field.name)).toEqual(["run_id", "max_steps", "hyperparams", "dataset", "validate_every"]);
-    expect(rest.map((field) => field.name)).toEqual(["precision", "strict", "mock_batches"]);
+    expect(rest.map((field) => field.name)).toEqual(["precision", "strict", "serving", "mock_batches"]);
   });
 });
 

@@ -5,10 +5,10 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { api, type ApiError } from "../api";
-import { formatBytes, formatPlural } from "../format";
+import { formatBytes, formatCount, formatPlural } from "../format";
 import { navigate, path, runUrl } from "../router";
 import { asApiError, dropRun, flush, putRun } from "../store";
-import { type Freed, isTerminal, type Run } from "../types";
+import { type Freed, isTerminal, type Run, type SubmitResult } from "../types";
 import { Button, Field } from "../ui/controls";
 import { FaultList } from "../ui/notice";
 import { Dialog, type MenuItem, toast } from "../ui/overlay";
@@ -25,15 +25,16 @@ export const askEdit = (run: Run): void => { asked.value = { what: "edit", run }
 
 /** What a menu offers for a run, in its state. */
 export function listActions(run: Run): MenuItem[] {
+  const cancel: MenuItem = { label: "Cancel…", icon: "stop", isDanger: true, isDisabled: run.is_cancel_wanted, onSelect: () => askCancel([run]) };
+  const resume: MenuItem = { label: "Resume…", icon: "play", onSelect: () => { asked.value = { what: "resume", runs: [run] }; } };
+  const remove: MenuItem = { label: "Remove…", icon: "trash", isDanger: true, onSelect: () => askRemove([run]) };
   const hasEnded = isTerminal(run);
   return [
     { label: "Name, notes and tags…", icon: "edit", onSelect: () => askEdit(run) },
-    hasEnded
-      ? { label: "Resume…", icon: "play", onSelect: () => { asked.value = { what: "resume", runs: [run] }; } }
-      : { label: "Cancel…", icon: "stop", isDanger: true, isDisabled: run.is_cancel_wanted, onSelect: () => askCancel([run]) },
+    ...(!hasEnded ? [cancel] : run.kind === "training" ? [resume] : []), // servers and predictions have no checkpoints
     { label: "Run again…", icon: "repeat", onSelect: () => { asked.value = { what: "again", runs: [run] }; } },
     { label: "Run again with changes", icon: "fork", onSelect: () => navigate(`/submit?from=${encodeURIComponent(run.run_id)}`) },
-    ...(hasEnded ? [{ label: "Remove…", icon: "trash", isDanger: true, onSelect: () => askRemove([run]) } as const] : []),
+    ...(hasEnded ? [remove] : []),
   ];
 }
 
@@ -82,6 +83,7 @@ function Confirm({ title, button, isDanger = false, isDisabled = false, act, chi
     <Dialog title={title} onClose={close}
       footer={
         <>
+          <span class="muted grow" role="status">{isBusy && "Waiting for the daemon…"}</span>
           <Button onClick={close}>Back</Button>
           <Button kind={isDanger ? "danger primary" : "primary"} disabled={isBusy || isDisabled} onClick={() => void go()}>{button}</Button>
         </>
@@ -118,18 +120,14 @@ function RemoveDialog({ runs }: { runs: readonly Run[] }) {
   const ended = runs.filter(isTerminal);
   const [freed, setFreed] = useState<readonly Freed[] | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
+  const ids = ended.map((run) => run.run_id);
   useEffect(() => {
-    Promise.all(ended.map((run) => api.remove(run.run_id, true))).then(
-      (answers) => setFreed(answers.flatMap((answer) => answer.freed)),
-      (reason: unknown) => setError(asApiError(reason)),
-    );
+    if (ids.length > 0) api.remove(ids, true).then((answer) => setFreed(answer.freed), (reason: unknown) => setError(asApiError(reason)));
   }, []);
   const act = async (): Promise<void> => {
-    for (const run of ended) {
-      await api.remove(run.run_id, false);
-      dropRun(run.run_id);
-      if (path.value === runUrl(run.run_id)) navigate("/", { replace: true });
-    }
+    await api.remove(ids, false);
+    for (const id of ids) dropRun(id);
+    if (ids.some((id) => path.value === runUrl(id))) navigate("/", { replace: true });
     flush();
     toast(`Removed ${name(ended)}`, "good");
   };
@@ -137,9 +135,10 @@ function RemoveDialog({ runs }: { runs: readonly Run[] }) {
   return (
     <Confirm title={`Remove ${name(ended)}?`} button="Remove" isDanger act={act} isDisabled={freed === null || ended.length === 0}>
       {error !== null ? <p class="fault" role="alert">{error.message}</p>
+        : ids.length === 0 ? <p>Runs that have not ended cannot be removed: cancel them first.</p>
         : freed === null ? <p class="muted">Reading what it frees…</p>
         : <p>This deletes checkpoints, logs and metrics, and frees <strong>{formatBytes(size)}</strong>. It cannot be undone.</p>}
-      {runs.length > ended.length && <p class="muted">{formatPlural(runs.length - ended.length, "run")} not ended: not removed.</p>}
+      {ended.length > 0 && runs.length > ended.length && <p class="muted">{formatPlural(runs.length - ended.length, "run")} not ended: not removed.</p>}
       {freed !== null && freed.length > 1 && (
         <table class="table">
           <tbody>
@@ -153,23 +152,80 @@ function RemoveDialog({ runs }: { runs: readonly Run[] }) {
   );
 }
 
+/** How long a run trains: the field of its job that says so, and its value. */
+interface Goal {
+  field: "max_steps" | "epochs";
+  value: number;
+}
+
+function readGoal(config: Record<string, unknown> | null): Goal | null {
+  for (const field of ["max_steps", "epochs"] as const) {
+    const value = config?.[field];
+    if (typeof value === "number") return { field, value };
+  }
+  return null;
+}
+
 function StartDialog({ runs, isResume }: { runs: readonly Run[]; isResume: boolean }) {
+  return isResume && runs[0] !== undefined ? <ResumeDialog run={runs[0]} /> : <AgainDialog runs={runs} />;
+}
+
+/** Shows what a submit made. */
+function showSubmitted({ run, notes }: SubmitResult): void {
+  putRun(run);
+  flush();
+  toast([`Submitted ${run.run_id}`, ...notes].join(": "), "good");
+}
+
+/** A run that has trained all of its steps can only go on with more of them. */
+function ResumeDialog({ run }: { run: Run }) {
+  const [goal, setGoal] = useState<Goal | null>(null);
+  const [text, setText] = useState("");
+  useEffect(() => {
+    api.getRun(run.run_id).then(({ run: { config } }) => {
+      const found = readGoal(config);
+      setGoal(found);
+      setText(found === null ? "" : String(found.value));
+    }, () => undefined); // the field is missing; the resume says what is wrong
+  }, []);
+  const isAtEnd = run.state === "COMPLETED" && run.end_step !== null && run.step >= run.end_step;
+  const isTooSmall = goal !== null && (!/^[1-9]\d*$/.test(text.trim()) || (isAtEnd && Number(text) <= goal.value));
+  const act = async (): Promise<void> => {
+    const isChanged = goal !== null && Number(text) !== goal.value;
+    const made = await api.resume(run.run_id, isChanged ? { overrides: { [goal.field]: Number(text) } } : {});
+    showSubmitted(made);
+    navigate(runUrl(made.run.run_id));
+  };
+  return (
+    <Confirm title={`Resume ${run.run_id}?`} button="Resume" act={act} isDisabled={isTooSmall}>
+      <p>A new run starts at the newest checkpoint that verifies. This run stays as it is and is recorded as its parent.</p>
+      {goal !== null && (
+        <Field label={goal.field} hint={isAtEnd ? `It has trained all of its ${goal.field === "epochs" ? "epochs" : "steps"}: more than ${formatCount(goal.value)} are needed.` : "How long it trains in all."}>
+          {(attributes) => (
+            <input class="input" {...attributes} inputMode="numeric" value={text} autocomplete="off" onInput={(event) => setText(event.currentTarget.value)} />
+          )}
+        </Field>
+      )}
+    </Confirm>
+  );
+}
+
+const AGAIN: Record<string, string> = {
+  server: "The same model is served as a new run.",
+  prediction: "The same rows are predicted as a new run. Files that are whole in the output folder are kept.",
+};
+
+function AgainDialog({ runs }: { runs: readonly Run[] }) {
   const act = async (): Promise<void> => {
     for (const run of runs) {
-      const result = await (isResume ? api.resume(run.run_id) : api.again(run.run_id));
-      putRun(result.run);
-      flush();
-      toast([`Submitted ${result.run.run_id}`, ...result.notes].join(": "), "good");
-      if (runs.length === 1) navigate(runUrl(result.run.run_id));
+      const made = await api.again(run.run_id);
+      showSubmitted(made);
+      if (runs.length === 1) navigate(runUrl(made.run.run_id));
     }
   };
   return (
-    <Confirm title={`${isResume ? "Resume" : "Run"} ${name(runs)}${isResume ? "" : " again"}?`} button={isResume ? "Resume" : "Run again"} act={act}>
-      <p>
-        {isResume
-          ? "A new run starts at the newest checkpoint that verifies. This run stays as it is and is recorded as its parent."
-          : "The same job is submitted as a new run, from step 0."}
-      </p>
+    <Confirm title={`Run ${name(runs)} again?`} button="Run again" act={act}>
+      <p>{AGAIN[runs[0]?.kind ?? ""] ?? "The same job is submitted as a new run, from step 0."}</p>
     </Confirm>
   );
 }

@@ -43,6 +43,8 @@ export class Board {
   readonly runs = signal<readonly BoardRun[]>([]);
   /** Runs that are not drawn. */
   readonly hidden = signal<ReadonlySet<string>>(new Set());
+  /** What a step is: of a server they are seconds. */
+  stepLabel = X_LABELS.step;
   /** Shown below a chart at which a point was picked. */
   renderPick: ((step: number) => VNode) | null = null;
 
@@ -69,7 +71,7 @@ export class Board {
       if (runId !== null || x === null) this.highlight.value = runId;
     },
     onPick: (name: string, step: number): void => {
-      this.pick.value = { name, step };
+      if (this.renderPick !== null) this.pick.value = { name, step };
     },
   };
 
@@ -209,19 +211,25 @@ export function useBoard(makeFeed: () => MetricFeed, key: string): Board {
   return board;
 }
 
-export function Charts({ board, names, children }: { board: Board; names: readonly string[]; children?: ComponentChildren }) {
+export function Charts({ board, names, hasEnded = false, children }: {
+  board: Board; names: readonly string[]; hasEnded?: boolean; children?: ComponentChildren;
+}) {
   const state = board.state.value;
   const groups = groupMetrics(names, state.search);
+  if (names.length === 0) {
+    return hasEnded
+      ? <Empty title="No metrics"><p>It ended before a value was reported.</p></Empty>
+      : <Empty title="No metrics yet"><p>Charts appear with the first values that are reported.</p></Empty>;
+  }
   return (
     <div class="board">
       <Tools board={board} names={names}>{children}</Tools>
-      {names.length === 0 && <Empty title="No metrics yet"><p>Charts appear with the first values that the run reports.</p></Empty>}
-      {names.length > 0 && groups.length === 0 && <Empty title={`No metric matches “${state.search}”`} />}
+      {groups.length === 0 && <Empty title={`No metric matches “${state.search}”`} />}
       {groups.map(({ prefix, names: own }) => {
         const isFolded = state.hidden.includes(prefix);
         return (
           <section key={prefix} aria-label={prefix || "metrics"}>
-            {groups.length > 1 && (
+            {groups.length === 1 ? <h2 class="visually-hidden">{prefix || "metrics"}</h2> : (
               <h2 class="group">
                 <button type="button" aria-expanded={!isFolded}
                   onClick={() => board.update({ hidden: isFolded ? state.hidden.filter((one) => one !== prefix) : [...state.hidden, prefix] })}>
@@ -247,7 +255,7 @@ function Tools({ board, names, children }: { board: Board; names: readonly strin
         <input class="input search" type="search" placeholder="Find metrics" aria-label="Find metrics" value={state.search}
           onInput={(event) => board.update({ search: event.currentTarget.value })} />
       )}
-      <Segmented label="x axis" value={state.kind} options={kinds.map((kind) => ({ value: kind, label: X_LABELS[kind] }))}
+      <Segmented label="x axis" value={state.kind} options={kinds.map((kind) => ({ value: kind, label: kind === "step" ? board.stepLabel : X_LABELS[kind] }))}
         onChange={(kind) => board.update({ kind, xMetric: "", zoom: null })} />
       {(names.length > 1 || state.xMetric !== "") && (
         <select class="input by-metric" aria-label="Metric as x axis" value={state.xMetric}

@@ -241,7 +241,7 @@ export class Plot {
 function xTicks({ x }: Scene, look: Look, most: number): Tick[] {
   if (look.isLogX) return logTicks(x, most);
   if (look.kind === "wall") return timeTicks(x, most);
-  return (look.kind === "training" ? spanTicks : linearTicks)(x, most);
+  return look.kind === "training" ? spanTicks(x, most) : linearTicks(x, most, look.kind === "step" ? 1 : 0);
 }
 
 function paintAxes(ctx: CanvasRenderingContext2D, scene: Scene, look: Look, area: Area, yTicks: readonly Tick[]): void {

@@ -7,9 +7,9 @@ export interface Tick {
   label: string;
 }
 
-/** At most so many ticks of 1, 2 or 5 times a power of ten. */
-export function linearTicks([low, high]: Range, most: number): Tick[] {
-  const distance = niceDistance((high - low) / Math.max(most, 1));
+/** At most so many ticks of 1, 2 or 5 times a power of ten. `least`: between two of them; 1 where there are whole numbers only. */
+export function linearTicks([low, high]: Range, most: number, least = 0): Tick[] {
+  const distance = Math.max(niceDistance((high - low) / Math.max(most, 1)), least);
   return every(distance, low, high).map((at) => ({ at, label: formatTick(at, distance) }));
 }
 
@@ -88,7 +88,10 @@ const UNITS: readonly [number, number, string][] = [[1e12, 1e12, "T"], [1e9, 1e9
 export function formatTick(value: number, distance: number): string {
   const size = Math.abs(value);
   if (size < distance * 1e-6) return "0";
-  if (size < 1e-4 || size >= 1e15) return value.toExponential(1).replace(".0e", "e").replace("e+", "e");
+  if (size < 1e-4 || size >= 1e15) {
+    const digits = Math.min(Math.max(Math.ceil(Math.log10(size / distance) - 1e-9), 1), 9);
+    return value.toExponential(digits).replace(/\.?0+e/, "e").replace("e+", "e");
+  }
   const [, scale, unit] = UNITS.find(([from, by]) => size >= from && digitsOf(distance / by) <= 3) ?? [0, 1, ""];
   return `${trimZeros((value / scale).toFixed(digitsOf(distance / scale)))}${unit}`;
 }

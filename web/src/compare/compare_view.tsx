@@ -101,7 +101,7 @@ function Compared({ ids }: { ids: readonly string[] }) {
       {answer.value === null && answer.error === null && <Loading what="differences" />}
       {answer.value !== null && <Partings board={board} comparison={answer.value} />}
       {answer.value !== null && <Differences comparison={answer.value} />}
-      <Charts board={board} names={names} />
+      <Charts board={board} names={names} hasEnded={ids.every((id) => { const run = runs.value.get(id); return run !== undefined && isTerminal(run); })} />
     </div>
   );
 }
@@ -182,7 +182,7 @@ function Partings({ board, comparison }: { board: Board; comparison: Comparison 
   const isUnread = (id: string): boolean => unread.has(id) || unread.has(first ?? "");
   const long = others.filter(isUnread);
   const apart = others.filter((id, i) => !isUnread(id) && (comparison.num_common[i] ?? 0) === 0);
-  const [limit, setLimit] = useState(5);
+  const [limit, setLimit] = useState(3);
   return (
     <section class="card" aria-label="Where they part">
       <header><h2>Where they part, and why</h2></header>
@@ -203,11 +203,13 @@ const list = (ids: readonly string[]): string =>
   ids.length > 3 ? `${ids.slice(0, 3).join(", ")} and ${ids.length - 3} more` : ids.join(", ");
 
 const MAX_CAUSES = 6;
+const FEW_CAUSES = 2; // of each of many runs: the charts below must not be far
 
 function Parting({ board, comparison, divergence }: { board: Board; comparison: Comparison; divergence: Divergence }) {
   const { runs: [one, other], metric, step, values, num_equal: numEqual } = divergence;
   const differences = differencesOf(comparison, one, other);
   const unknown = unknownOf(comparison, [one, other]);
+  const most = comparison.divergences.length > 2 ? FEW_CAUSES : MAX_CAUSES;
   const jump = (): void => {
     board.update({ kind: "step", xMetric: "", zoom: zoomAtStep(step), search: "", hidden: [], large: metric });
     board.cursor.value = step;
@@ -224,10 +226,10 @@ function Parting({ board, comparison, divergence }: { board: Board; comparison: 
         <p class="muted">No difference is known that explains it{unknown.length > 0 ? `: ${unknown.join(" and ")} of one of them is not known` : ""}.</p>
       ) : (
         <ul class="causes">
-          {differences.slice(0, MAX_CAUSES).map(({ part, name, values: [before, after] }) => (
+          {differences.slice(0, most).map(({ part, name, values: [before, after] }) => (
             <li key={`${part} ${name}`}><span class="muted">{part}</span> <span class="mono">{name}</span>: {part === "code" ? codeWords(before, after) : <><span class="mono">{showValue(before)}</span> → <span class="mono">{showValue(after)}</span></>}</li>
           ))}
-          {differences.length > MAX_CAUSES && <li class="muted">and {formatCount(differences.length - MAX_CAUSES)} more below</li>}
+          {differences.length > most && <li class="muted">and {formatCount(differences.length - most)} more below</li>}
         </ul>
       )}
     </li>

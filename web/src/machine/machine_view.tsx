@@ -213,8 +213,8 @@ function Queue({ queue }: { queue: readonly Queued[] }) {
 function describeNeeds({ needs }: Queued): string {
   return [
     ...needs.devices,
-    ...(needs.gpus > 0 ? [`${needs.gpus} GPU`] : []),
-    ...(needs.cpus > 0 ? [`${needs.cpus} CPU`] : []),
+    ...(needs.gpus > 0 ? [formatPlural(needs.gpus, "GPU")] : []),
+    ...(needs.cpus > 0 ? [formatPlural(needs.cpus, "CPU")] : []),
     ...(needs.memory_mb > 0 ? [formatMemory(needs.memory_mb)] : []),
   ].join(", ");
 }

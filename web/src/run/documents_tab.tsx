@@ -1,12 +1,12 @@
 /* Documents of a run, as they are kept: environment, dataset, certificate, doctor's report, job. */
 
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 
 import { get } from "../api";
 import { formatCount } from "../format";
 import { query, setQuery } from "../router";
 import { Segmented } from "../ui/controls";
-import { Empty, ErrorNotice, Loading } from "../ui/notice";
+import { Empty, ErrorNotice, Loading, withCode } from "../ui/notice";
 import { useAnswer } from "./answer";
 import { isTable } from "./fork_target";
 import type { RunModel } from "./run_model";
@@ -22,12 +22,14 @@ const MISSING: Record<string, string> = {
 };
 
 export function DocumentsTab({ model }: { model: RunModel }) {
-  const list = useAnswer((abort) => get<{ documents: string[] }>(["runs", model.runId, "documents"], {}, abort), model.runId);
+  const list = useAnswer((abort) => get<{ documents: string[] }>(["runs", model.runId, "documents"], {}, abort), `${model.runId} ${model.run.value!.attempt} ${model.run.value!.state} ${model.filesVersion.value}`);
+  const before = useRef<readonly string[] | null>(null); // it grows while the run goes on
+  if (list.value !== null) before.current = list.value.documents;
+  const kept = before.current;
   const wanted = query.value.get("document");
-  if (list.error !== null) return <ErrorNotice error={list.error} retry={list.reload} />;
-  if (list.value === null) return <Loading what="documents" />;
-  const names = [...new Set(["environment", "dataset", "certificate", ...list.value.documents])];
-  const kept = list.value.documents;
+  if (list.error !== null && kept === null) return <ErrorNotice error={list.error} retry={list.reload} />;
+  if (kept === null) return <Loading what="documents" />;
+  const names = [...new Set(["environment", "dataset", "certificate", ...kept])];
   const name = wanted !== null && names.includes(wanted) ? wanted : (names.find((one) => kept.includes(one)) ?? "environment");
   return (
     <section class="stack" aria-label="Documents">
@@ -35,7 +37,7 @@ export function DocumentsTab({ model }: { model: RunModel }) {
         onChange={(value) => setQuery({ document: value })} />
       {kept.includes(name)
         ? <Document key={name} runId={model.runId} name={name} />
-        : <Empty title={`There is no ${(LABELS[name] ?? name).toLowerCase()} document`}><p>{MISSING[name] ?? ""}</p></Empty>}
+        : <Empty title={`There is no ${(LABELS[name] ?? name).toLowerCase()} document`}><p>{withCode(MISSING[name] ?? "")}</p></Empty>}
     </section>
   );
 }
@@ -48,6 +50,7 @@ function Document({ runId, name }: { runId: string; name: string }) {
 }
 
 const MAX_CHILDREN = 200;
+const MAX_TITLE = 80; // characters
 
 /** A JSON document as nested lists. Long ones show their beginning. */
 export function Tree({ value, depth }: { value: unknown; depth: number }) {
@@ -62,7 +65,7 @@ export function Tree({ value, depth }: { value: unknown; depth: number }) {
         <li key={name}>
           {isBranch(child) ? (
             <details open={depth < 1 && Object.keys(child as object).length <= 20}>
-              <summary>{name} <span class="muted">({formatCount(Object.keys(child as object).length)})</span></summary>
+              <summary>{name} <span class="muted">{(Array.isArray(value) && titleOf(child)) || `(${formatCount(Object.keys(child as object).length)})`}</span></summary>
               <Tree value={child} depth={depth + 1} />
             </details>
           ) : <><span class="name">{name}</span> <Tree value={child} depth={depth + 1} /></>}
@@ -73,6 +76,13 @@ export function Tree({ value, depth }: { value: unknown; depth: number }) {
       )}
     </ul>
   );
+}
+
+/** What tells one entry of a list from the next: its first text. */
+function titleOf(value: unknown): string {
+  if (!isTable(value)) return "";
+  const text = Object.values(value).find((one) => typeof one === "string" && one !== "");
+  return typeof text === "string" ? text.slice(0, MAX_TITLE) : "";
 }
 
 function isBranch(value: unknown): boolean {

@@ -112,7 +112,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
     <Dialog title={`Fork ${model.runId} from step ${formatCount(target.step)}`} isWide onClose={onClose}
       footer={
         <>
-          <span class="muted grow">{numChanged === 0 ? "Nothing changed yet" : `${numChanged} changed`}</span>
+          <span class="muted grow">{isBusy ? "Waiting for the daemon…" : numChanged === 0 ? "Nothing changed yet" : `${numChanged} changed`}</span>
           <Button onClick={onClose}>Back</Button>
           <Button kind="primary" icon="fork" disabled={isBusy || textFault !== ""} onClick={() => void fork()}>Start new run</Button>
         </>

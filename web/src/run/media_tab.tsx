@@ -14,6 +14,7 @@ import { useAnswer } from "./answer";
 import type { RunModel } from "./run_model";
 
 const PAGE = 1000;
+const FEW = 2; // they are shown larger
 const MAX_TEXT = 65_536;
 
 async function listMedia(runId: string, abort: AbortSignal): Promise<Artifact[]> {
@@ -102,7 +103,7 @@ function Players({ shown }: { shown: readonly Artifact[] }) {
           <Button icon="pause" onClick={() => { for (const video of videos()) video.pause(); }}>Pause</Button>
         </div>
       )}
-      <div class="media-grid" ref={root}>{shown.map((one) => <Medium key={one.artifact_id} artifact={one} />)}</div>
+      <div class={`media-grid${shown.length <= FEW ? " few" : ""}`} ref={root}>{shown.map((one) => <Medium key={one.artifact_id} artifact={one} />)}</div>
     </>
   );
 }

@@ -39,7 +39,7 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
         {run.kind === "server" ? <ServedFacts model={model} run={run} /> : <div class="progress-fact">
           <dt>Progress</dt>
           <dd>
-            step {formatCount(run.step)}{run.end_step !== null && ` of ${formatCount(run.end_step)}`}
+            {progressText(run)}
             <Bar value={run.step} max={run.end_step} label="Progress" kind={stateClass(run.state)} />
           </dd>
         </div>}
@@ -59,6 +59,12 @@ export function RunHead({ model, run }: { model: RunModel; run: Run }) {
   );
 }
 
+function progressText(run: Run): string {
+  if (run.attempt === 0 && run.step === 0) return "not started";
+  const end = run.end_step === null ? "" : ` of ${formatCount(run.end_step)}`;
+  return run.kind === "prediction" ? `${formatCount(run.step)}${end} rows` : `step ${formatCount(run.step)}${end}`;
+}
+
 /** What a server answers with, and where. */
 function ServedFacts({ model, run }: { model: RunModel; run: Run }) {
   const served = model.details.value?.served ?? null;
@@ -75,7 +81,7 @@ function ServedFacts({ model, run }: { model: RunModel; run: Run }) {
 
 /** What most people do next stands first: cancel what runs, resume what has ended. */
 function sortActions<T extends { label: string }>(items: readonly T[], hasEnded: boolean): T[] {
-  const main = items.findIndex(({ label }) => label.startsWith(hasEnded ? "Resume" : "Cancel"));
+  const main = items.findIndex(({ label }) => (hasEnded ? /^(Resume|Run again)…/ : /^Cancel/).test(label));
   return main < 0 ? [...items] : [items[main]!, ...items.filter((_, i) => i !== main)];
 }
 

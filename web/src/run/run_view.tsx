@@ -6,6 +6,7 @@ import "./run.css";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { query } from "../router";
+import { removed } from "../store";
 import { Tabs } from "../ui/controls";
 import { Empty, ErrorNotice, Loading } from "../ui/notice";
 import { ChartsTab } from "./charts_tab";
@@ -33,6 +34,14 @@ const TABS: readonly { key: string; label: string; view: (props: { model: RunMod
 export function RunView({ runId }: { runId: string }) {
   const model = useMemo(() => new RunModel(runId), [runId]);
   useEffect(() => model.start(), [model]);
+  if (removed.value.has(runId)) {
+    return (
+      <Empty title={`Run ${runId} was removed`} isPage>
+        <p>Its files, log and metrics are deleted.</p>
+        <a href="/">All runs</a>
+      </Empty>
+    );
+  }
   if (model.run.value === null || model.details.value === null) {
     const error = model.error.value;
     return (

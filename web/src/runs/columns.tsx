@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 
 import { formatAgo, formatCount, formatDuration, formatExactTime, formatNumber } from "../format";
-import { query, runUrl, setQuery } from "../router";
+import { matchRoute, navigate, path, query, runUrl, setQuery } from "../router";
 import { now } from "../store";
 import { isTerminal, type Run } from "../types";
 import { Bar } from "../ui/controls";
@@ -78,12 +78,18 @@ export function Why({ run }: { run: Run }) {
   return <span class={run.state === "FAILED" ? "why-bad" : "muted"} title={run.reason}>{run.reason}</span>;
 }
 
+/** In the table; from another view it opens the table. */
+function filterByTag(tag: string): void {
+  if (matchRoute(path.value).view === "runs") setQuery({ tag: [...new Set([...query.value.getAll("tag"), tag])] });
+  else navigate(`/?${new URLSearchParams({ tag }).toString()}`);
+}
+
 export function TagList({ run }: { run: Run }) {
   return (
     <>
       {Object.entries(run.tags).map(([key, value]) => (
         <button type="button" class="tag as-button" key={key} title={`Show only runs with ${key}: ${value}`}
-          onClick={() => setQuery({ tag: [...new Set([...query.value.getAll("tag"), `${key}:${value}`])] })}>
+          onClick={() => filterByTag(`${key}:${value}`)}>
           {value === "" ? key : `${key}: ${value}`}
         </button>
       ))}

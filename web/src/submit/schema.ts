@@ -85,8 +85,13 @@ export function readForm(root: Schema): FormField[] {
 /** What most jobs give, in the order in which one thinks of it. The rest is one click away. */
 const FIRST = ["trainer", "run_id", "name", "max_steps", "epochs", "hyperparams", "dataset", "validate_every", "validation", "resources", "tags", "group"];
 
-export function splitForm(fields: readonly FormField[]): { first: FormField[]; rest: FormField[] } {
-  const place = (field: FormField): number => FIRST.indexOf(field.name);
+/** Of a server or a prediction: what it trains on says nothing about it. */
+const FIRST_OF_INFERENCE = ["trainer", "run_id", "name", "serving", "prediction", "resources", "tags", "group"];
+
+export function splitForm(fields: readonly FormField[], job: Document = {}): { first: FormField[]; rest: FormField[] } {
+  const isInference = job["mode"] === "inference";
+  const order = (isInference ? FIRST_OF_INFERENCE : FIRST).filter((name) => !["serving", "prediction"].includes(name) || name in job);
+  const place = (field: FormField): number => order.indexOf(field.name);
   return {
     first: fields.filter((field) => place(field) >= 0).sort((left, right) => place(left) - place(right)),
     rest: fields.filter((field) => place(field) < 0 && field.name !== "trainer_api_version"),

@@ -12,7 +12,7 @@ import { asApiError, flush, putRun, runs } from "../store";
 import { type Fault, type JobCheck, originOf, type SubmitResult } from "../types";
 import { Button, Field } from "../ui/controls";
 import { Icon } from "../ui/icon";
-import { ErrorNotice, FaultList, Loading } from "../ui/notice";
+import { ErrorNotice, FaultList, Loading, withCode } from "../ui/notice";
 import { toast } from "../ui/overlay";
 import { diffDocuments, setAt, sortFaults } from "./document";
 import { FormFieldView } from "./form_field";
@@ -82,7 +82,7 @@ function useCheck(): Checked {
       } catch (reason) {
         if (abort.signal.aborted) return;
         const error = asApiError(reason);
-        const isRefusal = error.status === 422 || error.status === 400;
+        const isRefusal = [400, 409, 422].includes(error.status);
         setChecked({ faults: isRefusal ? (error.faults.length > 0 ? error.faults : [{ path: "", kind: "", text: error.message, found: "", expected: "", hint: "" }]) : [], check: null, error: isRefusal ? null : error, isBusy: false });
       }
     }, CHECK_MS);
@@ -149,7 +149,7 @@ export function SubmitView() {
   const faults = useMemo(() => sortFaults(checked.faults, paths), [checked.faults, paths]);
   if (error !== null) return <ErrorNotice error={error} />;
   if (form === null) return <Loading what="the form" />;
-  const { first, rest } = splitForm(form);
+  const { first, rest } = splitForm(form, job.value);
   const change = (path: string, value: Json | undefined): void => { job.value = setAt(job.value, path, value); };
   const view = (field: FormField) => <FormFieldView key={`${filled.value} ${field.path}`} field={field} job={job.value} faults={faults} onChange={change} />;
   const step = query.value.get("step");
@@ -261,12 +261,12 @@ function Verdict({ checked, loose, numFaults }: { checked: Checked; loose: reado
       <header><h2 class="grow">Check</h2>{checked.isBusy && <span class="muted">checking…</span>}</header>
       <div class="body stack" role="status">
         {isEmpty ? <p class="muted">Fill in the form, or drop a job file. The daemon checks it as you type.</p>
-          : checked.error !== null ? <p class="fault">{checked.error.message}</p>
+          : checked.error !== null ? <p class="fault">{withCode(checked.error.message)}</p>
           : numFaults > 0 ? <p class="fault"><Icon name="warning" /> {numFaults === 1 ? "1 fault" : `${numFaults} faults`}: shown at the fields{loose.length > 0 ? ", and below" : ""}.</p>
           : checked.check !== null ? <p class="good"><Icon name="completed" /> This job would be accepted.</p> : null}
-        {loose.length > 0 && <ul class="faults">{loose.map((text) => <li key={text} class="fault">{text}</li>)}</ul>}
+        {loose.length > 0 && <ul class="faults">{loose.map((text) => <li key={text} class="fault">{withCode(text)}</li>)}</ul>}
         {(checked.check?.notes ?? []).map((note) => <p class="muted" key={note}>{note}</p>)}
-        {error !== null && <div role="alert"><p class="fault">{error.message}</p><FaultList faults={error.faults} /></div>}
+        {error !== null && <div role="alert"><p class="fault">{withCode(error.message)}</p><FaultList faults={error.faults} /></div>}
       </div>
       <footer class="body stack">
         {parent.value === null && (
@@ -275,7 +275,7 @@ function Verdict({ checked, loose, numFaults }: { checked: Checked; loose: reado
             Train again if an equal run exists
           </label>
         )}
-        <Button kind="primary" disabled={isBusy || isEmpty || numFaults > 0} onClick={() => void go()}>Submit</Button>
+        <Button kind="primary" disabled={isBusy || isEmpty || numFaults > 0} onClick={() => void go()}>{isBusy ? "Submitting…" : "Submit"}</Button>
       </footer>
     </aside>
   );

@@ -6,6 +6,8 @@ const labels = (ticks: readonly { label: string }[]): string[] => ticks.map(({ l
 
 test("ticks are round numbers, never more than there is room for", () => {
   expect(labels(linearTicks([0, 2000], 5))).toEqual(["0", "500", "1000", "1500", "2000"]);
+  expect(labels(linearTicks([0, 2], 9, 1))).toEqual(["0", "1", "2"]); // there is no step 0.2
+  expect(labels(linearTicks([1.2e17, 1.27e17], 5))).toEqual(["1.2e17", "1.22e17", "1.24e17", "1.26e17"]);
   expect(labels(linearTicks([-0.13, 0.13], 6))).toEqual(["-0.1", "-0.05", "0", "0.05", "0.1"]);
   for (const most of [2, 3, 7, 20]) {
     for (const range of [[0, 1], [3, 3.0001], [-5, 1e6], [1e9, 1e9 + 7]] as const) {

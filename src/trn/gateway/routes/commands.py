@@ -97,6 +97,9 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class RemoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run_id: RunId
+    also: Annotated[
+        list[RunId], msgspec.Meta(max_length=100)
+    ] = []  # further runs: those that continue it, say
     dry_run: bool = False  # only say what would be freed
 
 
@@ -211,10 +214,10 @@ async def update_run(parts: Parts, call: Call[UpdateRequest]) -> Response:
 
 @endpoint("DELETE", "/runs/{run_id}", FreedAnswer)
 async def remove_run(parts: Parts, call: Call[RemoveRequest]) -> Response:
-    """Remove an ended run with its folder and metrics; with `dry_run` only say what that frees."""
-    run_id = call.asked.run_id
-    await parts.stores.read(lambda reader: reader.get(run_id))
-    freed = await parts.daemon.calls.remove([run_id], is_dry_run=call.asked.dry_run, is_exact=True)
+    """Remove ended runs with their folders and metrics, all or none; with `dry_run` only say what that frees."""
+    run_ids = list(dict.fromkeys([call.asked.run_id, *call.asked.also]))
+    await parts.stores.read(lambda reader: [reader.get(run_id) for run_id in run_ids])
+    freed = await parts.daemon.calls.remove(run_ids, is_dry_run=call.asked.dry_run, is_exact=True)
     return json_answer(FreedAnswer(freed=freed), call.accept_encoding)
 
 

@@ -10,7 +10,7 @@ from gen_worker.contract.job.model_version import VersionFacts
 from gen_worker.launcher.process_family import PROCESS_MARK
 from trn.cli import exit_codes
 from trn.cli.durations import parse_since, say_ago, say_duration
-from trn.cli.reading.explanation import Surroundings, explain
+from trn.cli.reading.explanation import Checkpoint, Surroundings, explain
 from trn.cli.reading.remedies import REMEDIES, find_remedy
 from trn.client.screen.terminal_chart import draw_chart, draw_sparkline
 from trn.core import errors
@@ -195,6 +195,42 @@ def test_fixed_code_is_taken_by_a_resume_only_where_it_is_told_to() -> None:
     assert "--code '/my code'" in explain(elsewhere, [], at_ms=AT_MS, is_daemon_up=True).remedy
     live = run(RunState.FAILED, cause=cause, attempt=1, base_dir="/my job")
     assert "`trn resume r-1` starts" in explain(live, [], at_ms=AT_MS, is_daemon_up=True).remedy
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "command"),
+    [
+        ("input", "correct the job, then `trn resume r-0 --set …`"),
+        ("startup", "correct the job or its code, then `trn resume r-0 --code /code --set …`"),
+        ("model-load", "correct the job or its code, then `trn resume r-0 --code /code --set …`"),
+    ],
+)
+def test_a_resume_that_could_not_begin_is_repeated_from_the_run_that_it_started_from(
+    cause_id: str, command: str
+) -> None:
+    failed = run(
+        RunState.FAILED,
+        cause=failure(cause_id, error="X"),
+        attempt=1,
+        snapshot="sha256:1",
+        base_dir="/code",
+        parent_run_id="r-00",
+        config={"resume_checkpoint_path": "/home/runs/r-0/checkpoints/final.meta.json"},
+    )
+    told = explain(failed, [], at_ms=AT_MS, is_daemon_up=True)
+    assert told.remedy == f"{command}; `trn resume r-1` would repeat what this run was started with"
+    saved = Surroundings(checkpoint=Checkpoint("/home/runs/r-1/checkpoints/step-1.meta.json", 1))
+    assert "r-0" not in explain(failed, [], at_ms=AT_MS, is_daemon_up=True, around=saved).remedy
+    for other in ({}, {"resume_checkpoint_path": "/elsewhere/final.meta.json"}):
+        elsewhere = msgspec.structs.replace(failed, config=other)
+        assert "submit it again" in explain(elsewhere, [], at_ms=AT_MS, is_daemon_up=True).remedy
+
+
+def test_a_run_that_waits_for_the_disk_says_how_to_make_room() -> None:
+    cause = Cause(id="waits-for-disk", fault="machine", waits_for=("disk",), values={"path": "/home"})
+    told = explain(run(RunState.PENDING, cause=cause), [], at_ms=AT_MS, is_daemon_up=True)
+    assert "trn prune" in told.remedy
+    assert "min_free_bytes" in told.remedy
 
 
 def test_an_ended_server_is_served_again_with_what_it_served_last() -> None:

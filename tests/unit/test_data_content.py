@@ -94,12 +94,12 @@ def test_of_many_changes_some_are_named_and_the_rest_counted(folder: Path) -> No
     with open_feed(folder) as feed, pytest.raises(InputError) as refused:
         feed.position(saved, manifest=manifest)
     head, *changes, more, remedy = str(refused.value).splitlines()
-    assert head.startswith("the data cursor does not fit this dataset")
+    assert head.startswith("the data or its order changed since the checkpoint")
     assert [line.split(": ")[1].rsplit(" has")[0] for line in changes] == [
         f"row group {number}" for number in range(5)
     ]
     assert re.fullmatch(r"  - … and \d+ more", more)
-    assert remedy == "  restore what changed, or start a new run with the new data"
+    assert remedy == "  Change it back to resume, or start a new run"
 
 
 def test_what_is_too_much_to_compare_at_once_is_compared_when_it_is_read(

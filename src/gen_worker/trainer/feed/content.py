@@ -82,11 +82,11 @@ class GroupChecksums:
 
 def cursor_error(changes: Sequence[str]) -> InputError:
     """The saved position belongs to other data."""
-    head = "the data cursor does not fit this dataset: its position would name other rows"
+    head = "the data or its order changed since the checkpoint, whose position would mean other rows:"
     shown = [f"  - {change}" for change in changes[:MAX_CHANGES]]
     if len(changes) > MAX_CHANGES:
         shown.append(f"  - … and {len(changes) - MAX_CHANGES} more")
-    remedy = "  restore what changed, or start a new run with the new data"
+    remedy = "  Change it back to resume, or start a new run"
     return InputError("\n".join([head, *shown, remedy]))
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,8 @@ SILENT_MS = 30_000
 DEFAULT_GRACE_S = 60.0
 MAX_HOLDERS = 5
 START_DAEMON = "`trn daemon start`"
+BEFORE_STEP_1 = frozenset({"startup", "input", "model-load"})  # a resume that ends so repeats itself
+CHECKPOINTS = "checkpoints"  # below a run's folder
 PREDICT_AGAIN = "submit it again: what it has written is kept"
 
 
@@ -184,6 +187,11 @@ def _pending(
     if around.num_ahead:
         why += f"; {around.num_ahead} {'run is' if around.num_ahead == 1 else 'runs are'} ahead in the queue"
     first = next(iter(holders), "")
+    if cause.id == "waits-for-disk":
+        remedy = (
+            "free some space there, with `trn prune` for example, or lower `min_free_bytes` in settings.toml"
+        )
+        return _say(run, what, why=why, fault=fault, next="it starts when there is room", remedy=remedy)
     return _say(
         run,
         what,
@@ -301,10 +309,25 @@ def _remedy(run: RunRecord, cause: Cause, around: Surroundings) -> str:
     # A resume uses the code that was frozen when the run was submitted, unless the fixed code is asked for.
     folder = run.frozen_from or run.base_dir
     code = f" --code {shlex.quote(folder)}" if run.snapshot and folder else ""
+    if cause.id in BEFORE_STEP_1 and around.checkpoint is None and (source := _resumed_from(run)):
+        return (
+            f"correct the {'job' if cause.id == 'input' else 'job or its code'}, then"
+            f" `trn resume {source}{'' if cause.id == 'input' else code} --set …`;"
+            f" `trn resume {run.run_id}` would repeat what this run was started with"
+        )
     resumes = where_it_resumes(run, around.checkpoint)
     secrets = " ".join(f"--env {name}" for name in cause.values.get("names", ()))
     template = find_remedy(cause.id, str(cause.values.get("signal", "")))
     return template.format(run_id=run.run_id, resumes=resumes, code=code, secrets=secrets)
+
+
+def _resumed_from(run: RunRecord) -> str:
+    """The run whose checkpoint a resume started from; a parent that saved none is passed over."""
+    path = PurePath(str(run.config.get("resume_checkpoint_path") or ""))
+    is_of_a_run = (
+        bool(run.parent_run_id) and path.parts[-4:-3] == ("runs",) and path.parent.name == CHECKPOINTS
+    )
+    return path.parts[-3] if is_of_a_run else ""
 
 
 def _count_attempts(run: RunRecord) -> str:

@@ -152,6 +152,14 @@ class TestImportFaults:
         author(sound())
         assert "'author_code' is not a package" in refusal("author_code.deeper:MyTrainer")
 
+    def test_a_class_with_a_dot_is_shown_with_a_colon(self, author: Author) -> None:
+        author(sound())
+        assert "did you mean 'author_code:MyTrainer'?" in refusal("author_code.MyTrainer")
+
+    def test_no_module_of_an_installed_package_is_taken_for_the_authors(self, author: Author) -> None:
+        author(sound())
+        assert "did you mean" not in refusal("nomodule:MyTrainer")
+
     def test_a_module_missing_inside_the_authors_code_names_the_authors_line(self, author: Author) -> None:
         path = author("import os\nimport not_installed_anywhere\n")
         text = refusal("author_code:MyTrainer")

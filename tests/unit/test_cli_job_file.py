@@ -119,6 +119,21 @@ def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"there is no job file .*absent\.yaml"):
         read_job(folder / "absent.yaml", Changes())
     assert "cannot be read" in faults_of(folder)[0]
+    write_job(folder)
+    for name, hint in (("job", r"did you mean job\.json\?"), ("code", "named as module:Symbol")):
+        with pytest.raises(InvalidRequestError, match=hint):
+            read_job(folder / name, Changes())
+
+
+def test_a_file_with_code_is_no_job_and_its_class_is_named_instead(folder: Path) -> None:
+    (folder / "mine.py").write_text("class Mine: ...")
+    with pytest.raises(InvalidRequestError, match="`trn run mine:SYMBOL --set …`"):
+        read_job(folder / "mine.py", Changes())
+
+
+def test_a_hyperparameter_without_its_prefix_is_found(folder: Path) -> None:
+    path = write_job(folder, hyperparams={"lr": 0.1})
+    assert "did you mean `hyperparams.lr`?" in faults_of(path, assignments=["lr=3"])[0]
 
 
 def test_an_unknown_profile_is_named_with_the_nearest(folder: Path) -> None:

@@ -757,7 +757,7 @@ def test_a_batch_size_that_a_loader_does_not_take_is_told() -> None:
     for make, notes in (
         (
             lambda: DataLoader(Rows(), batch_size=5),
-            ["the DataLoader has batch_size 5: batch_size 32 of the job is not used"],
+            ["the batch_size of the DataLoader is used, 5; that of the job is not (32, the default)"],
         ),
         (lambda: DataLoader(Rows(), batch_size=32), []),
         (lambda: DataLoader(Rows(), batch_size=None), []),

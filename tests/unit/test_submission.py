@@ -224,7 +224,7 @@ def test_resources_become_needs(resources: dict[str, Any], num_gpus: int, needs:
     ("resources", "num_gpus", "words"),
     [
         ({"gpus": 16}, 8, "asks for 16 GPUs, this machine has 8: ask for at most 8"),
-        ({"gpus": 1}, 0, "asks for 1 GPUs, this machine has none: leave it out"),
+        ({"gpus": 1}, 0, "asks for 1 GPU, this machine has none: leave it out"),
         ({"devices": ["cuda:9", "cuda:0"]}, 2, "asks for cuda:9, this machine has cuda:0, cuda:1"),
         ({"devices": ["cuda:0"]}, 0, r'asks for cuda:0, this machine has no GPU: use \["cpu"\]'),
         ({"cpus": 99}, 8, "asks for 99 CPUs, this machine has 16: ask for at most 16"),

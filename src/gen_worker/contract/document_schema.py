@@ -140,7 +140,8 @@ class _Reader:
         num_faults = len(self.faults)
         for key in value:
             if key not in fields and struct.__struct_config__.forbid_unknown_fields:
-                self._unknown_field(key, list(fields), steps)
+                free = [name for name in fields if isinstance(value.get(name), dict) and key in value[name]]
+                self._unknown_field(key, list(fields), steps, free)
         converted = {}
         for name, field in fields.items():
             if name in value:
@@ -157,13 +158,15 @@ class _Reader:
                 )
         return struct(**converted) if len(self.faults) == num_faults else _FAULTY
 
-    def _unknown_field(self, key: str, names: list[str], steps: Steps) -> None:
+    def _unknown_field(self, key: str, names: list[str], steps: Steps, holders: list[str]) -> None:
+        """`holders`: objects beside it that have a field of this name, such as `hyperparams`."""
         where = f"{render_path(steps)}: " if steps else ""
         text = f"{where}unknown field `{key if key.isprintable() and len(key) < 60 else render_value(key)}`"
         hint = ""
         if len(self.faults) < MAX_FAULTS_SHOWN:  # the search for names is slow
             nearest = nearest_name(key, names)
-            elsewhere = _paths_of_field(self._root, key)
+            elsewhere = [render_path((*steps, holder, key)) for holder in holders]
+            elsewhere += [path for path in _paths_of_field(self._root, key) if path not in elsewhere]
             if nearest:
                 hint = f"did you mean `{nearest}`?"
             elif elsewhere:

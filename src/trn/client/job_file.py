@@ -47,6 +47,15 @@ class Job:
             raise InvalidRequestError(f"{what} is not valid", faults)
 
 
+def _hint(path: Path) -> str:
+    """The job file that is meant, or how to name a class."""
+    beside = [path.with_name(f"{path.name}{suffix}") for suffix in (".yaml", ".yml", ".json", ".toml")]
+    near = next((file.name for file in beside if file.is_file()), "")
+    if near:
+        return f": did you mean {near}?"
+    return "; a trainer class is named as module:Symbol" if not path.suffix else ""
+
+
 def read_job(path: Path, changes: Changes) -> Job:
     """Read and change a job: a file, or `module:Symbol` where there is no such file.
 
@@ -58,7 +67,11 @@ def read_job(path: Path, changes: Changes) -> Job:
 
     path = path.absolute()
     if not is_trainer_ref(path) and not path.exists():
-        raise InvalidRequestError(f"there is no job file {path}")
+        raise InvalidRequestError(f"there is no job file {path}{_hint(path)}")
+    if path.suffix == ".py":
+        raise InvalidRequestError(
+            f"{path.name} is code, not a job: `trn run {path.stem}:SYMBOL --set …` trains its class"
+        )
     try:
         document = {"trainer": path.name} if is_trainer_ref(path) else read_document(path)
         if changes.profile is not None:

@@ -15,7 +15,7 @@ from gen_worker.errors import (
     TrainingCanceled,
     TrainingTimeout,
 )
-from gen_worker.frozen_imports import find_left_out, import_frozen_code
+from gen_worker.frozen_imports import find_left_out, import_frozen_code, is_installed
 from gen_worker.trainer.attempt.failure import kind_of, say
 
 _REF = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<symbol>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
@@ -174,7 +174,11 @@ def _not_found(name: str, error: ModuleNotFoundError) -> str:
     paths = sysconfig.get_paths()
     stdlib = {paths["stdlib"], paths["platstdlib"]}
     folders = [entry or str(Path.cwd()) for entry in sys.path if not _is_stdlib(entry, stdlib)]
-    nearest = nearest_names(name.partition(".")[0], _modules_in(folders)) if "." not in name else []
+    own = _modules_in([folder for folder in folders if not is_installed(folder)])
+    module, _, symbol = name.rpartition(".")
+    nearest = [] if module else nearest_names(name, own)
+    if module.partition(".")[0] in own and symbol[:1].isupper():
+        nearest = [f"{module}:{symbol}"]
     hint = f": did you mean {' or '.join(repr(found) for found in nearest)}?" if nearest else ""
     searched = "".join(f"\n  - {folder}" for folder in dict.fromkeys(folders))
     reason = str(error) if error.name != name or ";" in str(error) else f"no module named {name!r}"

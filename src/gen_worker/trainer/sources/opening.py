@@ -32,7 +32,10 @@ def open_own_data(data: Any, options: SourceOptions) -> OwnSource:
         source = IterableLoaderSource(data, options) if is_replayed else LoaderSource(data, options)
         size = data.batch_size
         if size is not None and size != options.batch_size:
-            source.note = f"the DataLoader has batch_size {size}: batch_size {options.batch_size} of the job is not used"
+            source.note = (
+                f"the batch_size of the DataLoader is used, {size}; that of the job is not"
+                f" ({options.batch_size}, the default)"
+            )
         return source
     if is_rows(data):
         from gen_worker.trainer.sources.rows import RowsSource

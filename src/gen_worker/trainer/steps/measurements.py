@@ -69,7 +69,8 @@ class Measurements:
 
 def not_a_result(result: Any) -> StepResultError:
     return StepResultError(
-        f"train_step returned {type(result).__name__}, expected StepResult or a StepResult-like object with `metrics`:"
+        f"train_step returned {'None' if result is None else type(result).__name__}, expected StepResult or a"
+        " StepResult-like object with `metrics`:"
         " return StepResult(metrics={'loss': loss})"
     )
 

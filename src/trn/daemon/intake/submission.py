@@ -240,7 +240,12 @@ def find_misfits(needs: Needs, device_ids: list[str], *, cpus: int, memory_mb: i
         instead = f"{most}: ask for at most {most}"
         if not most:
             instead = f'none: leave it out, or set resources.devices to ["{CPU}"]'
-        faults.append(_device_fault("gpus", f"asks for {needs.gpus} GPUs, this machine has {instead}"))
+        faults.append(
+            _device_fault(
+                "gpus",
+                f"asks for {needs.gpus} GPU{'' if needs.gpus == 1 else 's'}, this machine has {instead}",
+            )
+        )
     if needs.cpus > cpus:
         message = (
             f"asks for {needs.cpus} CPUs, this machine has {cpus}: ask for at most {cpus} (default: the number of"

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.document_schema import convert_document
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import GateSpec
 from gen_worker.contract.serving import WANTED, WantedModel, read_wanted, write_document
-from gen_worker.errors import StartupError
+from gen_worker.errors import SpecError, StartupError
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import RunState
@@ -117,9 +118,9 @@ class Promotions:
         """That of the server's job, with changes."""
         own = self._registry.get(served.run_id).config["serving"].get("gate") or {}
         try:
-            return msgspec.convert({**own, **(changes or {})}, GateSpec)
-        except msgspec.ValidationError as fault:
-            raise InvalidRequestError("the gate is not valid", [str(fault)]) from fault
+            return convert_document({**own, **(changes or {})}, GateSpec, source="the gate")
+        except SpecError as fault:
+            raise InvalidRequestError("the gate is not valid", fault.faults) from fault
 
     async def tell_all(self) -> bool:
         """Write down what is wanted of each server, and tell those that are ready. Safe to repeat. False where it failed

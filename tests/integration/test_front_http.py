@@ -78,9 +78,12 @@ def test_a_head_that_was_read_before_means_the_same_again(tmp_path: Path) -> Non
             assert wrong.status == 400
             assert (await one.ask("POST", "/v1/predict", ROWS, x_deadline_ms="60000")).values == [10.0]
             assert {reply.headers["x-request-id"] for reply in [reply, wrong]} != {""}
+            large = {"rows": [{"x": [number, 0, 0, 0]} for number in range(1000)]}
+            for _ in range(3):
+                assert (await one.ask("POST", "/v1/predict", large)).values == [*map(float, range(1000))]
             for number in range(3):
                 await one.ask("POST", "/v1/predict", ROWS, x_request_id=f"id-{number}")
-            assert len(known) == 2, "heads with an id are kept"
+            assert len(known) == 3, "heads with an id are kept"
 
     run(main())
 

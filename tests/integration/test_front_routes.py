@@ -15,6 +15,7 @@ from gen_worker.inference.front.event_loop import run
 from gen_worker.inference.front.formats import arrow_rows
 from gen_worker.inference.front.refusals import Refusal
 from gen_worker.inference.front.rows import join_rows
+from gen_worker.inference.messages import ColumnType
 
 ARROW = "application/vnd.apache.arrow.stream"
 
@@ -78,10 +79,14 @@ def test_rows_of_arrow_streams_that_raise_or_kill_are_named_as_those_of_json(tmp
 
 def test_a_stream_that_is_damaged_or_grows_when_it_is_read_is_refused(tmp_path: Path) -> None:
     plain = make_stream([[1, 2, 3, 4]] * 4)
+    schema_bytes = len(pa.ipc.open_stream(plain).schema.serialize())
     words = pa.array(["a" * 1000] * 4).dictionary_encode()
     nested = pa.RunEndEncodedArray.from_arrays(pa.array([100_000], pa.int32()), pa.array([1.0]))
     refused = {
-        b"": "cannot be read|not an Arrow",
+        b"": "does not begin with a schema",
+        plain[-8:] + plain: "does not begin with a schema",
+        plain[schema_bytes:]: "does not begin with a schema",
+        plain[:schema_bytes] + plain: "among its record batches",
         b"x" * 100: "not an Arrow",
         plain[: len(plain) // 2]: "not an Arrow",
         make_stream([[1, 2, 3, 4]] * 400, compression="zstd"): "compressed",
@@ -106,6 +111,20 @@ def test_a_stream_that_is_damaged_or_grows_when_it_is_read_is_refused(tmp_path: 
             assert read_values(await ask_arrow(served, plain)) == [10.0] * 4
 
     run(main())
+
+
+def test_a_schema_is_checked_for_the_columns_of_each_model_also_after_it_was_read_once() -> None:
+    inputs = (ColumnType(name="x", dtype="float32", dims=(4,)),)
+    other = (ColumnType(name="z", dtype="float32", dims=(4,)),)
+    body = make_stream([[1, 2, 3, 4]] * 3)
+    for _ in range(2):
+        assert arrow_rows.read_stream(body, inputs, 100).num_rows == 3
+        assert arrow_rows.read_stream(body, (), 100).num_rows == 3
+        for columns in (other, (*inputs, *other)):
+            with pytest.raises(Refusal, match="found nothing"):
+                arrow_rows.read_stream(body, columns, 100)
+        with pytest.raises(Refusal, match="compressed"):
+            arrow_rows.read_stream(make_stream([[1, 2, 3, 4]] * 400, compression="zstd"), inputs, 1000)
 
 
 def test_offsets_that_point_out_of_a_stream_are_refused() -> None:

@@ -24,9 +24,9 @@ from gen_worker.inference.model.number_types import (
     number_type_of,
     number_type_of_numpy,
     take_apart,
-    view_numbers,
 )
 
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow IPC
 ALIGNMENT = 64  # bytes of a cache line, as Arrow and torch allocate
 
 Values = Array | list[Any]
@@ -149,18 +149,22 @@ def _little_endian(dtype: str) -> np.dtype[Any]:
 
 def _read_ipc(part: Part, payload: memoryview) -> dict[str, Any]:
     try:
-        table = pa.ipc.open_stream(pa.py_buffer(payload)).read_all()
-        table.validate(full=True)  # offsets of a stranger may point anywhere
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            batches = [*reader]
+            for batch in batches:
+                batch.validate(full=True)  # offsets of a stranger may point anywhere
     except (pa.ArrowException, OSError, ValueError) as fault:
         raise RowsError(f"the body is not an Arrow IPC stream: {fault}") from fault
-    if table.num_rows != part.num_rows:
-        raise RowsError(f"the Arrow IPC stream has {table.num_rows} rows, expected {part.num_rows}")
+    num_rows = sum([batch.num_rows for batch in batches])
+    if num_rows != part.num_rows:
+        raise RowsError(f"the Arrow IPC stream has {num_rows} rows, expected {part.num_rows}")
+    if len(batches) == 1:
+        return dict(zip(batches[0].schema.names, batches[0].columns, strict=True))
+    table = pa.Table.from_batches(batches)
     return {name: _one_array(table.column(name)) for name in table.column_names}
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
@@ -170,7 +174,7 @@ def _join(
 ) -> pa.Array:
     """One column of `shape` rows. `numbers` is what is known of `data_type` if it is one of numbers."""
     if numbers is not None:
-        pieces = [_prepare(name, piece, data_type) for piece in pieces]
+        pieces = [_prepare(name, piece, data_type, numbers) for piece in pieces]
     first = pieces[0]
     if (numbers is not None or data_type is None) and all(
         isinstance(piece, np.ndarray) and piece.shape[1:] == first.shape[1:] for piece in pieces
@@ -185,12 +189,12 @@ def _join(
     return _align(joined) if data_type is None else joined
 
 
-def _prepare(name: str, piece: Any, data_type: pa.DataType | None) -> Any:
+def _prepare(name: str, piece: Any, data_type: pa.DataType | None, numbers: NumberType) -> Any:
     """Numbers that came as Arrow: as numpy's, to be copied into aligned memory as those of JSON are."""
     if not isinstance(piece, pa.Array):
         return piece
     array = _cast(name, piece, data_type)
-    values = view_numbers(array)
+    values = numbers.view(array)
     return array if values is None else values
 
 
@@ -323,12 +327,13 @@ def is_always_aligned(schema: pa.Schema, num_rows: int) -> bool:
 
 def _align(array: pa.Array) -> pa.Array:
     """A copy where it has only numbers and no nulls; else the array itself."""
-    values = view_numbers(array)
-    if values is None:
+    numbers = number_type_of(array.type)
+    values = None if numbers is None else numbers.view(array)
+    if numbers is None or values is None:
         return array
     target, memory = aligned(values.shape, values.dtype)
     target[:] = values
-    return NumberType(array.type).wrap(target, memory)
+    return numbers.wrap(target, memory)
 
 
 # Answers -> parts.
@@ -337,15 +342,14 @@ def _align(array: pa.Array) -> pa.Array:
 def encode_answer(answer: Answer, encoding: str) -> tuple[Part, list[Buffer]]:
     """A part and its payload."""
     if encoding == "ipc":
-        sink = pa.BufferOutputStream()
         batch = answer_batch(answer)
-        with pa.ipc.new_stream(sink, batch.schema) as stream:
-            stream.write_batch(batch)
-        content = memoryview(sink.getvalue())
-        return (
-            Part(num_rows=answer.num_rows, encoding="ipc", size_bytes=len(content), answer="ipc"),
-            [content],
-        )
+        pieces: list[Buffer] = [
+            memoryview(batch.schema.serialize()),
+            memoryview(batch.serialize()),
+            END_OF_STREAM,
+        ]
+        size = sum([len(piece) for piece in pieces])
+        return Part(num_rows=answer.num_rows, encoding="ipc", size_bytes=size, answer="ipc"), pieces
     columns: list[ColumnData] = []
     payload: list[Buffer] = []
     for name, values in answer.columns.items():

@@ -76,6 +76,21 @@ class NumberType:
             self._lists.insert(0, (data_type, pa.types.is_fixed_size_list(data_type), width))
             data_type = data_type.value_type
 
+    def view(self, array: pa.Array) -> Array | None:
+        """The values of an array of this type, row after row, without a copy. None where some are null, where they are
+        bits, or in lists of any length."""
+        if self._is_bool or None in self.dims:
+            return None
+        flat = array.storage if isinstance(array, pa.ExtensionArray) else array
+        for _ in self._lists:
+            if flat.null_count:
+                return None
+            flat = flat.flatten()
+        if flat.null_count:
+            return None
+        values: Array = flat.to_numpy(zero_copy_only=True).reshape(len(array), *self.dims)
+        return values
+
     def wrap(self, values: Array, memory: pa.Buffer) -> pa.Array:
         """An array of this type over memory that holds its values, row after row."""
         count = values.size
@@ -114,20 +129,3 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, pa.Buf
     """New memory, aligned to a cache line."""
     memory = pa.allocate_buffer(math.prod(shape) * dtype.itemsize)
     return np.frombuffer(memory, dtype=dtype).reshape(shape), memory
-
-
-def view_numbers(array: pa.Array) -> Array | None:
-    """The values of an array without nulls as numpy's, row after row, without a copy. None where they are no numbers, are
-    bits, or are in lists of any length."""
-    value_type, dims = take_apart(array.type)
-    if not is_number(value_type) or pa.types.is_boolean(value_type) or None in dims:
-        return None
-    flat = array.storage if isinstance(array, pa.ExtensionArray) else array
-    while is_list(flat.type):
-        if flat.null_count:
-            return None
-        flat = flat.flatten()
-    if flat.null_count:
-        return None
-    values: Array = flat.to_numpy(zero_copy_only=True).reshape(len(array), *(size or 0 for size in dims))
-    return values

@@ -16,22 +16,15 @@ from gen_worker.inference.front.rows import IPC, Answer, Rows
 from gen_worker.inference.messages import ColumnType
 
 MAX_BATCHES = 1024  # of one request
-_RECORD_BATCH, _DICTIONARY = "record batch", "dictionary"
+MAX_SCHEMAS = 64
+_SCHEMA, _RECORD_BATCH, _DICTIONARY = "schema", "record batch", "dictionary"
 _HEADER, _COMPRESSION = 2, 3  # fields of the tables `Message` and `RecordBatch` in Arrow's Message.fbs
 
 
 def read_stream(body: Buffer, inputs: Sequence[ColumnType], max_rows: int) -> Rows:
     """The rows of a request. Refusal where the stream is damaged, has other columns, or would need more than its size."""
     try:
-        _require_plain(body)
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            _check_columns(reader.schema, inputs)
-            num_rows = 0
-            for batch in reader:
-                num_rows += batch.num_rows
-                if num_rows > max_rows:
-                    raise Refusal("too_large", f"the request has more than {max_rows} rows, which can wait")
-                batch.validate(full=True)
+        num_rows = _count_rows(body, tuple(inputs), max_rows)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as fault:
         raise Refusal(
             "input", f"the body is not an Arrow IPC stream that can be read: {_first_line(fault)}"
@@ -39,6 +32,46 @@ def read_stream(body: Buffer, inputs: Sequence[ColumnType], max_rows: int) -> Ro
     if num_rows == 0:
         raise Refusal("input", "the stream has no rows, expected at least one")
     return Rows(IPC, num_rows, (body,))
+
+
+def _count_rows(body: Buffer, inputs: tuple[ColumnType, ...], max_rows: int) -> int:
+    """Each message is read and checked once."""
+    messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))
+    first = next(messages, None)
+    if first is None or first.type != _SCHEMA:
+        raise ValueError("it does not begin with a schema")
+    schema = _read_schema(first, inputs)
+    num_rows = 0
+    for num_before, message in enumerate(messages):
+        if message.type == _DICTIONARY:
+            raise Refusal("input", "the stream has dictionaries, expected plain columns")
+        if message.type != _RECORD_BATCH:
+            raise ValueError(f"it has a {message.type} among its record batches")
+        if num_before >= MAX_BATCHES:
+            raise Refusal("input", f"the stream has more than {MAX_BATCHES} record batches")
+        _require_plain(message)
+        batch = pa.ipc.read_record_batch(message, schema)
+        num_rows += batch.num_rows
+        if num_rows > max_rows:
+            raise Refusal("too_large", f"the request has more than {max_rows} rows, which can wait")
+        batch.validate(full=True)
+    return num_rows
+
+
+# Those that fit, by their message and the columns of the model: a client sends the same one in all of its requests.
+_schemas: dict[tuple[bytes, tuple[ColumnType, ...]], pa.Schema] = {}
+
+
+def _read_schema(message: pa.Message, inputs: tuple[ColumnType, ...]) -> pa.Schema:
+    key = message.metadata.to_pybytes(), inputs
+    schema = _schemas.get(key)
+    if schema is None:
+        schema = pa.ipc.read_schema(message)
+        _check_columns(schema, inputs)
+        if len(_schemas) >= MAX_SCHEMAS:
+            _schemas.clear()
+        _schemas[key] = schema
+    return schema
 
 
 def slice_stream(data: Buffer, start: int, stop: int) -> bytes:
@@ -79,20 +112,12 @@ def _write(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
     return data
 
 
-def _require_plain(body: Buffer) -> None:
-    """Neither compressed nor with dictionaries: a small body must not become large when it is read."""
-    num_batches = 0
-    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
-        if message.type == _DICTIONARY:
-            raise Refusal("input", "the stream has dictionaries, expected plain columns")
-        if message.type == _RECORD_BATCH:
-            num_batches += 1
-            if num_batches > MAX_BATCHES:
-                raise Refusal("input", f"the stream has more than {MAX_BATCHES} record batches")
-            metadata = message.metadata.to_pybytes()
-            header = _follow(metadata, struct.unpack_from("<I", metadata)[0], _HEADER)
-            if header is not None and _field(metadata, header, _COMPRESSION) is not None:
-                raise Refusal("input", "the stream is compressed, expected plain buffers")
+def _require_plain(message: pa.Message) -> None:
+    """Not compressed: a small body must not become large when it is read."""
+    metadata = message.metadata.to_pybytes()
+    header = _follow(metadata, struct.unpack_from("<I", metadata)[0], _HEADER)
+    if header is not None and _field(metadata, header, _COMPRESSION) is not None:
+        raise Refusal("input", "the stream is compressed, expected plain buffers")
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gen_worker.inference.frames import Buffer
 from gen_worker.inference.front.refusals import Refusal, RowFault
 from gen_worker.inference.front.rows import (
     LETTERS,
@@ -74,9 +75,9 @@ class RowReader:
             gc=False,
         )
         self._body = body
-        self._decode: Callable[[bytes | bytearray], Any] = msgspec.json.Decoder(body).decode
+        self._decode: Callable[[Buffer], Any] = msgspec.json.Decoder(body).decode
 
-    def read(self, body: bytes | bytearray) -> Rows:
+    def read(self, body: Buffer) -> Rows:
         """Refusal with all faults where the body does not fit."""
         if not self._columns:
             return self._pack_any(_untyped_rows(read_untyped(body)))
@@ -229,7 +230,7 @@ class _Column:
         return None
 
 
-def read_untyped(body: bytes | bytearray) -> Any:
+def read_untyped(body: Buffer) -> Any:
     """Refusal where it is not JSON."""
     try:
         return _any_body.decode(body)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gen_worker.contract.job.model_version import VersionFacts
+from gen_worker.inference.frames import Buffer
 from gen_worker.inference.front.formats.json_rows import NOT_JSON, RowReader, refuse_body
 from gen_worker.inference.front.refusals import Refusal, RowFault
 from gen_worker.inference.front.rows import Answer, Rows, count_values, nest
@@ -50,7 +51,7 @@ class InferRequest(msgspec.Struct):
 _decode = msgspec.json.Decoder(InferRequest).decode
 
 
-def read_request(body: bytes, reader: RowReader) -> tuple[InferRequest, Rows]:
+def read_request(body: Buffer, reader: RowReader) -> tuple[InferRequest, Rows]:
     """Refusal where it cannot be read, or does not fit the model's columns. The first dimension is the rows."""
     try:
         request = _decode(body)

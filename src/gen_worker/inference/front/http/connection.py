@@ -11,12 +11,14 @@ from typing import Any, cast
 
 import httptools
 
+from gen_worker.inference.frames import Buffer
 from gen_worker.inference.front.http.exchange import Exchange
 from gen_worker.inference.front.http.heads import HEAD_END, MAX_KNOWN_BYTES, Head
 from gen_worker.inference.front.http.reception import Reception
 from gen_worker.inference.front.refusals import Refusal
 
 MAX_HEAD_BYTES = 32 << 10
+MIN_VIEW_BYTES = 16 << 10  # of a body: a smaller one is copied sooner
 MAX_AHEAD = 64  # requests of one connection that are not answered
 MAX_ID = 128
 
@@ -88,7 +90,7 @@ class Connection(asyncio.Protocol):
         if head is None:
             self._parse(data, end)
         elif len(data) == end + head.body_bytes and self._has_room(head.body_bytes):
-            self._take(head, data[end:])
+            self._take(head, data[end:] if head.body_bytes < MIN_VIEW_BYTES else memoryview(data)[end:])
         else:
             self._parse(data)
 
@@ -106,7 +108,7 @@ class Connection(asyncio.Protocol):
 
     # How a request is read.
 
-    def _take(self, head: Head, body: bytes) -> None:
+    def _take(self, head: Head, body: Buffer) -> None:
         """A whole request whose head is known. The parser is between two requests, and does not see it."""
         self.reception.idle.pop(self, None)
         exchange = Exchange(self, head)

@@ -43,7 +43,7 @@ class Route:
 class Exchange:
     """One request and its answer. Answered exactly once."""
 
-    body: bytes = b""
+    body: Buffer = b""
     request_id = b""
     begun_at = 0.0  # time.perf_counter() when it was complete
     keeps_alive = True

@@ -424,6 +424,37 @@ def test_a_retired_template_ends_and_its_workers_go_on(parent: ModelParent, plac
     worker.close(), again.close()
 
 
+def test_a_worker_that_takes_the_place_of_the_first_one_is_forked(
+    parent: ModelParent, place: Path, log: Path
+) -> None:
+    """Also where that one was killed: the template is its child, and outlives it."""
+    meta = train(place / "killed", run_id="killed")
+    first = Worker(parent, version_of(meta))
+    loaded = first.ready()
+    expected = first.ask(ROWS[:3])[0]["y"].tobytes()
+    os.kill(loaded.pid, signal.SIGKILL)
+    assert first.end().signal == "SIGKILL"
+    for _ in range(2):
+        other = Worker(parent, version_of(meta))
+        assert other.ready().load_ms == loaded.load_ms  # not loaded again
+        assert other.ask(ROWS[:3])[0]["y"].tobytes() == expected
+        other.close()
+
+
+def test_where_the_template_was_killed_too_the_version_is_loaded_again(
+    parent: ModelParent, place: Path
+) -> None:
+    meta = train(place / "lost", run_id="lost")
+    first = Worker(parent, version_of(meta))
+    loaded = first.ready()
+    (template,) = children_of(loaded.pid)
+    os.kill(template, signal.SIGKILL)
+    other = Worker(parent, version_of(meta))
+    assert other.ready().load_ms != loaded.load_ms
+    assert other.ask(ROWS[:3])[0]["y"].tobytes() == first.ask(ROWS[:3])[0]["y"].tobytes()
+    first.close(), other.close()
+
+
 def children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(text) for text in path.read_text().split()]
@@ -454,10 +485,10 @@ def test_nothing_is_left_of_a_server_that_is_killed(meta: Path, tmp_path: Path) 
     ) as server:
         assert server.stdout is not None
         pids = json.loads(server.stdout.readline())
-        pids += [pid for pid in children_of(pids[0]) if pid not in pids]
-        assert len(pids) == 3  # the parent, the worker, the template
-        waiting = [os.pidfd_open(pid) for pid in pids]
+        templates = children_of(pids[1])
+        waiting = [os.pidfd_open(pid) for pid in (*pids, *templates)]
         server.kill()
+    assert len(templates) == 1
 
     for fd in waiting:
         assert select.select([fd], [], [], 120)[0]

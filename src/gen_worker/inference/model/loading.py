@@ -72,6 +72,7 @@ def load_model(version: ModelVersion, options: ModelOptions) -> LoadedModel:
     set_threads(1)  # more would start threads, and this process may have to be forked
     trainer = load_jobs_plugin(version.trainer, job_dir=Path(version.base_dir or Path.cwd()))
     require_predict(trainer, version.trainer)
+    leave_out_compiler()
     checkpoint = read_checkpoint(version)
     data = RecordedData.of(checkpoint.identity, job, Path(version.base_dir or Path.cwd()))
     runtime = prepare_model_runtime(
@@ -164,6 +165,21 @@ def make_servable(trainer: TrainerPlugin, state: Any, ctx: StepContext) -> Any:
         for module in modules_of(torch, (trainer, state)):
             module.eval()
     return state
+
+
+def leave_out_compiler() -> None:
+    """Let optimizers be made and loaded without `torch._dynamo`, which the first one imports: a second, and 70 MB.
+
+    They have it to stay out of a compiled training step, and nothing steps here. Another torch may keep this elsewhere:
+    then it is imported.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or "torch._dynamo" in sys.modules:
+        return
+    for method in vars(torch.optim.Optimizer).values():
+        function = getattr(method, "__wrapped__", None)
+        if function is not None:
+            function.__dict__.setdefault("__dynamo_disable", function)
 
 
 def set_threads(num_threads: int) -> None:

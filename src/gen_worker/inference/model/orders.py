@@ -62,10 +62,17 @@ class KillWorker(Message, frozen=True, kw_only=True):
 
 
 class Forked(Message, frozen=True, kw_only=True):
-    """From a template: that worker exists."""
+    """From a template: that further worker exists."""
 
     worker_id: int
     pid: int
+
+
+class BecameWorker(Message, frozen=True, kw_only=True):
+    """From a template: it is its first worker now. A copy of it, its child, is the template from here on."""
+
+    worker_id: int
+    template_pid: int
 
 
 class Alone(Message, frozen=True, kw_only=True):
@@ -93,7 +100,7 @@ class WorkerEnd(Message, frozen=True, kw_only=True):
 
 
 FromServer = LaunchWorker | Retire | KillWorker
-FromTemplate = Forked | Alone | LoadFailed
+FromTemplate = Forked | BecameWorker | Alone | LoadFailed
 
 from_server_decoder: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 from_template_decoder: msgspec.msgpack.Decoder[FromTemplate] = msgspec.msgpack.Decoder(FromTemplate)

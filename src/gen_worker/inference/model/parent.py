@@ -1,7 +1,7 @@
 """The server's side of its model processes. No torch, no pyarrow, none of the author's code.
 
 ```text
-server ── fork, before any thread ──> model parent ── fork ──> template of a version ── fork ──> model workers
+server ── fork, before any thread ──> model parent ── fork ──> first worker of a version ── fork ──> template ──> others
    └────────────────────── one socketpair for each worker: frames of `inference.messages` ──────────┘
 ```
 

@@ -1,7 +1,8 @@
 """The model parent: one thread that forks templates, hands them orders, reaps all model processes and reports their ends.
 
-It runs none of the author's code. A template gets the orders of its version and forks a worker for each; where it cannot
-be forked it becomes the worker of its first order, and every further order gets a process that loads by itself.
+It runs none of the author's code. A template gets the orders of its version. It becomes the worker of the first one and
+leaves a copy of itself, which forks a worker for each further one; where it cannot be forked, every further order gets a
+process that loads by itself.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from gen_worker.inference.frames import send_frame
 from gen_worker.inference.messages import NotReady
 from gen_worker.inference.model.orders import (
     Alone,
+    BecameWorker,
     Forked,
     FromTemplate,
     KillWorker,
@@ -54,7 +56,6 @@ WARM_MODULES = (
     "numpy",
     "numpy.ma",  # pyarrow imports it with the first array of numpy
     "torch",
-    "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pyarrow.parquet",
     "gen_worker.trainer.arrow_feed",  # of `batch_to_torch`, which most classes use
     "gen_worker.trainer.author.hooks",
@@ -93,6 +94,7 @@ class _Template:
     label: str
     waiting: dict[int, _Ordered] = field(default_factory=dict)
     has_loaded: bool = False
+    is_copy: bool = False  # of the first worker, whose child it is as long as that lives
     is_open: bool = True  # takes orders
     failure: LoadFailed | None = None
 
@@ -250,12 +252,21 @@ class ParentProcess:
             said = None
         if said is None:
             self._close(template)
+            if template.is_copy:  # perhaps it is not ours to reap, and orders wait
+                self._templates.pop(template.pid, None)
+                self._end_template(template, 0)
             return
         for message in said:
             match message:
                 case Forked(worker_id=worker_id, pid=pid):
                     template.has_loaded = True
                     self._settle(template, worker_id, pid)
+                case BecameWorker(worker_id=worker_id, template_pid=pid):
+                    template.has_loaded = template.is_copy = True
+                    del self._templates[template.pid]
+                    self._settle(template, worker_id, template.pid)
+                    template.pid = pid
+                    self._templates[pid] = template
                 case Alone(worker_id=worker_id, reason=reason):
                     self._alone[template.key] = reason
                     self._settle(template, worker_id, template.pid)
@@ -364,10 +375,12 @@ def _warm_up() -> None:
     # An OpenBLAS starts its threads when it is imported. Workers set their number themselves.
     for name in _ONE_THREAD:
         os.environ.setdefault(name, "1")
-    for name in WARM_MODULES:
+    missing = [name for name in WARM_MODULES if name not in sys.modules]
+    for name in missing:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    note_warm_modules()
+    if missing:  # else the launcher noted them: to look at each again would copy its memory
+        note_warm_modules()
     gc.collect()
     gc.freeze()  # else a collection in a template would visit all modules and copy their pages
 

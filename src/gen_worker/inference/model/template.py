@@ -1,7 +1,8 @@
 """A template: one version, loaded and probed, that is forked for each of its workers.
 
-Its memory is shared with them until somebody writes to it. It is forked only while it has one thread and no GPU in use;
-else it is the worker itself (`Alone`).
+The process that loaded is the first worker itself, and leaves a copy of itself as the template: a fork less until the
+version answers, and the memory that it wrote to is already its own. Forks share memory until one of them writes to it.
+There is a copy only while the process has one thread and no GPU in use (else: `Alone`).
 """
 
 import gc
@@ -16,6 +17,7 @@ from gen_worker.errors import Category, WorkerError
 from gen_worker.inference.model.loading import LoadedModel, load_model
 from gen_worker.inference.model.orders import (
     Alone,
+    BecameWorker,
     Forked,
     LaunchWorker,
     LoadFailed,
@@ -60,6 +62,19 @@ class Template:
             return ModelWorker(socket.socket(fileno=self._orders.take_fd()), model, first.options).run()
         gc.collect()
         gc.freeze()  # else a collection in a worker would copy all pages
+        link_fd = self._orders.take_fd()
+        flush_output()
+        template_pid = os.fork()
+        if template_pid:
+            send_order(self._link, BecameWorker(worker_id=first.worker_id, template_pid=template_pid))
+            self._link.close()
+            self._orders.close_fds()  # of orders that the copy has
+            return ModelWorker(socket.socket(fileno=link_fd), model, first.options).run()
+        os.close(link_fd)
+        return self._obey(orders[1:], model)
+
+    def _obey(self, orders: list[LaunchWorker] | None, model: LoadedModel) -> int:
+        """Until the model parent closes its end: it is not this process's parent before the first worker has ended."""
         while orders is not None:
             for order in orders:
                 self._fork_worker(order, self._orders.take_fd(), model)

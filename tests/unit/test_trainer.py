@@ -1,6 +1,7 @@
 """`Trainer` in the caller's process: the same attempt that a worker makes, with batches and callbacks handed over."""
 
 import json
+import math
 import signal
 import traceback
 from pathlib import Path
@@ -712,3 +713,30 @@ def test_an_interrupt_before_the_first_step_says_that_nothing_was_saved(tmp_path
     with pytest.raises(TrainingCanceled) as caught:
         trainer.train()
     assert caught.value._render_traceback_()[1:] == ["nothing was saved: no step was completed"]
+
+
+def test_the_first_loss_that_is_not_finite_is_reported_once_with_what_stops_such_a_run(
+    tmp_path: Path,
+) -> None:
+    class Diverges(Drift):
+        def train_step(self, batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+            result = super().train_step(batch, state, ctx)
+            return StepResult(metrics={"loss": math.nan}) if ctx.step >= 4 else result
+
+    make(tmp_path, plugin=Diverges).train()
+    messages = [event["message"] for event in events(tmp_path, "log")]
+    (said,) = (message for message in messages if "NonFiniteGuard" in message)
+    assert said.startswith("train/loss is nan at step 6, and training continues.")
+
+
+def test_a_run_that_is_too_short_to_report_a_training_metric_says_so(tmp_path: Path) -> None:
+    for metric_every, is_told in ((1, False), (0, False), (5, False), (100, True)):
+        folder = tmp_path / str(metric_every)
+        make(folder, metric_every=metric_every, epochs=None, max_steps=5).train()
+        (begun,) = (
+            event["message"] for event in events(folder, "log") if "training from" in event["message"]
+        )
+        assert ("metric_every is 100: no training metrics" in begun) == is_told
+    make(tmp_path / "5", metric_every=5, epochs=None, max_steps=9).train()
+    messages = [event["message"] for event in events(tmp_path / "5", "log")]
+    assert "training from step 5 to 9; metric_every is 5: no training metrics" in messages

@@ -169,7 +169,7 @@ class JobLifecycle:
         self._ended.set()
         error = (
             f"{self._stop.reason}; the work in progress at step {self._progress.step} did not end within the grace of"
-            f" {self._grace_s:g} s and is lost. The newest checkpoint is kept"
+            f" {self._grace_s:g} s. Steps that were not saved before are lost"
         )
         try:
             self.on_overrun(category, error)

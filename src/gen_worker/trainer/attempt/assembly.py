@@ -159,8 +159,11 @@ class Assembly:
                     level="warning",
                 )
         end = loop.end_step()
+        every = 1 if job.fast_dev_run else job.metric_every
+        is_silent = every > 0 and end is not None and start.step // every == end // every
         reporter.log(
-            f"training from step {start.step} to {'the end of the data' if end is None else end}",
+            f"training from step {start.step} to {'the end of the data' if end is None else end}"
+            f"{f'; metric_every is {every}: no training metrics' if is_silent else ''}",
             step=start.step,
             end_step=end,
             epoch=start.epoch,

@@ -1,5 +1,6 @@
 """The metrics of a step: read, recorded, reported, uploaded; and the one that decides which checkpoints are kept."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,19 @@ RATE_NAMES = ("train/lr", "learning_rate", "lr")
 @dataclass(slots=True)
 class Measurements:
     parts: LoopParts
+    _is_finite: bool = True  # as far as it was reported in this attempt
 
     def take(self, values: Mapping[str, float]) -> None:
         """Report metrics of the present step, under their reported names."""
         self._note(values)
+        loss = values.get("train/loss", 0.0)
+        if self._is_finite and not math.isfinite(loss):
+            self._is_finite = False
+            self.parts.reporter.log(
+                f"train/loss is {loss} at step {self.parts.ctx.step}, and training continues. The callback"
+                " gen_worker.trainer.callbacks:NonFiniteGuard stops such a run, or goes back",
+                level="warning",
+            )
         self.parts.reporter.metrics(self.parts.ctx.step, values)
 
     def take_evaluation(self, record: MetricsRecord) -> None:

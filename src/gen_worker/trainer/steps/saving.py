@@ -182,10 +182,9 @@ class StateSaver:
             )
             if not checkpoint.verified:
                 is_taken = self.parts.ctx.job.resume_non_finite
-                resumes = "uses it: resume_non_finite is true" if is_taken else "passes it over"
+                resumes = "uses it: resume_non_finite is true" if is_taken else "takes an older one"
                 self.parts.reporter.log(
-                    f"the checkpoint of step {checkpoint.step} contains non-finite weights ({checkpoint.reason}). It is"
-                    f" kept; a resume {resumes}",
+                    f"the checkpoint of step {checkpoint.step} has {checkpoint.reason}. It is kept; a resume {resumes}",
                     level="warning",
                 )
         return saved

@@ -6,13 +6,15 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from frame_workers import CRASHES, HANGS, RAISES, make_version
 from served_front import Reply, Served, serving, until
 
 from gen_worker.inference.front.event_loop import run
-from gen_worker.inference.front.formats import arrow_rows
+from gen_worker.inference.front.formats import arrow_rows, oip
+from gen_worker.inference.front.formats.json_rows import RowReader
 from gen_worker.inference.front.refusals import Refusal
 from gen_worker.inference.front.rows import join_rows
 from gen_worker.inference.messages import ColumnType
@@ -134,6 +136,60 @@ def test_offsets_that_point_out_of_a_stream_are_refused() -> None:
     body[place : place + 12] = struct.pack("<3i", 0, 3, 1 << 30)
     with pytest.raises(Refusal, match="not an Arrow IPC stream"):
         arrow_rows.read_stream(bytes(body), (), 100)
+
+
+NOTHING = pa.struct([])
+MANY = (1 << 31) - 2
+OFFSETS = pa.py_buffer(struct.pack("<ii", 0, MANY))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.Array.from_buffers(
+            pa.list_(NOTHING), 1, [None, OFFSETS], children=[pa.Array.from_buffers(NOTHING, MANY, [None])]
+        ),
+        pa.Array.from_buffers(
+            pa.list_(NOTHING, MANY), 1, [None], children=[pa.Array.from_buffers(NOTHING, MANY, [None])]
+        ),
+        pa.Array.from_buffers(
+            pa.list_(pa.list_(pa.int8(), 0)),
+            1,
+            [None, OFFSETS],
+            children=[
+                pa.Array.from_buffers(
+                    pa.list_(pa.int8(), 0), MANY, [None], children=[pa.array([], pa.int8())]
+                )
+            ],
+        ),
+    ],
+    ids=["records", "fixed list of records", "empty lists"],
+)
+def test_values_that_take_no_bytes_are_refused(column: pa.Array) -> None:
+    """One row of 300 bytes would have two billion values, and whoever reads it that many objects."""
+    body = write_stream(pa.record_batch({"x": column}))
+    assert len(body) < 1000
+    with pytest.raises(Refusal, match="expected numbers, text, bytes or lists"):
+        arrow_rows.read_stream(body, (), 100)
+
+
+@pytest.mark.parametrize("rows", [[None, [1.0, 2.0]], [[1.0, None]]])
+def test_a_null_in_a_column_that_has_none_is_named(rows: list[Any]) -> None:
+    column = ColumnType(name="x", dtype="float32", dims=(2,))
+    body = write_stream(pa.record_batch({"x": pa.array(rows, pa.list_(pa.float32(), 2))}))
+    with pytest.raises(Refusal, match="column x: found null, expected float32"):
+        arrow_rows.read_stream(body, (column,), 100)
+    nullable = msgspec.structs.replace(column, is_nullable=True)
+    if rows[0] is None:
+        assert arrow_rows.read_stream(body, (nullable,), 100).num_rows == 2
+
+
+@pytest.mark.parametrize("shape", [[10**9, 0], [1, 10**9, 0], [1 << 70, 0], [4, 0, 10**9]])
+def test_a_shape_without_values_makes_no_rows(shape: list[int]) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": []}]}
+    reader = RowReader((ColumnType(name="x", dtype="float32", dims=(None,)),), max_rows=100)
+    with pytest.raises(Refusal):
+        oip.read_request(json.dumps(body).encode(), reader)
 
 
 def test_rows_of_an_arrow_stream_can_be_sliced_and_are_the_same(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from model_server import Server, train_versions, wait_until, with_settings
-from worker_process import TRAINERS, Run
+from worker_process import DEADLINE_S, TRAINERS, Run, WarmParent
 
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import TrainingJobSpec
@@ -264,3 +266,40 @@ def test_no_process_outlives_its_server(tmp_path: Path, versions: dict[int, Mode
 def _is_running(pid: int) -> bool:
     state = read_process(pid)
     return state is not None and not state.is_ended
+
+
+def test_connections_without_the_secret_use_up_no_files(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    """Shells give 1,024 open files, which as many idle connections use up: then nobody could ask, and no model be promoted."""
+    pid = WarmParent.shared().pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    server = Server(tmp_path / "run", versions[1])
+    idle: list[socket.socket] = []
+    try:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (100, before[1]))
+        server.start()
+        host, _, port = server.url.removeprefix("http://").rpartition(":")
+        idle += [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(200)]
+        assert server.predict().status == 200
+        assert server.ask("promote", versions[2])["event"] == "promoted"
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        for connection in idle:
+            connection.close()
+        server.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("content", [b"", b"short\n", b"\xff\x00\n"])
+def test_a_secret_that_was_cut_is_replaced(
+    tmp_path: Path, versions: dict[int, ModelVersion], content: bytes
+) -> None:
+    server = Server(tmp_path / "run", versions[1])
+    server.serving.mkdir(parents=True)
+    (server.serving / "bearer").write_bytes(content)
+    try:
+        server.start()
+        assert len((server.serving / "bearer").read_text().strip()) == 43
+        assert server.predict().status == 200
+    finally:
+        server.stop(signal.SIGKILL)

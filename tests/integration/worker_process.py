@@ -39,6 +39,10 @@ class WarmParent:
             atexit.register(cls._shared.close)
         return cls._shared
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def run(self, request: dict[str, Any]) -> int:
         return self.wait(self.start(request))
 

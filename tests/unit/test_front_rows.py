@@ -134,6 +134,18 @@ def test_the_first_fault_is_the_message_and_the_others_are_counted() -> None:
         assert raised.value.message == f"{first}{counted}"
 
 
+@pytest.mark.parametrize("columns", [(), (ColumnType(name="x", dtype="int8"),)])
+def test_more_rows_than_can_wait_are_refused_before_each_is_looked_at(
+    columns: tuple[ColumnType, ...],
+) -> None:
+    reader = RowReader(columns, max_rows=10)
+    assert reader.read(json.dumps({"rows": [{"x": 1}] * 10}).encode()).num_rows == 10
+    for rows in ([{"x": 1}] * 11, [{"x": "much"}] * 11):
+        with pytest.raises(Refusal) as raised:
+            reader.read(json.dumps({"rows": rows}).encode())
+        assert raised.value.kind == "too_large"
+
+
 def test_faults_are_bounded_and_long_values_are_cut() -> None:
     column = ColumnType(name="x", dtype="int8")
     assert len(faults_of([{"x": "a" * 10_000}] * 1000, column)) == MAX_FAULTS

@@ -39,6 +39,7 @@ Action = Literal["promote", "rollback", "shadow", "split", "single"]
 D = TypeVar("D", "WantedModel", "LiveModel", "SettledFeedback")
 
 FOLDER = "serving"
+MAX_DOCUMENT_BYTES = 64 << 20
 WANTED, LIVE, SETTLED = "wanted.json", "live.json", "settled.json"
 
 
@@ -163,7 +164,10 @@ def read_settled(folder: Path) -> int:
 
 def _read(path: Path, kind: type[D]) -> D | None:
     try:
-        return msgspec.json.decode(read_regular(path), type=kind)
+        content = read_regular(path, MAX_DOCUMENT_BYTES + 1)
+        if len(content) > MAX_DOCUMENT_BYTES:
+            raise StartupError(f"{path} cannot be read: it has more than {MAX_DOCUMENT_BYTES} bytes")
+        return msgspec.json.decode(content, type=kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as fault:

@@ -13,6 +13,7 @@ threads: lifecycle (heartbeat, cancel file, limits), event writer, files that ar
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import signal
 import time
@@ -24,6 +25,7 @@ from typing import Any, Never
 import msgspec
 
 from gen_worker.contract.files.durable import make_folder, replace_file
+from gen_worker.contract.files.open_files import raise_open_files
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import ServingSpec, TrainingJobSpec
@@ -40,6 +42,7 @@ from gen_worker.contract.serving import (
 from gen_worker.errors import ModelLoadError, StartupError
 from gen_worker.inference.feedback.loop import FeedbackLoop
 from gen_worker.inference.front.front import AnsweredRequest, Front, FrontOptions
+from gen_worker.inference.front.http.reception import MAX_CONNECTIONS
 from gen_worker.inference.front.pool import ReplicaPool
 from gen_worker.inference.front.queries import QueueLimits
 from gen_worker.inference.front.workers.model_processes import ModelProcesses
@@ -56,8 +59,10 @@ LOOK_EVERY_S = 0.2
 STATS_EVERY_S = 5.0
 IDLE_STATS_EVERY_S = 60.0
 DRAIN_SHARE = 0.8  # of the grace period
+MAX_OPEN_FILES = 8192
 BEARER = "bearer"
-BEARER_BYTES = 32
+BEARER_BYTES, MAX_BEARER_BYTES = 32, 1024
+WHOLE_BEARER = re.compile(r"[A-Za-z0-9_-]{43}")  # of which a part could be guessed
 
 
 class Clock:
@@ -199,7 +204,11 @@ class ModelServer:
 
     def _make_front(self) -> Front:
         spec = self._spec
+        _, max_open_files = raise_open_files(
+            MAX_OPEN_FILES
+        )  # not of model processes: they are forked already
         options = FrontOptions(
+            max_connections=min(MAX_CONNECTIONS, max_open_files // 2),
             max_body_bytes=spec.max_body_bytes,
             deadline_ms=spec.deadline_ms,
             bearer=None if self._is_local else self._read_bearer(),
@@ -245,10 +254,14 @@ class ModelServer:
         """The secret of this run: the same in all its attempts."""
         path = self.folder / BEARER
         try:
-            found = read_regular(path).decode().strip()
+            found = read_regular(path, MAX_BEARER_BYTES).decode(errors="replace").strip()
         except FileNotFoundError:
             found = ""
-        if not found:
+        except OSError as fault:
+            raise StartupError(f"the secret of the server cannot be read: {fault}") from fault
+        if not WHOLE_BEARER.fullmatch(found):
+            if found:
+                logger.warning("%s is not what was written: it is replaced by another secret", path)
             found = secrets.token_urlsafe(BEARER_BYTES)
             replace_file(path, found.encode() + b"\n", mode=0o600)
         return found

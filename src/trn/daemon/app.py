@@ -9,7 +9,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import time
@@ -21,6 +20,7 @@ from typing import Protocol
 
 import msgspec
 
+from gen_worker.contract.files.open_files import raise_open_files
 from gen_worker.contract.subprocess_contract import find_cache_dir
 from trn.core.bus_url import read_bus_url
 from trn.core.errors import UnavailableError
@@ -108,7 +108,7 @@ class TrainerDaemon:
     async def _serve(self, stack: contextlib.AsyncExitStack, singleton: Singleton) -> None:
         home, settings, loop = self._home, self._settings, asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="blocking"))
-        open_files_before, max_open_files = _raise_open_files()
+        open_files_before, max_open_files = raise_open_files(MAX_OPEN_FILES)
         pools = load_pools(
             settings.pools,
             Site(
@@ -330,15 +330,3 @@ def _doorbell(home: Home, loop: asyncio.AbstractEventLoop, ring: Callable[[str],
             yield
         finally:
             loop.remove_reader(bell)
-
-
-def _raise_open_files(most: int = MAX_OPEN_FILES) -> tuple[int, int]:
-    """Raise the limit on open files: shells give 1,024, which a few hundred connections use up. (before, now)"""
-    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before == resource.RLIM_INFINITY:
-        return before, most
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    if wanted > before:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return before, resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -20,6 +19,7 @@ import uvicorn
 from filelock import FileLock, Timeout
 
 from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.open_files import raise_open_files
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.process_identity import ProcessIdentity, boot_id, start_ticks
 from trn.core.errors import AlreadyRunningError, InvalidRequestError, UnavailableError
@@ -29,7 +29,7 @@ from trn.core.version import VERSION
 from trn.gateway.answers import Encoded
 from trn.gateway.daemon_link import DaemonLink
 from trn.gateway.endpoints import Endpoint, build_router
-from trn.gateway.gate.connections import MAX_HEAD_BYTES, TimedConnection
+from trn.gateway.gate.connections import MAX_CONNECTIONS, MAX_HEAD_BYTES, TimedConnection
 from trn.gateway.gate.credentials import Credentials
 from trn.gateway.gate.guard import Guard
 from trn.gateway.openapi import build_document
@@ -61,7 +61,7 @@ USUAL_PORTS = {"http": 80, "https": 443}
 KEEP_ALIVE_S = 30
 STOP_GRACE_S = 2
 BACKLOG = 1024
-MIN_OPEN_FILES = 8192
+MAX_OPEN_FILES = 8192
 MAX_PORT_BYTES = 16
 
 ENDPOINTS: list[Endpoint] = [
@@ -113,7 +113,8 @@ class Gateway:
         host, port = read_address(self._address)
         context = self._open_tls(host)
         with self._holding_home(), self._bind(host, port) as listener:
-            _raise_open_files()
+            _, max_open_files = raise_open_files(MAX_OPEN_FILES)
+            TimedConnection.max_connections = min(MAX_CONNECTIONS, max_open_files // 2)
             port = listener.getsockname()[1]
             scheme = "http" if context is None else "https"
             hosts = name_hosts(host, port, self._settings.names, scheme)
@@ -297,12 +298,3 @@ def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-def _raise_open_files() -> None:
-    """A connection is a file: shells give 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MIN_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MIN_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -217,6 +217,8 @@ def read_rows(rows: list[dict[str, Any]]) -> list[AskedRow]:
     found: list[AskedRow] = []
     faults: list[RowFault] = []
     for position, given in enumerate(rows):
+        if len(faults) >= MAX_FAULTS:
+            break
         values = dict(given)
         request_id, row = values.pop("request_id", None), values.pop("row", 0)
         if not isinstance(request_id, str) or not request_id:

@@ -13,7 +13,7 @@ class Served:
     def __init__(self, pool: ReplicaPool) -> None:
         self.pool = pool
         self.facts = pool.facts
-        self.reader = RowReader(pool.inputs)
+        self.reader = RowReader(pool.inputs, max_rows=pool.limits.max_queue_rows)
 
 
 @lru_cache(maxsize=256)

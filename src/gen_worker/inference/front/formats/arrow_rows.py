@@ -55,6 +55,7 @@ def _count_rows(body: Buffer, inputs: tuple[ColumnType, ...], max_rows: int) -> 
         if num_rows > max_rows:
             raise Refusal("too_large", f"the request has more than {max_rows} rows, which can wait")
         batch.validate(full=True)
+        _check_nulls(batch, inputs)
     return num_rows
 
 
@@ -180,13 +181,36 @@ def _check_columns(schema: pa.Schema, inputs: Sequence[ColumnType]) -> None:
         raise Refusal("input", f"{column}found {first.found}, expected {first.expected}", faults=faults[:100])
 
 
-def _is_plain(kind: pa.DataType) -> bool:
-    """Whether a value of it is as large as its part of the stream: none is shared by several rows."""
+def _check_nulls(batch: pa.RecordBatch, inputs: Sequence[ColumnType]) -> None:
+    """As of rows in JSON: only a column that may be null has nulls, and no list does."""
+    for column in inputs:
+        index = batch.schema.get_field_index(column.name)
+        array = None if index < 0 else batch.column(index)
+        if array is None or (column.is_nullable and array.null_count):
+            continue
+        while not array.null_count and _is_list(array.type):
+            array = array.flatten()
+        if array.null_count:
+            fault = RowFault(column=column.name, found="null", expected=column.dtype)
+            raise Refusal(
+                "input", f"column {column.name}: found null, expected {column.dtype}", faults=[fault]
+            )
+
+
+def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _is_plain(kind.value_type)
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether a value of it is as large as its part of the stream: none is shared by several rows, none takes no bytes."""
+    types = pa.types
+    if _is_list(kind):
+        return not (types.is_fixed_size_list(kind) and kind.list_size == 0) and _is_plain(kind.value_type)
     if types.is_struct(kind):
-        return all(_is_plain(field.type) for field in kind)
+        return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)
+    if types.is_fixed_size_binary(kind):
+        return bool(kind.byte_width > 0)
     return bool(
         types.is_boolean(kind)
         or types.is_integer(kind)
@@ -197,7 +221,6 @@ def _is_plain(kind: pa.DataType) -> bool:
         or types.is_large_string(kind)
         or types.is_binary(kind)
         or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
     )
 
 

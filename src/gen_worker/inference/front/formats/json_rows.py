@@ -5,6 +5,7 @@ types, to name all of its faults.
 """
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Annotated, Any
@@ -50,8 +51,9 @@ _LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "float64": flo
 class RowReader:
     """Reads the rows of requests for a model that takes these columns. Without columns, any are taken."""
 
-    def __init__(self, inputs: Sequence[ColumnType]) -> None:
+    def __init__(self, inputs: Sequence[ColumnType], *, max_rows: int = sys.maxsize) -> None:
         self.inputs = tuple(inputs)
+        self.max_rows = max_rows  # of a request
         self._columns = [_Column(column, f"f{index}") for index, column in enumerate(inputs)]
         self._layouts: dict[tuple[bool, ...], Layout] = {}
         self._free_layouts: dict[tuple[str, ...], Layout] = {}
@@ -82,7 +84,9 @@ class RowReader:
         if not self._columns:
             return self._pack_any(_untyped_rows(read_untyped(body)))
         try:
-            return self._pack(self._decode(body).rows)
+            rows = self._decode(body).rows
+            self._require_room(rows)
+            return self._pack(rows)
         except (*NOT_JSON, struct.error, OverflowError):
             raise self._refuse(_untyped_rows(read_untyped(body))) from None
 
@@ -105,6 +109,13 @@ class RowReader:
             packed.append(column.pack(values) if fits else b"".join(map(_encode_value, values)))  # type: ignore[misc]
         return Rows(self.layout(tuple(is_packed)), len(rows), packed)
 
+    def _require_room(self, rows: Sequence[Any]) -> None:
+        """Before anything is done with each row."""
+        if len(rows) > self.max_rows:
+            raise Refusal(
+                "too_large", f"the request has {len(rows)} rows, and at most {self.max_rows} can wait"
+            )
+
     def layout(self, is_packed: tuple[bool, ...]) -> Layout:
         layout = self._layouts.get(is_packed)
         if layout is None:
@@ -118,6 +129,7 @@ class RowReader:
 
     def _pack_any(self, rows: Sequence[Any]) -> Rows:
         """Any columns, the same in all rows."""
+        self._require_room(rows)
         names = tuple(rows[0]) if isinstance(rows[0], dict) else ()
         faults = []
         for index, row in enumerate(rows):
@@ -142,6 +154,7 @@ class RowReader:
 
     def _refuse(self, rows: Sequence[Any]) -> Refusal:
         """All that is wrong with rows that could not be read."""
+        self._require_room(rows)
         faults: list[RowFault] = []
         for index, row in enumerate(rows):
             if not isinstance(row, dict):

@@ -64,7 +64,9 @@ def read_request(body: Buffer, reader: RowReader) -> tuple[InferRequest, Rows]:
     for tensor in request.inputs:
         if tensor.name in columns:
             raise Refusal("input", f"the input {tensor.name[:100]} is given twice")
-        columns[tensor.name] = _read_tensor(tensor, is_scalar=dims.get(tensor.name) == ())
+        columns[tensor.name] = _read_tensor(
+            tensor, is_scalar=dims.get(tensor.name) == (), max_rows=reader.max_rows
+        )
     counts = {len(values) for values in columns.values()}
     if len(counts) > 1:
         raise Refusal(
@@ -76,7 +78,7 @@ def read_request(body: Buffer, reader: RowReader) -> tuple[InferRequest, Rows]:
     return request, reader.convert(rows)
 
 
-def _read_tensor(tensor: Tensor, *, is_scalar: bool) -> list[Any]:
+def _read_tensor(tensor: Tensor, *, is_scalar: bool, max_rows: int) -> list[Any]:
     """Its values by row."""
 
     def refuse(found: str, expected: str) -> Refusal:
@@ -89,6 +91,8 @@ def _read_tensor(tensor: Tensor, *, is_scalar: bool) -> list[Any]:
         raise refuse(f"the datatype {tensor.datatype[:100]}", f"one of {', '.join(sorted(_KNOWN))}")
     if not 1 <= len(shape) <= MAX_DIMS or min(shape) < 0:
         raise refuse(f"the shape {shape[:MAX_DIMS]}", "the number of rows, then the dimensions of a row")
+    if 0 in shape[1:] and len(shape) > 2:  # a few bytes must not become many lists
+        raise refuse(f"the shape {shape}", "no dimension of 0")
     flat = tensor.data
     for size in shape[1:]:  # nested, or flat already
         if not flat or not all(isinstance(part, list) and len(part) == size for part in flat):
@@ -96,6 +100,8 @@ def _read_tensor(tensor: Tensor, *, is_scalar: bool) -> list[Any]:
         flat = [value for part in flat for value in part]
     if len(flat) != count_values(shape):
         raise refuse(f"{len(flat)} values", f"{count_values(shape)}, as the shape says")
+    if shape[0] > max_rows:
+        raise Refusal("too_large", f"the request has {shape[0]} rows, and at most {max_rows} can wait")
     if is_scalar and shape[1:] == [1]:
         shape = shape[:1]
     return nest(flat, shape)

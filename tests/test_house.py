@@ -158,7 +158,7 @@ CLI_OPTIONS: dict[str, list[str]] = {
         "-d",
     ],
     "resume": [
-        "[RUN]",
+        "[RUN[@STEP]]",
         "--another",
         "--checkpoint",
         "--code",

@@ -376,6 +376,19 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(home: Path, folder: Pa
     assert "complete" in done.stderr
 
 
+def test_a_run_is_resumed_from_the_step_that_is_named(home: Path, folder: Path) -> None:
+    ended = read_lines(trn(home, "run", "-c", write_job(folder, 6, checkpoint_every=2)))[-1]
+    run_id = ended["run_id"]
+    forked = read_lines(trn(home, "resume", f"{run_id}@4"))[-1]
+    assert (forked["state"], forked["start_step"], forked["step"]) == ("COMPLETED", 4, 6)
+    assert (forked["parent_run_id"], forked["metrics"]) == (run_id, ended["metrics"])
+    absent = trn(home, "resume", f"{run_id}.1@5")
+    assert absent.returncode == 4
+    assert "has no checkpoint of step 5: it has 2, 4, 6" in absent.stderr
+    for wrong in (("x@best",), ("x@4", "--checkpoint", "step.meta.json")):
+        assert trn(home, "resume", *wrong).returncode == 2
+
+
 def test_mended_code_is_trained_by_the_next_submit_and_by_a_resume_that_asks_for_it(
     home: Path, folder: Path
 ) -> None:

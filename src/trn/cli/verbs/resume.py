@@ -20,13 +20,14 @@ EPILOG = """\b
 Examples:
   trn resume mnist-2b53
   trn resume mnist-2b53 --set max_steps=2000
+  trn resume mnist-2b53@500 --set hyperparams.lr=0.01
   trn resume mnist-2b53 --code .
   trn resume --checkpoint step-00000500.meta.json --config job.yaml
 """
 
 
 @click.command("resume", epilog=EPILOG)
-@click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_run_id)
+@click.argument("run_id", metavar="[RUN[@STEP]]", required=False, shell_complete=complete_run_id)
 @click.option(
     "--checkpoint",
     metavar="META",
@@ -67,6 +68,15 @@ def command(
             "--config needs --checkpoint and no RUN: a run continues with its own job; change it with --set"
         )
     output = Output(is_json=options["is_json"])
+    if run_id is not None and "@" in run_id:
+        if checkpoint is not None:
+            raise click.UsageError("RUN@STEP and --checkpoint name a checkpoint each: give one of them")
+        run_id, _, step = run_id.partition("@")
+        if not step.isdecimal():
+            raise click.UsageError(
+                f"{step!r} is no step: RUN@STEP continues from the checkpoint of that step"
+            )
+        checkpoint = _find_step(home, run_id, int(step))
     try:
         return asyncio.run(_resume(home, output, run_id or "", checkpoint, config, options))
     except InvalidRequestError as fault:
@@ -104,6 +114,21 @@ async def _resume(
         return await submit_and_follow(
             client, home, output, client.resume(run_id, **asked), asked, options, code
         )
+
+
+def _find_step(home: Home, run_id: str, step: int) -> Path:
+    """The meta of a run's checkpoint. NotFoundError names the steps that there are."""
+    from gen_worker.contract.checkpoints.choice import scan
+    from trn.cli.following.follow import resolve
+    from trn.core.errors import NotFoundError
+
+    run = resolve(home, run_id)
+    infos = [info for info in scan(home.run(run.run_id).checkpoints)[0] if info.meta.run_id == run.run_id]
+    found = next((info for info in infos if info.step == step), None)
+    if found is None:
+        steps = ", ".join(map(str, sorted({info.step for info in infos}))) or "none"
+        raise NotFoundError(f"run {run.run_id} has no checkpoint of step {step}: it has {steps}")
+    return found.meta_path
 
 
 def _find_run(home: Home, run_id: str, checkpoint: "FoundCheckpoint | None") -> "RunRecord":

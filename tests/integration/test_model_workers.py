@@ -151,6 +151,29 @@ def test_weights_that_do_not_match_their_hash_are_never_loaded(parent: ModelPare
     assert "final.pt" in refusal.words
 
 
+def test_a_large_checkpoint_is_read_beside_the_authors_code_verified_and_its_model_is_forked(
+    parent: ModelParent, place: Path
+) -> None:
+    meta = train(place / "large", run_id="large", trainer="serving:Large")
+    version = version_of(meta, "serving:Large")
+    first = Worker(parent, version)
+    loaded = first.ready()
+    assert len(children_of(loaded.pid)) == 1  # its template: the thread that read has ended
+    other = Worker(parent, version)
+    assert other.ready().load_ms == loaded.load_ms
+    answers = [worker.ask(ROWS[:3])[0] for worker in (first, other)]
+    assert answers[0]["ballast"].tobytes() == answers[1]["ballast"].tobytes()
+    assert answers[0]["y"].tobytes() == answers[1]["y"].tobytes()
+    data = meta.with_name("final.pt")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    parent.retire(version.label)
+    refusal = Worker(parent, version).refusal()
+    assert (refusal.category, "final.pt" in refusal.words) == ("input", True)
+    first.close(), other.close()
+
+
 def test_a_checkpoint_that_was_replaced_since_it_was_chosen_is_refused(
     parent: ModelParent, meta: Path
 ) -> None:

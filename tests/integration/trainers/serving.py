@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import torch
 from dropout_mlp import DropoutMlp
 
 from gen_worker.trainer import StepContext, batch_to_torch
@@ -45,6 +46,19 @@ class ServingMlp(DropoutMlp):
                 yield {"number": number, "y": state["model"](batch_to_torch(row, ["x"])["x"])[0]}
         finally:
             print(f"stream of {count} closed", file=sys.stderr, flush=True)
+
+
+class Large(ServingMlp):
+    """16 MB: its checkpoint is read beside `configure`. Answers with them, too."""
+
+    def configure(self, ctx: StepContext) -> dict[str, Any]:
+        state = super().configure(ctx)
+        state["model"].register_buffer("ballast", torch.rand(4 << 20))
+        return state
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        ballast = state["model"].ballast
+        return super().predict(rows, state, ctx) | {"ballast": [float(ballast.sum())] * rows.num_rows}
 
 
 class ReusesMemory(ServingMlp):

@@ -3,15 +3,17 @@
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
-from gen_worker.contract.checkpoints.meta import CheckpointMeta
+from gen_worker.contract.checkpoints.choice import CheckpointInfo, read_named
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.rules import parse_job_spec
 from gen_worker.contract.job.spec import TrainingJobSpec
@@ -23,7 +25,9 @@ from gen_worker.inference.model.inputs import InputColumns, RecordedData, find_i
 from gen_worker.inference.model.orders import ModelOptions
 from gen_worker.inference.model.predictor import Predictor
 from gen_worker.inference.model.probe import Probe
+from gen_worker.inference.model.process import count_threads
 from gen_worker.trainer.api import load_jobs_plugin
+from gen_worker.trainer.checkpoints.files.state_tree import decode
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
 from gen_worker.trainer.contracts import Progress, StepContext, TrainerPlugin
 from gen_worker.trainer.model_runtime import prepare_model_runtime
@@ -32,6 +36,7 @@ from gen_worker.trainer.steps.evaluation import modules_of
 
 logger = logging.getLogger("gen_worker.inference")
 
+LARGE_BYTES = 8 << 20  # from here on a thread is worth its start
 HOW_TO_PREDICT = (
     "add `predict(self, rows, state, ctx)`, which returns one value a row and name (docs/authoring.md)"
 )
@@ -70,16 +75,16 @@ def load_model(version: ModelVersion, options: ModelOptions) -> LoadedModel:
     started_s = time.perf_counter()
     job = enter(version)
     set_threads(1)  # more would start threads, and this process may have to be forked
+    checkpoint = CheckpointReading(version)
     trainer = load_jobs_plugin(version.trainer, job_dir=Path(version.base_dir or Path.cwd()))
     require_predict(trainer, version.trainer)
     leave_out_compiler()
-    checkpoint = read_checkpoint(version)
     data = RecordedData.of(checkpoint.identity, job, Path(version.base_dir or Path.cwd()))
     runtime = prepare_model_runtime(
         device=options.device, precision=job.precision, seed=job.seed, deterministic=job.deterministic
     )
     progress = Progress()
-    progress.step, progress.epoch = checkpoint.step, checkpoint.epoch
+    progress.step, progress.epoch = checkpoint.info.step, checkpoint.info.epoch
     ctx = StepContext(
         job=job,
         model_handles=_find_handles(job, Path(version.base_dir or Path.cwd())),
@@ -88,8 +93,7 @@ def load_model(version: ModelVersion, options: ModelOptions) -> LoadedModel:
         dtype=runtime.dtype,
         progress=progress,
     )
-    state = StateRestorer(trainer=trainer, ctx=ctx).make_to_evaluate(checkpoint)
-    del checkpoint
+    state = StateRestorer(trainer=trainer, ctx=ctx).make_to_evaluate(checkpoint.take)
     state = make_servable(trainer, state, ctx)
     set_threads(1)  # the author's module may have set another number
     predictor = Predictor(trainer, state, ctx)
@@ -136,18 +140,52 @@ def require_predict(trainer: TrainerPlugin, ref: str) -> None:
         raise PluginError(f"{ref} has no `predict`, which serving and predicting need: {HOW_TO_PREDICT}")
 
 
-def read_checkpoint(version: ModelVersion) -> Checkpoint:
-    """Verified: the bytes that are loaded are those that were hashed, and the hash is the version's."""
-    path = Path(version.checkpoint)
-    checkpoint = CheckpointStore(path.parent).load(path)
-    meta: CheckpointMeta | None = checkpoint.meta
-    if meta is None:
-        raise CheckpointError(f"{path} is a plain state, expected the .meta.json of a checkpoint")
-    if version.weights_hash and meta.data.hash != version.weights_hash:
-        raise CheckpointError(
-            f"{path} has the hash {meta.data.hash}, expected {version.weights_hash}: it was replaced since"
-        )
-    return checkpoint
+class CheckpointReading:
+    """The verified checkpoint of a version: the bytes that are loaded are those that were hashed, and the hash is the version's.
+
+    A large one is read and hashed by a thread, while the author's code is imported and makes a fresh state.
+    """
+
+    def __init__(self, version: ModelVersion) -> None:
+        """CheckpointError where its meta cannot be read, or is another one."""
+        path = Path(version.checkpoint)
+        named = read_named(path)
+        if isinstance(named, dict):
+            raise CheckpointError(f"{path} is a plain state, expected the .meta.json of a checkpoint")
+        found = named.meta.data.hash
+        if version.weights_hash and found != version.weights_hash:
+            raise CheckpointError(
+                f"{path} has the hash {found}, expected {version.weights_hash}: it was replaced since"
+            )
+        self.info: CheckpointInfo = named
+        identity = decode(msgspec.json.decode(named.meta.identity), [], where=f"identity in {path.name}")
+        self.identity: dict[str, Any] = identity if isinstance(identity, dict) else {}
+        self._loaded: Checkpoint | None = None
+        self._fault: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if named.size_bytes >= LARGE_BYTES:
+            self._thread = threading.Thread(target=self._load, name="checkpoint-reader", daemon=True)
+            self._thread.start()
+
+    def take(self) -> Checkpoint:
+        """Blocks until it is read; nothing of it is kept here. CheckpointError where it is damaged."""
+        if self._thread is None:
+            self._load()
+        else:
+            self._thread.join()
+            while count_threads() > 1 and Path(f"/proc/self/task/{self._thread.native_id}").exists():
+                time.sleep(0)  # it has ended for Python, and a fork must not see it
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            assert self._fault is not None, "it is taken once"
+            raise self._fault
+        return loaded
+
+    def _load(self) -> None:
+        try:
+            self._loaded = CheckpointStore(self.info.meta_path.parent).load_found(self.info)
+        except BaseException as fault:
+            self._fault = fault
 
 
 def make_servable(trainer: TrainerPlugin, state: Any, ctx: StepContext) -> Any:

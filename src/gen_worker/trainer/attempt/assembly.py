@@ -207,7 +207,7 @@ class Assembly:
             raise InputError(f"there is no {kind} data: give {kind}_data, or `{kind}.dataset` in the job")
         if checkpoint is not None:
             self.progress.step, self.progress.epoch = checkpoint.step, checkpoint.epoch
-        return evaluator, StateRestorer(trainer=trainer, ctx=ctx).make_to_evaluate(checkpoint)
+        return evaluator, StateRestorer(trainer=trainer, ctx=ctx).make_to_evaluate(lambda: checkpoint)
 
     def make_evaluator(self, kind: Kind, trainer: TrainerPlugin, ctx: StepContext) -> Evaluator | None:
         """None where the job has no such data."""

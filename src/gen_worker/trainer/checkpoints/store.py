@@ -83,6 +83,10 @@ class CheckpointStore:
         named = read_named(path)
         return _plain_checkpoint(path, named) if isinstance(named, dict) else self._load(named)
 
+    def load_found(self, info: CheckpointInfo) -> Checkpoint:
+        """As `load`, of a checkpoint whose meta was read."""
+        return self._load(info)
+
     def choose_named(self, path: Path, *, is_non_finite_taken: bool) -> Checkpoint:
         """By its meta, its data file, or a plain state; CheckpointError where a resume must not take it."""
         chosen = choose_named(

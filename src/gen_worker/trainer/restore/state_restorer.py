@@ -1,7 +1,7 @@
 """Makes the author's state: fresh, from a checkpoint, or rolled back while training."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -107,9 +107,10 @@ class StateRestorer:
         )
         return state
 
-    def make_to_evaluate(self, checkpoint: Checkpoint | None) -> Any:
-        """The state for an evaluation: changed settings need no effect."""
+    def make_to_evaluate(self, load: Callable[[], Checkpoint | None]) -> Any:
+        """The state for an evaluation: changed settings need no effect. `load` is called after `configure`."""
         state = prepare_state(self.trainer, self.ctx)
+        checkpoint = load()
         if checkpoint is None:
             self._load_weights(state)
             self._seed_fresh()

@@ -56,7 +56,12 @@ class CallbackList:
         for name, function in self.hooks[hook]:
             if done and name in done:
                 continue
-            _guard(name, hook, function)(*args)
+            try:
+                function(*args)
+            except WorkerError:
+                raise
+            except Exception as error:
+                raise _named(error, name, hook) from error
             if done is not None:
                 done.append(name)
 

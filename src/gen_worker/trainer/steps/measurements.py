@@ -91,7 +91,7 @@ def read_metrics(result: StepResult, optimizer: Any = None, state: Any = None) -
     A missing learning rate is read from the optimizer, else from `debug` or the state by name.
     """
     metrics = {} if result.metrics is None else result.metrics
-    if not isinstance(metrics, Mapping):
+    if type(metrics) is not dict and not isinstance(metrics, Mapping):
         raise TrainStepError(
             f"StepResult.metrics is {type(metrics).__name__}, expected a dict: StepResult(metrics={{'loss': loss}})"
         )
@@ -111,7 +111,9 @@ def read_metrics(result: StepResult, optimizer: Any = None, state: Any = None) -
 
 def _named_rate(*places: Any) -> float | None:
     for place in places:
-        for name in RATE_NAMES if isinstance(place, Mapping) else ():
+        if type(place) is not dict and not isinstance(place, Mapping):
+            continue
+        for name in RATE_NAMES:
             if isinstance(place.get(name), int | float):
                 return float(place[name])
     return None

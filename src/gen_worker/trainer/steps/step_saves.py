@@ -3,9 +3,8 @@
 A save that failed counts as not made: its step is saved again when the attempt ends, if the state is sound.
 """
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,23 @@ from gen_worker.trainer.steps.schedule import Schedule, is_due
 from gen_worker.trainer.steps.work_journal import Mark, WorkJournal
 
 logger = logging.getLogger("gen_worker.loop")
+
+
+class InAuthorsHands:
+    """See `StepSaves.in_authors_hands`. Entered with every metric, so not a generator."""
+
+    __slots__ = ("_saves", "_was_sound")
+
+    def __init__(self, saves: "StepSaves") -> None:
+        self._saves = saves
+        self._was_sound = saves.is_sound
+
+    def __enter__(self) -> None:
+        self._saves.is_sound = False
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._saves.is_sound = self._was_sound
 
 
 @dataclass(slots=True)
@@ -42,12 +58,9 @@ class StepSaves:
         self.saved_step = self._durable_step = step
         self._saved_work = self.journal.mark
 
-    @contextlib.contextmanager
-    def in_authors_hands(self) -> Iterator[None]:
+    def in_authors_hands(self) -> "InAuthorsHands":
         """While the author's code runs. If it raises, it may have left other weights in place: nothing is saved then."""
-        sound, self.is_sound = self.is_sound, False
-        yield
-        self.is_sound = sound
+        return InAuthorsHands(self)
 
     def save(self, *, final: bool) -> None:
         """Save the present step. Raises the failure of an earlier save, without saving."""

@@ -1,6 +1,9 @@
 """`trn gui`: the desktop window on this home. Starts a daemon if none runs."""
 
+import contextlib
 import os
+import re
+import socket
 import sys
 
 import click
@@ -26,6 +29,7 @@ def command(home: Home) -> int:
         raise UnavailableError(
             "there is no screen: DISPLAY and WAYLAND_DISPLAY are not set; `trn ui` opens the page, also from another machine"
         )
+    _require_display()
     try:
         from trn.qt.application import run
     except ImportError as fault:
@@ -33,6 +37,23 @@ def command(home: Home) -> int:
             f"the window needs Qt: {fault}; `pip install 'trn[qt]'` installs it"
         ) from fault
     return run(home)
+
+
+def _require_display() -> None:
+    """UnavailableError where no X server answers: Qt would abort the process."""
+    display = os.environ.get("DISPLAY", "")
+    others = ("WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    named = re.fullmatch(r"(?:unix)?:(\d+)(?:\.\d+)?", display)  # of this machine
+    if named is None or any(os.environ.get(name) for name in others):
+        return
+    path = f"/tmp/.X11-unix/X{named[1]}"  # noqa: S108  (its place since ever)
+    for address in (f"\0{path}", path):
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+            connection.connect(address)
+            return
+    raise UnavailableError(
+        f"no screen answers at DISPLAY={display}; `trn ui` opens the page, also from another machine"
+    )
 
 
 def _has_screen() -> bool:

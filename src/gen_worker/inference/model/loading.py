@@ -25,7 +25,7 @@ from gen_worker.inference.model.inputs import InputColumns, RecordedData, find_i
 from gen_worker.inference.model.orders import ModelOptions
 from gen_worker.inference.model.predictor import Predictor
 from gen_worker.inference.model.probe import Probe
-from gen_worker.inference.model.process import count_threads
+from gen_worker.inference.model.process import join_before_fork
 from gen_worker.trainer.api import load_jobs_plugin
 from gen_worker.trainer.checkpoints.files.state_tree import decode
 from gen_worker.trainer.checkpoints.store import Checkpoint, CheckpointStore
@@ -172,9 +172,7 @@ class CheckpointReading:
         if self._thread is None:
             self._load()
         else:
-            self._thread.join()
-            while count_threads() > 1 and Path(f"/proc/self/task/{self._thread.native_id}").exists():
-                time.sleep(0)  # it has ended for Python, and a fork must not see it
+            join_before_fork(self._thread)
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             assert self._fault is not None, "it is taken once"

@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -58,6 +60,13 @@ def count_threads() -> int:
     """Of this process; 1 where the system does not say."""
     state = read_process(os.getpid())
     return 1 if state is None else state.num_threads
+
+
+def join_before_fork(thread: threading.Thread) -> None:
+    """Returns when the system has ended it, too, a moment after Python: a fork must not see it."""
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(0)
 
 
 def limit_memory(memory_mb: int | None) -> None:

@@ -16,6 +16,7 @@ from model_server import JSON, LIVE, WANTED, Reply, Server, train_versions, wait
 from gen_worker.contract.checkpoints.meta import encode_meta, parse_meta
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import GateSpec
+from gen_worker.contract.process_identity import list_pids, read_process
 from gen_worker.contract.serving import WantedModel, write_document
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -381,3 +382,34 @@ def shadowed(server: Server, outcome: str) -> int:
         line for line in text.splitlines() if line.startswith("trn_shadow_rows_total{") and outcome in line
     ]
     return int(float(lines[0].split()[-1])) if lines else 0
+
+
+def test_a_version_that_hangs_while_it_is_loaded_is_replaced_by_the_next_one_that_is_wanted(
+    server: Server, versions: dict[int, ModelVersion], tmp_path: Path
+) -> None:
+    server.start()
+    before = len(children_of(server.pid))
+    fault = tmp_path / "fault"
+    fault.write_text("hang")
+    number = server.live.number + 1
+    server.want(
+        WantedModel(
+            number=number, action="promote", version=with_settings(versions[3], fault_file=str(fault))
+        )
+    )
+    wait_until(lambda: len(children_of(server.pid)) > before, "it is not loaded")
+    event = server.ask("promote", versions[2])
+    assert (event["event"], event["number"], event["version"]["step"]) == ("promoted", number + 1, 2)
+    assert server.predict(ROW).version[1] == 2
+    assert server.ask("rollback")["version"]["step"] == 1
+    # Its process is not left: of each version that answered or did before there is a worker and its template.
+    wait_until(lambda: len(children_of(server.pid)) <= before + 2, "the hanging process is left")
+
+
+def children_of(pid: int) -> list[int]:
+    """Of it, and of its children."""
+    parents = {each: state.parent for each in list_pids() if (state := read_process(each)) is not None}
+    found = [each for each, parent in parents.items() if parent == pid]
+    for each in found:  # grows
+        found += [child for child, parent in parents.items() if parent == each]
+    return found

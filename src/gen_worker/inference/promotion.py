@@ -39,10 +39,13 @@ from gen_worker.inference.front.front import Front
 from gen_worker.inference.front.pool import NotReadyError, ReplicaPool
 from gen_worker.inference.gate import RefusedError, require_columns, require_latency, require_metric
 from gen_worker.inference.memory import estimate_need, read_available
+from gen_worker.inference.messages import NotReady
 from gen_worker.inference.versions import read_checkpoint
 
 logger = logging.getLogger("gen_worker.inference")
 
+LOOK_EVERY_S = 0.2
+LOAD_S = 1800.0  # from the launch of a version to its answers to probe rows
 DRAIN_S = 600.0  # for streams of a version that was replaced
 
 Outcome = PromotedEvent | PromotionRefusedEvent
@@ -81,6 +84,7 @@ class Promotions:
         self._second: ReplicaPool | None = None
         self._finished = live.number  # also where that could not be written
         self._is_unreadable = False
+        self._is_committing = False
         self._warm: set[str] = set()  # labels of versions that were loaded
         self._drains: set[asyncio.Task[None]] = set()
 
@@ -123,19 +127,14 @@ class Promotions:
 
     async def look(self) -> None:
         """Do what is wanted, unless it is done. Nothing is raised for a version that is refused."""
-        try:
-            wanted = await asyncio.to_thread(read_wanted, self._folder)
-        except StartupError as fault:
-            if not self._is_unreadable:
-                logger.warning("nothing is promoted: %s", fault)
-            self._is_unreadable = True
-            return
-        self._is_unreadable = False
+        wanted = await self._read_wanted()
         if wanted is None or wanted.number <= self._finished:
             return
         figures: dict[str, Any] = {}
+        self._is_committing = False
         try:
-            await self._do(wanted, figures)
+            if not await self._do_unless_replaced(wanted, figures):
+                logger.warning("%s %d was replaced before it was done", wanted.action, wanted.number)
         except RefusedError as why:
             await self._refuse(wanted, why, figures)
         except Exception as fault:
@@ -156,6 +155,32 @@ class Promotions:
                 await pool.close()
 
     # One wanted document.
+
+    async def _read_wanted(self) -> WantedModel | None:
+        try:
+            wanted = await asyncio.to_thread(read_wanted, self._folder)
+        except StartupError as fault:
+            if not self._is_unreadable:
+                logger.warning("nothing is promoted: %s", fault)
+            self._is_unreadable = True
+            return None
+        self._is_unreadable = False
+        return wanted
+
+    async def _do_unless_replaced(self, wanted: WantedModel, figures: dict[str, Any]) -> bool:
+        """False where another one is wanted before this one is committed: a version that hangs keeps no other out."""
+        work = asyncio.get_running_loop().create_task(self._do(wanted, figures))
+        try:
+            while not (await asyncio.wait([work], timeout=LOOK_EVERY_S))[0]:
+                newest = None if self._is_committing else await self._read_wanted()
+                if newest is not None and newest.number > wanted.number and not self._is_committing:
+                    return False
+            await work
+            return True
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
 
     async def _do(self, wanted: WantedModel, figures: dict[str, Any]) -> None:
         if wanted.action == "single":
@@ -224,8 +249,13 @@ class Promotions:
         pool = self._make_pool(version)
         self._warm.add(version.label)
         try:
-            await pool.open()
-        except NotReadyError:
+            async with asyncio.timeout(LOAD_S):
+                await pool.open()
+        except TimeoutError:
+            self._retire_unused()
+            words = f"it is not ready after {LOAD_S:g} s"
+            raise NotReadyError(NotReady(category="model-load", words=words)) from None
+        except BaseException:
             self._retire_unused()
             raise
         return pool
@@ -259,6 +289,7 @@ class Promotions:
             gate=figures,
         )
         live = msgspec.structs.replace(live, outcome=outcome)
+        self._is_committing = True  # from now on it is done, or refused
         try:
             failpoint("promotion.commit")
             await asyncio.to_thread(write_document, self._folder / LIVE, live)

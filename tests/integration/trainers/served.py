@@ -57,6 +57,8 @@ class Served:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "exit":
             os._exit(3)
+        while fault == "hang":
+            time.sleep(1)
         if fault == "slow":
             time.sleep(0.2)
         y = state["model"](batch_to_torch(rows, ["x"])["x"])[:, 0]

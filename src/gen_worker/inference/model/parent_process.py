@@ -164,6 +164,8 @@ class ParentProcess:
                     for template in list(self._templates.values()):
                         if template.label == label:
                             self._close(template)
+                            if not template.has_loaded:  # whatever it does: nobody waits for it any more
+                                os.kill(template.pid, signal.SIGKILL)
                 case KillWorker(worker_id=worker_id):
                     pid = self._pids.get(worker_id)
                     if pid is not None:  # not reaped yet, so the pid is still its own

@@ -14,7 +14,8 @@ from service_host import Host, job, until
 
 import trn
 from gen_worker.contract.checkpoints.choice import CheckpointInfo, read_named, verify_files
-from gen_worker.contract.serving import read_settled, read_wanted
+from gen_worker.contract.serving import WANTED, read_settled, read_wanted
+from gen_worker.errors import StartupError
 from trn.core.errors import (
     ConflictError,
     ForbiddenError,
@@ -24,6 +25,7 @@ from trn.core.errors import (
 from trn.core.runs import RunRecord, RunState
 from trn.core.serving.records import Promotion
 from trn.daemon.intake.submission import Submission
+from trn.daemon.serving import promotions
 from trn.daemon.serving.model_store import ModelStore
 from trn.executors.base import AttemptKey, Worker
 from trn.executors.fake import FakeProcess, Script
@@ -291,7 +293,15 @@ def test_ready_tells_where_and_what_is_served_and_a_later_attempt_is_not_ready_y
 
 async def wanted_number(host: Host, run_id: str, number: int) -> None:
     folder = host.home.run(run_id).serving
-    await until(lambda: (document := read_wanted(folder)) is not None and document.number == number)
+
+    def is_there() -> bool:
+        try:
+            document = read_wanted(folder)
+        except StartupError:  # a test has damaged it
+            return False
+        return document is not None and document.number == number
+
+    await until(is_there)
 
 
 async def done(host: Host, server: Server, promotion: Promotion, **fields: Any) -> None:
@@ -335,6 +345,23 @@ def test_a_promotion_is_recorded_written_and_done_once(tmp_path: Path) -> None:
             await host.end(server.run_id, RunState.CANCELLED)
             with pytest.raises(ConflictError, match="is not served"):
                 await host.service.promote("mnist", model="@300")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", [b"", b'{"number": 1, "ac', b"\xff"])
+def test_what_is_wanted_is_written_again_where_it_was_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(promotions, "TELL_AGAIN_S", 0.05)
+
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host)
+            await host.service.promote("mnist", model="@300")
+            await wanted_number(host, server.run_id, 1)
+            (host.home.run(server.run_id).serving / WANTED).write_bytes(content)
+            await wanted_number(host, server.run_id, 1)
 
     asyncio.run(main())
 

@@ -7,6 +7,7 @@ whenever a server says that it is ready; the server does each number once.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +32,7 @@ from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.daemon.serving.promotions")
 
-FAULT_PAUSE_S = 1.0
+FAULT_PAUSE_S, TELL_AGAIN_S = 1.0, 5.0
 MAX_BY = 200  # characters of who asked
 
 
@@ -63,13 +64,15 @@ class Promotions:
         self._news.set()
 
     async def run(self) -> None:
-        """Tell servers what is wanted of them, until cancelled."""
+        """Tell servers what is wanted of them, until cancelled. Again while it is not done: the file may be damaged since."""
         while True:
             self._news.clear()
-            if await self.tell_all():
-                await self._news.wait()
-            else:
+            if not await self.tell_all():
                 await asyncio.sleep(FAULT_PAUSE_S)
+                continue
+            pause_s = TELL_AGAIN_S if self._registry.wanted() else None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), pause_s)
 
     async def promote(self, asked: Asked) -> Promotion:
         """Recorded when it returns; its server is being told. NotFoundError, ConflictError, InvalidRequestError."""

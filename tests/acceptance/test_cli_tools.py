@@ -89,6 +89,15 @@ def test_an_indexed_folder_verifies(digits: Path, tmp_path: Path) -> None:
     assert (verified["event"], verified["digest"]) == ("dataset_verified", indexed["digest"])
 
 
+def test_the_columns_of_a_folder_are_shown_with_the_shape_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "pixels").mkdir()
+    pixels = pa.FixedSizeListArray.from_arrays(pa.array(range(8), pa.uint8()), 4)
+    table = pa.table({"pixels": pixels, "words": [[1], []], "label": [0, 1]})
+    pq.write_table(table, tmp_path / "pixels" / "0.parquet")
+    done = trn("dataset", "index", "pixels", "--format", "table", folder=tmp_path)
+    assert "columns  pixels (uint8[4]), words (int64[any]), label (int64)" in done.stdout
+
+
 def test_verify_says_which_file_differs_and_how(digits: Path, tmp_path: Path) -> None:
     assert trn("dataset", "index", "digits", folder=tmp_path).returncode == 0
     (digits / "part-0.parquet").unlink()

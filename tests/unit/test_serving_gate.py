@@ -111,11 +111,17 @@ def test_latency_is_that_of_the_largest_shape() -> None:
         ({"inputs": (ColumnType(name="x", dtype="float32", dims=(None,)),)}, ""),
         (
             {"inputs": (X, ColumnType(name="z", dtype="int64"))},
-            "it needs int64 as z, the served version none",
+            r"it needs a column z \(int64\), the served version does not",
         ),
-        ({"inputs": (ColumnType(name="x", dtype="float32", dims=(5,)),)}, r"it needs float32\[5\] as x"),
-        ({"outputs": ()}, "its answers have none as y"),
-        ({"outputs": (ColumnType(name="y", dtype="float64"),)}, "its answers have float64 as y"),
+        (
+            {"inputs": (ColumnType(name="x", dtype="float32", dims=(5,)),)},
+            r"it needs a column x \(float32\[5\]\), the served version takes float32",
+        ),
+        ({"outputs": ()}, "its answers lack y, which is float32 in those of the served version"),
+        (
+            {"outputs": (ColumnType(name="y", dtype="float64"),)},
+            "its answers have float64 as y, which is float32 in those of the served version",
+        ),
     ],
 )
 def test_a_version_takes_what_the_live_one_takes_and_gives_what_it_gives(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gen_worker.contract.job.spec import EarlyStoppingSpec, TrainingJobSpec
+from gen_worker.contract.job.spec import CheckpointsSpec, EarlyStoppingSpec, TrainingJobSpec
 from gen_worker.errors import InputError, SpecError, StartupError, TrainingCanceled, TrainStepError
 from gen_worker.trainer import (
     Callback,
@@ -381,6 +381,9 @@ def test_overfitting_sees_the_first_batches_again_and_again(tmp_path: Path) -> N
             "early_stopping: unknown field `patienc`: did you mean `patience`",
         ),
         ({"epochs": 1, "gradient_clip_norm": 0}, "gradient_clip_norm: found 0"),
+        ({"epoch": 3}, "unknown field `epoch`: did you mean `epochs`?"),
+        ({"epochs": 3, "lr": 0.1}, "unknown field `lr`: settings of your own belong into `hyperparams`"),
+        ({"epochs": 1, "checkpoints": CheckpointsSpec(), "x": 1, "batch_size": 0}, "TrainerConfig: 2 faults"),
         (
             {"epochs": 1, "learning_rate": 1.0, "hyperparams": {"learning_rate": 2}},
             "hyperparams.learning_rate: given together",

@@ -90,13 +90,13 @@ def require_columns(new: Ready, live: Ready) -> None:
     """RefusedError where a request that the served version answers would be refused, or would miss a part of its answer."""
     faults = []
     for column, found in _mismatches(live.outputs, new.outputs):
-        there = "none" if found is None else _type_of(found)
+        lacks = "lack" if found is None else f"have {_type_of(found)} as"
         faults.append(
-            f"its answers have {there} as {column.name}, those of the served version {_type_of(column)}"
+            f"its answers {lacks} {column.name}, which is {_type_of(column)} in those of the served version"
         )
     for column, found in _mismatches(new.inputs, live.inputs):
-        there = "none" if found is None else _type_of(found)
-        faults.append(f"it needs {_type_of(column)} as {column.name}, the served version {there}")
+        there = "does not" if found is None else f"takes {_type_of(found)}"
+        faults.append(f"it needs a column {column.name} ({_type_of(column)}), the served version {there}")
     if faults:
         raise RefusedError("columns", "; ".join(faults))
 

@@ -18,11 +18,31 @@ from gen_worker.contract.job.spec import (
     TrainingJobSpec,
 )
 from gen_worker.contract.screen_repr import struct_repr
+from gen_worker.errors import Fault, SpecError
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Named(msgspec.StructMeta):
+    """Misspelt arguments are faults like others: msgspec names the first one alone, and no nearest name."""
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        if given.keys() <= set(self.__struct_fields__):
+            return super().__call__(*args, **given)
+        plain = {name: _plain(value) for name, value in given.items()}
+        try:
+            return convert_document(plain, _schema(), source=self.__name__)
+        except SpecError as error:
+            faults = [_with_hint(fault) for fault in error.faults]
+        raise SpecError(self.__name__, faults)
+
+
+def _with_hint(fault: str) -> str:
+    is_own = isinstance(fault, Fault) and fault.kind == "unknown-field" and not fault.hint
+    return f"{fault}: settings of your own belong into `hyperparams`" if is_own else fault
+
+
+class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_Named):
     """How to train. A cadence of 0 is off; steps are optimizer steps. SpecError lists every fault.
 
     `learning_rate`, `gradient_accumulation` and `gradient_clip_norm` reach the trainer class in `ctx.job.hyperparams`.

@@ -88,6 +88,14 @@ def _bar(record: dict[str, Any]) -> str:
     return f"[{'#' * filled}{'.' * (24 - filled)}] {100 * done // total:3d} % {plain(record['path'])[-40:]}"
 
 
+def _type_of(column: dict[str, Any]) -> str:
+    """With the shape of a row: `uint8[28, 28]`, `int64[any]`."""
+    shape = column["shape"]
+    if shape is None:
+        return str(column["dtype"])
+    return f"{column['dtype']}[{', '.join('any' if size is None else str(size) for size in shape)}]"
+
+
 def _tell(event: str, record: dict[str, Any], output: Output) -> ExitCode:
     if event == "dataset_rejected":
         output.say("\n".join(map(plain, f"trn: {record['error']}".splitlines())))
@@ -105,7 +113,7 @@ def _tell(event: str, record: dict[str, Any], output: Output) -> ExitCode:
             f" accept the change with `trn dataset index {record['folder']}`"
         )
         return ExitCode.FAILED_RUN
-    columns = ", ".join(f"{column['name']} ({column['dtype']})" for column in record["columns"])
+    columns = ", ".join(f"{column['name']} ({_type_of(column)})" for column in record["columns"])
     done = "indexed" if event == "dataset_indexed" else "verified"
     output.show(f"{output.paint(done, 'green')} {record['folder']}: {sums}")
     output.show(f"  columns  {plain(columns)}")

@@ -338,7 +338,10 @@ class ReplicaPool:
                 return
             replica.batch = None
             self._answer(replica, batch, message, payload)
-            self._pump_soon()
+            if self._queue or replica.suspects or self._recovery.again:
+                self._pump_soon()
+            else:
+                self._wake_drain()
         elif isinstance(message, Raised):
             if batch is None or batch.number != message.batch:
                 self._blame(replica, f"it raised for batch {message.batch}, which it does not have")

@@ -57,6 +57,12 @@ class RowReader:
         self._columns = [_Column(column, f"f{index}") for index, column in enumerate(inputs)]
         self._layouts: dict[tuple[bool, ...], Layout] = {}
         self._free_layouts: dict[tuple[str, ...], Layout] = {}
+        self._packers = [
+            (each.field, each.pack) for each in self._columns if each.pack and not each.is_nullable
+        ]
+        self._packed_layout: Layout | None = None  # where all columns are numbers and none is nullable
+        if self._columns and len(self._packers) == len(self._columns):
+            self._packed_layout = self.layout((True,) * len(self._columns))
         # A nullable column may be left out.
         fields: list[Any] = [
             (each.field, each.type | None, None) if each.is_nullable else (each.field, each.type)
@@ -100,6 +106,9 @@ class RowReader:
             raise self._refuse(rows) from None
 
     def _pack(self, rows: list[Any]) -> Rows:
+        if self._packed_layout is not None:
+            columns = [pack([getattr(row, field) for row in rows]) for field, pack in self._packers]
+            return Rows(self._packed_layout, len(rows), columns)
         packed: list[bytes] = []
         is_packed: list[bool] = []
         for column in self._columns:

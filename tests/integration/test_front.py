@@ -1,8 +1,11 @@
 """The front of a model server over HTTP, with real processes behind it."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from served_front import serving, until
 
 from gen_worker.inference.front.event_loop import run
@@ -60,6 +63,27 @@ def test_rows_that_follow_each_other_without_a_pause_share_a_batch_until_it_is_f
             assert served.pool.counters.batches == {8: 3}
 
     run(main())
+
+
+def test_without_uvloop_the_loop_is_asyncios_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    async def main() -> None:
+        assert type(asyncio.get_running_loop()).__module__.startswith("asyncio")
+        async with serving(tmp_path) as served:
+            replies = await asyncio.gather(*(served.predict([number, 1, 0, 0]) for number in range(40)))
+            assert [reply.values for reply in replies] == [[number + 1.0] for number in range(40)]
+
+    run(main())
+
+
+def test_a_front_loads_neither_torch_nor_pyarrow() -> None:
+    program = (
+        "import sys, gen_worker.inference.front.front, gen_worker.inference.server;"
+        "print([name for name in ('torch', 'pyarrow', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_all_faults_of_a_request_are_named_with_row_and_column(tmp_path: Path) -> None:

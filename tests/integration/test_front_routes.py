@@ -355,6 +355,12 @@ def test_the_open_inference_protocol_is_spoken(tmp_path: Path) -> None:
                 {"inputs": [tensor(shape=())]},
                 {"inputs": [tensor(shape=(1 << 62, 1 << 62))]},
                 {"inputs": [tensor(datatype="FP33")]},
+                {"inputs": [tensor(datatype="FP64")]},
+                {"inputs": [tensor(datatype="BYTES")]},
+                {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32"}]},
+                {"inputs": [{**tensor(), "parameters": {"binary_data_size": 16}}]},
+                {"inputs": [tensor()], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]},
+                {"inputs": [tensor()], "parameters": {"binary_data_output": True}},
                 {"inputs": [tensor(data=(1, 2, 3, "a"))]},
                 {"inputs": [tensor(data=([1, 2], 3, [4]))]},
                 {"inputs": [tensor(), tensor()]},
@@ -365,6 +371,16 @@ def test_the_open_inference_protocol_is_spoken(tmp_path: Path) -> None:
             for body in refused:
                 reply = await served.ask("POST", path, body)
                 assert (reply.status, reply.error["kind"]) == (400, "input"), body
+            wrong = await served.ask("POST", path, {"inputs": [tensor(datatype="FP64")]})
+            assert wrong.error["faults"] == [
+                {"column": "x", "found": "the datatype FP64", "expected": "FP32"}
+            ]
+            header = {"inference-header-content-length": "2"}
+            for content_type in ("application/octet-stream", "application/json"):
+                reply = await served.ask("POST", path, b"{}" + bytes(16), content_type=content_type, **header)
+                assert "binary tensors are not supported" in reply.error["message"]
+            plain = {"inputs": [tensor()], "outputs": [{"name": "y", "parameters": {"binary_data": False}}]}
+            assert (await served.ask("POST", path, plain)).json["outputs"][0]["data"] == [10.0]
             assert (await served.ask("GET", "/v2")).json["name"] == "trn"
             assert (await served.ask("GET", "/v2/health/live")).json == {"live": True}
             assert (await served.ask("GET", "/v2/health/ready")).json == {"ready": True}
@@ -476,6 +492,18 @@ def test_a_model_without_known_columns_takes_any_that_all_rows_have(tmp_path: Pa
             replies = await asyncio.gather(*(served.ask("POST", "/v1/predict", body) for body in bodies))
             assert [reply.values for reply in replies[:6]] == [[number + 1.5] for number in range(6)]
             assert [reply.values for reply in replies[6:]] == [[float(number)] for number in range(6)]
+            path = "/v2/models/demo/infer"
+            tensors = {"FP32": [1, 2, 3, 4], "UINT8": [1, 2, 3, 4]}
+            for datatype, data in tensors.items():
+                reply = await served.ask("POST", path, {"inputs": [tensor(datatype=datatype, data=data)]})
+                assert reply.json["outputs"][0]["data"] == [10.0]
+            for datatype, data in (
+                ("UINT8", [1, 2, 3, -4]),
+                ("FP32", [1, 2, 3, "a"]),
+                ("INT64", [1, 2, 3, 4.5]),
+            ):
+                reply = await served.ask("POST", path, {"inputs": [tensor(datatype=datatype, data=data)]})
+                assert reply.error["faults"][0]["expected"] == f"values of the datatype {datatype}"
             mixed = await served.ask("POST", "/v1/predict", {"rows": [{"x": [1]}, {"y": [1]}, 5]})
             assert [fault["row"] for fault in mixed.error["faults"]] == [1, 2]
 

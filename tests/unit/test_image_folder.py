@@ -1,9 +1,12 @@
 """A folder of pictures, one subfolder for each class, as rows by number: what is read, in which order, what is refused."""
 
+import io
 import logging
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from PIL import Image
 from gen_worker.errors import CheckpointError, InputError, TrainingCanceled
 from gen_worker.pytorch.config import ColumnSpec, ColumnsSpec, ImageSpec
 from gen_worker.pytorch.data.columns import fit_columns
-from gen_worker.pytorch.image_folder import ImageFolder
+from gen_worker.pytorch.image_folder import ImageFolder, decode_image
 from gen_worker.trainer import (
     Callback,
     RunHandle,
@@ -108,6 +111,17 @@ def test_a_file_that_is_no_picture_is_named(root: Path) -> None:
     (root / "dog" / "1.png").unlink()
     with pytest.raises(InputError, match=r"dog/1\.png cannot be read: No such file"):
         encoded[5]
+
+
+def test_a_small_file_of_very_many_pixels_is_refused_before_it_is_decoded() -> None:
+    width, height = 20_000, 20_000
+    content = io.BytesIO()
+    Image.new("1", (1, 1)).save(content, "PNG")
+    png = bytearray(content.getvalue())
+    png[16:24] = struct.pack(">II", width, height)
+    png[29:33] = struct.pack(">I", zlib.crc32(png[12:29]))
+    with pytest.raises(InputError, match="decompression bomb"):
+        decode_image(bytes(png), size=(4, 6), mode="RGB", where="x")
 
 
 def test_what_is_left_out_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:

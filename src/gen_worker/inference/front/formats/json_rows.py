@@ -244,7 +244,7 @@ class _Column:
                 (found for each in value if (found := self._find_fault(each, dims[1:])) is not None), None
             )
         try:
-            msgspec.convert(value, _scalar_type(self.dtype))
+            msgspec.convert(value, scalar_type(self.dtype))
             if self.dtype in LETTERS:
                 struct.pack("<" + LETTERS[self.dtype], value)
         except (msgspec.ValidationError, struct.error, OverflowError):
@@ -288,7 +288,7 @@ def _refusal(faults: list[RowFault]) -> Refusal:
     )
 
 
-def _scalar_type(dtype: str) -> Any:
+def scalar_type(dtype: str) -> Any:
     if dtype in _WHOLE_NUMBERS:
         low, high = _WHOLE_NUMBERS[dtype]
         return (
@@ -300,7 +300,7 @@ def _scalar_type(dtype: str) -> Any:
 
 
 def _type_of(column: ColumnType) -> Any:
-    found = _scalar_type(column.dtype)
+    found = scalar_type(column.dtype)
     for size in reversed(column.dims):
         found = list[found]  # type: ignore[valid-type]
         if size is not None:

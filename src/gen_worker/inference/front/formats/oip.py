@@ -1,5 +1,6 @@
 """Requests and answers of the Open Inference Protocol, version 2 (KServe, Triton, MLServer), in JSON."""
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 
 from gen_worker.contract.job.model_version import VersionFacts
 from gen_worker.inference.frames import Buffer
-from gen_worker.inference.front.formats.json_rows import NOT_JSON, RowReader, refuse_body
+from gen_worker.inference.front.formats.json_rows import NOT_JSON, RowReader, refuse_body, scalar_type
 from gen_worker.inference.front.refusals import Refusal, RowFault
 from gen_worker.inference.front.rows import Answer, Rows, count_values, nest
 from gen_worker.inference.messages import ColumnType
@@ -27,6 +28,11 @@ _DATATYPES = {
     "float64": "FP64",
 }
 _KNOWN = frozenset({*_DATATYPES.values(), "BYTES"})
+# datatype -> the type of a list of its values
+_VALUES: dict[str, Any] = {
+    datatype: types.GenericAlias(list, (scalar_type(dtype),)) for dtype, datatype in _DATATYPES.items()
+}
+_VALUES["BYTES"] = list[str]
 _PLAIN_TYPES = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}
 MAX_DIMS = 16
 
@@ -35,17 +41,29 @@ class Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    data: list[Any]
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = {}
 
 
 class WantedOutput(msgspec.Struct):
     name: str
+    parameters: dict[str, Any] = {}
 
 
 class InferRequest(msgspec.Struct):
     inputs: list[Tensor]
     id: str = ""
     outputs: list[WantedOutput] = []
+    parameters: dict[str, Any] = {}
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether tensors are sent, or wanted, as bytes after the JSON: an extension of the protocol."""
+        return (
+            any("binary_data_size" in tensor.parameters for tensor in self.inputs)
+            or any(output.parameters.get("binary_data") for output in self.outputs)
+            or bool(self.parameters.get("binary_data_output"))
+        )
 
 
 _decode = msgspec.json.Decoder(InferRequest).decode
@@ -57,16 +75,16 @@ def read_request(body: Buffer, reader: RowReader) -> tuple[InferRequest, Rows]:
         request = _decode(body)
     except NOT_JSON as fault:
         raise refuse_body("an inference request", fault) from None
+    if request.is_binary:
+        raise refuse_binary()
     if not request.inputs:
         raise Refusal("input", "inputs is empty, expected a tensor for each column")
-    dims = {column.name: column.dims for column in reader.inputs}
+    known = {column.name: column for column in reader.inputs}
     columns: dict[str, list[Any]] = {}
     for tensor in request.inputs:
         if tensor.name in columns:
             raise Refusal("input", f"the input {tensor.name[:100]} is given twice")
-        columns[tensor.name] = _read_tensor(
-            tensor, is_scalar=dims.get(tensor.name) == (), max_rows=reader.max_rows
-        )
+        columns[tensor.name] = _read_tensor(tensor, known.get(tensor.name), max_rows=reader.max_rows)
     counts = {len(values) for values in columns.values()}
     if len(counts) > 1:
         raise Refusal(
@@ -78,8 +96,12 @@ def read_request(body: Buffer, reader: RowReader) -> tuple[InferRequest, Rows]:
     return request, reader.convert(rows)
 
 
-def _read_tensor(tensor: Tensor, *, is_scalar: bool, max_rows: int) -> list[Any]:
-    """Its values by row."""
+def refuse_binary() -> Refusal:
+    return Refusal("input", "binary tensors are not supported: send and ask for `data` in JSON")
+
+
+def _read_tensor(tensor: Tensor, column: ColumnType | None, *, max_rows: int) -> list[Any]:
+    """Its values by row. Whether they fit the column is found out by the reader of rows; without a column, here."""
 
     def refuse(found: str, expected: str) -> Refusal:
         name = tensor.name[:100]
@@ -89,6 +111,10 @@ def _read_tensor(tensor: Tensor, *, is_scalar: bool, max_rows: int) -> list[Any]
     shape = tensor.shape
     if tensor.datatype not in _KNOWN:
         raise refuse(f"the datatype {tensor.datatype[:100]}", f"one of {', '.join(sorted(_KNOWN))}")
+    if column is not None and column.dtype != "any" and tensor.datatype != _datatype_of(column):
+        raise refuse(f"the datatype {tensor.datatype}", _datatype_of(column))
+    if tensor.data is None:
+        raise refuse("no data", "a list of values")
     if not 1 <= len(shape) <= MAX_DIMS or min(shape) < 0:
         raise refuse(f"the shape {shape[:MAX_DIMS]}", "the number of rows, then the dimensions of a row")
     if 0 in shape[1:] and len(shape) > 2:  # a few bytes must not become many lists
@@ -102,7 +128,12 @@ def _read_tensor(tensor: Tensor, *, is_scalar: bool, max_rows: int) -> list[Any]
         raise refuse(f"{len(flat)} values", f"{count_values(shape)}, as the shape says")
     if shape[0] > max_rows:
         raise Refusal("too_large", f"the request has {shape[0]} rows, and at most {max_rows} can wait")
-    if is_scalar and shape[1:] == [1]:
+    if column is None:
+        try:
+            flat = msgspec.convert(flat, _VALUES[tensor.datatype])
+        except (msgspec.ValidationError, OverflowError) as fault:
+            raise refuse(f"other values ({fault})", f"values of the datatype {tensor.datatype}") from None
+    elif column.dims == () and shape[1:] == [1]:
         shape = shape[:1]
     return nest(flat, shape)
 
@@ -161,4 +192,8 @@ def describe_model(
 
 def _describe_column(column: ColumnType) -> dict[str, Any]:
     shape = [-1, *(-1 if size is None else size for size in column.dims)]
-    return {"name": column.name, "datatype": _DATATYPES.get(column.dtype, "BYTES"), "shape": shape}
+    return {"name": column.name, "datatype": _datatype_of(column), "shape": shape}
+
+
+def _datatype_of(column: ColumnType) -> str:
+    return _DATATYPES.get(column.dtype, "BYTES")

@@ -147,6 +147,8 @@ class Routes:
     # The Open Inference Protocol.
 
     def infer(self, exchange: Exchange) -> None:
+        if b"inference-header-content-length" in exchange.head.headers:
+            raise oip.refuse_binary()
         require_json(exchange)
         served = self._answering.choose(exchange.request_id)
         request, rows = oip.read_request(exchange.body, served.reader)

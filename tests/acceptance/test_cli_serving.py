@@ -82,6 +82,8 @@ def test_an_equal_serve_is_answered_by_the_server_that_lives_and_another_is_refu
         trn(home, "wait", "serve-equal", "--json").returncode == 8
     )  # cancelled: it has answered what was asked
     assert status_of(home, "serve-equal")["state"] == "CANCELLED"
+    shown = trn(home, "status", "serve-equal", "--format", "table").stdout
+    assert ("\nserved as equal\n" in shown, "goes back" in shown) == (True, False)
     anew = serve(home, "line@50", "--name", "equal")
     assert (anew["run_id"], ask(anew).label) == ("serve-equal.2", "line@50")
 
@@ -216,6 +218,8 @@ def test_a_prediction_has_the_bits_of_the_server_and_an_equal_one_is_not_predict
 
     again = trn(home, *words, "--json")
     assert again.stderr.startswith("not predicted again: predict-line has the same input")
+    told = trn(home, *words, "--format", "table").stdout
+    assert told.endswith(f"  predictions.json in {out} lists the files\n")
     (out / parts[1]["name"]).unlink()
     anew = run_trn(home, *words)
     assert "predicted anew: predict-line is equal, but" in anew[0]["notes"][0]

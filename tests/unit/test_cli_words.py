@@ -226,6 +226,17 @@ def test_a_resume_that_could_not_begin_is_repeated_from_the_run_that_it_started_
         assert "submit it again" in explain(elsewhere, [], at_ms=AT_MS, is_daemon_up=True).remedy
 
 
+def test_a_completed_run_whose_loss_is_not_finite_is_not_called_fine() -> None:
+    done = run(RunState.COMPLETED, attempt=1, metrics={"train/loss": math.nan, "accuracy": math.nan})
+    told = explain(done, [], at_ms=AT_MS, is_daemon_up=True)
+    assert told.why == "its last train/loss is nan"
+    assert "NonFiniteGuard" in told.remedy
+    early = explain(msgspec.structs.replace(done, stop_reason="patience"), [], at_ms=AT_MS, is_daemon_up=True)
+    assert early.why == "stopped early: patience; its last train/loss is nan"
+    fine = msgspec.structs.replace(done, metrics={"train/loss": 1.0, "accuracy": math.nan})
+    assert explain(fine, [], at_ms=AT_MS, is_daemon_up=True).why == ""
+
+
 def test_a_run_that_waits_for_the_disk_says_how_to_make_room() -> None:
     cause = Cause(id="waits-for-disk", fault="machine", waits_for=("disk",), values={"path": "/home"})
     told = explain(run(RunState.PENDING, cause=cause), [], at_ms=AT_MS, is_daemon_up=True)

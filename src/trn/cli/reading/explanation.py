@@ -1,5 +1,6 @@
 """Why a run is where it is: what, why and what next, made from what the registry and the run's folder hold. Pure."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -20,6 +21,8 @@ MAX_HOLDERS = 5
 START_DAEMON = "`trn daemon start`"
 BEFORE_STEP_1 = frozenset({"startup", "input", "model-load"})  # a resume that ends so repeats itself
 CHECKPOINTS = "checkpoints"  # below a run's folder
+LAST_LOSS = "its last train/loss is {}"
+STOP_AT_NAN = "the callback gen_worker.trainer.callbacks:NonFiniteGuard stops such a run, or goes back"
 PREDICT_AGAIN = "submit it again: what it has written is kept"
 
 
@@ -88,7 +91,11 @@ def explain(
         return _ended_server(run, took, around.served)
     if run.state is RunState.COMPLETED:
         early = f"stopped early: {run.stop_reason}" if run.stop_reason else ""
-        return _say(run, f"completed at step {run.step} after {took}", why=early)
+        what, loss = f"completed at step {run.step} after {took}", run.metrics.get("train/loss", 0.0)
+        if math.isfinite(loss):
+            return _say(run, what, why=early)
+        why = f"{early}; {LAST_LOSS.format(loss)}" if early else LAST_LOSS.format(loss)
+        return _say(run, what, why=why, remedy=STOP_AT_NAN)
     if run.state is RunState.CANCELLED:
         remedy = PREDICT_AGAIN
         if run.kind != PREDICTION:

@@ -12,6 +12,7 @@ from trn.cli.reading.registry_view import complete_run_id
 from trn.cli.submitting.model_job import absolute_model, choose_devices, device_options, make_model_job
 from trn.cli.submitting.submit_options import read_submit_options, submit_options
 from trn.core.home import Home
+from trn.core.terminal_text import plain
 
 EPILOG = """\b
 Examples:
@@ -96,7 +97,10 @@ async def _predict(home: Home, output: Output, model: str, options: dict[str, An
     home.make()
     async with connected(home) as client:
         request = client.submit(config, **asked)
-        return await submit_and_follow(client, home, output, request, asked, options, FrozenCode())
+        code = await submit_and_follow(client, home, output, request, asked, options, FrozenCode())
+    if code is ExitCode.OK and not options["is_detached"]:
+        output.show(f"  predictions.json in {plain(prediction['out'])} lists the files")
+    return code
 
 
 def _absolute(text: Path | str) -> str:

@@ -223,17 +223,19 @@ def _served(
     if served is None:
         return []
     facts, command = [], ""
+    is_over = served.state in ("COMPLETED", "FAILED", "CANCELLED")
     if served.live is not None:
         facts.append(f"{served.live.label}  weights {served.live.weights_hash.removeprefix('sha256:')[:12]}")
     if served.second is not None:
         share = f" for {served.percent:g} % of the requests" if served.second_is == "split" else ""
         facts.append(f"{served.second_is}: {served.second.label}{share}")
     if served.previous is not None:
-        facts.append(f"before: {served.previous.label} (`trn rollback {served.name}` goes back)")
+        back = "" if is_over else f" (`trn rollback {served.name}` goes back)"
+        facts.append(f"before: {served.previous.label}{back}")
     if served.is_ready and served.state == "RUNNING":
         facts.append(f"at {served.url}")
         command = say_request(served.url, served.bearer_file)
-    lines = ["", output.paint(f"serves as {served.name}", is_bold=True)]
+    lines = ["", output.paint(f"{'served' if is_over else 'serves'} as {served.name}", is_bold=True)]
     lines += [part for fact in facts for part in wrap(f"  {plain(fact)}", output.size[0], indent=4)]
     lines += [f"  {plain(command)}"] if command else []  # in one line, to be copied
     if promotions:

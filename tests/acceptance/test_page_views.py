@@ -62,6 +62,12 @@ def test_two_runs_are_compared_and_the_page_says_where_they_part_and_why(
     page.get_by_role("checkbox", name="Show other").uncheck()
     expect(figure.locator(".readout b")).to_have_count(1)
 
+    page.goto(f"{world.gateway.url}/compare?run=straight&run=gone&run=other")
+    expect(page.get_by_role("main")).to_contain_text("Not there, perhaps removed: gone")
+    expect(parting).to_contain_text("hyperparams.scale")
+    page.get_by_role("button", name="Leave out").click()
+    expect(page.get_by_role("main")).not_to_contain_text("perhaps removed")
+
 
 def test_a_wrong_job_shows_its_faults_at_the_fields_and_a_right_one_is_trained(
     world: PageWorld, visit: "Visit"
@@ -79,7 +85,16 @@ def test_a_wrong_job_shows_its_faults_at_the_fields_and_a_right_one_is_trained(
     expect(field).to_have_attribute("aria-invalid", "true")
     check = page.get_by_role("complementary", name="Check")
     expect(check).to_contain_text("1 fault")
-    expect(check.get_by_role("button", name="Submit")).to_be_disabled()
+    expect(check.get_by_role("button", name="Submit", exact=True)).to_be_disabled()
+    check.get_by_role("button", name="max_steps").click()
+    expect(field).to_be_focused()
+    page.get_by_text("All other fields").click()
+    rest = page.get_by_role("textbox", name="checkpoint_every")
+    rest.fill("-1")
+    page.get_by_text("All other fields").click()
+    check.get_by_role("button", name="checkpoint_every").click()
+    expect(rest).to_be_focused()
+    rest.fill("20")
     field.fill("5")
     expect(check).to_contain_text("This job would be accepted.")
     check.get_by_role("button", name="Submit").click()
@@ -254,7 +269,15 @@ def test_the_page_outlives_a_killed_daemon_and_comes_back_with_the_next(
     page = visitor.log_in(world, "/runs/surviving")
     main = page.get_by_role("main")
     expect(main).to_contain_text("step 5 of 30")
+    form = visitor.context.new_page()
+    form.goto(f"{world.gateway.url}/submit")
+    form.get_by_role("textbox", name="Folder").fill(str(TRAINERS))
+    form.get_by_role("textbox", name="trainer").fill("shown:Shown")
+    check = form.get_by_role("complementary", name="Check")
+    expect(check).to_contain_text("2 faults")
     world.daemon.kill()
+    form.get_by_role("textbox", name="max_steps").fill("5")
+    expect(check).to_contain_text("no daemon answers")
     banner = page.get_by_text("The daemon is not running.")
     expect(banner).to_be_visible()
     page.get_by_role("link", name="Config", exact=True).click()
@@ -266,6 +289,8 @@ def test_the_page_outlives_a_killed_daemon_and_comes_back_with_the_next(
 
     world.start_daemon()
     expect(banner).to_have_count(0)
+    expect(check).to_contain_text("1 fault")  # it is checked again by itself
+    expect(form.get_by_role("textbox", name="max_steps")).to_have_value("5")
     gate.open_to(30)
     expect(main).to_contain_text("step 30 of 30")
     expect(main).to_contain_text("Completed")

@@ -2,6 +2,7 @@
 
 import { signal } from "@preact/signals";
 
+import { noteTime } from "./clock";
 import type {
   ArtifactPage, Fault, Freed, Health, JobCheck, Lanes, Machine, ManyMetrics, Marker, Run, RunDetails, RunMetrics, RunPage,
   SubmitResult,
@@ -68,6 +69,7 @@ export async function request(url: string, init: RequestInit = {}): Promise<Resp
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError(0, "unavailable", "The gateway does not answer. `trn ui` starts it again.");
   }
+  noteTime(response.headers.get("Date"));
   if (response.status === 401) session.value = "closed";
   if (!response.ok) throw await readError(response);
   return response;

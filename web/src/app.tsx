@@ -16,6 +16,7 @@ import { shortcuts, useShortcuts } from "./shortcuts";
 import { announcement, health, isDaemonDown, isGatewayDown, stream } from "./store";
 import { SubmitView } from "./submit/submit_view";
 import { colourVersion, isDark, toggleTheme } from "./theme";
+import { withCode } from "./ui/code";
 import { Button } from "./ui/controls";
 import { Icon } from "./ui/icon";
 import { Empty, ErrorNotice } from "./ui/notice";
@@ -96,7 +97,7 @@ function Banner() {
       <span>
         The daemon is not running. The page shows what is stored; runs that were started keep running.
         Start it with <code>trn daemon start</code>.
-        {(health.value?.warnings ?? []).map((warning) => <span class="muted" key={warning}> {warning}</span>)}
+        {(health.value?.warnings ?? []).map((warning) => <span class="muted" key={warning}> {withCode(warning)}</span>)}
       </span>
     </div>
   );

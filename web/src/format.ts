@@ -1,5 +1,6 @@
 /* Numbers, durations, sizes and times as text for people. */
 
+import { machineNow } from "./clock";
 import type { Num } from "./types";
 import { toNumber } from "./types";
 
@@ -73,7 +74,7 @@ export const formatMemory = (mb: number): string =>
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /** 14:03 today, 18 Nov 14:03 this year, else 18 Nov 2025; in the reader's time zone. */
-export function formatTime(ms: number, nowMs: number = Date.now()): string {
+export function formatTime(ms: number, nowMs: number = machineNow()): string {
   const time = new Date(ms);
   const now = new Date(nowMs);
   const clock = `${pad(time.getHours())}:${pad(time.getMinutes())}`;

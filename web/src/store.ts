@@ -3,6 +3,7 @@
 import { batch, computed, signal } from "@preact/signals";
 
 import { api, ApiError, session } from "./api";
+import { machineNow } from "./clock";
 import { LiveStream } from "./stream";
 import type { Health, Run } from "./types";
 
@@ -17,8 +18,8 @@ export const health = signal<Health | null>(null);
 /** Said to screen readers. */
 export const announcement = signal("");
 
-/** Ticks once a second while the page is visible: for texts such as "3 s ago". */
-export const now = signal(Date.now());
+/** The time of the runs' machine. Ticks once a second while the page is visible: for texts such as "3 s ago". */
+export const now = signal(machineNow());
 
 /** Nothing answers: neither reads nor the stream. */
 export const isGatewayDown = signal(false);
@@ -150,7 +151,7 @@ export function startStore(): void {
   void loadRuns();
   setInterval(() => {
     if (document.hidden) return;
-    now.value = Date.now();
+    now.value = machineNow();
     if (!isWatching && loadError.value !== null && session.value === "open" && now.value % 5000 < 1000) void loadRuns();
   }, 1000);
 }

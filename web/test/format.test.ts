@@ -35,3 +35,19 @@ test("a time says as much of its day as is needed", () => {
   expect(formatTime(new Date(2026, 10, 1, 9, 5).getTime(), now)).toBe("1 Nov 09:05");
   expect(formatTime(new Date(2025, 10, 1, 9, 5).getTime(), now)).toBe("1 Nov 2025");
 });
+
+test("the time is that of the machine, where the browser's clock is another one", async () => {
+  const { machineNow, noteTime } = await import("../src/clock");
+  const isAhead = (ms: number): boolean => Math.abs(machineNow() - Date.now() - ms) < 1000;
+  const told = (ms: number): string => new Date(Date.now() + ms).toUTCString();
+  noteTime(told(3000));
+  expect(isAhead(0)).toBe(true); // an answer takes its time
+  noteTime(told(-86_400_000));
+  expect(isAhead(-86_400_000)).toBe(true);
+  noteTime(told(-86_398_000));
+  noteTime(null);
+  noteTime("no date");
+  expect(isAhead(-86_400_000)).toBe(true); // it does not jump to and fro
+  noteTime(told(0));
+  expect(isAhead(0)).toBe(true);
+});

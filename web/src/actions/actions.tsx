@@ -9,6 +9,7 @@ import { formatBytes, formatCount, formatPlural } from "../format";
 import { navigate, path, runUrl } from "../router";
 import { asApiError, dropRun, flush, putRun } from "../store";
 import { type Freed, isTerminal, type Run, type SubmitResult } from "../types";
+import { withCode } from "../ui/code";
 import { Button, Field } from "../ui/controls";
 import { FaultList } from "../ui/notice";
 import { Dialog, type MenuItem, toast } from "../ui/overlay";
@@ -91,7 +92,7 @@ function Confirm({ title, button, isDanger = false, isDisabled = false, act, chi
       {children}
       {error !== null && (
         <div role="alert" class="field">
-          <p class="fault">{error.message}</p>
+          <p class="fault">{withCode(error.message)}</p>
           {error.faults.length > 0 && <FaultList faults={error.faults} />}
         </div>
       )}
@@ -134,7 +135,7 @@ function RemoveDialog({ runs }: { runs: readonly Run[] }) {
   const size = (freed ?? []).reduce((sum, one) => sum + one.size_bytes, 0);
   return (
     <Confirm title={`Remove ${name(ended)}?`} button="Remove" isDanger act={act} isDisabled={freed === null || ended.length === 0}>
-      {error !== null ? <p class="fault" role="alert">{error.message}</p>
+      {error !== null ? <p class="fault" role="alert">{withCode(error.message)}</p>
         : ids.length === 0 ? <p>Runs that have not ended cannot be removed: cancel them first.</p>
         : freed === null ? <p class="muted">Reading what it frees…</p>
         : <p>This deletes checkpoints, logs and metrics, and frees <strong>{formatBytes(size)}</strong>. It cannot be undone.</p>}

@@ -5,6 +5,7 @@ import { useState } from "preact/hooks";
 import { api, type ApiError } from "../api";
 import { asApiError, flush, putRun } from "../store";
 import type { Run } from "../types";
+import { withCode } from "../ui/code";
 import { Button, Field } from "../ui/controls";
 import { Dialog, toast } from "../ui/overlay";
 
@@ -69,7 +70,7 @@ export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) 
           </div>
         ))}
       </div>
-      {error !== null && <p class="fault" role="alert">{error.message}</p>}
+      {error !== null && <p class="fault" role="alert">{withCode(error.message)}</p>}
     </Dialog>
   );
 }

@@ -1,5 +1,6 @@
 /* Alerts while a page is open, also in a hidden tab: a message in the page, and one of the browser where that is allowed. */
 
+import { machineNow } from "../clock";
 import { computed, effect, signal, untracked } from "@preact/signals";
 
 import { keep, recall } from "../kept";
@@ -50,7 +51,7 @@ export function startAlerts(): void {
     if (!areAlertsOn.value) return;
     const lookout = new Lookout(rules.value);
     const look = (): void => {
-      if (loaded.peek() === "all") for (const alert of lookout.look(runs.peek(), Date.now())) say(alert);
+      if (loaded.peek() === "all") for (const alert of lookout.look(runs.peek(), machineNow())) say(alert);
     };
     const stop = effect(() => {
       loaded.value;

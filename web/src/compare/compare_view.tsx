@@ -13,7 +13,7 @@ import { readSeries } from "../chart/curve";
 import { type CurveSet, MetricFeed } from "../chart/feed";
 import { formatCount, formatNumber, formatPlural } from "../format";
 import { query, runUrl, setQuery } from "../router";
-import { asApiError, runs, stream } from "../store";
+import { asApiError, loaded, loadError, runs, stream } from "../store";
 import { isTerminal, type Num, type Run } from "../types";
 import { useAnswer } from "../run/answer";
 import { Button, Segmented } from "../ui/controls";
@@ -33,10 +33,21 @@ const FEW = 10;
 const SHORT = 24; // characters of a value that stays on one line
 
 export function CompareView() {
-  const ids = [...new Set(query.value.getAll("run"))];
-  const key = ids.join("\n");
-  if (ids.length < 2 || ids.length > MAX_RUNS) return <Choose ids={ids} />;
-  return <Compared ids={ids} key={key} />;
+  const asked = [...new Set(query.value.getAll("run"))];
+  const unknown = asked.filter((id) => !runs.value.has(id));
+  if (unknown.length > 0 && loaded.value !== "all" && loadError.value === null) return <Loading what="runs" />;
+  const ids = asked.filter((id) => !unknown.includes(id));
+  return (
+    <>
+      {unknown.length > 0 && (
+        <p class="card body gone-runs" role="status">
+          <Icon name="info" /> <span>Not there, perhaps removed: {unknown.join(", ")}.</span>
+          <Button isSmall onClick={() => setQuery({ run: ids })}>Leave out</Button>
+        </p>
+      )}
+      {ids.length < 2 || ids.length > MAX_RUNS ? <Choose ids={ids} /> : <Compared ids={ids} key={ids.join("\n")} />}
+    </>
+  );
 }
 
 function Choose({ ids }: { ids: readonly string[] }) {

@@ -5,10 +5,12 @@ import "./machine.css";
 import { useEffect, useState } from "preact/hooks";
 
 import { api, type ApiError } from "../api";
+import { machineNow } from "../clock";
 import { formatAgo, formatBytes, formatDuration, formatExactTime, formatMemory, formatPlural, formatTime } from "../format";
 import { query, runUrl, setQuery } from "../router";
 import { asApiError, health, isDaemonDown, loaded, now, refreshHealth, runs } from "../store";
 import type { Lane, Lanes, Machine, Queued } from "../types";
+import { withCode } from "../ui/code";
 import { Bar, Segmented } from "../ui/controls";
 import { Icon } from "../ui/icon";
 import { ErrorNotice, Loading } from "../ui/notice";
@@ -32,7 +34,7 @@ const NUM_NEWEST = 20;
 function chooseRange(): Range {
   const submitted = [...runs.peek().values()].map((run) => run.submitted_ms).sort((left, right) => right - left);
   const oldest = submitted[Math.min(NUM_NEWEST, submitted.length) - 1] ?? 0;
-  return RANGES.find((range) => range.ms > Date.now() - oldest)?.value ?? "24h";
+  return RANGES.find((range) => range.ms > machineNow() - oldest)?.value ?? "24h";
 }
 
 /** What is read from the server, again every few seconds and when a run changes its state. */
@@ -44,7 +46,7 @@ function useMachine(spanMs: number) {
   useEffect(() => {
     const abort = new AbortController();
     const read = async (): Promise<void> => {
-      const to = Date.now();
+      const to = machineNow();
       const [devices, found] = await Promise.allSettled([
         api.getDevices(abort.signal),
         api.getLanes(to - spanMs, to, abort.signal),
@@ -92,7 +94,7 @@ function Warnings() {
   if (warnings.length === 0) return null;
   return (
     <ul class="card warnings" aria-label="Warnings">
-      {warnings.map((warning) => <li key={warning}><Icon name="warning" />{warning}</li>)}
+      {warnings.map((warning) => <li key={warning}><Icon name="warning" /><span>{withCode(warning)}</span></li>)}
     </ul>
   );
 }

@@ -61,7 +61,8 @@ function MarkLegend({ kinds, canFork }: { kinds: ReadonlySet<string>; canFork: b
   return (
     <p class="mark-legend muted">
       {shown.map(([kind, sign, label]) => <span key={kind}><i class={`sign is-${kind}`} aria-hidden="true">{sign}</i> {label}</span>)}
-      <span>{canFork && "Click a point to fork from it. "}Drag to zoom, double-click to reset.</span>
+      <span class="only-mouse">{canFork && "Click a point to fork from it. "}Drag to zoom, double-click to reset.</span>
+      <span class="only-touch">{canFork && "Tap a point to fork from it. "}Zoom with two fingers.</span>
       <span class="keys">Keys in a chart: <kbd>←</kbd> <kbd>→</kbd> cursor, <kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> reset
         {canFork && <>, <kbd>Enter</kbd> pick</>}</span>
     </p>

@@ -7,6 +7,7 @@ import { formatBytes, formatCount } from "../format";
 import { navigate, runUrl } from "../router";
 import { asApiError, flush, putRun } from "../store";
 import { type Artifact, type Fault, originOf } from "../types";
+import { withCode } from "../ui/code";
 import { Button, Field, Segmented } from "../ui/controls";
 import { FaultList } from "../ui/notice";
 import { Dialog, toast } from "../ui/overlay";
@@ -135,7 +136,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
       {(text !== null || error !== null) && faults.length > 0 && <FaultList faults={faults} />}
       {error !== null && (
         <div role="alert" class="field">
-          <p class="fault">{error.message}</p>
+          <p class="fault">{withCode(error.message)}</p>
           {error.faults.length > 0 && <FaultList faults={error.faults} />}
         </div>
       )}

@@ -121,7 +121,7 @@ export function RunsView() {
         <span class="grow" />
         <a class="button primary" href="/submit">Submit a run</a>
       </div>
-      <Toolbar filter={filter} query={tableQuery.value} all={runs.value} />
+      {runs.value.size > 0 && <Toolbar filter={filter} query={tableQuery.value} all={runs.value} />}
       <Selection />
       {runs.value.size === 0 ? (
         <Empty title="No runs yet">

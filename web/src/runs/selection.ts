@@ -1,5 +1,6 @@
 /* Which runs the table shows and in which order: pure functions over records, without a view. */
 
+import { machineNow } from "../clock";
 import { isTerminal, type Run, toNumber } from "../types";
 
 /** What is asked for, as it stands in the link. */
@@ -135,7 +136,7 @@ export function sortKey(run: Run, column: string): SortKey {
     case "progress": return run.end_step === null || run.end_step === 0 ? null : run.step / run.end_step;
     case "updated": return run.updated_ms;
     case "ended": return run.ended_ms;
-    case "duration": return run.attempt === 0 ? null : (run.ended_ms ?? Date.now()) - run.submitted_ms;
+    case "duration": return run.attempt === 0 ? null : (run.ended_ms ?? machineNow()) - run.submitted_ms;
     case "devices": return run.devices.join(",") || null;
     case "attempt": return run.attempt;
     case "priority": return run.priority;

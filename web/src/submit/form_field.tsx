@@ -2,8 +2,8 @@
 
 import { useId, useState } from "preact/hooks";
 
+import { withCode } from "../ui/code";
 import { Field } from "../ui/controls";
-import { withCode } from "../ui/notice";
 import { getAt, parseText, showText } from "./document";
 import type { Document, FormField, Json } from "./schema";
 
@@ -12,6 +12,14 @@ interface FormFieldProps {
   job: Document;
   faults: ReadonlyMap<string, readonly string[]>;
   onChange: (path: string, value: Json | undefined) => void;
+}
+
+/** Opens what it is in, and goes there. */
+export function showField(path: string): void {
+  const field = document.querySelector<HTMLElement>(`[data-path="${CSS.escape(path)}"]`);
+  for (let at = field; at !== null; at = at.parentElement?.closest("details") ?? null) if (at instanceof HTMLDetailsElement) at.open = true;
+  field?.scrollIntoView({ block: "center" });
+  field?.querySelector<HTMLElement>("input, select, textarea, summary")?.focus({ preventScroll: true });
 }
 
 export function FormFieldView(props: FormFieldProps) {
@@ -35,7 +43,7 @@ function Single({ field, job, faults, onChange }: FormFieldProps) {
   };
   const hint = [field.about, HINTS[field.kind]].filter(Boolean).join(" ");
   return (
-    <Field label={label(field)} kind={`is-${field.kind}`} faults={faults.get(field.path) ?? []} {...(hint === "" ? {} : { hint: withCode(hint) })}>
+    <Field label={label(field)} kind={`is-${field.kind}`} path={field.path} faults={faults.get(field.path) ?? []} {...(hint === "" ? {} : { hint: withCode(hint) })}>
       {(attributes) => {
         const common = { ...attributes, class: "input", value: text, spellcheck: false };
         switch (field.kind) {
@@ -71,9 +79,9 @@ function Group(props: FormFieldProps) {
   const own = faults.get(field.path) ?? [];
   const [isOpen, setOpen] = useState(getAt(job, field.path) !== undefined || field.name === "dataset");
   return (
-    <details class="form-group" open={isOpen || inside > 0} onToggle={(event) => setOpen(event.currentTarget.open)}>
+    <details class="form-group" data-path={field.path} open={isOpen || inside > 0} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary><strong>{label(field)}</strong>{field.about !== "" && <span class="muted"> {withCode(field.about)}</span>}</summary>
-      {own.map((fault) => <p class="fault" key={fault} id={id}>{fault}</p>)}
+      {own.map((fault) => <p class="fault" key={fault} id={id}>{withCode(fault)}</p>)}
       <div class="form-grid">{field.fields.map((one) => <FormFieldView key={one.path} {...props} field={one} />)}</div>
     </details>
   );

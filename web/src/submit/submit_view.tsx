@@ -8,14 +8,15 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { api, ApiError, send } from "../api";
 import { formatCount } from "../format";
 import { navigate, query, runUrl } from "../router";
-import { asApiError, flush, putRun, runs } from "../store";
+import { asApiError, flush, isDaemonDown, putRun, runs } from "../store";
 import { type Fault, type JobCheck, originOf, type SubmitResult } from "../types";
+import { withCode } from "../ui/code";
 import { Button, Field } from "../ui/controls";
 import { Icon } from "../ui/icon";
-import { ErrorNotice, FaultList, Loading, withCode } from "../ui/notice";
+import { ErrorNotice, FaultList, Loading } from "../ui/notice";
 import { toast } from "../ui/overlay";
 import { diffDocuments, setAt, sortFaults } from "./document";
-import { FormFieldView } from "./form_field";
+import { FormFieldView, showField } from "./form_field";
 import { type Document, type FormField, type Json, listPaths, readForm, type Schema, splitForm } from "./schema";
 
 /* What is typed stays while one looks at other views. */
@@ -87,7 +88,7 @@ function useCheck(): Checked {
       }
     }, CHECK_MS);
     return () => { clearTimeout(timer); abort.abort(); };
-  }, [job.value, parent.value, body["base_dir"], isNewForced.value]);
+  }, [job.value, parent.value, body["base_dir"], isNewForced.value, isDaemonDown.value]); // it is asked again when it is back
   return checked;
 }
 
@@ -143,6 +144,7 @@ async function submitJob(): Promise<void> {
 
 export function SubmitView() {
   const { form, error } = useForm();
+  const [isRestOpen, setRestOpen] = useState(false);
   const parentError = useParent();
   const checked = useCheck();
   const paths = useMemo(() => listPaths(form ?? []), [form]);
@@ -181,12 +183,13 @@ export function SubmitView() {
             )}
             {first.map(view)}
           </section>
-          <details class="card body form-group">
+          <details class="card body form-group" open={isRestOpen || rest.some(({ path }) => [...faults.keys()].some((at) => at === path || at.startsWith(`${path}.`)))}
+            onToggle={(event) => setRestOpen(event.currentTarget.open)}>
             <summary><strong>All other fields</strong> <span class="muted">cadences, checkpoints, retry, time limits, environment…</span></summary>
             <div class="form-grid">{rest.map(view)}</div>
           </details>
         </div>
-        <Verdict checked={checked} loose={faults.get("") ?? []} numFaults={checked.faults.length} />
+        <Verdict checked={checked} faults={faults} numFaults={checked.faults.length} />
       </div>
     </div>
   );
@@ -240,11 +243,15 @@ function JobText() {
   );
 }
 
-function Verdict({ checked, loose, numFaults }: { checked: Checked; loose: readonly string[]; numFaults: number }) {
+const MAX_LISTED = 8;
+
+function Verdict({ checked, faults, numFaults }: { checked: Checked; faults: ReadonlyMap<string, readonly string[]>; numFaults: number }) {
+  const loose = faults.get("") ?? [];
+  const places = [...faults.keys()].filter((path) => path !== "");
   const [error, setError] = useState<ApiError | null>(null);
   const [isBusy, setBusy] = useState(false);
   const isEmpty = Object.keys(job.value).length === 0;
-  useEffect(() => setError(null), [job.value]);
+  useEffect(() => setError(null), [job.value, isDaemonDown.value]);
   const go = async (): Promise<void> => {
     setBusy(true);
     setError(null);
@@ -262,11 +269,17 @@ function Verdict({ checked, loose, numFaults }: { checked: Checked; loose: reado
       <div class="body stack" role="status">
         {isEmpty ? <p class="muted">Fill in the form, or drop a job file. The daemon checks it as you type.</p>
           : checked.error !== null ? <p class="fault">{withCode(checked.error.message)}</p>
-          : numFaults > 0 ? <p class="fault"><Icon name="warning" /> {numFaults === 1 ? "1 fault" : `${numFaults} faults`}: shown at the fields{loose.length > 0 ? ", and below" : ""}.</p>
+          : numFaults > 0 ? <p class="fault"><Icon name="warning" /> {numFaults === 1 ? "1 fault" : `${numFaults} faults`}{places.length > 0 && ". Go to it:"}</p>
           : checked.check !== null ? <p class="good"><Icon name="completed" /> This job would be accepted.</p> : null}
+        {places.length > 0 && (
+          <ul class="fault-places">
+            {places.slice(0, MAX_LISTED).map((path) => <li key={path}><Button isSmall onClick={() => showField(path)}>{path}</Button></li>)}
+            {places.length > MAX_LISTED && <li class="muted">and {places.length - MAX_LISTED} more</li>}
+          </ul>
+        )}
         {loose.length > 0 && <ul class="faults">{loose.map((text) => <li key={text} class="fault">{withCode(text)}</li>)}</ul>}
         {(checked.check?.notes ?? []).map((note) => <p class="muted" key={note}>{note}</p>)}
-        {error !== null && <div role="alert"><p class="fault">{withCode(error.message)}</p><FaultList faults={error.faults} /></div>}
+        {error !== null && error.message !== checked.error?.message && <div role="alert"><p class="fault">{withCode(error.message)}</p><FaultList faults={error.faults} /></div>}
       </div>
       <footer class="body stack">
         {parent.value === null && (

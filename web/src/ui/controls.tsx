@@ -3,6 +3,7 @@
 import type { ButtonHTMLAttributes, ComponentChildren } from "preact";
 import { useId } from "preact/hooks";
 
+import { withCode } from "./code";
 import type { IconName } from "./icon";
 import { Icon } from "./icon";
 
@@ -34,18 +35,19 @@ interface FieldProps {
   hint?: ComponentChildren;
   faults?: readonly string[];
   kind?: string; // a class of its own
+  path?: string; // of a field of a job: to find it by
   children: (attributes: { id: string; "aria-describedby": string; "aria-invalid": "true" | "false" }) => ComponentChildren;
 }
 
 /** A labelled field with its hint and its faults. */
-export function Field({ label, hint, faults = [], kind = "", children }: FieldProps) {
+export function Field({ label, hint, faults = [], kind = "", path, children }: FieldProps) {
   const id = useId();
   return (
-    <div class={`field ${kind}`}>
+    <div class={`field ${kind}`} data-path={path}>
       <label for={id}>{label}</label>
       {children({ id, "aria-describedby": `${id}-about`, "aria-invalid": faults.length > 0 ? "true" : "false" })}
       <div id={`${id}-about`}>
-        {faults.map((fault) => <p class="fault" key={fault}>{fault}</p>)}
+        {faults.map((fault) => <p class="fault" key={fault}>{withCode(fault)}</p>)}
         {hint !== undefined && <p class="hint">{hint}</p>}
       </div>
     </div>

@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 
 import type { ApiError } from "../api";
 import type { Fault } from "../types";
+import { withCode } from "./code";
 import { Button } from "./controls";
 import { Icon } from "./icon";
 
@@ -27,7 +28,7 @@ export function FaultList({ faults }: { faults: readonly Fault[] }) {
       {faults.map((fault, index) => (
         <li key={index}>
           {fault.path !== "" && <><code>{fault.path}</code>: </>}
-          {fault.text}
+          {withCode(fault.text)}
         </li>
       ))}
     </ul>
@@ -38,13 +39,10 @@ export function ErrorNotice({ error, retry }: { error: ApiError; retry?: () => v
   return (
     <div class="notice bad" role="alert">
       <Icon name="warning" size={28} />
-      <h2>{error.message}</h2>
+      <h2>{withCode(error.message)}</h2>
       {error.faults.length > 0 && <FaultList faults={error.faults} />}
       {retry !== undefined && <Button onClick={retry}>Try again</Button>}
     </div>
   );
 }
 
-/** Names in backticks as code. */
-export const withCode = (text: string): ComponentChildren =>
-  text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part));

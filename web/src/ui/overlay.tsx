@@ -4,6 +4,7 @@ import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 
+import { withCode } from "./code";
 import { Button } from "./controls";
 import type { IconName } from "./icon";
 import { Icon } from "./icon";
@@ -171,7 +172,7 @@ export function Toasts() {
     <div class="toasts" role="status" aria-live="polite">
       {toasts.value.map((one) => (
         <div class={`toast ${one.kind}`} key={one.id}>
-          {one.href === "" ? <span class="grow">{one.text}</span> : <a class="grow" href={one.href} onClick={() => closeToast(one.id)}>{one.text}</a>}
+          {one.href === "" ? <span class="grow">{withCode(one.text)}</span> : <a class="grow" href={one.href} onClick={() => closeToast(one.id)}>{one.text}</a>}
           <Button kind="quiet" isSmall icon="close" label="Close message" onClick={() => closeToast(one.id)} />
         </div>
       ))}

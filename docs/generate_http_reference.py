@@ -136,6 +136,11 @@ Every answer from status 400 on is `{"error": {…}}`.
 """
 
 
+OTHERS = (
+    "Besides these: 304 where the ETag that a client sent is still right, 206 and 416 for ranges of files, 405 for a method that a",
+    "path does not have, 408 for a body that does not come, 500 with a number that is in `gateway.log`. `HEAD` is allowed where `GET`",
+    "is, except for the stream.",
+)
 LINKED: set[Any] = set()
 
 
@@ -147,6 +152,8 @@ def build_page() -> str:
         "| status | when |",
         "|---|---|",
         *(f"| {status} | {words} |" for status, words in ERRORS.items()),
+        "",
+        *OTHERS,
         "",
     ]
     parts += ["## Routes", "", f"All paths begin with `{API}`.", ""]

@@ -108,8 +108,24 @@ def endpoint(
     return make
 
 
+class _Route(Route):
+    """A method that its path does not have is refused as everything else is: with JSON."""
+
+    allowed: str
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.methods is not None and scope["method"] not in self.methods:
+            message = f"{scope['method']} is not allowed here, but {self.allowed}"
+            await refusal(405, "method", message, headers={"allow": self.allowed})(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
 def build_router(endpoints: list[Endpoint], parts: Parts) -> Router:
     routes = [_route(each, parts) for each in endpoints]
+    for route in routes:  # a path may have several
+        methods = {method for one in routes if one.path == route.path for method in one.methods or ()}
+        route.allowed = ", ".join(sorted(methods))
     return Router(routes, redirect_slashes=False, default=_not_found)
 
 
@@ -119,7 +135,7 @@ async def _not_found(scope: Any, receive: Any, send: Any) -> None:
     )
 
 
-def _route(each: Endpoint, parts: Parts) -> Route:
+def _route(each: Endpoint, parts: Parts) -> _Route:
     async def serve(request: Request) -> Response:
         if each.is_stream and request.method == "HEAD":
             return refusal(405, "method", "HEAD is not allowed here")
@@ -135,7 +151,7 @@ def _route(each: Endpoint, parts: Parts) -> Route:
         except Exception as fault:
             return error_answer(fault, f"{each.method} {each.path}")
 
-    return Route(f"{API}{each.path}", serve, methods=[each.method], name=each.name)
+    return _Route(f"{API}{each.path}", serve, methods=[each.method], name=each.name)
 
 
 def read_asked(each: Endpoint, path: Mapping[str, str], query: bytes, body: bytes) -> Any:

@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from trn.gateway.answers import refusal
+
 PIECE_BYTES = 256 << 10
 SEND_S = 120.0  # for one piece; then the reader counts as gone
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -33,12 +35,12 @@ class FileAnswer(Response):
         if file_name:
             more["content-disposition"] = f"attachment; filename*=UTF-8''{quote(file_name, safe='')}"
         status = 200
+        self._size = size
         self._begin, self._end = 0, size
         if found is not None:  # also all of it: Safari plays no video whose ranges are answered with 200
             self._begin, self._end = found
-            is_there = self._begin < self._end
-            status = 206 if is_there else 416
-            more["content-range"] = f"bytes {f'{self._begin}-{self._end - 1}' if is_there else '*'}/{size}"
+            status = 206 if self._begin < self._end else 416
+            more["content-range"] = f"bytes {self._begin}-{self._end - 1}/{size}"
         super().__init__(status_code=status, headers=more)
         self.raw_headers = [
             pair for pair in self.raw_headers if pair[0] not in (b"content-length", b"content-type")
@@ -48,8 +50,13 @@ class FileAnswer(Response):
             (b"content-type", media_type.encode()),
         ]
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
+            if self.status_code == 416:
+                headers = {"accept-ranges": "bytes", "content-range": f"bytes */{self._size}"}
+                message = f"the file has {self._size} bytes, and none of them is in that range"
+                await refusal(416, "range", message, headers=headers)(scope, receive, send)
+                return
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )

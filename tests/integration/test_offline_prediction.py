@@ -187,6 +187,18 @@ def test_a_damaged_part_is_predicted_again(prediction: Prediction) -> None:
     assert prediction.answers().equals(whole)
 
 
+def test_whatever_is_in_the_place_of_a_part_nobody_waits_for_it(prediction: Prediction) -> None:
+    assert prediction.work() == 0, prediction.log
+    whole = prediction.answers()
+    path = prediction.out / prediction.parts()[2]["name"]
+    path.unlink()
+    os.mkfifo(path)
+    (prediction.out / ".a.parquet.99999999-0a.tmp").mkdir()
+    assert prediction.work() == 0, prediction.log
+    assert prediction.event("completed")["parts_kept"] == 4
+    assert prediction.answers().equals(whole)
+
+
 def test_other_rows_are_other_parts(prediction: Prediction, tmp_path: Path) -> None:
     """Also where the file has the same name, size and row groups as before."""
     assert prediction.work() == 0, prediction.log

@@ -69,6 +69,24 @@ def test_all_faults_of_all_files_come_in_one_error(tmp_path):
         assert message in text, message
 
 
+def test_what_has_the_name_of_a_file_and_is_none_is_a_fault(tmp_path):
+    """Its rows would be missing without a word."""
+    write(tmp_path / "data" / "a.parquet")
+    (tmp_path / "data" / "b.parquet").symlink_to(tmp_path / "gone.parquet")
+    os.mkfifo(tmp_path / "data" / "c.parquet")
+    (tmp_path / "data" / "d.parquet").symlink_to(tmp_path / "data" / "a.parquet")
+    (tmp_path / "data" / "e.parquet").mkdir()
+    for path in (tmp_path / "data", tmp_path / "data" / "*.parquet", tmp_path / "data" / "c.parquet"):
+        with pytest.raises(InputError) as caught:
+            read_manifest([str(path)])
+        text = str(caught.value)
+        assert "c.parquet: it is no regular file, expected a parquet file" in text
+        assert ("b.parquet: it is a link whose target is gone" in text) == (path.name != "c.parquet")
+    (tmp_path / "data" / "b.parquet").unlink()
+    (tmp_path / "data" / "c.parquet").unlink()
+    assert len(read_manifest([str(tmp_path / "data")]).files) == 2
+
+
 def test_a_misspelt_column_names_the_nearest(tmp_path):
     write(tmp_path / "a.parquet")
     with pytest.raises(InputError, match="no column 'lable': did you mean 'label'"):

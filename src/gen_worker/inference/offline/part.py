@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import replacing
 from gen_worker.contract.files.hashes import hash_bytes, hash_file
+from gen_worker.contract.files.regular import open_regular
 from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.inference.messages import GroupComputed, GroupDone, GroupProgress, PredictGroup, Raised
 from gen_worker.inference.model.columns import (
@@ -106,7 +107,7 @@ class _RowGroup:
     def __init__(self, order: PredictGroup, model: LoadedModel, stack: ExitStack) -> None:
         self.order = order
         self._model = model
-        self._file = stack.enter_context(Path(order.path).open("rb"))  # noqa: SIM115  (the stack closes it)
+        self._file = stack.enter_context(os.fdopen(open_regular(order.path, follow=True), "rb"))
         self._source = source = stack.enter_context(pq.ParquetFile(self._file))
         names = source.schema_arrow.names
         self._inputs = names if model.schema is None else model.schema.names
@@ -171,7 +172,10 @@ class _RowGroup:
 def is_whole(path: Path, rows: int) -> bool:
     """Whether a part of so many rows is there, and all of its pages match their checksums."""
     try:
-        with path.open("rb") as file, pq.ParquetFile(file, page_checksum_verification=True) as part:
+        with (
+            os.fdopen(open_regular(path, follow=True), "rb") as file,
+            pq.ParquetFile(file, page_checksum_verification=True) as part,
+        ):
             if part.metadata.num_rows != rows:
                 return False
             for group in range(part.num_row_groups):

@@ -403,5 +403,5 @@ def remove_leftovers(out: Path) -> None:
     for path in out.iterdir():
         found = _TEMPORARY.fullmatch(path.name)
         if found and not is_process_alive(int(found["pid"])):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 path.unlink()

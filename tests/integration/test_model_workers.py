@@ -464,6 +464,25 @@ def test_a_worker_that_takes_the_place_of_the_first_one_is_forked(
         other.close()
 
 
+def test_a_version_that_is_prepared_is_loaded_once(parent: ModelParent, place: Path) -> None:
+    version = version_of(train(place / "prepared", run_id="prepared"))
+    before = set(children_of(parent.pid))
+    parent.prepare(version, ModelOptions())
+    parent.prepare(version, ModelOptions())
+    worker = Worker(parent, version)
+    pid = worker.ready().pid
+    assert set(children_of(parent.pid)) - before == {pid}
+    worker.close()
+
+
+def test_a_version_that_cannot_be_prepared_is_refused_when_a_worker_is_asked_for(
+    parent: ModelParent, meta: Path
+) -> None:
+    version = version_of(meta, "serving:FailsToLoad")
+    parent.prepare(version, ModelOptions())
+    assert "the state does not fit" in Worker(parent, version).refusal().words
+
+
 def test_where_the_template_was_killed_too_the_version_is_loaded_again(
     parent: ModelParent, place: Path
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gen_worker.contract import failpoints
 from gen_worker.contract.job.spec import TrainingJobSpec
+from gen_worker.contract.serving import FOLDER
 from gen_worker.errors import Category, ExitCode
 from gen_worker.inference.environment import read_inference_job
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
@@ -58,7 +59,7 @@ class InferenceRuntime(WorkerRuntime):
 
 def _work(session: AttemptSession, environment: WorkerEnvironment, job: TrainingJobSpec) -> None:
     from gen_worker.inference.model.parent import ModelParent
-    from gen_worker.inference.versions import find_version
+    from gen_worker.inference.versions import find_served, find_version, model_options
 
     trainer = environment.plugin or job.trainer
     section = job.serving or job.prediction
@@ -67,6 +68,9 @@ def _work(session: AttemptSession, environment: WorkerEnvironment, job: Training
         session.start(mode=job.mode, name=job.name, trainer=trainer)
         session.authorize(SCOPE_SERVE)
         session.phase = Category.INPUT
+        served = find_served(job, environment.checkpoints_dir.parent / FOLDER)
+        if served is not None:  # the model is loaded beside what else a server needs
+            parent.prepare(served, model_options(job).of_worker(0))
         version = find_version(section, trainer=trainer, base_dir=environment.job_dir)
         if job.prediction is not None:
             from gen_worker.inference.offline.run import run

@@ -46,10 +46,10 @@ from gen_worker.inference.front.http.reception import MAX_CONNECTIONS
 from gen_worker.inference.front.pool import ReplicaPool
 from gen_worker.inference.front.queries import QueueLimits
 from gen_worker.inference.front.workers.model_processes import ModelProcesses
-from gen_worker.inference.model.orders import ModelOptions, threads_of_worker
 from gen_worker.inference.model.parent import ModelParent
 from gen_worker.inference.promotion import Promotions
 from gen_worker.inference.request_log import RequestLog
+from gen_worker.inference.versions import model_options
 from gen_worker.trainer.attempt.session import AttemptSession
 from gen_worker.trainer.job_lifecycle import raise_stop
 
@@ -267,17 +267,12 @@ class ModelServer:
         return found
 
     def _make_pool(self, version: ModelVersion, processes: ModelProcesses) -> ReplicaPool:
-        spec, resources = self._spec, self.job.resources
-        options = ModelOptions(
-            max_batch_rows=spec.max_batch_rows,
-            num_threads=threads_of_worker(resources.cpus, spec.replicas),
-            devices=tuple(resources.device_names or ()),
-        )
+        spec = self._spec
         limits = QueueLimits(max_delay_ms=spec.max_delay_ms, max_queue_rows=spec.max_queue_rows)
         return ReplicaPool(
             version,
             processes,
-            options,
+            model_options(self.job),
             spec.replicas,
             limits=limits,
             log=logger,

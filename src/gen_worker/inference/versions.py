@@ -7,8 +7,10 @@ import msgspec
 
 from gen_worker.contract.checkpoints.choice import CheckpointInfo, read_named, require_finite
 from gen_worker.contract.job.model_version import ModelVersion
-from gen_worker.contract.job.spec import PredictionSpec, ServingSpec
-from gen_worker.errors import CheckpointError, SpecError
+from gen_worker.contract.job.spec import PredictionSpec, ServingSpec, TrainingJobSpec
+from gen_worker.contract.serving import read_live
+from gen_worker.errors import CheckpointError, SpecError, StartupError
+from gen_worker.inference.model.orders import ModelOptions, threads_of_worker
 
 
 def find_version(
@@ -20,6 +22,28 @@ def find_version(
         return section.version
     assert section.checkpoint is not None, "a rule of the job"
     return _version_of(base_dir / section.checkpoint, trainer=trainer, base_dir=base_dir)
+
+
+def find_served(job: TrainingJobSpec, folder: Path) -> ModelVersion | None:
+    """What a server will load first, as far as that is known without its checkpoint."""
+    version = job.serving.version if job.serving is not None else None
+    if version is None:
+        return None
+    try:
+        live = read_live(folder)
+    except StartupError:
+        return None
+    return version if live is None or live.origin != version.facts else live.version
+
+
+def model_options(job: TrainingJobSpec) -> ModelOptions:
+    """How the model workers of a server compute."""
+    assert job.serving is not None, "a rule of the job"
+    return ModelOptions(
+        max_batch_rows=job.serving.max_batch_rows,
+        num_threads=threads_of_worker(job.resources.cpus, job.serving.replicas),
+        devices=tuple(job.resources.device_names or ()),
+    )
 
 
 def read_checkpoint(version: ModelVersion) -> CheckpointInfo:

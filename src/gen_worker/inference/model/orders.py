@@ -49,6 +49,13 @@ class LaunchWorker(Message, frozen=True, kw_only=True):
     options: ModelOptions = ModelOptions()
 
 
+class Prepare(Message, frozen=True, kw_only=True):
+    """Load that version: a worker of it will be wanted."""
+
+    version: ModelVersion
+    options: ModelOptions = ModelOptions()
+
+
 class Retire(Message, frozen=True, kw_only=True):
     """End the templates of that label. Their workers go on."""
 
@@ -99,10 +106,12 @@ class WorkerEnd(Message, frozen=True, kw_only=True):
     words: str
 
 
-FromServer = LaunchWorker | Retire | KillWorker
+FromServer = LaunchWorker | Prepare | Retire | KillWorker
+ToTemplate = LaunchWorker | Prepare
 FromTemplate = Forked | BecameWorker | Alone | LoadFailed
 
 from_server_decoder: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
+to_template_decoder: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
 from_template_decoder: msgspec.msgpack.Decoder[FromTemplate] = msgspec.msgpack.Decoder(FromTemplate)
 end_decoder: msgspec.msgpack.Decoder[WorkerEnd] = msgspec.msgpack.Decoder(WorkerEnd)
 

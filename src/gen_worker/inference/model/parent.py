@@ -21,10 +21,12 @@ from gen_worker.contract.doubling_delay import DoublingDelay
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.errors import ModelLoadError
 from gen_worker.inference.model.orders import (
+    FromServer,
     KillWorker,
     LaunchWorker,
     ModelOptions,
     OrderReader,
+    Prepare,
     Retire,
     WorkerEnd,
     end_decoder,
@@ -99,6 +101,10 @@ class ModelParent:
         ours.setblocking(False)
         return ModelLink(socket=ours, worker_id=self._last_id, label=version.label)
 
+    def prepare(self, version: ModelVersion, options: ModelOptions) -> None:
+        """Load that version now: a worker with the same options is asked for soon. Only that says what failed."""
+        self._send(Prepare(version=version, options=options))
+
     def retire(self, label: str) -> None:
         """End the template of that version: a further worker of it has to load. Its workers go on."""
         self._send(Retire(label=label))
@@ -137,7 +143,7 @@ class ModelParent:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, order: LaunchWorker | Retire | KillWorker, fd: int | None = None) -> None:
+    def _send(self, order: FromServer, fd: int | None = None) -> None:
         try:
             send_order(self._link, order, fd)
         except (BrokenPipeError, ConnectionResetError) as fault:

@@ -21,6 +21,7 @@ from typing import NoReturn
 import msgspec
 
 from gen_worker.contract.installed_packages import is_same_python
+from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.errors import Category
 from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.inference.frames import send_frame
@@ -34,6 +35,7 @@ from gen_worker.inference.model.orders import (
     LaunchWorker,
     LoadFailed,
     OrderReader,
+    Prepare,
     Retire,
     WorkerEnd,
     from_server_decoder,
@@ -160,6 +162,8 @@ class ParentProcess:
             match order:
                 case LaunchWorker():
                     self._launch(_Ordered(order=order, fd=self._orders.take_fd()))
+                case Prepare():
+                    self._prepare(order)
                 case Retire(label=label):
                     for template in list(self._templates.values()):
                         if template.label == label:
@@ -174,12 +178,11 @@ class ParentProcess:
 
     def _launch(self, ordered: _Ordered) -> None:
         order = ordered.order
-        key = msgspec.msgpack.encode([order.version, order.options])
-        found = (each for each in self._templates.values() if each.key == key and each.is_open)
-        template = next(found, None) if key not in self._alone else None
+        key = _key_of(order)
+        template = self._find(key) if key not in self._alone else None
         if template is None:
             try:
-                template = self._fork_template(key, ordered)
+                template = self._fork_template(key, order.version, ordered.fd)
             except OSError as fault:
                 words = f"no process can be started: {fault.strerror}"
                 self._refuse(ordered, LoadFailed(category=Category.STARTUP, words=words))
@@ -190,7 +193,23 @@ class ParentProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended: seen when it is reaped
             send_order(template.link, order, ordered.fd)
 
-    def _fork_template(self, key: bytes, ordered: _Ordered) -> _Template:
+    def _prepare(self, order: Prepare) -> None:
+        key = _key_of(order)
+        if key in self._alone or self._find(key) is not None:
+            return
+        try:
+            template = self._fork_template(key, order.version)
+        except OSError as fault:  # the order of a worker will say it
+            logger.info("%s is not loaded ahead: %s", order.version.label, fault.strerror)
+            return
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_order(template.link, order)
+
+    def _find(self, key: bytes) -> _Template | None:
+        return next((each for each in self._templates.values() if each.key == key and each.is_open), None)
+
+    def _fork_template(self, key: bytes, version: ModelVersion, fd: int | None = None) -> _Template:
+        """`fd`: of the order that it gets first."""
         ours, theirs = socket.socketpair()
         parent_pid = os.getpid()
         flush_output()
@@ -201,14 +220,14 @@ class ParentProcess:
             theirs.close()
             raise
         if pid == 0:
-            self._become_template(ours, theirs, ordered, parent_pid, is_alone=key in self._alone)
+            self._become_template(ours, theirs, version, fd, parent_pid, is_alone=key in self._alone)
         theirs.close()
         template = _Template(
             pid=pid,
             link=ours,
             orders=OrderReader(ours, from_template_decoder),
             key=key,
-            label=ordered.order.version.label,
+            label=version.label,
         )
         self._templates[pid] = template
         self._poll.register(ours, select.POLLIN)
@@ -218,7 +237,8 @@ class ParentProcess:
         self,
         ours: socket.socket,
         theirs: socket.socket,
-        ordered: _Ordered,
+        version: ModelVersion,
+        fd: int | None,
         parent_pid: int,
         *,
         is_alone: bool,
@@ -228,13 +248,14 @@ class ParentProcess:
             for end in (self._link, self._waker, self._wake, ours):
                 end.close()
             # A copy of a link's end that stays open would hide the end of its worker.
-            os.close(ordered.fd)
+            if fd is not None:
+                os.close(fd)
             self._orders.close_fds()
             for other in self._templates.values():
                 other.link.close()
                 for one in other.waiting.values():
                     os.close(one.fd)
-            interpreter = ordered.order.version.interpreter
+            interpreter = version.interpreter
             if interpreter and not is_same_python(interpreter, sys.executable):
                 os.set_inheritable(theirs.fileno(), True)
                 flag = ["--alone"] if is_alone else []
@@ -385,6 +406,11 @@ def _warm_up() -> None:
         note_warm_modules()
     gc.collect()
     gc.freeze()  # else a collection in a template would visit all modules and copy their pages
+
+
+def _key_of(order: LaunchWorker | Prepare) -> bytes:
+    """Orders with the same one get copies of one model."""
+    return msgspec.msgpack.encode([order.version, order.options])
 
 
 def _describe(status: int) -> tuple[int | None, str, str]:

@@ -10,8 +10,7 @@ import logging
 import os
 import socket
 import sys
-
-import msgspec
+from collections.abc import Sequence
 
 from gen_worker.errors import Category, WorkerError
 from gen_worker.inference.model.loading import LoadedModel, load_model
@@ -22,15 +21,15 @@ from gen_worker.inference.model.orders import (
     LaunchWorker,
     LoadFailed,
     OrderReader,
+    ToTemplate,
     send_order,
+    to_template_decoder,
 )
 from gen_worker.inference.model.process import count_threads, flush_output, run_to_exit, settle_in
 from gen_worker.inference.model.worker import ModelWorker
 from gen_worker.trainer.attempt.failure import describe_failure, find_cause
 
 logger = logging.getLogger("gen_worker.inference")
-
-_decoder: msgspec.msgpack.Decoder[LaunchWorker] = msgspec.msgpack.Decoder(LaunchWorker)
 
 
 class Template:
@@ -40,20 +39,21 @@ class Template:
         self._link = link
         self._parent_pid = parent_pid
         self._is_alone = is_alone
-        self._orders: OrderReader[LaunchWorker] = OrderReader(link, _decoder)
+        self._orders = OrderReader(link, to_template_decoder)
 
     def run(self) -> int:
-        orders: list[LaunchWorker] | None = []
-        while orders == []:
-            orders = self._orders.receive()
+        orders = self._wait_orders()
         if orders is None:
             return 0
-        first = orders[0]
         try:
-            model = load_model(first.version, first.options)
+            model = load_model(orders[0].version, orders[0].options)
         except BaseException as fault:
             self._say_failure(fault)
             return 1
+        launches = _launches(orders) or self._wait_launches()
+        if launches is None:
+            return 0
+        first = launches[0]
         reason = "it was tried before" if self._is_alone else _why_not_forked()
         if reason:
             send_order(self._link, Alone(worker_id=first.worker_id, reason=reason))
@@ -71,15 +71,31 @@ class Template:
             self._orders.close_fds()  # of orders that the copy has
             return ModelWorker(socket.socket(fileno=link_fd), model, first.options).run()
         os.close(link_fd)
-        return self._obey(orders[1:], model)
+        return self._obey(launches[1:], model)
 
-    def _obey(self, orders: list[LaunchWorker] | None, model: LoadedModel) -> int:
+    def _obey(self, launches: list[LaunchWorker] | None, model: LoadedModel) -> int:
         """Until the model parent closes its end: it is not this process's parent before the first worker has ended."""
-        while orders is not None:
-            for order in orders:
-                self._fork_worker(order, self._orders.take_fd(), model)
-            orders = self._orders.receive()
+        while launches is not None:
+            for launch in launches:
+                self._fork_worker(launch, self._orders.take_fd(), model)
+            launches = self._wait_launches()
         return 0
+
+    def _wait_orders(self) -> list[ToTemplate] | None:
+        """At least one; None where the model parent has closed its end."""
+        orders: list[ToTemplate] | None = []
+        while orders == []:
+            orders = self._orders.receive()
+        return orders
+
+    def _wait_launches(self) -> list[LaunchWorker] | None:
+        launches: list[LaunchWorker] = []
+        while not launches:
+            orders = self._wait_orders()
+            if orders is None:
+                return None
+            launches = _launches(orders)
+        return launches
 
     def _say_failure(self, fault: BaseException) -> None:
         if not isinstance(fault, WorkerError):
@@ -118,6 +134,10 @@ class Template:
         if name:
             send_order(self._link, Forked(worker_id=order.worker_id, pid=int(name)))
         os.close(start_write)
+
+
+def _launches(orders: Sequence[ToTemplate]) -> list[LaunchWorker]:
+    return [order for order in orders if isinstance(order, LaunchWorker)]
 
 
 def _why_not_forked() -> str:

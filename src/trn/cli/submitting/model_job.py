@@ -10,6 +10,8 @@ import click
 
 def absolute_model(text: str) -> str:
     """RUN@… as it is; the path of a checkpoint absolute, since the daemon reads it."""
+    if "/" not in text and not text.endswith(".json"):
+        return text
     from gen_worker.contract.checkpoints.choice import META_SUFFIX
 
     is_path = "/" in text or text.endswith(META_SUFFIX)
@@ -17,7 +19,9 @@ def absolute_model(text: str) -> str:
 
 
 def make_model_job(config: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """With the changes of `--set`. InvalidRequestError with every fault."""
+    """With the changes of `--set`. InvalidRequestError with every fault of theirs; the daemon finds those of other options."""
+    if not assignments:  # to check the fields would take longer to import than all else here
+        return config
     from trn.client.job_file import assign, find_field_faults
     from trn.core.errors import InvalidRequestError
 

@@ -55,17 +55,16 @@ def command(home: Home, /, *, model: str, **options: Any) -> ExitCode:
     """
     import asyncio
 
-    from trn.cli.submitting.submission_report import report_rejection
     from trn.core.errors import ConflictError, InvalidRequestError
 
     output = Output(is_json=options["is_json"])
     try:
         return asyncio.run(_serve(home, output, model, options))
-    except ConflictError as fault:
-        report_rejection(output, fault, model)
-        return ExitCode.CONFLICT
-    except InvalidRequestError as fault:
-        return report_rejection(output, fault, model)
+    except (ConflictError, InvalidRequestError) as fault:
+        from trn.cli.submitting.submission_report import report_rejection
+
+        code = report_rejection(output, fault, model)
+        return ExitCode.CONFLICT if isinstance(fault, ConflictError) else code
     except KeyboardInterrupt:
         output.say("the server is not waited for any more; `trn list` shows it")
         return ExitCode.INTERRUPTED
@@ -73,8 +72,6 @@ def command(home: Home, /, *, model: str, **options: Any) -> ExitCode:
 
 async def _serve(home: Home, output: Output, model: str, options: dict[str, Any]) -> ExitCode:
     from trn.cli.following.follow import connected
-    from trn.cli.submitting.submission_report import submit_and_follow
-    from trn.client.code.frozen_code import FrozenCode
 
     config = _make_config(home, model, options)
     asked = read_submit_options(options)
@@ -84,6 +81,9 @@ async def _serve(home: Home, output: Output, model: str, options: dict[str, Any]
         request = client.submit(config, **asked)
         if options["is_detached"]:
             return await _await_ready(client, home, output, await request)
+        from trn.cli.submitting.submission_report import submit_and_follow
+        from trn.client.code.frozen_code import FrozenCode
+
         return await submit_and_follow(client, home, output, request, asked, options, FrozenCode())
 
 

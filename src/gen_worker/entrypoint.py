@@ -1,6 +1,7 @@
 """`python -m gen_worker.entrypoint`: runs the worker that WORKER_MODE names."""
 
 import atexit
+import faulthandler
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         return 0 if arguments[0] in ("-h", "--help") else int(ExitCode.STARTUP)
     mode = os.environ.get("WORKER_MODE", "")
     if mode in RUNTIMES:
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=2)  # a crash in native code leaves the author's line in the log
         # A signal that arrives during the imports is kept: the attempt answers it with its terminal event.
         early: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -96,6 +97,14 @@ def test_a_hook_that_raises_gives_one_readable_terminal_event(
     assert "Traceback" in done.stderr
     if hook == "train_step":
         assert sorted(path.name for path in run.checkpoints.glob("*.pt")) == ["step-00000005.pt"]
+
+
+def test_a_crash_in_native_code_leaves_the_line_of_the_author_in_the_log(run: Run) -> None:
+    run.job["hyperparams"] = {"do": "crash", "at_step": 8}
+    done = run.work()
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert re.search(r'counting\.py", line \d+ in train_step', done.stderr)
 
 
 def test_a_failing_load_leaves_the_checkpoints_alone(run: Run) -> None:

@@ -36,6 +36,8 @@ class Counting:
                 os.kill(os.getpid(), signal.SIGTERM)
             elif self.options.get("do") == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif self.options.get("do") == "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
             elif self.options.get("do") == "hang":
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(600)

@@ -21,7 +21,7 @@ REMEDIES: dict[str, str] = {
     "disk-full": "free some space, then `trn resume {run_id}` {resumes}",
     "out-of-memory": _MEMORY,
     "killed": _RESUME,
-    "crashed": "`trn logs {run_id}` has the last lines; `trn resume {run_id}` {resumes}",
+    "crashed": "`trn logs {run_id}` has the line of the code that crashed; `trn resume {run_id}` {resumes}",
     "bug": "`trn logs {run_id}` has the output; `trn resume {run_id}{code}` {resumes}",
     "lost": _RESUME,
     "reboot": _RESUME,

@@ -82,10 +82,11 @@ class NumberType:
         if self._is_bool or None in self.dims:
             return None
         flat = array.storage if isinstance(array, pa.ExtensionArray) else array
-        for _ in self._lists:
+        for list_type, _, _ in reversed(self._lists):
             if flat.null_count:
                 return None
-            flat = flat.flatten()
+            size = list_type.list_size
+            flat = flat.values.slice(flat.offset * size, len(flat) * size)
         if flat.null_count:
             return None
         values: Array = flat.to_numpy(zero_copy_only=True).reshape(len(array), *self.dims)

@@ -153,6 +153,7 @@ class AnswerBlock:
             raise ValueError(f"an answer of {len(payload)} bytes says that it has {part.payload_bytes}")
         self.part = part
         self.payload = payload
+        self._columns: dict[str, list[Any]] | None = None
 
     def check(self) -> None:
         """ValueError where it cannot be read, or has another number of values than rows."""
@@ -162,9 +163,14 @@ class AnswerBlock:
             except (TypeError, struct.error, msgspec.MsgspecError) as fault:
                 raise ValueError(f"its columns cannot be read: {fault}") from fault
 
-    @cached_property
+    @property
     def columns(self) -> dict[str, list[Any]]:
         """One Python value for each row."""
+        if self._columns is None:
+            self._columns = self._read()
+        return self._columns
+
+    def _read(self) -> dict[str, list[Any]]:
         assert self.part.encoding == "columns"
         found: dict[str, list[Any]] = {}
         start = 0

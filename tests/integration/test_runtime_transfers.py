@@ -71,6 +71,26 @@ def test_a_dead_endpoint_ends_the_run_as_upload_with_everything_kept_for_the_nex
     run.check_invariants()
 
 
+def test_points_that_were_not_delivered_are_sent_by_the_next_attempt_of_a_finished_run(
+    tmp_path: Path, http_server
+) -> None:
+    run = Run(tmp_path / "run", mock_batches=[1, 2, 3], metric_every=1)
+    done = run.work(TRAINER_UPLOAD_METRICS_URL=f"http://127.0.0.1:{closed_port()}/metrics")
+    assert done.returncode == 15, done.stderr
+    again = run.work(TRAINER_UPLOAD_METRICS_URL=f"{http_server.url}/metrics")
+    assert again.returncode == 0, again.stderr
+
+    def sent() -> dict[int, float]:
+        batches = [json.loads(request.body)["points"] for request in http_server.seen("/metrics")]
+        return {point["step"]: point["values"]["train/loss"] for batch in batches for point in batch}
+
+    assert sent() == run.losses()
+    num_requests = len(http_server.seen("/metrics"))
+    assert run.work(TRAINER_UPLOAD_METRICS_URL=f"{http_server.url}/metrics").returncode == 0
+    assert len(http_server.seen("/metrics")) == num_requests, "everything is delivered"
+    run.check_invariants()
+
+
 def test_data_and_checkpoints_may_live_in_an_object_store(tmp_path: Path, s3_server) -> None:
     rows = write_rows(tmp_path / "rows.parquet", num_rows=40)
     s3_server.client.put_object(Bucket=s3_server.bucket, Key="in/rows.parquet", Body=rows.read_bytes())

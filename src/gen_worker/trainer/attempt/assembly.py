@@ -22,6 +22,7 @@ from gen_worker.trainer.attempt.data_sources import (
 )
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.attempt.session import fetch_inputs
+from gen_worker.trainer.attempt.upload_session import send_undelivered
 from gen_worker.trainer.author.code_identity import OutsideCodeWatch
 from gen_worker.trainer.author.identity import describe_identity
 from gen_worker.trainer.authz import TrainerAuthContext
@@ -439,6 +440,7 @@ class Assembly:
                 final=checkpoint.final,
                 author_files=[entry.name for entry in files],
             )
+            send_undelivered(self.uploader, self.reporter)
 
 
 def is_finished(loop: TrainingLoop) -> bool:

@@ -9,6 +9,7 @@ from gen_worker.errors import Category, UploadError
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.authz import TrainerAuthContext
 from gen_worker.trainer.contracts import StopSignal
+from gen_worker.trainer.events.event_points import read_undelivered
 from gen_worker.trainer.reporting import TrainingReporter
 from gen_worker.trainer.uploader import ArtifactUploader, UploadFailure, UploadTargets
 
@@ -98,6 +99,12 @@ class UploadSession:
     def close(self) -> None:
         if self.uploader is not None:
             self.uploader.close()
+
+
+def send_undelivered(uploader: ArtifactUploader, reporter: TrainingReporter) -> None:
+    """Queue the points of earlier attempts of a finished run again, if their uploads are why it is not complete."""
+    for point in read_undelivered(reporter.events_path, before_attempt=reporter.attempt):
+        uploader.upload_metrics(metrics=point.values, step=point.step, timestamp_ms=point.timestamp_ms)
 
 
 def _count(number: int) -> str:

@@ -9,6 +9,7 @@ YAML scalars follow the core schema of YAML 1.2: `1e-4` is a number, `no` and `1
 import math
 import re
 import reprlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path, PurePath
@@ -43,8 +44,9 @@ def read_document(path: str | Path) -> object:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise SpecError(source, [f"cannot be read: {reason}"]) from error
+    content = content.removeprefix(BOM_UTF8)  # the codec for that would be imported anew by each worker
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1

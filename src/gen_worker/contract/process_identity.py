@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+MAX_STAT_BYTES = 4096  # several times a line of /proc/<pid>/stat
+
 # What the system answers for a process that has ended meanwhile. Any other error is no answer.
 GONE = (FileNotFoundError, ProcessLookupError)
 
@@ -43,8 +45,11 @@ def boot_id() -> str:
 def read_process(pid: int) -> ProcessState | None:
     """None where there is no such process. OSError where that cannot be found out now. Linux only."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  (hot)
-            fields = file.read().rpartition(b")")[2].split()
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:  # without a file object, whose making and reading takes twice as many calls of the system
+            fields = os.read(fd, MAX_STAT_BYTES).rpartition(b")")[2].split()
+        finally:
+            os.close(fd)
     except GONE:
         return None
     return ProcessState(

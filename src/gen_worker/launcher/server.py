@@ -10,6 +10,7 @@ starts other threads must not be warm.
 """
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -138,6 +139,11 @@ class Launcher:
         # What is found out once about the types of a job: each worker would do it anew.
         spec_digest(parse_job_spec(SMALL_JOB, source="a small job"))
         note_warm_modules()
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if (
+            dynamo is not None
+        ):  # at its end each worker would look for `tabulate` in all folders, to log no time
+            atexit.unregister(dynamo.dump_compile_times)
         gc.collect()
         gc.freeze()  # else a collection in a child would copy all pages
         _collapse_pages()

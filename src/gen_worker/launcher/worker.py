@@ -279,8 +279,9 @@ def _exec(plan: WorkerPlan, environ: dict[str, str], report_fd: int) -> NoReturn
 
 def _prepare_interpreter(plan: WorkerPlan, import_path: Sequence[str], environ: dict[str, str]) -> None:
     """Set what a new interpreter has: environment, import path, arguments, threads, random numbers."""
-    os.environ.clear()
-    os.environ.update(environ)
+    for name in [name for name in os.environ if name not in environ]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environ.items() if os.environ.get(name) != value})
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*given, *import_path]
     sys.modules["__main__"] = entrypoint

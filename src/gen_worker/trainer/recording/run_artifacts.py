@@ -51,7 +51,7 @@ class ReportedArtifacts(RunArtifacts):
         self._shown = ShownSteps(
             checkpoints_dir=checkpoints_dir, samples_dir=samples_dir, videos_dir=videos, retention=retention
         )
-        for left in videos.glob(f"attempt-*/{UNFINISHED}*"):  # of killed attempts
+        for left in videos.glob(f"attempt-*/{UNFINISHED}*") if videos.exists() else ():  # of killed attempts
             shutil.rmtree(left, ignore_errors=True)
 
     def file(

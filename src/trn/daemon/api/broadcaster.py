@@ -22,6 +22,7 @@ from trn.registry.base import ReadableRegistry
 logger = logging.getLogger("trn.broadcaster")
 
 FAULT_PAUSE_S = 1.0
+READ_EVERY_S = 0.005  # changes that come closer together are read together; the first after a pause at once
 
 MAX_ITEMS = 1024
 MAX_BYTES = 8 << 20
@@ -224,10 +225,14 @@ class RunEventBroadcaster:
 
     async def run(self) -> None:
         """Read what changed, once for all watchers, each time something was committed."""
-        self._loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._wake.set()
+        next_read_at = loop.time()
         while True:
             await self._wake.wait()
+            if (pause_s := next_read_at - loop.time()) > 0:
+                await asyncio.sleep(pause_s)
+            next_read_at = loop.time() + READ_EVERY_S
             self._wake.clear()
             self._is_woken = False  # before the read: what is committed from here on wakes again
             try:

@@ -1,11 +1,15 @@
-"""What the dispatcher and its supervisors work with, as far as they know it."""
+"""What the dispatcher and its supervisors work with, as far as they know it, and the limits of an attempt."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from trn.core.home import Home
+from trn.core.runs import RunRecord
 from trn.core.settings import Settings
 from trn.daemon.api.secret_values import SecretValues
 from trn.daemon.ingest.event_file import Terminal
@@ -14,6 +18,8 @@ from trn.daemon.machine.environment_report import EnvironmentReports
 from trn.daemon.machine.unknown_workers import UnknownWorkers
 from trn.executors.pools import Pools
 from trn.registry.base import Registry
+
+logger = logging.getLogger("trn.daemon.dispatch.supervisor")
 
 
 class EventIngest(Protocol):
@@ -53,3 +59,19 @@ class Parts:
     unknown: UnknownWorkers
     clock: Callable[[], float] = time.monotonic  # the one that the ingest uses
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The fields of a job that say how long is too long."""
+
+    grace_s: float = 60.0
+    heartbeat_s: float = 5.0
+    time_limit_s: float | None = None
+
+
+def read_limits(run: RunRecord) -> Limits:
+    try:
+        return msgspec.convert(run.config, Limits)
+    except msgspec.ValidationError as fault:  # never submitted so; its worker will say more
+        logger.warning("run %s: its limits are not valid: %s", run.run_id, fault)
+        return Limits()

@@ -34,7 +34,7 @@ from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError, U
 from trn.core.runs import PREDICTION, SERVER, RunRecord, RunState
 from trn.core.snapshots import materialise
 from trn.daemon.api.secret_values import reveal
-from trn.daemon.dispatch.attempt_parts import Parts
+from trn.daemon.dispatch.attempt_parts import Parts, read_limits
 from trn.daemon.dispatch.endings import CANCEL, StopReason, close_fields, decide
 from trn.daemon.dispatch.worker_plan import WorkerFiles, build_plan, write_attempt_files
 from trn.daemon.ingest.event_file import Terminal
@@ -57,14 +57,6 @@ MAX_CLOSE_TRIES = 10  # over 20 s: the disk may be full just then, or a new laun
 _TAIL_BYTES = 64 << 10
 
 
-class _Limits(msgspec.Struct, frozen=True):
-    """The fields of a job that say how long is too long."""
-
-    grace_s: float = 60.0
-    heartbeat_s: float = 5.0
-    time_limit_s: float | None = None
-
-
 class AttemptSupervisor:
     """Owns one attempt until it has ended. `run` is its whole life; cancelling that leaves the worker running."""
 
@@ -74,11 +66,12 @@ class AttemptSupervisor:
         self._is_adopted = is_adopted
         self._key = AttemptKey(run.run_id, run.attempt, run.nonce)
         self._folder = parts.home.run(run.run_id)
-        self._limits = _read_limits(run)
+        self._limits = read_limits(run)
         self._stop_reason: StopReason | None = None
         self._is_cancel_asked = run.is_cancel_wanted
         self._nap: asyncio.Timeout | None = None
         self._has_spoken = False
+        self._terminal: Terminal | None = None
         self._num_looks = 0
         self._quiet_since = 0.0  # silence is counted from here at the earliest
 
@@ -402,7 +395,10 @@ class AttemptSupervisor:
         )
 
     async def _read_terminal(self) -> Terminal | None:
-        return await self._parts.ingest.terminal(*self._named)
+        """Nothing follows it: once it was read, it is not read again."""
+        if self._terminal is None:
+            self._terminal = await self._parts.ingest.terminal(*self._named)
+        return self._terminal
 
     async def _find_next_start(self) -> int:
         """How far the run is, whatever happens now: of one that trains, the step that the next attempt begins at."""
@@ -430,14 +426,6 @@ class AttemptSupervisor:
     @property
     def _named(self) -> tuple[str, int]:
         return self._key.run_id, self._key.number
-
-
-def _read_limits(run: RunRecord) -> _Limits:
-    try:
-        return msgspec.convert(run.config, _Limits)
-    except msgspec.ValidationError as fault:  # never submitted so; its worker will say more
-        logger.warning("run %s: its limits are not valid: %s", run.run_id, fault)
-        return _Limits()
 
 
 def _has_events(file: RunFile, key: AttemptKey) -> bool:

@@ -5,8 +5,8 @@ and a file is recorded once, however often it was looked at. Files are opened an
 """
 
 import asyncio
-import contextlib
 import logging
+from pathlib import Path
 
 from gen_worker.contract.failpoints import failpoint
 from trn.core.artifacts.files import check_file, is_there
@@ -127,15 +127,13 @@ def _has_retention(run: RunRecord) -> bool:
 
 async def record_gone(registry: Registry, home: Home, run_id: str, *, kind: str = "") -> None:
     """Retention removes files without an event: those that are not there any more are recorded as removed."""
-    gone = await asyncio.to_thread(_find_gone, registry, home, run_id, kind)
+    present = registry.present_files(run_id, kind)
+    gone = await asyncio.to_thread(_find_gone, present, home.run(run_id).root) if present else []
     for start in range(0, len(gone), GONE_PAGE):
         await committed(registry.settle_artifacts(run_id, gone=gone[start : start + GONE_PAGE]))
 
 
-def _find_gone(registry: Registry, home: Home, run_id: str, kind: str) -> list[str]:
-    root = home.run(run_id).root
-    with contextlib.closing(registry.reader()) as reader:
-        present = reader.present_files(run_id, kind)
+def _find_gone(present: list[tuple[str, str, str]], root: Path) -> list[str]:
     return [artifact_id for artifact_id, kind, path in present if not is_there(root, kind, path)]
 
 

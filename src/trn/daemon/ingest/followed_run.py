@@ -50,6 +50,11 @@ class FollowedRun:
         self.damaged = damaged
         self.num_damaged_logged = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of it is read or committed now, or is to be."""
+        return self.is_open and not (self.is_busy or self.is_queued or self.is_rewinding or self.fault)
+
     def move_to(self, place: Place) -> None:
         """Continue reading at the end of another event."""
         self.offset = self.event_end = place.offset
@@ -86,13 +91,19 @@ def file_size(file: RunFile) -> int:
 
 async def last_seq(tail: FollowedRun, offset: int) -> int:
     """The number of the last event that ends at or before the offset; 0 if there is none."""
+    if offset == 0:
+        return 0
     return await asyncio.to_thread(last_seq_before, tail.file, offset, tail.nonce)
 
 
 async def is_valid(tail: FollowedRun, place: Place) -> bool:
     """Whether the place still is the end of the event that it was."""
-    is_between = await asyncio.to_thread(is_line_start, tail.file, place.offset)
-    return is_between and await last_seq(tail, place.offset) == place.last_seq
+    return await is_between_lines(tail, place.offset) and await last_seq(tail, place.offset) == place.last_seq
+
+
+async def is_between_lines(tail: FollowedRun, offset: int) -> bool:
+    """Whether a line begins there."""
+    return offset == 0 or await asyncio.to_thread(is_line_start, tail.file, offset)
 
 
 class DamagedLines:

@@ -28,7 +28,6 @@ from trn.daemon.ingest.event_file import (
     Chunk,
     Event,
     Terminal,
-    is_line_start,
     parse,
     read_batch,
     read_terminal,
@@ -39,6 +38,7 @@ from trn.daemon.ingest.followed_run import (
     Drain,
     FollowedRun,
     file_size,
+    is_between_lines,
     is_valid,
     last_seq,
 )
@@ -51,7 +51,6 @@ from trn.registry.serving.served import ServerEvent
 from trn.registry.writer import committed
 
 logger = logging.getLogger("trn.ingest")
-
 
 SWEEP_S = 1.0  # finds growth whose doorbell message was lost
 STORE_AGAIN_S = 30.0  # after the metric store failed
@@ -120,8 +119,11 @@ class Ingest:
 
     async def terminal(self, run_id: str, number: int) -> Terminal | None:
         """The attempt's terminal event, from the end of the file."""
-        run = self._registry.get(run_id)
-        return await asyncio.to_thread(read_terminal, self._events(run), number, run.nonce)
+        tail = self._tails.get(run_id)
+        if tail is None or not tail.is_open:
+            run = self._registry.get(run_id)
+            return await asyncio.to_thread(read_terminal, self._events(run), number, run.nonce)
+        return await asyncio.to_thread(read_terminal, tail.file, number, tail.nonce)
 
     def _events(self, run: RunRecord) -> RunFile:
         return self._files.of(run.needs.pool).events(run.run_id)
@@ -131,7 +133,10 @@ class Ingest:
         tail = self._tails[run_id]
         if self._is_stopped:
             raise UnavailableError("the ingest has stopped")
-        drain = Drain(tail, file_size(tail.file))
+        size_bytes = file_size(tail.file)
+        if tail.is_idle and tail.offset == tail.size_bytes == size_bytes:
+            return
+        drain = Drain(tail, size_bytes)
         tail.drains.append(drain)
         self._queue(tail)
         try:
@@ -384,7 +389,7 @@ class Ingest:
         tail.registry_seq = tail.read_seq = run.last_seq
         tail.nonce = run.nonce
         found_seq = await last_seq(tail, run.event_offset)
-        is_between = await asyncio.to_thread(is_line_start, tail.file, run.event_offset)
+        is_between = await is_between_lines(tail, run.event_offset)
         if not is_between or found_seq > run.last_seq:
             await self._rewind(tail)
         else:

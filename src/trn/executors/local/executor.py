@@ -220,12 +220,12 @@ class LocalExecutor(LocalFiles):
         try:
             with end_alarm(identity, news.set) as has_alarm:
                 while True:
-                    record = self._exits.get(key)
-                    if record is None:
+                    record, is_alive = self._exits.get(key), identity.is_alive()
+                    if record is None and not is_alive:
                         record = await asyncio.to_thread(self._look_for_exit, key, identity)
                     if record is not None:
                         return self._as_exit(record, identity)
-                    if identity.is_alive():
+                    if is_alive:
                         poll_s = SWEEP_S if has_alarm else BLIND_POLL_S
                     else:
                         now = time.monotonic()

@@ -15,6 +15,7 @@ from gen_worker.contract.checkpoints.choice import (
     META_SUFFIX,
     STEM,
     CheckpointInfo,
+    find_committed,
     read_info,
     scan,
 )
@@ -122,8 +123,9 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        for path in self.path.glob(f"*{PREVIOUS}{META_SUFFIX}"):
-            self._settle(path.name.removesuffix(PREVIOUS + META_SUFFIX))
+        for name in find_committed(self.path):
+            if name.endswith(PREVIOUS + META_SUFFIX):
+                self._settle(name.removesuffix(PREVIOUS + META_SUFFIX))
         self._sweep_orphans()
 
     def _settle(self, stem: str) -> None:

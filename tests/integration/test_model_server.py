@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from model_server import Server, train_versions, wait_until, with_settings
+from model_server import Server, train_versions, version_of, wait_until, with_settings
 from worker_process import DEADLINE_S, TRAINERS, Run, WarmParent
 
 from gen_worker.contract.job.model_version import ModelVersion
@@ -100,6 +100,22 @@ def test_a_checkpoint_alone_is_served_from_a_cold_start(
         _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_model_whose_data_had_no_columns_is_served_with_a_warning(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    trained = Run(tmp_path / "trained", trainer="serving:OfNoColumns", mock_batches=[1, 2])
+    assert trained.work().returncode == 0
+    server = Server(tmp_path, version_of(trained.checkpoints / "final.meta.json", trained.job)).start()
+    reply = server.post("/v1/predict", {"rows": [{"x": 1}]})
+    assert reply.data["rows"] == [{"type": "int64"}]
+    stopped(server)
+    warnings = [event["message"] for event in server.events("log") if event["level"] == "warning"]
+    assert len(warnings) == 1
+    assert "annotate `predict`" in warnings[0]
+    columned = stopped(Server(tmp_path / "columned", versions[1]).start())
+    assert not any("annotate" in event["message"] for event in columned.events("log"))
 
 
 @pytest.mark.parametrize(

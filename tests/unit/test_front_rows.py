@@ -125,12 +125,28 @@ def test_a_value_of_another_type_is_named(dtype: str, value: Any, found: str) ->
     assert faults[0][2].lower().replace("1e39", "1e+39") in (found, "1e+39")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "dims", "expected"),
+    [
+        ("uint8", (784,), "a list of 784 whole numbers from 0 to 255"),
+        ("float32", (3, 224, None), "lists of 3 × 224 × any numbers (float32)"),
+        ("int64", (None,), "a list of whole numbers (int64)"),
+        ("string", (), "text"),
+    ],
+)
+def test_what_was_expected_is_said_as_a_person_would(
+    dtype: str, dims: tuple[int | None, ...], expected: str
+) -> None:
+    (fault,) = faults_of([{"x": {}}], ColumnType(name="x", dtype=dtype, dims=dims))
+    assert fault[3] == expected
+
+
 def test_the_first_fault_is_the_message_and_the_others_are_counted() -> None:
     reader = RowReader((ColumnType(name="x", dtype="int8"),))
     for num_more, counted in ((0, ""), (1, " (and 1 more fault)"), (2, " (and 2 more faults)")):
         with pytest.raises(Refusal) as raised:
             reader.convert([{"x": "a"}] * (1 + num_more))
-        first = 'row 0, column x: found "a", expected a number (int8)'
+        first = 'row 0, column x: found "a", expected a whole number from -128 to 127'
         assert raised.value.message == f"{first}{counted}"
 
 

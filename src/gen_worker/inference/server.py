@@ -295,6 +295,12 @@ class ModelServer:
         ready = ReadyEvent(url=url, version=live.version.facts, number=live.number, bearer_file=bearer_file)
         self.session.reporter.event("ready", msgspec.to_builtins(ready))
         logger.info("%s answers at %s", live.version.label, url)
+        if not self._promotions.pool.inputs:
+            self.session.reporter.log(
+                "the training data has no columns, so requests are not checked, and numbers in JSON become int64 or float64:"
+                " annotate `predict` with the fields of a row (docs/authoring.md#predict), or send Arrow",
+                level="warning",
+            )
 
     # What comes.
 

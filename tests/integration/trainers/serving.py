@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from dropout_mlp import DropoutMlp
 
-from gen_worker.trainer import StepContext, batch_to_torch
+from gen_worker.trainer import StepContext, StepResult, batch_to_torch
 
 RAISES, KILLS, SHORT, ONE_NUMBER, EATS = 1001.0, 1002.0, 1003.0, 1004.0, 1005.0  # as the first value of a row
 HAS_NO_TEXT, HAS_MUCH_TEXT, FORKS, OTHER_BYTES, WIDE = 2001.0, 2002.0, 2003.0, 2004.0, 2005.0
@@ -70,6 +70,31 @@ class ReusesMemory(ServingMlp):
             state["answer"] = y.new_empty(32)
         state["answer"][: len(y)] = y
         return {"y": state["answer"][: len(y)]}
+
+
+class OfNoColumns:
+    """Its batches are numbers, so nothing says what a request has."""
+
+    def setup(self, ctx: StepContext) -> None: ...
+
+    def configure(self, ctx: StepContext) -> dict[str, Any]:
+        return {"sum": 0}
+
+    def prepare_batch(self, raw_batch: Any, state: dict[str, Any], ctx: StepContext) -> Any:
+        return raw_batch
+
+    def train_step(self, prepared_batch: Any, state: dict[str, Any], ctx: StepContext) -> StepResult:
+        state["sum"] += prepared_batch
+        return StepResult(metrics={"loss": state["sum"]})
+
+    def predict(self, rows: pa.RecordBatch, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        return {"type": [str(rows.schema.field("x").type)] * rows.num_rows}
+
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
+        state.update(payload)
 
 
 class HasNoText(Exception):

@@ -45,6 +45,19 @@ _WHOLE_NUMBERS = {
     "int64": (-(2**63), 2**63 - 1),
     "uint64": (0, 2**64 - 1),
 }
+# How one value, and several, are called in what was expected.
+_KIND_WORDS = {
+    "string": ("text", "texts"),
+    "binary": ("bytes as base64 text", "texts of base64"),
+    "bool": ("true or false", "values true or false"),
+    "any": ("any value", "values of any kind"),
+    **{name: (f"a whole number ({name})", f"whole numbers ({name})") for name in _WHOLE_NUMBERS},
+    **{
+        name: (f"a whole number from {low} to {high}", f"whole numbers from {low} to {high}")
+        for name, (low, high) in _WHOLE_NUMBERS.items()
+        if high < 2**16
+    },
+}
 _LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "float64": float("inf")}
 
 
@@ -222,16 +235,12 @@ class _Column:
 
     @property
     def expected(self) -> str:
-        kind = {
-            "string": "text",
-            "binary": "bytes as base64 text",
-            "bool": "true or false",
-            "any": "any value",
-        }.get(self.dtype, f"a number ({self.dtype})")
+        one, several = _KIND_WORDS.get(self.dtype, (f"a number ({self.dtype})", f"numbers ({self.dtype})"))
         if not self._dims:
-            return kind
-        shape = " × ".join("any number" if size is None else str(size) for size in self._dims)
-        return f"a list of {shape}: {kind}" if len(self._dims) == 1 else f"lists of {shape}: {kind}"
+            return one
+        if len(self._dims) == 1:
+            return f"a list of {several}" if self._dims[0] is None else f"a list of {self._dims[0]} {several}"
+        return f"lists of {' × '.join('any' if size is None else str(size) for size in self._dims)} {several}"
 
     def _find_fault(self, value: Any, dims: Sequence[int | None]) -> str | None:
         """What was found instead of what is expected."""

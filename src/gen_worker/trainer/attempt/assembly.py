@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen_worker.contract.checkpoints.choice import META_SUFFIX
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.lease import RunLease
 from gen_worker.errors import Category, InputError, StartupError
@@ -22,7 +21,7 @@ from gen_worker.trainer.attempt.data_sources import (
 )
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.attempt.session import fetch_inputs
-from gen_worker.trainer.attempt.upload_session import send_undelivered
+from gen_worker.trainer.attempt.upload_session import upload_again
 from gen_worker.trainer.author.code_identity import OutsideCodeWatch
 from gen_worker.trainer.author.identity import describe_identity
 from gen_worker.trainer.authz import TrainerAuthContext
@@ -431,16 +430,7 @@ class Assembly:
             f"the run is finished at step {step}{why}: nothing to do. Raise max_steps or epochs to train further"
         )
         if self.uploader is not None:  # its upload may be what failed
-            meta_path = checkpoint.path.with_name(checkpoint.path.stem + META_SUFFIX)
-            files = () if checkpoint.meta is None else checkpoint.meta.files[1:]
-            self.uploader.upload_checkpoint_files(
-                local_path=checkpoint.path,
-                meta_path=meta_path,
-                step=checkpoint.step,
-                final=checkpoint.final,
-                author_files=[entry.name for entry in files],
-            )
-            send_undelivered(self.uploader, self.reporter)
+            upload_again(self.uploader, checkpoint, self.reporter)
 
 
 def is_finished(loop: TrainingLoop) -> bool:

@@ -4,10 +4,12 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from gen_worker.contract.checkpoints.choice import META_SUFFIX
 from gen_worker.contract.job.spec import TrainingJobSpec, UploadsSpec
 from gen_worker.errors import Category, UploadError
 from gen_worker.trainer.attempt.runtime_env import WorkerEnvironment
 from gen_worker.trainer.authz import TrainerAuthContext
+from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import StopSignal
 from gen_worker.trainer.events.event_points import read_undelivered
 from gen_worker.trainer.reporting import TrainingReporter
@@ -101,8 +103,15 @@ class UploadSession:
             self.uploader.close()
 
 
-def send_undelivered(uploader: ArtifactUploader, reporter: TrainingReporter) -> None:
-    """Queue the points of earlier attempts of a finished run again, if their uploads are why it is not complete."""
+def upload_again(uploader: ArtifactUploader, final: Checkpoint, reporter: TrainingReporter) -> None:
+    """Of a finished run: queue its final checkpoint, and the points of earlier attempts if their uploads failed."""
+    uploader.upload_checkpoint_files(
+        local_path=final.path,
+        meta_path=final.path.with_name(final.path.stem + META_SUFFIX),
+        step=final.step,
+        final=final.final,
+        author_files=[entry.name for entry in (() if final.meta is None else final.meta.files[1:])],
+    )
     for point in read_undelivered(reporter.events_path, before_attempt=reporter.attempt):
         uploader.upload_metrics(metrics=point.values, step=point.step, timestamp_ms=point.timestamp_ms)
 

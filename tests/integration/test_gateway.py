@@ -22,6 +22,7 @@ from gateway_process import SETTINGS, TRN, EventReader, GatewayWorld
 import trn
 from trn.client.gateway_start import find_gateway, stop_gateway
 from trn.core.home import Home
+from trn.daemon.upkeep.singleton import read_daemon_info
 from trn.gateway.app import bind
 
 NUM_STEPS = 200
@@ -294,15 +295,13 @@ def test_another_address_than_loopback_needs_tls(tmp_path: Path) -> None:
     Home(home).make()
     (home / "settings.toml").write_text(SETTINGS)
     try:
-        done = subprocess.run(
-            [TRN, "ui", "--address", "0.0.0.0:0", "--json"],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode != 0
-        assert "TLS" in json.loads(done.stdout)["message"]
+        for words in (["daemon", "start", "--http"], ["ui", "--address"]):
+            command = [TRN, *words, "0.0.0.0:0", "--json"]
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+            assert done.returncode != 0
+            assert "TLS" in json.loads(done.stdout)["message"]
+            if words[0] == "daemon":
+                assert read_daemon_info(Home(home)) is None, "none is left that tries again and again"
     finally:
         end_everything(home)
 

@@ -103,6 +103,14 @@ def read_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def refuse_open_http(address: str, settings: Path) -> InvalidRequestError:
+    """For an address of the page that other machines can reach, where there is no TLS."""
+    return InvalidRequestError(
+        f"the address {address} can be reached from other machines, and there is no TLS: set certificate and"
+        f" private_key under [http] in {settings}, or use 127.0.0.1 (`ssh -L` reaches it from elsewhere)"
+    )
+
+
 def read_settings(path: Path) -> Settings:
     """The settings in that file; the defaults where there is none."""
     try:

@@ -10,7 +10,7 @@ from trn.core.bus_url import EVENT_BUS_VARIABLE
 from trn.core.errors import TrnError, UnavailableError
 from trn.core.home import Home, find_home
 from trn.core.program import leave, refuse, set_up_log
-from trn.core.settings import read_address, read_settings
+from trn.core.settings import read_address, read_settings, refuse_open_http
 
 MAX_BACKUPS = 5  # that are checked
 
@@ -89,7 +89,11 @@ def _serve(home: Home, options: argparse.Namespace) -> int:
         http = msgspec.structs.replace(settings.http, address=options.http)
         settings = msgspec.structs.replace(settings, http=http)
     if settings.http.address:
-        read_address(settings.http.address)
+        from trn.proto.methods import is_loopback
+
+        host, _ = read_address(settings.http.address)
+        if not is_loopback(host) and not (settings.http.certificate or settings.http.private_key):
+            raise refuse_open_http(settings.http.address, home.settings)
     home.make()
     set_up_log(home.daemon_log, is_quiet=options.quiet)
     from trn.daemon.app import TrainerDaemon

@@ -24,7 +24,7 @@ from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.process_identity import ProcessIdentity, boot_id, start_ticks
 from trn.core.errors import AlreadyRunningError, InvalidRequestError, UnavailableError
 from trn.core.home import Home
-from trn.core.settings import HttpSettings, read_address
+from trn.core.settings import HttpSettings, read_address, refuse_open_http
 from trn.core.version import VERSION
 from trn.gateway.answers import Encoded
 from trn.gateway.daemon_link import DaemonLink
@@ -210,10 +210,7 @@ class Gateway:
         if not certificate and not private_key:
             if is_loopback(host):
                 return None
-            raise InvalidRequestError(
-                f"the address {self._address} can be reached from other machines, and there is no TLS: set certificate and"
-                f" private_key under [http] in {self._home.settings}, or use 127.0.0.1 (`ssh -L` reaches it from elsewhere)"
-            )
+            raise refuse_open_http(self._address, self._home.settings)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:

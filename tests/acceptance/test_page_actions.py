@@ -38,8 +38,10 @@ def test_a_run_that_trained_all_its_steps_is_resumed_with_more_of_them(
     expect(steps).to_have_value("20")
     expect(dialog.get_by_role("button", name="Resume")).to_be_disabled()
     assert find_barriers(page) == []
+    steps.press("Enter")
+    expect(dialog).to_be_visible()
     steps.fill("30")
-    dialog.get_by_role("button", name="Resume").click()
+    steps.press("Enter")
     expect(page.get_by_role("heading", name="longer.2", exact=True)).to_be_visible()
     head = page.locator(".run-head")
     expect(head).to_contain_text("Completed")

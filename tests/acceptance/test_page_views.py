@@ -237,6 +237,24 @@ def test_no_view_is_wider_than_a_phone(world: PageWorld, visit: "Visit") -> None
     assert {path: width for path, width in hidden.items() if width > 0} == {}
 
 
+def test_assistive_programs_find_no_barrier_on_a_phone(world: PageWorld, visit: "Visit") -> None:
+    page = visit(is_phone=True).log_in(world)
+    barriers = {}
+    for path in (
+        "/",
+        "/?by=state&pick=straight&pick=other",
+        "/runs/straight",
+        "/machine",
+        "/submit?from=straight",
+    ):
+        open_view(page, world, path)
+        barriers[path] = find_barriers(page)
+    page.goto(f"{world.gateway.url}/?q=/^straight$/")
+    page.get_by_role("button", name="Actions of straight").tap()
+    barriers["menu"] = find_barriers(page)
+    assert {path: found for path, found in barriers.items() if found} == {}
+
+
 def test_a_person_with_a_phone_finds_and_opens_a_run(world: PageWorld, visit: "Visit") -> None:
     page = visit(is_phone=True).log_in(world)
     page.get_by_role("searchbox", name="Filter runs").fill("/^straight$/")

@@ -81,7 +81,7 @@ function Confirm({ title, button, isDanger = false, isDisabled = false, act, chi
     }
   };
   return (
-    <Dialog title={title} onClose={close}
+    <Dialog title={title} onClose={close} onEnter={() => { if (!isBusy && !isDisabled) void go(); }}
       footer={
         <>
           <span class="muted grow" role="status">{isBusy && "Waiting for the daemon…"}</span>

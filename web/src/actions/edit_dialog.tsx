@@ -47,7 +47,7 @@ export function EditDialog({ run, onClose }: { run: Run; onClose: () => void }) 
   };
 
   return (
-    <Dialog title={`Name, notes and tags of ${run.run_id}`} onClose={onClose}
+    <Dialog title={`Name, notes and tags of ${run.run_id}`} onClose={onClose} onEnter={() => void save()}
       footer={<><Button onClick={onClose}>Back</Button><Button kind="primary" onClick={() => void save()}>Save</Button></>}>
       <Field label="Name" hint="A title for people. The run id stays.">
         {(attributes) => <input class="input" {...attributes} value={name} onInput={(event) => setName(event.currentTarget.value)} />}

@@ -15,10 +15,12 @@ interface DialogProps {
   children: ComponentChildren;
   footer?: ComponentChildren;
   isWide?: boolean;
+  /** Enter in a field of one line, as in any form. */
+  onEnter?: () => void;
 }
 
 /** A modal dialog: the browser keeps the focus inside, Esc closes it. */
-export function Dialog({ title, onClose, children, footer, isWide = false }: DialogProps) {
+export function Dialog({ title, onClose, children, footer, isWide = false, onEnter }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   const id = useId();
   useEffect(() => {
@@ -31,6 +33,11 @@ export function Dialog({ title, onClose, children, footer, isWide = false }: Dia
   }, []);
   return (
     <dialog ref={element} class={`dialog${isWide ? " wide" : ""}`} aria-labelledby={id}
+      onKeyDown={(event) => {
+        if (event.key !== "Enter" || event.isComposing || !(event.target instanceof HTMLInputElement && event.target.type === "text")) return;
+        event.preventDefault();
+        onEnter?.();
+      }}
       onCancel={(event) => { event.preventDefault(); onClose(); }}
       onClick={(event) => { if (event.target === element.current) onClose(); }}>
       <header>

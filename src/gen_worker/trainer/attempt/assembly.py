@@ -43,7 +43,7 @@ from gen_worker.trainer.steps.batch_source import BatchSource, FirstBatches, kno
 from gen_worker.trainer.steps.evaluation import Evaluator, Kind
 from gen_worker.trainer.steps.held_out import compare_held_out
 from gen_worker.trainer.steps.loop_parts import LoopParts
-from gen_worker.trainer.steps.schedule import Schedule
+from gen_worker.trainer.steps.schedule import Schedule, say_end
 from gen_worker.trainer.uploader import ArtifactUploader
 
 logger = logging.getLogger("gen_worker.runtime")
@@ -159,11 +159,8 @@ class Assembly:
                     level="warning",
                 )
         end = loop.end_step()
-        every = 1 if job.fast_dev_run else job.metric_every
-        is_silent = every > 0 and end is not None and start.step // every == end // every
         reporter.log(
-            f"training from step {start.step} to {'the end of the data' if end is None else end}"
-            f"{f'; metric_every is {every}: no training metrics' if is_silent else ''}",
+            f"training from step {start.step} to {say_end(job, start.step, end)}",
             step=start.step,
             end_step=end,
             epoch=start.epoch,

@@ -109,3 +109,12 @@ class Schedule:
 def is_due(every: int, step: int) -> bool:
     """A cadence of 0 is off."""
     return every > 0 and step % every == 0
+
+
+def say_end(job: TrainingJobSpec, step: int, end: int | None) -> str:
+    """Where training ends that begins at `step`, and that it reports nothing until there."""
+    if end is None:
+        return "the end of the data"
+    every = 1 if job.fast_dev_run else job.metric_every
+    is_silent = every > 0 and step // every == end // every
+    return f"{end}; metric_every is {every}: no training metrics" if is_silent else str(end)

@@ -25,8 +25,7 @@ from gen_worker.trainer.compute.checksum import crc32
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_PIECE = 1 << 20  # checksummed with one call: fits the cache of a core
-_CHUNK = 4 << 20  # handed on, hashed and written with one call
+_CHUNK = 4 << 20  # checksummed, handed on, hashed and written with one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,8 @@ class ImageFile:
             published = 0
             for start, stop, record in _split(self._crcs, self._size_bytes):
                 crc = 0
-                for at in range(start, stop, _PIECE):
-                    end = min(at + _PIECE, stop)
+                for at in range(start, stop, _CHUNK):
+                    end = min(at + _CHUNK, stop)
                     crc = crc32(self._view[at:end], crc)
                     if end - published >= _CHUNK and end < self._size_bytes:
                         published = end // _CHUNK * _CHUNK

@@ -570,6 +570,30 @@ def test_an_object_cut_short_is_not_left_behind(s3_server, tmp_path, make, failu
     assert [key for key in stored(s3_server) if not key.endswith("/")] == []
 
 
+def test_an_upload_that_is_given_up_half_way_leaves_the_object_of_before(s3_server, tmp_path, make, failures):
+    path, meta = write_checkpoint(tmp_path, 7, b"new" * 1_000_000)
+    key = f"p/{path.name}"
+    s3_server.client.put_object(Bucket=s3_server.bucket, Key=key, Body=b"of an earlier attempt")
+    uploader = make(
+        UploadTargets(checkpoint_url=f"s3://{s3_server.bucket}/p"),
+        options=TransferOptions(retry=EAGER, object_store=ObjectStoreOptions(s3_endpoint=s3_server.endpoint)),
+    )
+    with uploader._lock:  # the lane cannot take the job before the file is shorter
+        upload(uploader, (path, meta), step=7, digest="sha256:" + "ab" * 32)
+        os.truncate(path, 2_000_000)
+    uploader.drain(WAIT_S)
+    assert "became shorter" in failures[0].reason
+
+    def objects() -> dict[str, bytes]:  # without the marker of the folder
+        return {key: content for key, content in stored(s3_server).items() if not key.endswith("/")}
+
+    assert objects() == {key: b"of an earlier attempt"}
+    upload(uploader, (path, meta), step=7)
+    uploader.drain(WAIT_S)
+    assert len(failures) == 1
+    assert objects() == {key: path.read_bytes(), f"p/{meta.name}": meta.read_bytes()}
+
+
 def test_what_went_to_a_google_store_comes_back(gcs_endpoint, tmp_path, make):
     data = os.urandom(3_000_000)
     options = TransferOptions(

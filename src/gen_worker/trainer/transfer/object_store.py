@@ -71,6 +71,12 @@ class ObjectStore:
         with store_errors():
             self._fs.delete_file(key)
 
+    def move(self, source: str, target: str) -> None:
+        """A copy in the store, which replaces an object of that name at once; then the source is deleted."""
+        with store_errors():
+            self._fs.copy_file(source, target)
+            self._fs.delete_file(source)
+
     def list_files(self, prefix: str) -> list[str]:
         """Keys of all objects below `prefix` (a folder), sorted; empty if there are none."""
         from pyarrow import fs

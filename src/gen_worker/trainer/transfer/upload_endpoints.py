@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_BYTES = 64 << 10
 MAX_WAITING_BYTES = 64 << 20  # of an object, not yet stored
+MAX_COPIED_BYTES = 5 << 30  # S3 copies no more in one call
+PART_SUFFIX = ".part"
 
 
 class Endpoint(Protocol):
@@ -134,7 +136,7 @@ class HttpEndpoint:
 
 
 class ObjectEndpoint:
-    """Puts objects below a prefix. An incomplete object is deleted again."""
+    """Puts objects below a prefix. An incomplete object is deleted again, and replaces none that was there before."""
 
     def __init__(self, target: str, options: TransferOptions) -> None:
         parts = urlsplit(target)
@@ -152,7 +154,11 @@ class ObjectEndpoint:
             self._store = ObjectStore(self._scheme, self._bucket, self._options)
         store = self._store
         key = f"{self._prefix}/{parcel.object_name}"
-        stream = store.create(key, parcel.content_type)
+        # Closing a stream stores what was written; there is no way to abort. So an object that is there is replaced only by
+        # one that is whole. Stores copy up to a size in one call.
+        is_replacing = parcel.size_bytes <= MAX_COPIED_BYTES and store.exists(key)
+        target = f"{key}{PART_SUFFIX}" if is_replacing else key
+        stream = store.create(target, parcel.content_type)
         is_whole = False
         try:
             with store_errors():
@@ -166,17 +172,18 @@ class ObjectEndpoint:
             is_whole = True
         finally:
             if not is_whole:
-                # Closing stores what was written; there is no way to abort.
                 with contextlib.suppress(OSError, ValueError, TransferFault):
                     stream.close()
-                    store.delete(key)
+                    store.delete(target)
         with store_errors():
             stream.close()
-        stored_bytes = store.size_bytes(key)
+        stored_bytes = store.size_bytes(target)
         if stored_bytes != parcel.size_bytes:
             raise TransferFault(
                 FaultKind.TRANSIENT, f"only {stored_bytes} of {parcel.size_bytes} bytes were stored as {key}"
             )
+        if is_replacing:
+            store.move(target, key)
 
 
 def _checked(chunks: Iterator[bytes], check: Callable[[], None]) -> Iterator[bytes]:

@@ -1,11 +1,16 @@
 """The window of `trn gui` on a real daemon, without a screen: what it shows, what it does, and that it never waits."""
 
+import html
 import json
+import math
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +22,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from page_world import EVIL, TRAINERS, Gate, make_film, make_job
 from PIL import Image
-from PySide6.QtCore import QMimeData, QPoint, QPointF, QSettings, Qt, QUrl
+from PySide6.QtCore import QEvent, QMimeData, QPoint, QPointF, QSettings, Qt, QUrl
 from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QMessageBox, QPushButton
 
 import trn
+from trn.client.daemon_start import RunningDaemon
+from trn.client.screen.figures import show_number
 from trn.core.home import Home
+from trn.proto.records import MetricSeries
 from trn.qt import GarbageTimer
 from trn.qt.theme import DARK, LIGHT, ThemeName
+from trn.qt.views.chart_marks import LINES, MarkKind
+from trn.qt.views.plot import Plot
 from trn.qt.views.submit_dialog import SubmitDialog
 from trn.qt.window import TrainerWindow
 
@@ -41,6 +51,7 @@ cpus = 8
 devices = []
 """
 CHARTS, LOG, ATTEMPTS, MEDIA = range(4)
+FILM_MS = 1000
 
 
 class World:
@@ -114,7 +125,7 @@ def open_window(world: World, qtbot: "QtBot", tmp_path: Path, qtlog: "_QtLogCapt
             assert thread.wait(DEADLINE_MS)
         window.deleteLater()
     # Qt says so where a widget was touched, or destroyed, in another thread.
-    assert [each.message for each in qtlog.records if "thread" in each.message.lower()] == []
+    assert [each.message for each in qtlog.records if re.search(r"\bthreads?\b", each.message.lower())] == []
 
 
 @pytest.fixture
@@ -166,21 +177,20 @@ def test_a_running_run_is_live_and_has_time_left(
 ) -> None:
     gate = Gate(tmp_path / "gate")
     world.submit("live", 400, hyperparams={"gate": str(gate.path)})
+    wait(qtbot, lambda: "live" in window.table.runs.runs)
     choose(window, "live")
     for step in (40, 80, 120):
         gate.open_to(step)
-        wait(
-            qtbot,
-            lambda step=step: (
-                "live" in window.table.runs.runs and window.table.runs.runs["live"].step >= step
-            ),
-        )
-    wait(qtbot, lambda: cell(window, "live", 3) != "")
-    window.table.choose(["live"])
-    wait(qtbot, lambda: window.charts.curves.get(("train/loss", "live"), 0) >= 120)
+        wait(qtbot, lambda step=step: window.table.runs.runs["live"].step >= step)
+    wait(qtbot, lambda: window.charts.curves.get(("train/loss", "live")) == 120)
+    assert [cell(window, "live", column) for column in (1, 2)] == ["running", "120 / 400"]
+    left = cell(window, "live", 3)
+    assert re.fullmatch(r"(\d+:)?\d+:\d\d", left), left
     gate.open_to(400)
-    wait(qtbot, lambda: cell(window, "live", 1) == "completed")
-    wait(qtbot, lambda: window.charts.curves[("train/loss", "live")] == 400)
+    wait(qtbot, lambda: window.table.runs.runs["live"].is_terminal)
+    assert [cell(window, "live", column) for column in (1, 2, 3)] == ["completed", "400 / 400", ""]
+    wait(qtbot, lambda: window.charts.curves[("train/loss", "live")] >= 400)
+    assert window.charts.curves[("train/loss", "live")] == 400
 
 
 def test_the_filter_finds_runs_by_words_and_keeps_the_selection(
@@ -205,14 +215,13 @@ def test_a_click_on_a_title_sorts(window: TrainerWindow) -> None:
 def test_chosen_metrics_are_drawn_over_the_selected_runs(window: TrainerWindow, qtbot: "QtBot") -> None:
     choose(window, "straight", "broken")
     window.charts.choose_metrics(["train/loss", "val/accuracy"])
-    expected = {
-        ("train/loss", "straight"): 60,
-        ("train/loss", "broken"): 29,
-        ("val/accuracy", "straight"): 60,
-    }
-    wait(qtbot, lambda: {place: num for place, num in window.charts.curves.items() if num} == expected)
+    places = [(name, run_id) for name in ("train/loss", "val/accuracy") for run_id in ("straight", "broken")]
+    wait(qtbot, lambda: window.charts.curves.keys() == set(places))
+    num_points = [window.charts.curves[place] for place in places]
+    assert num_points == [60, 29, 60, 0]  # `broken` failed at step 30, and has no other metric
     choose(window, "straight")
-    wait(qtbot, lambda: {run_id for _, run_id in window.charts.curves} == {"straight"})
+    wait(qtbot, lambda: len(window.charts.curves) == 2)
+    assert window.charts.curves == {("train/loss", "straight"): 60, ("val/accuracy", "straight"): 60}
 
 
 def test_a_curve_has_as_many_points_as_the_screen_and_a_zoom_its_own(
@@ -222,9 +231,17 @@ def test_a_curve_has_as_many_points_as_the_screen_and_a_zoom_its_own(
     world.submit("many", 2500, checkpoint_every=0)
     wait(qtbot, lambda: "many" in window.table.runs.runs)
     choose(window, "many")
-    wait(qtbot, lambda: 500 < window.charts.curves.get(("train/loss", "many"), 0) <= 1000)
+    place = ("train/loss", "many")
+    wait(qtbot, lambda: window.table.runs.runs["many"].is_terminal)
+    wait(qtbot, lambda: drawn_steps(window, *place)[-1:] == [2500])
+    assert drawn_steps(window, *place)[0] == 1
+    assert 500 < window.charts.curves[place] <= 1000
     window.charts.zoom(101, 300)
-    wait(qtbot, lambda: 200 <= window.charts.curves[("train/loss", "many")] <= 210)
+    wait(qtbot, lambda: drawn_steps(window, *place)[-1] < 2500)
+    steps = drawn_steps(window, *place)
+    assert steps == list(range(steps[0], steps[-1] + 1))  # each of them, none merged
+    assert 95 <= steps[0] <= 101
+    assert 300 <= steps[-1] <= 306
 
 
 def test_the_log_is_followed_until_the_reader_scrolls(
@@ -308,7 +325,10 @@ def test_a_video_plays_in_the_window_where_qtmultimedia_is(window: TrainerWindow
     wait(qtbot, lambda: window.media.list.count() == 3)
     row = next(row for row in range(3) if "film.mp4" in window.media.list.item(row).text())
     window.media.list.setCurrentRow(row)
-    wait(qtbot, lambda: window.media._player is not None and window.media._player.position_ms > 0)
+    wait(qtbot, lambda: window.media.stage.currentWidget() is window.media._player)
+    before = window.media._player.position_ms
+    wait(qtbot, lambda: window.media._player.position_ms != before)
+    assert 0 < window.media._player.position_ms <= FILM_MS
 
 
 def test_text_of_a_job_is_never_markup(window: TrainerWindow, qtbot: "QtBot") -> None:
@@ -327,6 +347,157 @@ def test_text_of_a_job_is_never_markup(window: TrainerWindow, qtbot: "QtBot") ->
 def test_the_foot_of_the_window_shows_the_daemons_health(window: TrainerWindow, qtbot: "QtBot") -> None:
     wait(qtbot, lambda: "failed" in window.daemon.words.text())
     assert window.daemon.words.text().startswith("Connected to trn ")
+
+
+def test_the_legend_has_each_runs_value_at_the_step_under_the_pointer(
+    window: TrainerWindow, qtbot: "QtBot"
+) -> None:
+    choose(window, "straight", "broken")
+    window.charts.choose_metrics(["train/loss"])
+    wait(
+        qtbot, lambda: window.charts.curves == {("train/loss", "straight"): 60, ("train/loss", "broken"): 29}
+    )
+    plot = window.charts._plots["train/loss"]
+    assert plot.item.getAxis("bottom").labelText == "step"
+    point_at(window, qtbot, 20)
+    assert window.charts.reading.text() == "step 20   ·   train/loss"
+    assert plot.cursor_step == 20
+    loss = show_number(math.exp(-20 / 40) * (1 + 0.05 * math.sin(20 * 1.7)))
+    assert legend_of(window) == {"straight": loss, "broken": loss}
+    point_at(window, qtbot, 50)
+    assert legend_of(window)["broken"] == ""  # it failed at step 30
+    plot.leaveEvent(QEvent(QEvent.Type.Leave))
+    wait(qtbot, lambda: plot.cursor_step is None)
+    assert window.charts.reading.text().startswith("Newest values of train/loss")
+    assert legend_of(window) == {
+        run_id: show_number(window.table.runs.runs[run_id].metrics["train/loss"])
+        for run_id in ("straight", "broken")
+    }
+
+
+def test_the_keyboard_moves_the_line_and_zooms(window: TrainerWindow, qtbot: "QtBot") -> None:
+    choose(window, "straight")
+    window.charts.choose_metrics(["train/loss"])
+    wait(qtbot, lambda: window.charts.curves == {("train/loss", "straight"): 60})
+    plot = window.charts._plots["train/loss"]
+    point_at(window, qtbot, 30)
+    qtbot.keyClick(plot, Qt.Key.Key_Right)
+    wait(qtbot, lambda: plot.cursor_step == 31)
+    qtbot.keyClick(plot, Qt.Key.Key_Plus)
+    wait(qtbot, lambda: window.charts.curves[("train/loss", "straight")] < 60)
+    qtbot.keyClick(plot, Qt.Key.Key_0)
+    wait(qtbot, lambda: window.charts.curves[("train/loss", "straight")] == 60)
+
+
+def test_a_single_run_has_marks_of_kills_resumes_and_checkpoints(
+    world: World, window: TrainerWindow, qtbot: "QtBot", tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.open_to(25)
+    retry = {"max_attempts": 3, "backoff_s": 0}
+    world.submit("killed", 40, checkpoint_every=10, retry=retry, hyperparams={"gate": str(gate.path)})
+    wait(qtbot, lambda: "killed" in window.table.runs.runs and window.table.runs.runs["killed"].step == 25)
+    attempt = world.home.run("killed").root / "attempts" / "1.json"
+    os.kill(json.loads(attempt.read_bytes())["pid"], signal.SIGKILL)
+    gate.open_to(40)
+    wait(qtbot, lambda: window.table.runs.runs["killed"].is_terminal)
+    choose(window, "killed")
+    window.charts.choose_metrics(["train/loss"])
+    wait(qtbot, lambda: bool(window.charts._plots["train/loss"].marks))
+    marks = window.charts._plots["train/loss"].marks
+    with trn.Client(world.home.root) as client:
+        saved = {artifact.step for artifact in client.artifacts("killed", kind="checkpoint")}
+        from_step = client.details("killed").attempts[0].cause.values["from_step"]
+    assert from_step in (10, 20)  # as far as the checkpoint writer had come
+    assert [(mark.step, mark.kind) for mark in marks if mark.kind in LINES] == [
+        (from_step, MarkKind.RESUME),
+        (25, MarkKind.FAILURE),
+    ]
+    assert {10, 30, 40} <= saved <= {10, 20, 30, 40}
+    checkpoints = {MarkKind.CHECKPOINT, MarkKind.REMOVED}
+    assert [mark.step for mark in marks if mark.kind in checkpoints] == sorted(saved)
+    point_at(window, qtbot, 25)
+    assert "attempt 1: killed by SIGKILL" in window.charts.reading.text()
+    window.table.choose(["killed", "straight"])
+    assert window.charts._plots["train/loss"].marks == []
+
+
+def test_a_value_that_is_no_number_has_a_cross_and_the_curve_a_gap(
+    world: World, window: TrainerWindow, qtbot: "QtBot"
+) -> None:
+    plot = Plot(pytest.importorskip("pyqtgraph"), "train/loss", LIGHT, is_log=False)
+    qtbot.addWidget(plot)
+    values = (1.0, math.nan, 0.5, math.inf, 0.25)
+    series = MetricSeries(
+        name="train/loss", steps=(1, 2, 3, 4, 5), values=values, timestamps_ms=(0,) * 5, num_points=5, width=1
+    )
+    plot.draw("run", series, "#000000")
+    line = plot._parts["run"][0]
+    assert [math.isnan(value) for value in line.getData()[1]] == [False, True, False, True, False]
+    assert plot._signs.faults["run"] == ("#000000", [2, 4])
+    assert plot.item.vb.viewRange()[1][1] < 2
+
+
+def test_a_long_name_does_not_widen_the_window(world: World, window: TrainerWindow, qtbot: "QtBot") -> None:
+    world.submit("x" * 100, 3, tags={"k" * 50: "v" * 200})
+    wait(qtbot, lambda: "x" * 100 in window.table.runs.runs)
+    window.resize(900, 600)
+    for tab in (CHARTS, LOG, ATTEMPTS, MEDIA):
+        choose(window, "x" * 100, tab=tab)
+        if tab == ATTEMPTS:
+            wait(qtbot, lambda: "v" * 200 in window.attempts.facts.text())
+        assert window.minimumSizeHint().width() < 900
+    assert (window.width(), window.height()) == (900, 600)
+
+
+def test_many_metrics_are_found_by_words(world: World, window: TrainerWindow, qtbot: "QtBot") -> None:
+    names = [f"group/metric_{number:03d}" for number in range(200)]
+    world.submit("wide", 3, hyperparams={"names": names})
+    wait(qtbot, lambda: "wide" in window.table.runs.runs and window.table.runs.runs["wide"].is_terminal)
+    choose(window, "straight")
+    assert not window.charts.finder.isVisible()
+    choose(window, "wide")
+    assert window.charts.finder.isVisible()
+    qtbot.keyClicks(window.charts.finder, "METRIC 123")
+    shown = [item.text() for item in window.charts._items() if not item.isHidden()]
+    assert shown == ["train/loss", "group/metric_123"]  # the first is drawn
+
+
+def test_a_daemon_of_another_version_is_named_until_it_is_restarted(
+    open_window: OpenWindow, qtbot: "QtBot", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunningDaemon, "version_warning", "the daemon runs trn 0.0.1")
+    window = open_window()
+    wait(qtbot, window.banner.isVisible)
+    assert window.banner.words.text() == "the daemon runs trn 0.0.1"
+    assert not window.banner.button.isVisible()
+
+
+def legend_of(window: TrainerWindow) -> dict[str, str]:
+    """The value beside the name of each run."""
+    text = html.unescape(window.charts._legend.text()).replace("\xa0", " ")
+    return {name: value.strip() for name, value in re.findall(r"</span> (\S+) <b>([^<]*)</b>", text)}
+
+
+def point_at(window: TrainerWindow, qtbot: "QtBot", step: int) -> None:
+    """Move the pointer there, again until the chart has its range."""
+    plot = next(iter(window.charts._plots.values()))
+    number = count()
+
+    def is_there() -> bool:
+        view = plot.item.vb
+        low, high = view.viewRange()[1]
+        place = view.mapViewToScene(QPointF(step, (low + high) / 2))
+        up = QPoint(0, next(number) % 2)  # a pointer that stays is no event
+        qtbot.mouseMove(plot._chart.viewport(), plot._chart.mapFromScene(place) + up)
+        return plot.cursor_step == step
+
+    wait(qtbot, is_there)
+
+
+def drawn_steps(window: TrainerWindow, name: str, run_id: str) -> list[int]:
+    plot = window.charts._plots.get(name)
+    return list(plot._curves[run_id].steps) if plot is not None and run_id in plot._curves else []
 
 
 # --- what it does --------------------------------------------------------------------------------------------------
@@ -492,20 +663,90 @@ def test_trn_gui_opens_a_window_and_ends_with_it(world: World) -> None:
         process.wait(DEADLINE_S)
 
 
-def test_trn_gui_says_what_is_missing(world: World) -> None:
-    command = [str(Path(sys.executable).with_name("trn")), "--home", str(world.home.root), "gui"]
+NO_PACKAGE = """
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(lambda name, *more: None if name == {name!r} else find(name, *more))
+"""
+NO_LIBRARY = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "PySide6.QtWidgets":
+            raise ImportError("libEGL.so.1: cannot open shared object file")
+sys.meta_path.insert(0, Finder())
+"""
+MISSING = {
+    "a screen": ("", {}, "there is no screen"),
+    "an X server": ("", {"DISPLAY": ":65000"}, "no screen answers at DISPLAY=:65000"),
+    "a platform of Qt": ("", {"QT_QPA_PLATFORM": "nowhere"}, 'the Qt platform plugin "nowhere"'),
+    "PySide6": (NO_PACKAGE.format(name="PySide6"), {}, "needs PySide6, which is not installed: `pip install"),
+    "pyqtgraph": (NO_PACKAGE.format(name="pyqtgraph"), {}, "needs pyqtgraph, which is not installed"),
+    "a library of the system": (NO_LIBRARY, {}, "libEGL.so.1: cannot open shared object file; it needs"),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_trn_gui_says_in_one_line_what_is_missing(tmp_path: Path, what: str) -> None:
+    program, more, expected = MISSING[what]
     environ = {
         name: value
         for name, value in os.environ.items()
         if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
     }
-    # Qt would abort where it cannot connect: no server has this number.
-    for names, words in (
-        ({}, "there is no screen"),
-        ({"DISPLAY": ":65000"}, "no screen answers at DISPLAY=:65000"),
-    ):
-        done = subprocess.run(
-            command, env=environ | names, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        assert done.returncode == 5
-        assert words in done.stderr
+    if program:
+        more = {"QT_QPA_PLATFORM": "offscreen"}
+    done = run_gui(tmp_path / "home", program, {**environ, **more})
+    assert done.returncode == 5
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("trn: ")
+    assert expected in line
+    assert json.loads(done.stdout)["code"] == "unavailable"
+    assert not (tmp_path / "home").exists()
+
+
+SIGNALLED = """
+import os, signal
+from trn.qt.window import TrainerWindow
+start = TrainerWindow.start
+def start_and_signal(window):
+    start(window)
+    os.kill(os.getpid(), signal.{name})
+TrainerWindow.start = start_and_signal
+"""
+SIGNALLED_IN_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "PySide6.QtWidgets":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_before_the_event_loop_ends_trn_gui(world: World, name: str) -> None:
+    done = run_gui(
+        world.home.root, SIGNALLED.format(name=name), {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_qt_is_imported_ends_trn_gui(tmp_path: Path) -> None:
+    environ = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+    done = run_gui(tmp_path / "home", SIGNALLED_IN_IMPORT, environ)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def run_gui(home: Path, before: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`trn gui` in a process in which something else was done before."""
+    program = f"import sys\n{before}\nfrom trn.cli.main import main\nsys.argv = ['trn', '--home', {str(home)!r}, 'gui']\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )

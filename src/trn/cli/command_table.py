@@ -138,9 +138,7 @@ def run(words: list[str]) -> int:
     except click.ClickException as fault:
         return _refuse_usage(is_json, fault, words)
     except TrnError as fault:
-        _say_fault(fault)
-        _tell(is_json, code_of(fault), str(fault), getattr(fault, "faults", None))
-        return exit_code_of(fault)
+        return report_fault(fault, is_json)
     except OSError as fault:
         if fault.errno not in DISK_FAULTS:
             return _report_bug(is_json, fault)
@@ -151,6 +149,13 @@ def run(words: list[str]) -> int:
     except Exception as fault:
         return _report_bug(is_json, fault)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def report_fault(fault: TrnError, is_json: bool | None) -> int:
+    """The error for people and for programs; returns the exit code."""
+    _say_fault(fault)
+    _tell(is_json, code_of(fault), str(fault), getattr(fault, "faults", None))
+    return exit_code_of(fault)
 
 
 def _refuse_usage(is_json: bool | None, fault: click.ClickException, words: list[str]) -> int:

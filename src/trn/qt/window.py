@@ -56,6 +56,7 @@ Ctrl+1 … Ctrl+4  charts, log, attempts, samples and videos
 Ctrl+K  cancel the selected runs
 Ctrl+R  resume the selected run
 Ctrl+C  copy the ids of the selected runs (in the table)
+← →  move the line in a chart;  + -  zoom;  0  whole range
 Ctrl+Shift+T  light, dark, as the system
 F1  this list
 Ctrl+Q  quit"""
@@ -70,6 +71,7 @@ class TrainerWindow(QMainWindow):
         self._settings = settings
         self._came: dict[str, Run] = {}
         self._is_starting = False
+        self._version_warning = ""  # of a daemon that runs other code than this window
         self.calls = CallThread(home.root)
         self.bridge = TrainerQBridgeThread(home.root)
         self.commands = RunCommands(self.calls, self)
@@ -222,7 +224,7 @@ class TrainerWindow(QMainWindow):
         self.daemon.show_connection(state)
         if state is ConnectionState.CONNECTED:
             self._is_starting = False
-            self.banner.say("", can_start=False)
+            self.banner.say(self._version_warning, can_start=False)
             self._read_health()
         elif state in (ConnectionState.DISCONNECTED, ConnectionState.REFUSED) and not self._is_starting:
             self.banner.say(f"{self.bridge.reason}. Runs continue meanwhile.", can_start=True)
@@ -235,11 +237,17 @@ class TrainerWindow(QMainWindow):
         self._is_starting = True
         self.banner.say("", can_start=False)
 
-        async def start(_client: AsyncClient) -> str:
+        async def start(_client: AsyncClient) -> tuple[str, str]:
             daemon, is_new = await asyncio.to_thread(ensure_daemon, self.home, idle_exit_s=IDLE_EXIT_S)
-            return "The daemon was started." if is_new else daemon.version_warning
+            return "The daemon was started." if is_new else "", daemon.version_warning
 
-        self.calls.ask(start, self._note, self._take_start_fault)
+        self.calls.ask(start, self._take_start, self._take_start_fault)
+
+    def _take_start(self, said: tuple[str, str]) -> None:
+        note, self._version_warning = said
+        self._note(note)
+        if self.daemon.is_connected:
+            self.banner.say(self._version_warning, can_start=False)
 
     def _take_start_fault(self, fault: Exception) -> None:
         self._is_starting = False

@@ -46,6 +46,7 @@ class AttemptsView(QWidget):
         column.addWidget(self.why)
         column.addWidget(self.facts)
         column.addWidget(self.table, 1)
+        self.setFocusProxy(self.table)
 
     def show_run(self, run: Run | None) -> None:
         """Read its attempts if they may have changed; None: nothing."""

@@ -1,40 +1,52 @@
 """Curves of the chosen metrics over the selected runs, live. Their points are buckets, as many as there are pixels.
 
+The legend has each run's value at the step under the pointer. A pointer that moves costs a lookup in what is drawn.
+
 pyqtgraph takes half a second to import. That happens in the thread of the calls, while the window is shown.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
     QCheckBox,
     QHBoxLayout,
     QLabel,
+    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QPushButton,
     QScrollArea,
+    QSizePolicy,
     QSplitter,
     QVBoxLayout,
     QWidget,
 )
 
 from trn.client.client import AsyncClient
+from trn.client.screen.figures import show_number
+from trn.core.runs import SERVER
 from trn.core.terminal_text import plain
 from trn.proto.records import MetricSeries, Run
 from trn.qt.call_thread import CallThread, Ticket
 from trn.qt.theme import LIGHT, Theme
-from trn.qt.views.labels import escape
+from trn.qt.views.chart_marks import Mark, MarkReader, say_signs
+from trn.qt.views.labels import escape, shorten, text_label
+from trn.qt.views.plot import Plot
 
 MAX_POINTS = 1000  # of each curve: a screen shows no more
 MAX_RUNS, MAX_CHOSEN = 12, 8
+MANY_NAMES = 15  # more than are seen at once
 REFRESH_EVERY_MS, ZOOM_SETTLED_MS = 500, 150
-PLOT_HEIGHT_PX = 210
-BAND_ALPHA = 50
+READ_EVERY_MS = 50  # while the pointer moves
+MAX_NAME_CHARS = 40
+VALUE_CHARS = 9  # the legend keeps its shape while the pointer moves
+DIGIT_SPACE = "&nbsp;" * 2  # about as wide as a digit, and never dropped as white space
+IDLE = "Point at a chart to read the values of a step."
 FIRST_CHOICES = ("train/loss", "val/loss")
 
 
@@ -49,14 +61,22 @@ class ChartView(QWidget):
         self._runs: dict[str, Run] = {}
         self._fresh: dict[str, int] = {}  # of each run: the event up to which its curves are shown
         self._asked: dict[str, Ticket] = {}
-        self._plots: dict[str, _Plot] = {}
+        self._plots: dict[str, Plot] = {}
         self._wanted: list[str] | None = None
         self._range: tuple[int, int] | None = None
         self._theme = LIGHT
         self._library: Any = None
+        self._num_left_out = 0
+        self._pointer: tuple[Plot, float] | None = None
+        self._marks: list[Mark] = []
+        self._mark_reader = MarkReader(calls, self._show_marks)
         self._names = QListWidget()
         self._names.setAccessibleName("Metrics")
         self._names.itemChanged.connect(self._take_choice)
+        self.finder = QLineEdit(placeholderText="Find metrics")
+        self.finder.setClearButtonEnabled(True)
+        self.finder.textChanged.connect(self._filter_names)
+        self.finder.hide()
         self._is_log = QCheckBox("Log scale")
         self._is_log.toggled.connect(self._set_scale)
         self._reset = QPushButton("Whole range")
@@ -64,6 +84,9 @@ class ChartView(QWidget):
         self._legend = QLabel()
         self._legend.setTextFormat(Qt.TextFormat.RichText)
         self._legend.setWordWrap(True)
+        self._legend.setMinimumWidth(1)
+        self.reading = text_label(is_muted=True, is_wrapped=False)
+        self.reading.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._empty = QLabel("Select runs in the table, and metrics in the list.")
         self._empty.setObjectName("muted")
         self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -74,6 +97,10 @@ class ChartView(QWidget):
         self._zoomed.setInterval(ZOOM_SETTLED_MS)
         self._zoomed.setSingleShot(True)
         self._zoomed.timeout.connect(self._fetch_zoomed)
+        self._read = QTimer(self)
+        self._read.setInterval(READ_EVERY_MS)
+        self._read.setSingleShot(True)
+        self._read.timeout.connect(self._read_out)
 
     @property
     def curves(self) -> dict[tuple[str, str], int]:
@@ -89,7 +116,7 @@ class ChartView(QWidget):
         for plot in self._plots.values():
             plot.set_theme(theme)
         self._forget_points()
-        self._show_legend()
+        self._read_out()
 
     def choose_metrics(self, names: Iterable[str]) -> None:
         self._wanted = list(names)
@@ -101,10 +128,12 @@ class ChartView(QWidget):
         self._fresh = {run_id: seq for run_id, seq in self._fresh.items() if run_id in self._runs}
         for run_id in [run_id for run_id in self._asked if run_id not in self._runs]:
             self._asked.pop(run_id).cancel()
+        self._num_left_out = len(runs) - len(self._runs)
         for plot in self._plots.values():
             plot.keep(self._runs)
+        self._mark_reader.choose(list(self._runs))
         self._list_names()
-        self._show_legend(num_left_out=len(runs) - len(self._runs))
+        self._read_out()
         self._fetch()
 
     def update_run(self, run: Run) -> None:
@@ -140,31 +169,37 @@ class ChartView(QWidget):
         inner = QWidget()
         self._stack = QVBoxLayout(inner)
         self._stack.addWidget(self._empty)
-        scroll = QScrollArea()
-        scroll.setWidget(inner)
-        scroll.setWidgetResizable(True)
+        self._scroll = QScrollArea()
+        self._scroll.setWidget(inner)
+        self._scroll.setWidgetResizable(True)
         right = QWidget()
         column = QVBoxLayout(right)
         column.setContentsMargins(8, 0, 0, 0)
         column.addLayout(bar)
-        column.addWidget(scroll, 1)
+        column.addWidget(self.reading)
+        column.addWidget(self._scroll, 1)
+        left = QWidget()
+        names = QVBoxLayout(left)
+        names.setContentsMargins(0, 0, 0, 0)
+        names.addWidget(self.finder)
+        names.addWidget(self._names)
         splitter = QSplitter()
-        splitter.addWidget(self._names)
+        splitter.addWidget(left)
         splitter.addWidget(right)
         splitter.setSizes([180, 800])
         splitter.setStretchFactor(1, 1)
         whole = QHBoxLayout(self)
         whole.setContentsMargins(0, 8, 0, 0)
         whole.addWidget(splitter)
+        self.setFocusProxy(self._names)
 
     def _known_names(self) -> set[str]:
         return {name for run in self._runs.values() for name in run.metrics}
 
     def _chosen(self) -> list[str]:
-        items = [self._names.item(row) for row in range(self._names.count())]
         return [
             item.data(Qt.ItemDataRole.UserRole)
-            for item in items
+            for item in self._items()
             if item.checkState() is Qt.CheckState.Checked
         ][:MAX_CHOSEN]
 
@@ -176,14 +211,30 @@ class ChartView(QWidget):
         if wanted is None and names:
             wanted = [name for name in FIRST_CHOICES if name in names] or names[:1]
         self._names.blockSignals(True)
-        self._names.clear()
-        for name in names:
-            item = QListWidgetItem(plain(name))
-            item.setData(Qt.ItemDataRole.UserRole, name)
+        listed = [item.data(Qt.ItemDataRole.UserRole) for item in self._items()]
+        if listed != names:  # else the list stays where it was scrolled to
+            self._names.clear()
+            for name in names:
+                item = QListWidgetItem(plain(name))
+                item.setData(Qt.ItemDataRole.UserRole, name)
+                self._names.addItem(item)
+        for item, name in zip(self._items(), names, strict=True):
             item.setCheckState(Qt.CheckState.Checked if name in (wanted or ()) else Qt.CheckState.Unchecked)
-            self._names.addItem(item)
         self._names.blockSignals(False)
+        self.finder.setVisible(len(names) >= MANY_NAMES)
+        self._filter_names()
         self._lay_out()
+
+    def _items(self) -> list[QListWidgetItem]:
+        return [self._names.item(row) for row in range(self._names.count())]
+
+    @Slot()
+    def _filter_names(self) -> None:
+        """Chosen ones stay: they are drawn."""
+        words = self.finder.text().lower().split() if self.finder.isVisibleTo(self) else []
+        for item in self._items():
+            is_checked = item.checkState() is Qt.CheckState.Checked
+            item.setHidden(not is_checked and not all(word in item.text().lower() for word in words))
 
     @Slot(QListWidgetItem)
     def _take_choice(self, _item: QListWidgetItem) -> None:
@@ -199,26 +250,85 @@ class ChartView(QWidget):
         if self._library is None:
             return
         for name in [name for name in self._plots if name not in chosen]:
-            self._plots.pop(name).close()
+            self._plots.pop(name).close_chart()
         for place, name in enumerate(chosen):
             if name not in self._plots:
-                plot = _Plot(self._library, name, self._theme, is_log=self._is_log.isChecked())
-                plot.item.vb.sigRangeChangedManually.connect(self._take_zoom)
+                plot = Plot(self._library, name, self._theme, is_log=self._is_log.isChecked())
+                plot.zoomed.connect(self._zoomed.start)
+                plot.resetWanted.connect(self._show_all)
+                plot.pointed.connect(self._take_pointer)
+                plot.show_marks(self._marks)
                 self._plots[name] = plot
-                self._stack.insertWidget(place, plot.widget)
+                self._stack.insertWidget(place, plot)
                 first = self._plots[chosen[0]]
                 if plot is not first:
                     plot.item.setXLink(first.item)
+            self._plots[name].set_x_label(self._x_name())
+        for before, after in pairwise([self._scroll, *(self._plots[name] for name in chosen)]):
+            QWidget.setTabOrder(before, after)
         self._empty.setVisible(not chosen)
+        self._read_out()
         self._fetch()
 
-    def _show_legend(self, *, num_left_out: int = 0) -> None:
-        parts = [
-            f'<span style="color:{self._colour(run_id)}">━</span> {escape(run_id)}' for run_id in self._runs
-        ]
-        if num_left_out > 0:
-            parts.append(f"and {num_left_out} more, not drawn")
-        self._legend.setText("&nbsp;&nbsp; ".join(parts))
+    @Slot(object)
+    def _take_pointer(self, x: float | None) -> None:
+        plot = self.sender()
+        assert isinstance(plot, Plot)
+        self._pointer = None if x is None else (plot, x)
+        self._read_later()
+
+    def _read_later(self) -> None:
+        if not self._read.isActive():
+            self._read.start()
+
+    @Slot()
+    def _read_out(self) -> None:
+        """The values at the step under the pointer, else the newest ones."""
+        plots = list(self._plots.values())
+        pointed, step = None, None
+        if self._pointer is not None and self._pointer[0] in plots:
+            pointed, x = self._pointer
+            step = pointed.step_at(x)
+        for plot in plots:
+            plot.set_cursor(step)
+        # Of a single run the legend has room for all of its metrics.
+        read = plots if len(self._runs) == 1 else [pointed or plots[0]] if plots else []
+        self._say_legend(read, step)
+        self._say_reading(read, pointed, step)
+
+    def _say_legend(self, plots: list[Plot], step: int | None) -> None:
+        parts = []
+        for run_id in self._runs:
+            part = f'<span style="color:{self._colour(run_id)}">━</span>&nbsp;{escape(shorten(run_id, MAX_NAME_CHARS))}'
+            for plot in plots:
+                value = plot.value_at(run_id, step)
+                figure = "" if value is None else show_number(value)
+                figure += DIGIT_SPACE * (VALUE_CHARS - len(figure))
+                name = f" {escape(shorten(plot.name, MAX_NAME_CHARS))}" if len(plots) > 1 else ""
+                part += f"{name}&nbsp;<b>{figure}</b>"
+            parts.append(part)
+        if self._num_left_out > 0:
+            parts.append(f"and {self._num_left_out} more, not drawn")
+        text = "&nbsp; ".join(parts)
+        if text != self._legend.text():
+            self._legend.setText(text)
+
+    def _say_reading(self, plots: list[Plot], pointed: Plot | None, step: int | None) -> None:
+        parts = []
+        if pointed is not None and step is not None:
+            mark = pointed.mark_at(step)
+            parts = [f"{self._x_name()} {step:,}", plain(pointed.name), "" if mark is None else mark.text]
+        elif plots:
+            names = "" if len(plots) > 1 else f" of {plain(plots[0].name)}"
+            is_faulty = any(plot.has_faults for plot in self._plots.values())
+            crosses = "× NaN or infinite" if is_faulty else ""
+            parts = [f"Newest values{names}", say_signs(self._marks), crosses, IDLE]
+        self.reading.setText("   ·   ".join(filter(None, parts)))
+
+    def _x_name(self) -> str:
+        """A server reports each second, not each step."""
+        are_servers = bool(self._runs) and all(run.kind == SERVER for run in self._runs.values())
+        return "second" if are_servers else "step"
 
     def _colour(self, run_id: str) -> str:
         return self._theme.lines[list(self._runs).index(run_id) % len(self._theme.lines)]
@@ -238,6 +348,8 @@ class ChartView(QWidget):
             if run_id in self._asked or self._fresh.get(run_id) == run.last_seq:
                 continue
             self._asked[run_id] = self._ask(run_id, names, run.last_seq)
+        if len(self._runs) == 1:  # marks of several runs would hide each other
+            self._mark_reader.read(*self._runs.values())
 
     def _ask(self, run_id: str, names: list[str], seq: int) -> Ticket:
         from_step, to_step = self._range or (None, None)
@@ -257,21 +369,23 @@ class ChartView(QWidget):
                     self._plots[name].draw(run_id, series.get(name), self._colour(run_id))
             if self._plots.keys() - set(names):
                 self._fresh.pop(run_id)  # another metric was chosen meanwhile
+            self._read_later()
 
         def give_up(_fault: Exception) -> None:
             self._asked.pop(run_id, None)  # the next refresh asks again
 
         return self._calls.ask(read, draw, give_up)
 
+    def _show_marks(self, marks: list[Mark]) -> None:
+        self._marks = marks
+        for plot in self._plots.values():
+            plot.show_marks(marks)
+        self._read_later()
+
     def zoom(self, from_step: int, to_step: int) -> None:
         """Show these steps in all charts, with points of their own."""
         for plot in self._plots.values():
             plot.item.setXRange(from_step, to_step, padding=0)
-        self._zoomed.start()
-
-    @Slot(object)
-    def _take_zoom(self, _axes: object) -> None:
-        """By wheel or mouse. The other charts are linked."""
         self._zoomed.start()
 
     @Slot()
@@ -292,72 +406,8 @@ class ChartView(QWidget):
     @Slot(bool)
     def _set_scale(self, is_log: bool) -> None:
         for plot in self._plots.values():
-            plot.item.setLogMode(y=is_log)
+            plot.set_log(is_log)
 
 
 async def _import_library(_client: AsyncClient) -> Any:
     return await asyncio.to_thread(import_module, "pyqtgraph")
-
-
-class _Plot:
-    """One metric: for each run a line, and where a point stands for several a band from their min to their max."""
-
-    def __init__(self, library: Any, name: str, theme: Theme, *, is_log: bool) -> None:
-        self._lib = library
-        self.num_points: dict[str, int] = {}
-        self._parts: dict[str, tuple[Any, Any, Any, Any]] = {}
-        self.widget = library.PlotWidget()
-        self.widget.setMinimumHeight(PLOT_HEIGHT_PX)
-        self.widget.setAccessibleName(f"Chart of {plain(name)}")
-        self.item = self.widget.getPlotItem()
-        self.item.setTitle(escape(name), size="10pt")
-        self.item.setLogMode(y=is_log)
-        self.item.setMouseEnabled(x=True, y=False)
-        self.item.setAutoVisible(y=True)
-        self.item.hideButtons()
-        self._name = name
-        self.set_theme(theme)
-
-    def set_theme(self, theme: Theme) -> None:
-        self.widget.setBackground(theme.surface)
-        self.item.setTitle(escape(self._name), size="10pt", color=theme.text)
-        self.item.showGrid(x=False, y=True, alpha=0.15)
-        for side in ("left", "bottom"):
-            axis = self.item.getAxis(side)
-            axis.setPen(theme.border)
-            axis.setTextPen(theme.muted)
-
-    def draw(self, run_id: str, series: MetricSeries | None, colour: str) -> None:
-        if series is None or not series.steps:
-            self.num_points[run_id] = 0
-            return
-        line, low, high, band = self._parts.get(run_id) or self._add(run_id)
-        line.setData(series.steps, series.values)
-        line.setPen(self._lib.mkPen(colour, width=1.5))
-        low.setData(series.steps, series.lows or series.values)
-        high.setData(series.steps, series.highs or series.values)
-        shade = QColor(colour)
-        shade.setAlpha(BAND_ALPHA)
-        band.setBrush(shade)
-        band.setVisible(bool(series.lows))
-        self.num_points[run_id] = len(series.steps)
-
-    def keep(self, run_ids: Iterable[str]) -> None:
-        for run_id in self._parts.keys() - set(run_ids):
-            for part in self._parts.pop(run_id):
-                self.item.removeItem(part)
-            self.num_points.pop(run_id, None)
-
-    def close(self) -> None:
-        self.widget.hide()
-        self.widget.setParent(None)
-        self.widget.deleteLater()
-
-    def _add(self, run_id: str) -> tuple[Any, Any, Any, Any]:
-        low, high = (self._lib.PlotDataItem(pen=None, connect="finite") for _ in range(2))
-        band = self._lib.FillBetweenItem(low, high)
-        line = self._lib.PlotDataItem(connect="finite")
-        for part in (low, high, band, line):
-            self.item.addItem(part)
-        self._parts[run_id] = (line, low, high, band)
-        return self._parts[run_id]

@@ -14,6 +14,8 @@ def text_label(text: str = "", *, is_muted: bool = False, is_wrapped: bool = Tru
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     label.setWordWrap(is_wrapped)
+    if is_wrapped:
+        label.setMinimumWidth(1)  # else a long word in it would widen the window
     if is_muted:
         label.setObjectName("muted")
     return label
@@ -28,3 +30,11 @@ def tip(text: str) -> str:
 def escape(text: str) -> str:
     """For a place that takes markup alone."""
     return html.escape(plain(text))
+
+
+def shorten(text: str, max_chars: int) -> str:
+    """Without its middle, if it is longer."""
+    if len(text) <= max_chars:
+        return text
+    half = (max_chars - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"

@@ -54,6 +54,7 @@ class LogView(QWidget):
         column.addLayout(bar)
         column.addWidget(self.text, 1)
         self.text.verticalScrollBar().valueChanged.connect(self._take_scroll)
+        self.setFocusProxy(self.text)
 
     def show_run(self, run_id: str) -> None:
         """Read the end of its log and follow it; empty: nothing."""

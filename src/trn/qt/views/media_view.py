@@ -136,6 +136,7 @@ class MediaView(QWidget):
         whole = QHBoxLayout(self)
         whole.setContentsMargins(0, 8, 0, 0)
         whole.addWidget(splitter)
+        self.setFocusProxy(self.list)
 
     def _clear(self) -> None:
         for ticket in self._tickets.values():

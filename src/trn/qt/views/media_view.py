@@ -7,6 +7,7 @@ private folder; every other file can be saved, and is never opened.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,6 +43,7 @@ MAX_SHOWN_BYTES = 32 << 20
 MAX_TEXT_BYTES = 1 << 20
 MAX_LISTED = 500
 KINDS = ("sample", "video", "file")
+_part_numbers = count()
 
 
 class MediaView(QWidget):
@@ -335,7 +337,9 @@ async def _read(client: AsyncClient, artifact_id: str, length: int) -> bytes:
 
 async def _write(pieces: AsyncGenerator[bytes, None], where: Path) -> None:
     """All of it, or the file stays as it was."""
-    part = where.with_name(f"{where.name}.part")
+    part = where.with_name(
+        f"{where.name}.{next(_part_numbers)}.part"
+    )  # a copy that was given up removes its own
     try:
         with await asyncio.to_thread(part.open, "wb") as file:
             async for piece in pieces:

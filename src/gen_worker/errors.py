@@ -79,9 +79,11 @@ def read_cause(cause: str, category: str) -> tuple[str, dict[str, object]]:
     return cause or category, {}
 
 
-# How a worker marks in its log what its terminal event says, too: a line of its last report, and the logger of its end.
+# How a worker marks in its log what its events say, too: a line of its last report, the logger of its end, and that of
+# what a model server answers with. A terminal that shows the events leaves them out.
 REPORT_MARK = "gen_worker: "
 END_LOGGER = "gen_worker.end"
+NEWS_LOGGER = "gen_worker.news"
 
 
 def mark_report(text: str) -> str:

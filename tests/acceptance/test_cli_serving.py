@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from command_line import TRN, environ, trn
+from command_line import TRN, environ, read_lines, trn
 from daemon_process import DaemonProcess, end_everything
 from served_world import ask, make_home, run_trn, serve, status_of, until, write_project
 
@@ -225,6 +225,22 @@ def test_a_prediction_has_the_bits_of_the_server_and_an_equal_one_is_not_predict
     assert "predicted anew: predict-line is equal, but" in anew[0]["notes"][0]
     assert anew[-1]["event"] == "job_completed"
     assert (out / parts[1]["name"]).exists()
+
+
+def test_what_cannot_be_predicted_is_refused_before_it_is_queued(home: Path, tmp_path: Path) -> None:
+    data = home.parent / "project" / "train.parquet"
+    (tmp_path / "no.parquet").write_bytes(b"PAR1 and no more")
+    words = ("predict", "line@150", "--out", tmp_path / "out", "--cpu-only", "--json")
+    for more, text in (
+        (("--data", tmp_path / "no.parquet"), "no.parquet: not a complete parquet file"),
+        (("--data", data, "--copy", "idd"), "no column 'idd'"),
+    ):
+        done = trn(home, *words, *more)
+        assert (done.returncode, text in done.stderr) == (3, True), done.stderr
+        assert read_lines(done)[-1]["event"] == "job_rejected"
+    run_trn(home, "run", write_project(tmp_path / "mute", run_id="mute", trainer="served:Mute"))
+    done = trn(home, "predict", "mute", "--data", data, *words[2:])
+    assert (done.returncode, "has no `predict`" in done.stderr) == (3, True), done.stderr
 
 
 def test_the_http_api_shows_a_served_name_and_promotes_it(home: Path) -> None:

@@ -413,3 +413,49 @@ def children_of(pid: int) -> list[int]:
     for each in found:  # grows
         found += [child for child, parent in parents.items() if parent == each]
     return found
+
+
+def damage(version: ModelVersion) -> None:
+    data = Path(version.checkpoint.replace(".meta.json", ".pt"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+
+def test_a_version_that_cannot_be_loaded_at_a_restart_is_left_by_the_rollback_that_waits(
+    server: Server, versions: dict[int, ModelVersion], tmp_path: Path
+) -> None:
+    broken = replace(versions[2], checkpoint=str(copy_checkpoint(versions[2], tmp_path / "broken")))
+    server.start()
+    expected = server.predict(ROW).data
+    assert server.ask("promote", broken)["event"] == "promoted"
+    wait_until(lambda: server.live.outcome is None, "the outcome is still open")
+    server.stop(signal.SIGKILL)
+    damage(broken)
+    server.launch()
+    assert server.wait() != 0  # nothing else is wanted
+    write_document(server.serving / WANTED, WantedModel(number=2, action="rollback"))
+    server.start()
+    reply = server.predict(ROW)
+    assert (reply.version[1], reply.data) == (1, expected)
+    (told,) = [event for event in server.events("promoted") if event["number"] == 2]
+    assert (told["version"]["step"], told["previous"]["step"]) == (1, 2)
+    assert server.ask("promote", versions[3])["event"] == "promoted"
+
+
+def test_what_waits_at_a_restart_passes_the_gate_also_where_the_served_version_is_broken(
+    server: Server, versions: dict[int, ModelVersion], tmp_path: Path
+) -> None:
+    broken = replace(versions[1], checkpoint=str(copy_checkpoint(versions[1], tmp_path / "broken")))
+    server = Server(tmp_path / "other", broken).start()
+    server.stop(signal.SIGKILL)
+    damage(broken)
+    wanted = WantedModel(number=1, action="promote", version=versions[2], gate=GateSpec(max_latency_ms=1e-6))
+    write_document(server.serving / WANTED, wanted)
+    server.launch()
+    assert server.wait() != 0
+    assert [event["cause"] for event in server.events("promotion_refused")] == ["latency"]
+    write_document(server.serving / WANTED, replace(wanted, number=2, gate=GateSpec()))
+    server.start()
+    assert server.predict(ROW).version[1] == 2
+    server.stop(signal.SIGKILL)

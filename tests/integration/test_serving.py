@@ -14,6 +14,7 @@ from service_host import Host, job, until
 
 import trn
 from gen_worker.contract.checkpoints.choice import CheckpointInfo, read_named, verify_files
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.contract.serving import WANTED, read_settled, read_wanted
 from gen_worker.errors import StartupError
 from trn.core.errors import (
@@ -251,7 +252,8 @@ def test_a_completed_prediction_answers_an_equal_one_while_its_output_stands(tmp
             await host.start("predict-mnist")
             out.mkdir()
             (out / "part.parquet").write_bytes(b"predictions")
-            parts = {"run_id": "predict-mnist", "parts": [{"name": "part.parquet", "size_bytes": 11}]}
+            part = {"name": "part.parquet", "size_bytes": 11, "hash": hash_file(out / "part.parquet")}
+            parts = {"run_id": "predict-mnist", "parts": [part]}
             (out / "predictions.json").write_text(json.dumps(parts))
             await host.end("predict-mnist")
             again = await submit(host, config)
@@ -260,6 +262,10 @@ def test_a_completed_prediction_answers_an_equal_one_while_its_output_stands(tmp
             data.write_bytes(b"PAR1 other rows")
             assert not (await submit(host, config)).existed
             data.write_bytes(b"PAR1 rows")
+            for content in (b"cut", b"PREDICTIONS"):  # of another size, and of the same
+                (out / "part.parquet").write_bytes(content)
+                checked = await host.service.check_run(Submission(config_json=json.dumps(config).encode()))
+                assert not isinstance(checked.run, RunRecord)  # it would be predicted again
             (out / "part.parquet").write_bytes(b"cut")
             checked = await host.service.check_run(Submission(config_json=json.dumps(config).encode()))
             assert not isinstance(checked.run, RunRecord)  # it would be predicted again

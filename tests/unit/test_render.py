@@ -110,6 +110,7 @@ def show(text: str) -> list[str]:
 def test_log_lines_are_short_and_what_the_end_says_is_not_said_twice() -> None:
     assert show("2026-01-02 16:00:49,582 WARNING my.module: careful") == ["16:00:49 careful"]
     assert show("2026-01-02 16:00:49,582 INFO gen_worker.end: completed at step 5: x") == []
+    assert show("2026-01-02 16:00:49,582 INFO gen_worker.news: line@5 answers at http://x") == []
     assert show("print of the author") == ["print of the author"]
     assert (
         show(mark_report("cancelled: cancelled by SIGTERM\nsaved at step 3: `trn resume r` continues")) == []

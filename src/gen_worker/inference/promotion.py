@@ -34,7 +34,7 @@ from gen_worker.contract.serving import (
     read_wanted,
     write_document,
 )
-from gen_worker.errors import CheckpointError, ModelLoadError, StartupError
+from gen_worker.errors import NEWS_LOGGER, CheckpointError, ModelLoadError, StartupError
 from gen_worker.inference.front.front import Front
 from gen_worker.inference.front.pool import NotReadyError, ReplicaPool
 from gen_worker.inference.gate import RefusedError, require_columns, require_latency, require_metric
@@ -42,7 +42,7 @@ from gen_worker.inference.memory import estimate_need, read_available
 from gen_worker.inference.messages import NotReady
 from gen_worker.inference.versions import read_checkpoint
 
-logger = logging.getLogger("gen_worker.inference")
+logger, news = logging.getLogger("gen_worker.inference"), logging.getLogger(NEWS_LOGGER)
 
 LOOK_EVERY_S = 0.2
 LOAD_S = 1800.0  # from the launch of a version to its answers to probe rows
@@ -94,7 +94,9 @@ class Promotions:
         return self._pool
 
     async def open(self) -> None:
-        """Load what is served, and give it to the front. ModelLoadError where it cannot be loaded."""
+        """Load what is served, and give it to the front. ModelLoadError where it cannot be loaded, and no other version that
+        can was asked for meanwhile.
+        """
         live = self.live
         try:
             self._pool = await self._open_pool(live.version)
@@ -104,6 +106,8 @@ class Promotions:
             fault = ModelLoadError(f"{live.version.label} cannot be served: {why.words}")
             if isinstance(why, NotReadyError):
                 fault.cause = why.cause  # a kill is not the author's fault
+            if await self._open_wanted():
+                return
             raise fault from None
         self._front.switch(self.pool)
         if live.second is not None:
@@ -115,6 +119,40 @@ class Promotions:
         self._show_second(live)
         await self._write(live)
         await self._tell_outcome()
+
+    async def _open_wanted(self) -> bool:
+        """Answer with what is wanted in the place of a version that cannot be loaded any more. False where that is nothing, or
+        was refused. There is no model to compare columns and answers with.
+        """
+        try:
+            wanted = await asyncio.to_thread(read_wanted, self._folder)
+        except StartupError:
+            return False
+        if (
+            wanted is None
+            or wanted.number <= self._finished
+            or wanted.action not in ("promote", "rollback")
+            or (wanted.version is not None and wanted.version.facts == self.live.version.facts)
+        ):
+            return False
+        self._finished = wanted.number
+        gate = (wanted.gate or self._gate) if wanted.action == "promote" else None
+        figures: dict[str, Any] = {}
+        pool = None
+        try:
+            version = self._version_of(wanted)
+            await asyncio.to_thread(self._check, version, gate, figures)
+            pool = await self._open_pool(version)
+            if gate is not None:
+                require_latency(gate, pool.ready, figures)
+            await self._commit(wanted, version, pool, figures)
+        except (NotReadyError, RefusedError) as why:
+            if pool is not None:
+                await pool.close()
+            refused = why if isinstance(why, RefusedError) else RefusedError(why.category, why.words)
+            await self._refuse(wanted, refused, figures)
+            return False
+        return True
 
     @property
     def _is_new(self) -> bool:
@@ -310,7 +348,7 @@ class Promotions:
         for each in old:
             if each is not None and each not in (self._pool, self._second):
                 self._start_drain(each)
-        logger.info("%s %d: %s answers", wanted.action, wanted.number, live.version.label)
+        news.info("%s %d: %s answers", wanted.action, wanted.number, live.version.label)
         await self._tell_outcome()
 
     def _show_second(self, live: LiveModel) -> None:
@@ -328,7 +366,7 @@ class Promotions:
             by=wanted.by,
             gate=figures,
         )
-        logger.warning("%s %d is refused (%s): %s", wanted.action, wanted.number, why.cause, why.words)
+        news.warning("%s %d is refused (%s): %s", wanted.action, wanted.number, why.cause, why.words)
         await self._write(msgspec.structs.replace(self.live, number=wanted.number, outcome=outcome))
         failpoint("promotion.refused")
         await self._tell_outcome()

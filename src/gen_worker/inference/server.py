@@ -39,7 +39,7 @@ from gen_worker.contract.serving import (
     RequestStatsEvent,
     read_live,
 )
-from gen_worker.errors import ModelLoadError, StartupError
+from gen_worker.errors import NEWS_LOGGER, ModelLoadError, StartupError
 from gen_worker.inference.feedback.loop import FeedbackLoop
 from gen_worker.inference.front.front import AnsweredRequest, Front, FrontOptions
 from gen_worker.inference.front.http.reception import MAX_CONNECTIONS
@@ -53,7 +53,7 @@ from gen_worker.inference.versions import model_options
 from gen_worker.trainer.attempt.session import AttemptSession
 from gen_worker.trainer.job_lifecycle import raise_stop
 
-logger = logging.getLogger("gen_worker.inference")
+logger, news = logging.getLogger("gen_worker.inference"), logging.getLogger(NEWS_LOGGER)
 
 LOOK_EVERY_S = 0.2
 STATS_EVERY_S = 5.0
@@ -294,7 +294,7 @@ class ModelServer:
         bearer_file = "" if self._is_local else str(self.folder / BEARER)
         ready = ReadyEvent(url=url, version=live.version.facts, number=live.number, bearer_file=bearer_file)
         self.session.reporter.event("ready", msgspec.to_builtins(ready))
-        logger.info("%s answers at %s", live.version.label, url)
+        news.info("%s answers at %s", live.version.label, url)
         if not self._promotions.pool.inputs:
             self.session.reporter.log(
                 "the training data has no columns, so requests are not checked, and numbers in JSON become int64 or float64:"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from gen_worker.contract.job.rules import parse_job_spec
-from gen_worker.contract.job.spec import DatasetSpec
+from gen_worker.contract.job.spec import DatasetSpec, PredictionSpec
 from gen_worker.errors import Fault, WorkerError
 from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
 from gen_worker.trainer.callbacks.callback_list import load_callback
@@ -36,6 +36,8 @@ def find_import_faults(config: dict[str, Any]) -> list[Fault]:
     job = parse_job_spec(config, source="the job")
     os.environ.update(job.env)
     base_dir = Path(os.environ.get("TRAINER_BASE_DIR") or Path.cwd())
+    if job.prediction is not None:
+        return [*find_footer_faults("prediction", job.prediction, base_dir), *_predict_faults(job.prediction)]
 
     faults: list[Fault] = []
     trainer: TrainerPlugin | None = None
@@ -71,7 +73,21 @@ def find_import_faults(config: dict[str, Any]) -> list[Fault]:
     return faults
 
 
-def find_footer_faults(field: str, dataset: DatasetSpec, base_dir: Path) -> Iterator[Fault]:
+def _predict_faults(prediction: PredictionSpec) -> Iterator[Fault]:
+    """Of the class that is to predict, with the code of the run that saved its checkpoint."""
+    if prediction.version is None:
+        return
+    from gen_worker.inference.model.loading import enter, require_predict
+
+    version = prediction.version
+    try:
+        enter(version)
+        require_predict(load_trainer_plugin(version.trainer), version.trainer)
+    except WorkerError as fault:
+        yield Fault(str(fault), path="trainer", kind="code")
+
+
+def find_footer_faults(field: str, dataset: DatasetSpec | PredictionSpec, base_dir: Path) -> Iterator[Fault]:
     """Of the first parquet files: one that is not complete, or lacks a column. Files that are missing are judged before."""
     for number, text in enumerate(dataset.parquet_paths):
         path = base_dir / text

@@ -70,3 +70,9 @@ class Served:
     def load_state_dict(self, state: dict[str, Any], payload: dict[str, Any], ctx: StepContext) -> None:
         for name, part in state.items():
             part.load_state_dict(payload[name])
+
+
+class Mute(Served):
+    """Has no `predict`."""
+
+    predict = None  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gen_worker.errors import END_LOGGER, REPORT_MARK
+from gen_worker.errors import END_LOGGER, NEWS_LOGGER, REPORT_MARK
 from trn.core.terminal_text import SHORT_LINE, clean, without_copies
 
 _LOG_LINE = re.compile(
@@ -73,7 +73,7 @@ class WorkerLog:
         local = (int(year), int(month), int(day), int(hour), int(minute), int(second), 0, 0, -1)
         with contextlib.suppress(ValueError, OverflowError):  # a line of the author's that looks like one
             self._at_ms = max(self._at_ms, int(time.mktime(local)) * 1000 + int(ms))
-        if logger == END_LOGGER:
+        if logger in (END_LOGGER, NEWS_LOGGER):
             return None
         shown = Text()
         shown.append(f"{clock} ", style="dim")

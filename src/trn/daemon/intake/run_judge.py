@@ -13,7 +13,7 @@ from gen_worker.contract.redaction import looks_secret, strip_url_secrets
 from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
-from trn.core.runs import TRAINING
+from trn.core.runs import SERVER
 from trn.core.settings import Settings
 from trn.core.snapshots import SnapshotStore
 from trn.core.variables import DEVICE_VARIABLES, fingerprint, matters, without_workers_variables
@@ -118,7 +118,9 @@ class RunJudge:
             faults, room = await asyncio.to_thread(self._look_at_files, new)
             faults += room.faults
             notes += room.warnings
-        if submission.is_import_tried and new.kind == TRAINING:  # a model worker says itself what is wrong
+        if (
+            submission.is_import_tried and new.kind != SERVER
+        ):  # which starts at once, and says itself what is wrong
             new = with_id(new, new.run_id)
             found, warnings = await self._imports.find_faults(
                 self._dispatcher.plan(new).plan,

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.files.hashes import hash_file
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.run_ids import MAX_RUN_ID, RUN_ID
@@ -168,7 +169,10 @@ def _encode(config: dict[str, Any]) -> bytes:
 
 
 def find_missing_output(run: RunRecord) -> str:
-    """Why what a completed prediction wrote does not stand any more; empty where it does. Blocks; hashes nothing."""
+    """Why what a completed prediction wrote does not stand any more; empty where it does. Blocks.
+
+    A part is hashed where it was written after the list of parts, which a prediction writes last.
+    """
     out = Path(run.base_dir or "/") / str(run.config[PREDICTION].get("out", ""))
     try:
         parts = msgspec.json.decode(read_regular(out / PARTS), type=_Parts)
@@ -176,13 +180,21 @@ def find_missing_output(run: RunRecord) -> str:
         return f"its output is gone from {out}"
     if parts.run_id != run.run_id:
         return f"{parts.run_id} has predicted into {out} since"
-    missing = [part.name for part in parts.parts if _size(out / part.name) != part.size_bytes]
-    return f"{missing[0]} is gone from {out}, or has changed" if missing else ""
+    listed_ns = _stat(out / PARTS)[1]
+    for part in parts.parts:
+        size_bytes, written_ns = _stat(out / part.name)
+        is_same = size_bytes == part.size_bytes
+        if is_same and part.hash and written_ns >= listed_ns:
+            is_same = _hash(out / part.name) == part.hash
+        if not is_same:
+            return f"{part.name} is gone from {out}, or has changed"
+    return ""
 
 
 class _Part(msgspec.Struct):
     name: str
     size_bytes: int
+    hash: str = ""
 
 
 class _Parts(msgspec.Struct):
@@ -192,8 +204,17 @@ class _Parts(msgspec.Struct):
     parts: list[_Part]
 
 
-def _size(path: Path) -> int:
+def _stat(path: Path) -> tuple[int, int]:
+    """(size, time of the last write in ns)."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return -1
+        return -1, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _hash(path: Path) -> str:
+    try:
+        return hash_file(path)
+    except OSError:
+        return ""

@@ -197,7 +197,8 @@ class ReplicaPool:
         if self._is_draining:
             query.answer(unavailable("the model is not served any more"))
             return
-        if self._recovery.quarantine and (poison := self._recovery.quarantine.find(query.rows)):
+        quarantine = self._recovery.quarantine
+        if not quarantine.is_empty and (poison := quarantine.find(query.rows)):
             query.answer(poisoned(poison))
             return
         if num_rows > self.options.max_batch_rows:
@@ -233,7 +234,8 @@ class ReplicaPool:
         """Call `predict_stream` with one row. Refusal where that cannot be; else `end` is called, once and last."""
         if self._is_draining:
             raise unavailable("the model is not served any more")
-        if self._recovery.quarantine and (poison := self._recovery.quarantine.find(rows)):
+        quarantine = self._recovery.quarantine
+        if not quarantine.is_empty and (poison := quarantine.find(rows)):
             raise poisoned(poison)
         return self._streams.open(rows, item, end, self._replicas)
 

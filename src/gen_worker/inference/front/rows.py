@@ -286,7 +286,8 @@ class Answer:
             columns = block.columns
             if len(columns) == 1:
                 ((name, values),) = columns.items()
-                found += [{name: value} for value in values[start:stop]]
+                for value in values[start:stop]:
+                    found.append({name: value})  # most have one row: a comprehension is one call more
             else:
                 names = tuple(columns)
                 found += [

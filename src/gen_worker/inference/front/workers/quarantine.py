@@ -13,12 +13,11 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._hashes: dict[bytes, None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._hashes)
+        self.is_empty = True  # as nearly always: not to be asked by a call
 
     def add(self, row: Rows) -> None:
         self._hashes[_hash_row(row)] = None
+        self.is_empty = False
         while len(self._hashes) > MAX_ROWS:
             del self._hashes[next(iter(self._hashes))]
 

@@ -115,7 +115,7 @@ def test_one_artifact_is_saved_by_the_beginning_of_its_id(made: WithArtifacts, t
     code, message = made.fail("artifacts", "r", "--save", "c0", str(tmp_path))
     assert (code, "exists: give another path" in message) == (6, True)
     code, message = made.fail("artifacts", "r", "--save", "zz", str(tmp_path / "b"))
-    assert (code, "has no artifact 'zz'" in message) == (4, True)
+    assert (code, "has no artifact with the id 'zz'" in message) == (4, True)
     code, message = made.fail("artifacts", "r", "--save", "e0", str(tmp_path / "b"))
     assert (code, "it is refused: the file is empty" in message) == (4, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "a.txt", "home"]

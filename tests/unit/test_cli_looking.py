@@ -142,6 +142,10 @@ def test_a_loss_that_is_no_number_is_told_by_its_word_everywhere(
         ("inf", "inf"),
         ("nan", "nan"),
     ]
+    for words, said in ((["train/los"], ": did you mean train/loss?"), (["tags.no"], "\n")):
+        assert verbs.run(["--home", str(made.home.root), "list", "--sort", *words]) == 0
+        told = made._capsys.readouterr().err
+        assert f"none of 5 runs has {words[0]} to sort by{said}" in told
     backwards = [run["run_id"] for run in made.ask("list", "--sort", "train/loss", "--reverse")]
     assert backwards == ["inf", "first", "last", "low", "nan"]
     table = made.show("list", "--columns", "id,train/loss", "--sort", "train/loss")

@@ -165,7 +165,9 @@ def _save_one(
     if len(meant) > 1:
         raise AmbiguousError(f"{artifact_id!r} is the beginning of {len(meant)} artifacts: give more of it")
     if not meant:
-        raise NotFoundError(f"the run has no artifact {artifact_id!r}: `trn artifacts RUN` lists them")
+        raise NotFoundError(
+            f"the run has no artifact with the id {artifact_id!r}: `trn artifacts RUN` lists the ids"
+        )
     if target == "-":
         _copy(home, meant[0], sys.stdout.buffer)
         return

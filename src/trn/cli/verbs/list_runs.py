@@ -300,7 +300,18 @@ class _Table:
             runs = _sorted_by([(self._value(run, self._sort), run) for run in runs], self._is_reversed)
         return runs[: self._limit or None]
 
+    def _nearest(self, runs: list[RunRow]) -> str:
+        import msgspec
+
+        from gen_worker.contract.document_schema import nearest_name
+
+        known = {name for run in runs for name in msgspec.json.decode(run.metrics or "{}")}
+        nearest = nearest_name(self._sort, sorted(known))
+        return f": did you mean {nearest}?" if nearest else ""
+
     def _nothing(self) -> str:
+        if self._sort not in SORTS and (runs := self.view.heads(self._which)):
+            return f"none of {len(runs)} runs has {self._sort} to sort by{self._nearest(runs)}"
         if self.view.num_runs(RunFilter()):
             return "no runs match these filters: `trn list` without filters shows all"
         home = self.view.home

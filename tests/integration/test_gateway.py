@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,34 @@ def test_a_wrong_request_names_every_fault_and_nothing_is_ignored(world: Gateway
     wrong = world.send("POST", "/runs/one")
     assert (wrong.status, wrong.data["error"]["code"]) == (405, "method")
     assert wrong.headers["allow"] == "DELETE, GET, HEAD, PATCH"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"config": {"run_id": "one", "run_id": "two"}}', "run_id"),
+        (b'{"config": {"hyperparams": {"a": 1, "b": {"c": 1, "c": 2}}}}', "c"),
+        (b'{"config": {}, "config": {"run_id": "two"}}', "config"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_refused_as_in_a_file(
+    world: GatewayWorld, body: bytes, words: str
+) -> None:
+    answer = world.send("POST", "/runs?dry_run=1", body)
+    assert answer.status == 400
+    (fault,) = answer.data["error"]["faults"]
+    assert words in fault["text"]
+
+
+def test_a_gateway_that_cannot_say_where_it_is_says_why(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    home.gateway_info.mkdir()
+    started = subprocess.run(
+        [sys.executable, "-m", "trn.gateway", "--home", str(home.root)], capture_output=True, text=True
+    )
+    assert started.returncode != 0
+    assert "gateway.json" in started.stderr.splitlines()[-1]
 
 
 def test_a_stream_replays_follows_and_continues_where_it_was_left(

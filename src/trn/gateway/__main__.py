@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from trn.core.errors import TrnError
@@ -29,6 +30,21 @@ def main(arguments: list[str] | None = None) -> int:
         return _serve(home, options.address, is_quiet=options.quiet)
     except (TrnError, OSError) as fault:
         return refuse(home, fault)
+    except BaseExceptionGroup as group:
+        causes = list(_causes(group))
+        cause = causes[0]
+        if len(causes) > 1 or not isinstance(cause, TrnError | OSError):
+            raise
+        return refuse(home, cause)
+
+
+def _causes(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Of its tasks."""
+    for fault in group.exceptions:
+        if isinstance(fault, BaseExceptionGroup):
+            yield from _causes(fault)
+        else:
+            yield fault
 
 
 def _serve(home: Home, address: str | None, *, is_quiet: bool) -> int:

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from gen_worker.errors import Fault
+from gen_worker.contract.documents import parse_document
+from gen_worker.errors import Fault, SpecError
 from trn.core.errors import InvalidRequestError
 from trn.gateway.answers import error_answer, refusal
 from trn.gateway.gate.guard import API
@@ -204,8 +205,13 @@ def _read_query(each: Endpoint, query: bytes, values: dict[str, Any], faults: li
 
 
 def _read_body(kind: Any, body: bytes, values: dict[str, Any], faults: list[Fault]) -> bool:
+    """As a job's file is read: a name that is given twice, or a number that would lose a digit, is a fault."""
     try:
         values[BODY] = msgspec.json.decode(body or b"{}", type=kind)
+        parse_document((body or b"{}").decode(), format_="json", source=BODY)
+    except SpecError as fault:
+        faults += [Fault.of(item) for item in fault.faults]
+        return False
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as fault:
         faults.append(_explain(fault, {}))
         return False

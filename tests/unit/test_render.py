@@ -238,7 +238,7 @@ def test_numbers_and_durations_are_short() -> None:
         "0",
     ]
     assert [show_rate(per_s) for per_s in (9.954, 0.0521, 129_834.2)] == ["9.95", "0.0521", "129,834"]
-    assert [show_duration(seconds) for seconds in (0, 7.4, 75, 3605, 180_000)] == [
+    assert [show_duration(seconds) for seconds in (0, 7.9, 75, 3605, 180_000)] == [
         "0:00",
         "0:07",
         "1:15",

@@ -18,7 +18,7 @@ def show_rate(per_s: float) -> str:
 
 def show_duration(seconds: float) -> str:
     """`0:07`, `12:30`, `3:05:00`, `2 d 3 h`."""
-    whole = max(0, round(seconds))
+    whole = max(0, int(seconds))  # as `trn status` says it
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
         return f"{days} d {hours % 24} h"

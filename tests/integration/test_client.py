@@ -127,6 +127,33 @@ def test_a_name_that_is_taken_refuses_nobody_and_runs_at_once_get_numbers_of_the
     asyncio.run(main())
 
 
+def test_a_name_that_means_two_runs_removes_none_of_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path), trn.AsyncClient(tmp_path) as client:
+            for number in (1, 2, 3):
+                run = (await client.submit(job(run_id="mine", max_steps=number))).run
+                await client.cancel(run.run_id, is_exact=True)
+            with pytest.raises(errors.AmbiguousError, match=r"give mine\.1 or mine\.3"):
+                await client.remove(["mine"])
+            assert [freed.name for freed in await client.remove("mine.3")] == ["mine.3"]
+            assert [freed.name for freed in await client.remove(["mine.1"])] == ["mine"]
+            assert [freed.name for freed in await client.remove(["mine"])] == ["mine.2"]
+
+    asyncio.run(main())
+
+
+def test_one_name_is_one_name_and_not_its_letters(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host, trn.AsyncClient(tmp_path) as client:
+            await host.add_run("old")
+            points = [(1, 1, "train/loss", 1, 0.5, 1)]
+            host.metrics.add("old", offset=1, last_seq=1, points=points).result()
+            assert (await client.metrics("old", "train/loss")).keys() == {"train/loss"}
+            assert (await client.lineage("old", "train/loss")).metrics.keys() == {"train/loss"}
+
+    asyncio.run(main())
+
+
 def test_a_restart_in_the_middle_of_everything_costs_only_time(tmp_path: Path) -> None:
     """Watch, events, logs and wait go over two daemons, and nothing is missing or double."""
 

@@ -1,6 +1,7 @@
 """AsyncClient: the daemon's API in Python. It reconnects and replays across restarts of the daemon."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -13,7 +14,7 @@ import msgspec
 from gen_worker.errors import Fault
 from trn.client.caller_environment import find_passed
 from trn.client.connection import Connection
-from trn.client.run_reader import RunReader
+from trn.client.run_reader import RunReader, as_names
 from trn.client.wire_requests import (
     ResumeOptions,
     SubmitOptions,
@@ -22,7 +23,7 @@ from trn.client.wire_requests import (
     make_resume_request,
     make_submit_request,
 )
-from trn.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from trn.core.errors import AmbiguousError, InvalidRequestError, NotFoundError, UnavailableError
 from trn.core.serving.records import Promotion
 from trn.core.settings import read_settings
 from trn.proto import trainer_pb2 as pb
@@ -151,18 +152,31 @@ class AsyncClient(RunReader):
         return from_message((await self._connection.call("UpdateRun", request)).run, Run)
 
     async def remove(
-        self, run_ids: Sequence[str], *, is_dry_run: bool = False, is_exact: bool = False
+        self, run_ids: str | Sequence[str], *, is_dry_run: bool = False, is_exact: bool = False
     ) -> tuple[Freed, ...]:
-        """Remove ended runs with their folders and metrics: all of them, or none and a ConflictError."""
-        pinned = list(run_ids) if is_exact else []
-        for run_id in () if is_exact else run_ids:
-            try:
-                pinned.append(await self._pin(run_id))
-            except NotFoundError:
-                pinned.append(run_id)  # perhaps it was already removed: the daemon knows
+        """Remove ended runs with their folders and metrics: all of them, or none and a ConflictError.
+
+        AmbiguousError for a name that is the id of a run and means a newer one, unless `is_exact`: then it is that run.
+        """
+        given = as_names(run_ids)
+        pinned = list(given) if is_exact else [await self._pin_to_remove(run_id) for run_id in given]
         request = pb.RemoveRunsRequest(run_ids=pinned, is_dry_run=is_dry_run, is_exact=True)
         answer = await self._connection.call("RemoveRuns", request, timeout_s=LOOK_PATIENCE_S)
         return from_message(answer, Pruned).freed
+
+    async def _pin_to_remove(self, run_id: str) -> str:
+        try:
+            pinned = await self._pin(run_id)
+        except NotFoundError:
+            return run_id  # perhaps it was already removed: the daemon knows
+        if pinned != run_id:
+            with contextlib.suppress(NotFoundError):
+                await self.get(run_id, is_exact=True)
+                raise AmbiguousError(
+                    f"{run_id!r} is the id of the first run of its family, and as a name it means the newest,"
+                    f" {pinned!r}: give {run_id}.1 or {pinned}"
+                )
+        return pinned
 
     async def prune(
         self,

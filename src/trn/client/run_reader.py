@@ -88,19 +88,20 @@ class RunReader:
         self,
         *,
         after_change: int = 0,
-        run_ids: Sequence[str] = (),
+        run_ids: str | Sequence[str] = (),
         is_live_only: bool = False,
         is_exact: bool = False,
     ) -> AsyncGenerator[Run, None]:
         """Runs as they change, first those that changed after `after_change`. Endless. Fast changes are merged: the
         newest state of a run always comes, but not every state in between."""
         change, is_new = after_change, True
+        watched = as_names(run_ids)
         if not is_exact:
-            run_ids = [await self._pin(run_id) for run_id in run_ids]
+            watched = [await self._pin(run_id) for run_id in watched]
 
         def request() -> pb.WatchRunsRequest:
             return pb.WatchRunsRequest(
-                after_change=change, run_ids=run_ids, live_only=is_live_only and is_new, is_exact=True
+                after_change=change, run_ids=watched, live_only=is_live_only and is_new, is_exact=True
             )
 
         async with aclosing(
@@ -179,7 +180,7 @@ class RunReader:
     async def metrics(
         self,
         run_id: str,
-        names: Sequence[str] = (),
+        names: str | Sequence[str] = (),
         *,
         from_step: int | None = None,
         to_step: int | None = None,
@@ -187,13 +188,13 @@ class RunReader:
         is_exact: bool = False,
     ) -> dict[str, MetricSeries]:
         """A run's metric points by name, reduced to `max_points` of each if given."""
-        asked = _MetricsAsked(run_id, names, from_step, to_step, max_points, is_exact)
+        asked = _MetricsAsked(run_id, as_names(names), from_step, to_step, max_points, is_exact)
         return _by_name(await self._connection.call("GetMetrics", asked.request()))
 
     async def discarded(
         self,
         run_id: str,
-        names: Sequence[str] = (),
+        names: str | Sequence[str] = (),
         *,
         from_step: int | None = None,
         to_step: int | None = None,
@@ -201,15 +202,15 @@ class RunReader:
         is_exact: bool = False,
     ) -> tuple[DiscardedPoints, ...]:
         """Metric points that later attempts took back, by name and attempt, reduced to `max_points` of each."""
-        asked = _MetricsAsked(run_id, names, from_step, to_step, max_points, is_exact)
+        asked = _MetricsAsked(run_id, as_names(names), from_step, to_step, max_points, is_exact)
         answer = await self._connection.call("GetMetrics", asked.request(with_discarded=True))
         return tuple(from_message(part, DiscardedPoints) for part in answer.discarded)
 
     async def lineage(
-        self, run_id: str, names: Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
+        self, run_id: str, names: str | Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
     ) -> Lineage:
         """A run and those that it was resumed from, as one curve."""
-        asked = _MetricsAsked(run_id, names, None, None, max_points, is_exact)
+        asked = _MetricsAsked(run_id, as_names(names), None, None, max_points, is_exact)
         answer = await self._connection.call("GetMetrics", asked.request(with_ancestors=True))
         parts = tuple(from_message(part, LineagePart) for part in answer.lineage)
         return Lineage(parts=parts, metrics=_by_name(answer))
@@ -281,6 +282,11 @@ class _MetricsAsked(NamedTuple):
 
     def request(self, **more: Any) -> pb.GetMetricsRequest:
         return pb.GetMetricsRequest(**self._asdict(), **more)
+
+
+def as_names(given: str | Sequence[str]) -> list[str]:
+    """One name is one, not its letters."""
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _by_name(answer: pb.GetMetricsResponse) -> dict[str, MetricSeries]:

@@ -58,7 +58,7 @@ VIEWS = (
     View("runs", "/", 480, "digits-long"),
     View("run", "/runs/digits-killed", 640, "train/loss", "train/loss"),
     View("compare", "/compare?run=digits&run=digits-slow&run=digits-killed", 870, "learning_rate"),
-    View("videos", "/runs/cartpole?tab=media", 600, "cartpole"),
+    View("videos", "/runs/cartpole?tab=media", 820, "cartpole"),
     View("log", "/runs/digits-killed?tab=log", 400, "resumed"),
     View("machine", "/machine", 670, "digits-next"),
     View("submit", "/submit?from=digits", 760, "This job would be accepted."),

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from gen_worker.contract.files.durable import replace_file
+from gen_worker.contract.files.durable import Sync, replace_file
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.contract.job.spec import GateSpec
@@ -140,10 +140,12 @@ class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
     outcome: PromotedEvent | PromotionRefusedEvent | None = None  # until its event is durable
 
 
-def write_document(path: Path, document: WantedModel | LiveModel | SettledFeedback) -> None:
-    """Durably. Blocks."""
+def write_document(
+    path: Path, document: WantedModel | LiveModel | SettledFeedback, *, sync: Sync = "folder"
+) -> None:
+    """Durably; with `sync="file"` a power cut may leave the document before it. Blocks."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", sync=sync)
 
 
 def read_wanted(folder: Path) -> WantedModel | None:

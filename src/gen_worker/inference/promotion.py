@@ -23,6 +23,7 @@ import msgspec
 
 from gen_worker.contract.checkpoints.choice import CheckpointInfo
 from gen_worker.contract.failpoints import failpoint
+from gen_worker.contract.files.durable import Sync
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import GateSpec
 from gen_worker.contract.serving import (
@@ -117,7 +118,7 @@ class Promotions:
                 logger.warning("%s is not served beside it any more: %s", live.second.label, why.words)
                 live = msgspec.structs.replace(live, second=None, second_is="", percent=0.0)
         self._show_second(live)
-        await self._write(live)
+        self.live = live  # written with the URL
         await self._tell_outcome()
 
     async def _open_wanted(self) -> bool:
@@ -159,9 +160,10 @@ class Promotions:
         return not (self._folder / LIVE).exists()
 
     async def note_url(self, url: str) -> None:
-        """The next attempt answers there, too, if it can."""
-        if url != self.live.url:
-            await self._write(msgspec.structs.replace(self.live, url=url))
+        """The next attempt answers there, too, if it can. What is served is durable when this returns, as is all that was written
+        into the folder before.
+        """
+        await self._write(msgspec.structs.replace(self.live, url=url), sync="folder")
 
     async def look(self) -> None:
         """Do what is wanted, unless it is done. Nothing is raised for a version that is refused."""
@@ -378,11 +380,11 @@ class Promotions:
         failpoint("promotion.told")
         await self._write(msgspec.structs.replace(self.live, outcome=None))
 
-    async def _write(self, live: LiveModel) -> None:
-        """What is no commit: on a full disk the document is behind, and after a restart it is done again."""
+    async def _write(self, live: LiveModel, sync: Sync = "file") -> None:
+        """What is no commit: on a full disk, or after a power cut, the document is behind, and after a restart it is done again."""
         self.live = live
         try:
-            await asyncio.to_thread(write_document, self._folder / LIVE, live)
+            await asyncio.to_thread(write_document, self._folder / LIVE, live, sync=sync)
         except OSError as fault:
             logger.warning("live.json cannot be written: %s", fault)
 

@@ -263,7 +263,9 @@ class ModelServer:
             if found:
                 logger.warning("%s is not what was written: it is replaced by another secret", path)
             found = secrets.token_urlsafe(BEARER_BYTES)
-            replace_file(path, found.encode() + b"\n", mode=0o600)
+            replace_file(
+                path, found.encode() + b"\n", mode=0o600, sync="file"
+            )  # the folder: with `live.json`
         return found
 
     def _make_pool(self, version: ModelVersion, processes: ModelProcesses) -> ReplicaPool:

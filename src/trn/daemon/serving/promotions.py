@@ -160,4 +160,6 @@ class Promotions:
             logger.warning("%s", fault)
             known = None
         if known is None or known.number < wanted.number:
-            write_document(folder / WANTED, wanted)
+            write_document(
+                folder / WANTED, wanted, sync="file"
+            )  # the registry has it, and it is written again

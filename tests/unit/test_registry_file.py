@@ -91,8 +91,22 @@ def test_what_the_daemon_itself_and_readers_do_is_no_replacement(registry: RunRe
         assert check_integrity(path) == []
         back_up(path, path.with_name(f"copy-{number}.db"))
         path.chmod(0o600)
+        path.touch()
         assert registry.find_problem() == ""
     assert len(registry.page()) == 5
+
+
+def test_a_file_of_the_same_size_and_other_bytes_is_no_touch(registry: RunRegistry, path: Path) -> None:
+    registry.checkpoint_wal()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    assert "written by another program" in registry.find_problem()
+    content[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    assert registry.find_problem() == ""
 
 
 def test_points_are_not_taken_into_a_store_that_was_deleted(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ commit is reported:
 - The file and its log (`-wal`) are known by device and inode.
 - If only this process writes the file, its size and time of change are known as well: in WAL mode it changes only in a
   checkpoint, and this process makes them all. So a copy over it (`cp backup registry.db`) is noticed, too.
+- A time of change alone says little: `touch` sets it. So the checksum of a file that is not large is known, too.
 """
 
 import contextlib
 import os
 import secrets
 import sqlite3
+import zlib
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from trn.core.errors import RegistryError, RegistryGoneError
 from trn.core.home import Home
 
 BUSY_TIMEOUT_MS = 30_000
+MAX_CHECKED_BYTES = 64 << 20  # read in a few hundredths of a second
+CHECKED_BLOCK_BYTES = 1 << 20
 WRITER_BUSY_MS = 2_000  # there is one writer; another program that holds the lock would block the loop
 
 
@@ -35,6 +39,7 @@ class OpenFile:
         self._is_content_known = is_changed_by_checkpoints_alone
         self._place: _Place = (0, 0)
         self._content = (0, 0)  # size, time of change
+        self._checksum: int | None = None  # of the content; None: the file is too large to read it for that
         self._wal_place: _Place | None = None  # it is made by the first change
         self.note()
 
@@ -43,6 +48,7 @@ class OpenFile:
         found = os.stat(self.path)  # noqa: PTH116  (hot)
         self._place = (found.st_dev, found.st_ino)
         self._content = (found.st_size, found.st_mtime_ns)
+        self._checksum = self._find_checksum(found.st_size) if self._is_content_known else None
 
     def find_problem(self) -> str:
         """Why a commit would not be found again; empty: all is well. Two calls of the system."""
@@ -53,8 +59,19 @@ class OpenFile:
         if (found.st_dev, found.st_ino) != self._place:
             return f"{self.path} was replaced by another file while the daemon had it open"
         if self._is_content_known and (found.st_size, found.st_mtime_ns) != self._content:
-            return f"{self.path} was written by another program while the daemon had it open"
+            if self._checksum is None or self._find_checksum(found.st_size) != self._checksum:
+                return f"{self.path} was written by another program while the daemon had it open"
+            self._content = (found.st_size, found.st_mtime_ns)
         return self._find_wal_problem()
+
+    def _find_checksum(self, size_bytes: int) -> int | None:
+        if size_bytes > MAX_CHECKED_BYTES:
+            return None
+        checksum = 0
+        with self.path.open("rb", buffering=0) as file:
+            while block := file.read(CHECKED_BLOCK_BYTES):
+                checksum = zlib.crc32(block, checksum)
+        return checksum
 
     def _find_wal_problem(self) -> str:
         try:

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from trn.core.causes import QUEUED
+from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
 from trn.core.runs import PREDICTION, SERVER, AttemptRecord, RunRecord, RunState
 from trn.core.snapshot_manifest import FileEntry, Manifest
 from trn.core.snapshots import SnapshotStore
 from trn.gateway.app import name_hosts
+from trn.gateway.endpoints import read_asked
 from trn.gateway.file_answer import read_range
 from trn.gateway.gate.credentials import BEARER, LOGIN_TOKEN_S, MAX_LOGIN_TOKENS, SESSION_S, Credentials
 from trn.gateway.reading import log_search
@@ -22,6 +24,7 @@ from trn.gateway.reading.exactness import ExactnessReader
 from trn.gateway.reading.forecast import forecast
 from trn.gateway.reading.log_search import search_log
 from trn.gateway.reading.run_files import list_documents
+from trn.gateway.routes import commands
 
 
 def search_all(path: Path, text: str, *, limit: int = 10, **options: Any) -> list[tuple[int, str]]:
@@ -238,3 +241,21 @@ def test_a_certificate_is_about_the_code_that_was_tested_and_about_trainings_alo
     assert state(tested) == "unknown", "the newest about this code counts"
     certify(home, "4", trainer="old:Old")
     assert state(tested, "old:Old") == "unknown", "it does not say what it tested"
+
+
+def test_every_fault_of_a_body_is_named_as_those_of_a_job() -> None:
+    (endpoint,) = [each for each in commands.ENDPOINTS if each.path == "/runs" and each.method == "POST"]
+
+    def faults(body: object) -> list[str]:
+        with pytest.raises(InvalidRequestError) as refused:
+            read_asked(endpoint, {}, b"", body if isinstance(body, bytes) else json.dumps(body).encode())
+        return [str(fault) for fault in refused.value.faults]
+
+    found = faults({"confg": {}, "priority": "high", "env": {"A": 1}})
+    assert found[0] == "unknown field `confg`: did you mean `config`?"
+    assert 'priority: found "high", expected a whole number' in found[1]
+    assert "env.A: found 1, expected text" in found
+    assert len(found) == 4, "and that there is no config"
+    assert faults(b"{")
+    assert faults(b"[]")
+    assert faults(b'{"a": "\xff"}')

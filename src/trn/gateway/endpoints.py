@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
+from gen_worker.contract.document_schema import convert_document
 from gen_worker.contract.documents import parse_document
 from gen_worker.errors import Fault, SpecError
 from trn.core.errors import InvalidRequestError
@@ -213,9 +214,20 @@ def _read_body(kind: Any, body: bytes, values: dict[str, Any], faults: list[Faul
         faults += [Fault.of(item) for item in fault.faults]
         return False
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as fault:
-        faults.append(_explain(fault, {}))
+        faults += _explain_body(kind, body) or [_explain(fault, {})]
         return False
     return True
+
+
+def _explain_body(kind: Any, body: bytes) -> list[Fault]:
+    """Every fault of its fields, with the nearest name, as of a job; none where it is no JSON."""
+    try:
+        convert_document(parse_document(body.decode(), format_="json", source=BODY), kind, source=BODY)
+    except SpecError as fault:
+        return [Fault.of(item) for item in fault.faults]
+    except (RecursionError, UnicodeError):
+        pass
+    return []
 
 
 def _explain(fault: Exception, values: Mapping[str, Any]) -> Fault:

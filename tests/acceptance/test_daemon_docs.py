@@ -21,7 +21,7 @@ def test_the_states_of_a_run_are_the_table_of_the_code() -> None:
         for row in table_rows(DOCS / "architecture.md", "States of a run")
     }
     assert shown == {
-        state.value: ({str(after) for after in TRANSITIONS[state]}, OWNERS.get(state, "nobody: it is final"))
+        state.value: ({str(after) for after in TRANSITIONS[state]}, OWNERS.get(state, "none: it is final"))
         for state in TRANSITIONS
     }
 

@@ -273,10 +273,10 @@ def test_a_refusal_is_not_tried_again_and_has_the_class_of_its_cause(tmp_path: P
                 await anext(client.events("missing"))
             num_calls = host.service.num_calls
 
-            def refuse(*_values: object, **_names: object) -> None:
+            async def refuse(*_values: object, **_names: object) -> None:
                 raise errors.UnavailableError("the registry could not be written: disk full")
 
-            host.registry.submit = refuse  # type: ignore[method-assign,assignment]
+            host.registry.add = refuse  # type: ignore[method-assign,assignment]
             with pytest.raises(errors.UnavailableError, match="disk full"):
                 await client.submit(job())
             assert host.service.num_calls == num_calls + 1

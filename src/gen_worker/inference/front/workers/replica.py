@@ -140,6 +140,8 @@ class Replica:
             self._give_up(NotReady(category="model-load", words=words, cause=cause))
 
     def _receive(self, message: FromWorker, payload: memoryview) -> None:
+        if self.is_killed:
+            return  # what it says after that is not believed
         if self.ready is not None:
             self._received(self, message, payload)
         elif isinstance(message, Ready):

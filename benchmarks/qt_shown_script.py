@@ -38,5 +38,10 @@ class TimedWindow(TrainerWindow):
             self.close()
 
 
+def fail(words: str) -> int:
+    print(words, file=sys.stderr, flush=True)
+    return 1
+
+
 application.TrainerWindow = TimedWindow  # type: ignore[misc]
-sys.exit(application.run(Home(Path(sys.argv[1]))))
+sys.exit(application.run(Home(Path(sys.argv[1])), fail))

@@ -172,7 +172,9 @@ def test_assistive_programs_find_no_barrier_in_what_opens_over_a_view(
 ) -> None:
     """Menus, dialogs and what is below a chart: none of them is open in a view by itself."""
     visitor = visit()
-    visitor.complaints.expect("status of 409")  # perhaps another test forked it: then it cannot be removed alone
+    visitor.complaints.expect(
+        "status of 409"
+    )  # perhaps another test forked it: then it cannot be removed alone
     page = visitor.log_in(world, "/?q=/^straight$/")
     expect(page.get_by_role("link", name="straight", exact=True)).to_be_visible()
     barriers = {}

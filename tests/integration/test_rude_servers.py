@@ -599,7 +599,9 @@ def test_an_object_that_the_store_refused_is_never_said_to_be_there(
 
 def test_a_store_that_kept_less_than_it_took_is_found_out(s3_server, tmp_path, make, failures):
     def fault(method: str, path: str) -> tuple[int, dict[str, str], bytes] | None:
-        is_look = method == "HEAD" and path.endswith((".pt", ".part"))  # a part: it seems to replace an object
+        is_look = method == "HEAD" and path.endswith(
+            (".pt", ".part")
+        )  # a part: it seems to replace an object
         return (200, {"Content-Length": "7", "ETag": '"x"'}, b"") if is_look else None
 
     with FaultyStore(s3_server.endpoint, fault) as store:

@@ -188,8 +188,8 @@ class RunReader:
         is_exact: bool = False,
     ) -> dict[str, MetricSeries]:
         """A run's metric points by name, reduced to `max_points` of each if given."""
-        asked = _MetricsAsked(run_id, as_names(names), from_step, to_step, max_points, is_exact)
-        return _by_name(await self._connection.call("GetMetrics", asked.request()))
+        request = _MetricsRequest(run_id, as_names(names), from_step, to_step, max_points, is_exact)
+        return _by_name(await self._connection.call("GetMetrics", request.as_message()))
 
     async def discarded(
         self,
@@ -202,16 +202,16 @@ class RunReader:
         is_exact: bool = False,
     ) -> tuple[DiscardedPoints, ...]:
         """Metric points that later attempts took back, by name and attempt, reduced to `max_points` of each."""
-        asked = _MetricsAsked(run_id, as_names(names), from_step, to_step, max_points, is_exact)
-        answer = await self._connection.call("GetMetrics", asked.request(with_discarded=True))
+        request = _MetricsRequest(run_id, as_names(names), from_step, to_step, max_points, is_exact)
+        answer = await self._connection.call("GetMetrics", request.as_message(with_discarded=True))
         return tuple(from_message(part, DiscardedPoints) for part in answer.discarded)
 
     async def lineage(
         self, run_id: str, names: str | Sequence[str] = (), *, max_points: int = 0, is_exact: bool = False
     ) -> Lineage:
         """A run and those that it was resumed from, as one curve."""
-        asked = _MetricsAsked(run_id, as_names(names), None, None, max_points, is_exact)
-        answer = await self._connection.call("GetMetrics", asked.request(with_ancestors=True))
+        request = _MetricsRequest(run_id, as_names(names), None, None, max_points, is_exact)
+        answer = await self._connection.call("GetMetrics", request.as_message(with_ancestors=True))
         parts = tuple(from_message(part, LineagePart) for part in answer.lineage)
         return Lineage(parts=parts, metrics=_by_name(answer))
 
@@ -272,7 +272,7 @@ class RunReader:
         return (await self.get(run_id)).run_id
 
 
-class _MetricsAsked(NamedTuple):
+class _MetricsRequest(NamedTuple):
     run_id: str
     names: Sequence[str]
     from_step: int | None
@@ -280,7 +280,7 @@ class _MetricsAsked(NamedTuple):
     max_points: int
     is_exact: bool
 
-    def request(self, **more: Any) -> pb.GetMetricsRequest:
+    def as_message(self, **more: Any) -> pb.GetMetricsRequest:
         return pb.GetMetricsRequest(**self._asdict(), **more)
 
 

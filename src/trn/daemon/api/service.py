@@ -27,7 +27,7 @@ from trn.daemon.intake.run_judge import DeviceInventory
 from trn.daemon.intake.run_labels import check_labels
 from trn.daemon.intake.submission import Submission
 from trn.daemon.machine.unknown_workers import Held
-from trn.daemon.serving.promotions import Asked, Promotions
+from trn.daemon.serving.promotions import PromotionRequest, Promotions
 from trn.daemon.upkeep.removal import Freed, Pruned, PruneRule, Removal
 from trn.daemon.upkeep.retries import is_daemon_fault
 from trn.daemon.upkeep.singleton import DaemonInfo
@@ -280,7 +280,7 @@ class TrainerService:
         by: str = "",
         promotion_id: str = "",
     ) -> Promoted:
-        asked = Asked(
+        request = PromotionRequest(
             name=name,
             model=model,
             action=action or "promote",
@@ -289,11 +289,11 @@ class TrainerService:
             by=by,
             promotion_id=promotion_id,
         )
-        return Promoted(promotion=await self._promotions.promote(asked))
+        return Promoted(promotion=await self._promotions.promote(request))
 
     async def rollback(self, name: str, *, by: str = "", promotion_id: str = "") -> Promoted:
-        asked = Asked(name=name, by=by, promotion_id=promotion_id)
-        return Promoted(promotion=await self._promotions.rollback(asked))
+        request = PromotionRequest(name=name, by=by, promotion_id=promotion_id)
+        return Promoted(promotion=await self._promotions.rollback(request))
 
     async def list_served(self) -> ServedList:
         return ServedList(served=self._registry.all_served())

@@ -36,7 +36,7 @@ FAULT_PAUSE_S, TELL_AGAIN_S = 1.0, 5.0
 MAX_BY = 200  # characters of who asked
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PromotionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A promotion as it is asked for. `model` is RUN@…, or @STEP of the run that is served."""
 
     name: str
@@ -74,43 +74,52 @@ class Promotions:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), pause_s)
 
-    async def promote(self, asked: Asked) -> Promotion:
+    async def promote(self, request: PromotionRequest) -> Promotion:
         """Recorded when it returns; its server is being told. NotFoundError, ConflictError, InvalidRequestError."""
-        if asked.action not in ("promote", "shadow", "split"):
-            raise InvalidRequestError(f"the action is {asked.action!r}, expected promote, shadow or split")
-        if asked.action == "split" and not 0 < asked.percent < 100:
-            raise InvalidRequestError(f"percent is {asked.percent:g}, expected more than 0 and less than 100")
-        served = self._registry.served(asked.name)
-        model = asked.model
+        if request.action not in ("promote", "shadow", "split"):
+            raise InvalidRequestError(f"the action is {request.action!r}, expected promote, shadow or split")
+        if request.action == "split" and not 0 < request.percent < 100:
+            raise InvalidRequestError(
+                f"percent is {request.percent:g}, expected more than 0 and less than 100"
+            )
+        served = self._registry.served(request.name)
+        model = request.model
         if model.startswith("@") and served.live is not None:
             model = f"{served.live.run_id}{model}"
         version = (await self._choice.find(model)).version
-        return await self.promote_version(served, version, asked)
+        return await self.promote_version(served, version, request)
 
-    async def promote_version(self, served: ServedModel, version: ModelVersion, asked: Asked) -> Promotion:
+    async def promote_version(
+        self, served: ServedModel, version: ModelVersion, request: PromotionRequest
+    ) -> Promotion:
         """As `promote`, of a version that was found."""
-        action: Action = msgspec.convert(asked.action, Action)
-        return await self._want(served, asked, action, version, self._gate(served, asked.gate))
+        action: Action = msgspec.convert(request.action, Action)
+        return await self._want(served, request, action, version, self._gate(served, request.gate))
 
-    async def rollback(self, asked: Asked) -> Promotion:
+    async def rollback(self, request: PromotionRequest) -> Promotion:
         """End a shadow or a split; else go back to the version that answered before. As `promote`."""
-        served = self._registry.served(asked.name)
+        served = self._registry.served(request.name)
         if served.second_is:
-            return await self._want(served, asked, "single", None, GateSpec())
+            return await self._want(served, request, "single", None, GateSpec())
         _, previous = self._registry.versions_of(served.name)
-        return await self._want(served, asked, "rollback", previous, GateSpec())
+        return await self._want(served, request, "rollback", previous, GateSpec())
 
     async def _want(
-        self, served: ServedModel, asked: Asked, action: Action, version: ModelVersion | None, gate: GateSpec
+        self,
+        served: ServedModel,
+        request: PromotionRequest,
+        action: Action,
+        version: ModelVersion | None,
+        gate: GateSpec,
     ) -> Promotion:
         wanted = WantedPromotion(
             run_id=served.run_id,
             action=action,
             version=version,
-            percent=asked.percent if action == "split" else 0.0,
+            percent=request.percent if action == "split" else 0.0,
             gate=gate,
-            by=asked.by[:MAX_BY],
-            promotion_id=asked.promotion_id,
+            by=request.by[:MAX_BY],
+            promotion_id=request.promotion_id,
         )
         promotion = await committed(self._registry.want_promotion(wanted))
         failpoint("promotion.recorded")

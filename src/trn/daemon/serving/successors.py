@@ -28,7 +28,7 @@ from trn.core.serving.records import DueFeedback, Promotion, PromotionState, Ser
 from trn.daemon.intake.intake import Intake
 from trn.daemon.intake.submission import Submission
 from trn.daemon.serving.model_choice import ChosenModel, ModelChoice
-from trn.daemon.serving.promotions import Asked, Promotions
+from trn.daemon.serving.promotions import PromotionRequest, Promotions
 from trn.registry.base import Registry
 from trn.registry.writer import committed
 
@@ -102,9 +102,9 @@ class Successors:
             logger.warning("%s: %s", served.name, fault)
             return
         if found is not None and await self._is_next(served, found):
-            asked = Asked(name=served.name, by=f"follow {run.run_id}")
+            request = PromotionRequest(name=served.name, by=f"follow {run.run_id}")
             try:
-                await self._promotions.promote_version(served, found.version, asked)
+                await self._promotions.promote_version(served, found.version, request)
             except ConflictError as fault:  # it is ending
                 logger.info("%s: %s", served.name, fault)
         self._seen[served.name] = run.run_id, listing
@@ -222,8 +222,8 @@ class Successors:
         found = await self._choice.find_best(child)
         if found is None:
             return f"run {child.run_id} has no checkpoint that can be served"
-        asked = Asked(name=server.run_id, by=f"feedback {due.number}", promotion_id=promotion_id)
-        await self._promotions.promote_version(self._registry.served(server.run_id), found.version, asked)
+        request = PromotionRequest(name=server.run_id, by=f"feedback {due.number}", promotion_id=promotion_id)
+        await self._promotions.promote_version(self._registry.served(server.run_id), found.version, request)
         return None
 
     def _find_promotion(self, server: RunRecord, promotion_id: str) -> Promotion | None:

@@ -221,6 +221,8 @@ def test_a_prediction_has_the_bits_of_the_server_and_an_equal_one_is_not_predict
     told = trn(home, *words, "--format", "table").stdout
     assert told.endswith(f"  predictions.json in {out} lists the files\n")
     (out / parts[1]["name"]).unlink()
+    alone = run_trn(home, "predict", "line@150", "--data", data, "--out", tmp_path / "alone", "--cpu-only")
+    assert alone[-1]["event"] == "job_completed", "without columns of the data"
     anew = run_trn(home, *words)
     assert "predicted anew: predict-line is equal, but" in anew[0]["notes"][0]
     assert anew[-1]["event"] == "job_completed"

@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gen_worker.contract.job.spec import DatasetSpec
 from gen_worker.contract.sizes import show_bytes
 from gen_worker.errors import Fault
-from gen_worker.launcher.import_check import find_footer_faults
+from gen_worker.launcher.import_check import find_footer_faults, find_import_faults
 from gen_worker.trainer.datasets.index import DatasetIndex
 from trn.core.home import Home
 from trn.daemon.intake import disk_check
@@ -32,8 +31,7 @@ def faults_of(folder: Path, *paths: str, **more: Any) -> list[Fault]:
 
 
 def footer_faults(folder: Path, *paths: str, columns: list[str] | None = None) -> list[Fault]:
-    dataset = DatasetSpec(parquet_paths=list(paths), columns=columns)
-    return list(find_footer_faults("dataset", dataset, folder))
+    return list(find_footer_faults("dataset", paths, columns, folder))
 
 
 def test_a_fault_is_its_sentence_and_keeps_its_data_through_json() -> None:
@@ -81,6 +79,19 @@ def test_footers_are_read_by_the_workers_own_reader(tmp_path: Path) -> None:
     assert "no column 'labels': did you mean 'label'?" in near
     (far,) = footer_faults(tmp_path, "train.parquet", columns=["other"])
     assert far.endswith("no column 'other': it has x, label")
+
+
+def test_a_prediction_may_copy_no_columns_and_those_that_it_copies_have_to_be_there(tmp_path: Path) -> None:
+    data = write_parquet(tmp_path / "rows.parquet")
+
+    def faults(**fields: Any) -> list[Fault]:
+        section = {"checkpoint": "final.meta.json", "parquet_paths": [str(data)], "out": "out", **fields}
+        return find_import_faults({"run_id": "p", "mode": "inference", "prediction": section})
+
+    assert faults() == faults(columns=["x"]) == []
+    (missing,) = faults(columns=["labels"])
+    assert "no column 'labels': did you mean 'label'?" in missing
+    assert missing.path == "prediction.parquet_paths[0]"
 
 
 def test_what_the_worker_refuses_in_a_folder_is_a_fault_here_too(tmp_path: Path) -> None:

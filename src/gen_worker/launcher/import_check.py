@@ -6,14 +6,14 @@ interpreter that no launcher has warm.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from gen_worker.contract.job.rules import parse_job_spec
-from gen_worker.contract.job.spec import DatasetSpec, PredictionSpec
+from gen_worker.contract.job.spec import PredictionSpec
 from gen_worker.errors import Fault, WorkerError
 from gen_worker.trainer.api import find_job_faults, load_trainer_plugin
 from gen_worker.trainer.callbacks.callback_list import load_callback
@@ -37,7 +37,12 @@ def find_import_faults(config: dict[str, Any]) -> list[Fault]:
     os.environ.update(job.env)
     base_dir = Path(os.environ.get("TRAINER_BASE_DIR") or Path.cwd())
     if job.prediction is not None:
-        return [*find_footer_faults("prediction", job.prediction, base_dir), *_predict_faults(job.prediction)]
+        copied = job.prediction.columns or None  # none: the model says what it reads
+        paths = job.prediction.parquet_paths
+        return [
+            *find_footer_faults("prediction", paths, copied, base_dir),
+            *_predict_faults(job.prediction),
+        ]
 
     faults: list[Fault] = []
     trainer: TrainerPlugin | None = None
@@ -69,7 +74,7 @@ def find_import_faults(config: dict[str, Any]) -> list[Fault]:
             except WorkerError as fault:
                 faults.append(Fault.of(str(fault), "code"))
         elif dataset:
-            faults += find_footer_faults(field, dataset, base_dir)
+            faults += find_footer_faults(field, dataset.parquet_paths, dataset.columns, base_dir)
     return faults
 
 
@@ -87,9 +92,11 @@ def _predict_faults(prediction: PredictionSpec) -> Iterator[Fault]:
         yield Fault(str(fault), path="trainer", kind="code")
 
 
-def find_footer_faults(field: str, dataset: DatasetSpec | PredictionSpec, base_dir: Path) -> Iterator[Fault]:
+def find_footer_faults(
+    field: str, paths: Sequence[str], columns: Sequence[str] | None, base_dir: Path
+) -> Iterator[Fault]:
     """Of the first parquet files: one that is not complete, or lacks a column. Files that are missing are judged before."""
-    for number, text in enumerate(dataset.parquet_paths):
+    for number, text in enumerate(paths):
         path = base_dir / text
         folder = path.parent if path.name == INDEX_NAME else path
         if is_remote(text) or (folder / INDEX_NAME).is_file():
@@ -105,7 +112,7 @@ def find_footer_faults(field: str, dataset: DatasetSpec | PredictionSpec, base_d
                 found = [footer]
             else:
                 names = footer.schema.names
-                found = [] if dataset.columns is None else column_faults(dataset.columns, names, file)
+                found = [] if columns is None else column_faults(columns, names, file)
             for words in found:
                 yield Fault(words, path=f"{field}.parquet_paths[{number}]", kind="data", found=file)
 

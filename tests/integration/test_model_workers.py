@@ -168,7 +168,7 @@ def test_a_large_checkpoint_is_read_beside_the_authors_code_verified_and_its_mod
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    parent.retire(version.label)
+    parent.retire(version.facts)
     refusal = Worker(parent, version).refusal()
     assert (refusal.category, "final.pt" in refusal.words) == ("input", True)
     first.close(), other.close()
@@ -440,7 +440,7 @@ def test_a_retired_template_ends_and_its_workers_go_on(parent: ModelParent, plac
     meta = train(place / "retired", run_id="retired")
     worker = Worker(parent, version_of(meta))
     first = worker.ready()
-    parent.retire(version_of(meta).label)
+    parent.retire(version_of(meta).facts)
     assert len(worker.ask(ROWS[:3])[0]["y"]) == 3
     again = Worker(parent, version_of(meta))
     assert again.ready().load_ms != first.load_ms  # loaded once more

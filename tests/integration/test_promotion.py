@@ -406,6 +406,34 @@ def test_a_version_that_hangs_while_it_is_loaded_is_replaced_by_the_next_one_tha
     wait_until(lambda: len(children_of(server.pid)) <= before + 2, "the hanging process is left")
 
 
+def test_a_version_that_is_loaded_while_an_earlier_one_ends_is_promoted(
+    tmp_path: Path, versions: dict[int, ModelVersion]
+) -> None:
+    answering, loading = tmp_path / "answering", tmp_path / "loading"
+    answering.write_text("")
+    loading.write_text("wait")
+    server = Server(tmp_path / "run", with_settings(versions[1], fault_file=str(answering))).start()
+    try:
+        answering.write_text("wait")
+        client = threading.Thread(target=server.predict, args=(ROW,))
+        client.start()
+        wait_until((tmp_path / "answering.reached").exists, "it is not computed")
+        assert server.ask("promote", versions[2])["event"] == "promoted"
+        waiting = with_settings(versions[3], fault_file=str(loading))
+        wanted = WantedModel(number=server.live.number + 1, action="promote", version=waiting)
+        server.want(wanted)
+        wait_until((tmp_path / "loading.reached").exists, "it is not loaded")
+        answering.write_text("")  # the first version has answered, and ends
+        client.join()
+        wait_until(lambda: "model worker 1 ended" in server.log, "the first version does not end")
+        loading.write_text("")
+        kinds = ("promoted", "promotion_refused")
+        event = server.wait_event(*kinds, that=lambda event: event["number"] == wanted.number)
+        assert event["event"] == "promoted", event["words"]
+    finally:
+        server.stop()
+
+
 def children_of(pid: int) -> list[int]:
     """Of it, and of its children."""
     parents = {each: state.parent for each in list_pids() if (state := read_process(each)) is not None}

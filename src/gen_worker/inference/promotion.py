@@ -14,8 +14,9 @@ Invariants
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import msgspec
 from gen_worker.contract.checkpoints.choice import CheckpointInfo
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import Sync
-from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.contract.job.spec import GateSpec
 from gen_worker.contract.serving import (
     LIVE,
@@ -64,7 +65,7 @@ class Promotions:
         gate: GateSpec,
         front: Front,
         make_pool: Callable[[ModelVersion], ReplicaPool],
-        retire: Callable[[str], None],
+        retire: Callable[[VersionFacts], None],
         tell: Callable[[Outcome], Awaitable[None]],
         compare: Compare | None = None,
         switched: Callable[[ModelVersion], None] = lambda _version: None,
@@ -86,7 +87,8 @@ class Promotions:
         self._finished = live.number  # also where that could not be written
         self._is_unreadable = False
         self._is_committing = False
-        self._warm: set[str] = set()  # labels of versions that were loaded
+        self._warm: set[VersionFacts] = set()  # versions that were loaded
+        self._opening: VersionFacts | None = None  # one of them, which is not served yet
         self._drains: set[asyncio.Task[None]] = set()
 
     @property
@@ -143,10 +145,11 @@ class Promotions:
         try:
             version = self._version_of(wanted)
             await asyncio.to_thread(self._check, version, gate, figures)
-            pool = await self._open_pool(version)
-            if gate is not None:
-                require_latency(gate, pool.ready, figures)
-            await self._commit(wanted, version, pool, figures)
+            with self._keeping(version):
+                pool = await self._open_pool(version)
+                if gate is not None:
+                    require_latency(gate, pool.ready, figures)
+                await self._commit(wanted, version, pool, figures)
         except (NotReadyError, RefusedError) as why:
             if pool is not None:
                 await pool.close()
@@ -237,28 +240,24 @@ class Promotions:
         gate = wanted.gate or self._gate
         is_measured = wanted.action in ("promote", "split")
         await asyncio.to_thread(self._check, version, gate if is_measured else None, figures)
-        pool = self._second
-        is_there = pool is not None and pool.version.facts == version.facts
-        if pool is None or not is_there:
+        second = self._second
+        is_there = second is not None and second.version.facts == version.facts
+        with self._keeping(version):
+            pool = second if second is not None and is_there else await self._open_or_refuse(version)
             try:
-                pool = await self._open_pool(version)
-            except NotReadyError as why:
-                raise RefusedError(why.category, why.words) from None
-        try:
-            failpoint("promotion.loaded")
-            if wanted.action != "shadow":
-                require_columns(pool.ready, self.pool.ready)
-            if is_measured:
-                require_latency(gate, pool.ready, figures)
-                if self._compare is not None:
-                    await self._compare(pool, self.pool, figures)
-            failpoint("promotion.gated")
-            await self._commit(wanted, version, pool, figures)
-        except BaseException:
-            if not is_there and pool not in (self._pool, self._second):
-                await pool.close()
-                self._retire_unused()
-            raise
+                failpoint("promotion.loaded")
+                if wanted.action != "shadow":
+                    require_columns(pool.ready, self.pool.ready)
+                if is_measured:
+                    require_latency(gate, pool.ready, figures)
+                    if self._compare is not None:
+                        await self._compare(pool, self.pool, figures)
+                failpoint("promotion.gated")
+                await self._commit(wanted, version, pool, figures)
+            except BaseException:
+                if pool not in (self._pool, self._second):
+                    await pool.close()
+                raise
 
     def _version_of(self, wanted: WantedModel) -> ModelVersion:
         if wanted.version is not None:
@@ -277,7 +276,7 @@ class Promotions:
             raise RefusedError("checkpoint", str(fault)) from None
         if gate is not None:
             require_metric(gate, info, _read_or_none(self.live.version), figures)
-        if version.label not in self._warm:
+        if version.facts not in self._warm:
             needed, available = estimate_need(info), read_available()
             if available is not None and needed > available:
                 raise RefusedError(
@@ -285,18 +284,36 @@ class Promotions:
                     f"it needs about {needed >> 20} MB beside the served version, {available >> 20} MB are available",
                 )
 
+    @contextlib.contextmanager
+    def _keeping(self, version: ModelVersion) -> Iterator[None]:
+        """Until it is committed or given up, that version stays loaded, whichever others end meanwhile."""
+        self._opening = version.facts
+        try:
+            yield
+        except BaseException:
+            self._opening = None
+            self._retire_unused()
+            raise
+        self._opening = None
+
+    async def _open_or_refuse(self, version: ModelVersion) -> ReplicaPool:
+        try:
+            return await self._open_pool(version)
+        except NotReadyError as why:
+            raise RefusedError(why.category, why.words) from None
+
     async def _open_pool(self, version: ModelVersion) -> ReplicaPool:
         pool = self._make_pool(version)
-        self._warm.add(version.label)
+        self._warm.add(version.facts)
         try:
             async with asyncio.timeout(LOAD_S):
                 await pool.open()
-        except TimeoutError:
-            self._retire_unused()
-            words = f"it is not ready after {LOAD_S:g} s"
-            raise NotReadyError(NotReady(category="model-load", words=words)) from None
-        except BaseException:
-            self._retire_unused()
+        except BaseException as fault:
+            self._warm.discard(version.facts)
+            self._retire(version.facts)  # also one that is to be kept: its template may hang
+            if isinstance(fault, TimeoutError):
+                words = f"it is not ready after {LOAD_S:g} s"
+                raise NotReadyError(NotReady(category="model-load", words=words)) from None
             raise
         return pool
 
@@ -410,11 +427,11 @@ class Promotions:
         """The version before the one that answers stays loaded: a rollback is quick."""
         live = self.live
         kept = {
-            version.label for version in (live.version, live.previous, live.second) if version is not None
+            version.facts for version in (live.version, live.previous, live.second) if version is not None
         }
-        for label in self._warm - kept:
-            self._retire(label)
-        self._warm &= kept
+        for facts in self._warm - kept - {self._opening}:
+            self._warm.discard(facts)
+            self._retire(facts)
 
 
 def _read_or_none(version: ModelVersion) -> CheckpointInfo | None:

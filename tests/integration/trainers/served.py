@@ -59,6 +59,11 @@ class Served:
             os._exit(3)
         while fault == "hang":
             time.sleep(1)
+        if fault == "wait":
+            Path(f"{self.settings['fault_file']}.reached").touch()
+        while fault == "wait":
+            time.sleep(0.005)
+            fault = Path(self.settings["fault_file"]).read_text()
         if fault == "slow":
             time.sleep(0.2)
         y = state["model"](batch_to_torch(rows, ["x"])["x"])[:, 0]

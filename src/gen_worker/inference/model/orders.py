@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.inference.frames import FrameReader, encode_frame
 from gen_worker.inference.messages import Message
 
@@ -57,9 +57,9 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Retire(Message, frozen=True, kw_only=True):
-    """End the templates of that label. Their workers go on."""
+    """End the templates of that version. Their workers go on."""
 
-    label: str
+    version: VersionFacts
 
 
 class KillWorker(Message, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 
 from gen_worker.contract.doubling_delay import DoublingDelay
-from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.errors import ModelLoadError
 from gen_worker.inference.model.orders import (
     FromServer,
@@ -105,9 +105,9 @@ class ModelParent:
         """Load that version now: a worker with the same options is asked for soon. Only that says what failed."""
         self._send(Prepare(version=version, options=options))
 
-    def retire(self, label: str) -> None:
-        """End the template of that version: a further worker of it has to load. Its workers go on."""
-        self._send(Retire(label=label))
+    def retire(self, version: VersionFacts) -> None:
+        """End the templates of that version: a further worker of it has to load. Its workers go on."""
+        self._send(Retire(version=version))
 
     def kill(self, worker_id: int) -> None:
         """End a worker whatever it does: it hangs, say. Its end is reported as any other."""

@@ -21,7 +21,7 @@ from typing import NoReturn
 import msgspec
 
 from gen_worker.contract.installed_packages import is_same_python
-from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.errors import Category
 from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.inference.frames import send_frame
@@ -93,7 +93,7 @@ class _Template:
     link: socket.socket
     orders: OrderReader[FromTemplate]
     key: bytes
-    label: str
+    version: VersionFacts
     waiting: dict[int, _Ordered] = field(default_factory=dict)
     has_loaded: bool = False
     is_copy: bool = False  # of the first worker, whose child it is as long as that lives
@@ -164,12 +164,10 @@ class ParentProcess:
                     self._launch(_Ordered(order=order, fd=self._orders.take_fd()))
                 case Prepare():
                     self._prepare(order)
-                case Retire(label=label):
+                case Retire(version=version):
                     for template in list(self._templates.values()):
-                        if template.label == label:
-                            self._close(template)
-                            if not template.has_loaded:  # whatever it does: nobody waits for it any more
-                                os.kill(template.pid, signal.SIGKILL)
+                        if template.version == version:
+                            self._retire(template)
                 case KillWorker(worker_id=worker_id):
                     pid = self._pids.get(worker_id)
                     if pid is not None:  # not reaped yet, so the pid is still its own
@@ -227,7 +225,7 @@ class ParentProcess:
             link=ours,
             orders=OrderReader(ours, from_template_decoder),
             key=key,
-            label=version.label,
+            version=version.facts,
         )
         self._templates[pid] = template
         self._poll.register(ours, select.POLLIN)
@@ -317,6 +315,16 @@ class ParentProcess:
             self._poll.unregister(template.link)
             template.link.close()
 
+    def _retire(self, template: _Template) -> None:
+        """Nobody waits for what it was ordered any more: that is not loaded again when it ends."""
+        self._close(template)
+        if not template.has_loaded:  # whatever it does
+            os.kill(template.pid, signal.SIGKILL)
+        for ordered in template.waiting.values():
+            words = f"{template.version.label} is not wanted any more"
+            self._refuse(ordered, LoadFailed(category=Category.MODEL_LOAD, words=words))
+        template.waiting.clear()
+
     def _reap(self) -> None:
         while True:
             try:
@@ -349,12 +357,12 @@ class ParentProcess:
             _, signal_name, words = _describe(status)
             ending = LoadFailed(
                 category=Category.MODEL_LOAD,
-                words=f"the process that loads {template.label} {words}",
+                words=f"the process that loads {template.version.label} {words}",
                 cause=signal_name,
             )
             self._refuse(ordered, failure or ending)
         if failure is None and template.has_loaded and os.waitstatus_to_exitcode(status) != 0:
-            logger.warning("the template of %s %s", template.label, _describe(status)[2])
+            logger.warning("the template of %s %s", template.version.label, _describe(status)[2])
 
     def _refuse(self, ordered: _Ordered, failure: LoadFailed) -> None:
         """In the place of a worker that never was."""

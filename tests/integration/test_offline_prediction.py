@@ -20,6 +20,7 @@ from gen_worker.contract import failpoints
 from gen_worker.contract.files.hashes import hash_file
 from gen_worker.errors import ExitCode
 from gen_worker.inference.model.parent import ModelOptions
+from gen_worker.inference.offline.part import READ_ROWS
 
 NUM_ROWS, GROUP_ROWS = 500, 120  # the last group is shorter
 DEADLINE_S = 240
@@ -264,12 +265,36 @@ def test_a_row_that_kills_its_worker_twice_fails_the_run_and_names_the_row_group
     assert prediction.event("log")["message"].endswith("it is predicted again")
 
 
-def spoil(path: Path, *, row: int, value: float) -> None:
+def test_a_large_row_group_is_decoded_in_pieces_and_loses_no_row(
+    prediction: Prediction, meta: Path, tmp_path: Path
+) -> None:
+    num_rows = 2 * READ_ROWS + 33  # two whole pieces, and one that ends in a batch of one row
+    large = write_rows(tmp_path / "in" / "a.parquet", num_rows=num_rows, row_group_size=num_rows, seed=5)
+    prediction.spec["columns"] = ["x"]
+    assert prediction.work() == 0, prediction.log
+    assert len(prediction.parts()) == 1
+    answers = prediction.answers()
+    assert answers.column("x").to_pylist() == pq.read_table(large).column("x").to_pylist()
+
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    write_rows(apart / "in" / "a.parquet", num_rows=num_rows, row_group_size=320, seed=5)
+    small = Prediction(apart, meta)
+    assert small.work() == 0, small.log
+    assert answers.column("y").to_numpy().tobytes() == small.answers().column("y").to_numpy().tobytes()
+
+    spoil(large, row=2 * READ_ROWS + 32, value=1001.0, group_rows=num_rows)
+    assert prediction.work() == ExitCode.TRAIN_STEP
+    error = prediction.event("failed")["error"]
+    assert f"rows {2 * READ_ROWS + 32} to {2 * READ_ROWS + 32} of row group 0" in error
+
+
+def spoil(path: Path, *, row: int, value: float, group_rows: int = GROUP_ROWS) -> None:
     table = pq.read_table(path)
     x = table.column("x").combine_chunks().flatten().to_numpy().copy()
     x[4 * row] = value
     changed = pa.FixedSizeListArray.from_arrays(pa.array(x), 4)
-    pq.write_table(table.set_column(0, "x", changed), path, row_group_size=GROUP_ROWS)
+    pq.write_table(table.set_column(0, "x", changed), path, row_group_size=group_rows)
 
 
 def test_a_cancel_ends_it_at_once_and_whole_parts_stay(prediction: Prediction, meta: Path) -> None:

@@ -1,8 +1,8 @@
 """One part: the answers to one row group, in a file that is named by all that made it.
 
 A part is written under a temporary name, synced and renamed, so a file with that name is whole; its pages have checksums,
-which a later attempt verifies before it skips the row group. Runs in a model worker, which computes a row group while a
-thread writes the part of the one before it.
+which a later attempt verifies before it skips the row group. Runs in a model worker, which computes while one thread
+decodes the rows that follow and another writes the part of the row group before.
 """
 
 import hashlib
@@ -10,10 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,13 +39,15 @@ from gen_worker.inference.model.loading import LoadedModel
 from gen_worker.inference.model.number_types import Array, is_list
 from gen_worker.inference.model.predictor import OutputError
 from gen_worker.trainer.feed.manifest import chunk_span
+from gen_worker.trainer.feed.tensors import BlockTensors, newest_slice
 
-READ_ROWS = 1 << 16
+READ_ROWS = 1 << 11  # that are decoded at once
 HASH_BYTES = 4 << 20
 PROGRESS_EVERY_S = 1.0
 MAX_STEM = 60
 MADE_BY = b"trn.made_by"
 
+T = TypeVar("T")
 Told = GroupProgress | GroupComputed | GroupDone | Raised
 
 
@@ -61,6 +64,7 @@ class PartMaker:
         self._tell_server = tell
         self._raised = raised
         self._telling = threading.Lock()
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="row-reader")
         self._writer: threading.Thread | None = None
 
     def make(self, order: PredictGroup) -> None:
@@ -72,7 +76,7 @@ class PartMaker:
                 if done is not None:
                     self._tell(done)
                     return
-                columns = work.compute(self._tell)
+                columns = work.compute(self._reader, self._tell)
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as fault:
@@ -121,22 +125,29 @@ class _RowGroup:
         is_any_there = any(Path(self.order.out).glob(f"{self._prefix}*.parquet"))  # perhaps of other rows
         return self._done(was_there=True) if is_any_there and is_whole(self._path, self._rows) else None
 
-    def compute(self, tell: Callable[[GroupProgress], None]) -> "_Columns":
+    def compute(self, reader: Executor, tell: Callable[[GroupProgress], None]) -> "_Columns":
         """The answers, and what is copied of the input. Whatever the author's code raises, with the rows in a note."""
         order = self.order
         columns = _Columns(self._rows)
         told_s = time.monotonic()
-        for chunk in self._source.iter_batches(
-            _chunk_rows(order.batch_rows), row_groups=[order.group], columns=self._wanted, use_threads=False
-        ):
-            if order.columns:
-                columns.copied.append(chunk.select(list(order.columns)))
-            for answer in _predict_chunk(chunk.select(self._inputs), self._model, order, columns.num_rows):
+        for copied, rows in _read_ahead(self._read_rows(), reader):
+            if copied is not None:
+                columns.copied.append(copied)
+            for answer in _predict_rows(rows, self._model, order, columns.num_rows):
                 columns.add(answer)
                 if time.monotonic() - told_s > PROGRESS_EVERY_S:
                     tell(GroupProgress(batch=order.batch, rows=columns.num_rows))
                     told_s = time.monotonic()
         return columns
+
+    def _read_rows(self) -> "Iterator[tuple[pa.RecordBatch | None, _InputRows]]":
+        """What is copied, and what is predicted, some rows after the other."""
+        order = self.order
+        for chunk in self._source.iter_batches(
+            _chunk_rows(order.batch_rows), row_groups=[order.group], columns=self._wanted, use_threads=False
+        ):
+            copied = chunk.select(list(order.columns)) if order.columns else None
+            yield copied, _InputRows(chunk.select(self._inputs), self._model.schema, order.batch_rows)
 
     def write(self, columns: "_Columns") -> GroupDone:
         """Blocks until the part is durable."""
@@ -185,26 +196,56 @@ def is_whole(path: Path, rows: int) -> bool:
         return False
 
 
-def _predict_chunk(
-    chunk: pa.RecordBatch, model: LoadedModel, order: PredictGroup, first_row: int
+def _read_ahead(items: Iterator[T], reader: Executor) -> Iterator[T]:
+    """The same, each made by the reader while the one before it is used. At its end the reader has nothing of it left."""
+    following = reader.submit(next, items, None)
+    try:
+        while (item := following.result()) is not None:
+            following = reader.submit(next, items, None)
+            yield item
+    finally:
+        wait([following])
+
+
+class _InputRows:
+    """Rows as `predict` gets them: with the model's columns, and in batches that are as the server makes them."""
+
+    def __init__(self, chunk: pa.RecordBatch, schema: pa.Schema | None, batch_rows: int) -> None:
+        self.num_rows = chunk.num_rows
+        self._size = batch_rows
+        self._rows = chunk if schema is None else fit_batch(chunk, schema)
+        self._block: BlockTensors | None = None  # where a batch is a slice that is aligned as it is
+        if is_always_aligned(self._rows.schema, batch_rows):
+            self._rows = pad_batch(self._rows, -(-chunk.num_rows // batch_rows) * batch_rows)
+            self._block = BlockTensors(self._rows)
+
+    def batches(self) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """(first row, number of rows, batch): each batch is padded to the same number."""
+        size, block = self._size, self._block
+        for start in range(0, self.num_rows, size):
+            count = min(size, self.num_rows - start)
+            if block is None:
+                yield start, count, pad_batch(self._rows.slice(start, count), size)
+            else:
+                batch = self._rows.slice(start, size)
+                newest_slice.place = batch, block, start
+                yield start, count, batch
+        newest_slice.place = None
+
+
+def _predict_rows(
+    rows: _InputRows, model: LoadedModel, order: PredictGroup, first_row: int
 ) -> Iterator[Answer]:
     """Batch after batch, always of `batch_rows` rows: as the server computes it."""
-    size = order.batch_rows
-    fitted = chunk if model.schema is None else fit_batch(chunk, model.schema)
-    is_aligned = is_always_aligned(fitted.schema, size)
-    if is_aligned:
-        fitted = pad_batch(fitted, -(-fitted.num_rows // size) * size)
     predict = model.predictor.predict
-    for start in range(0, chunk.num_rows, size):
-        rows = min(size, chunk.num_rows - start)
-        batch = fitted.slice(start, size) if is_aligned else pad_batch(fitted.slice(start, rows), size)
+    for start, count, batch in rows.batches():
         try:
             answer = predict(batch)
         except Exception as fault:
-            last = first_row + start + rows - 1
+            last = first_row + start + count - 1
             fault.add_note(f"rows {first_row + start} to {last} of row group {order.group} of {order.path}")
             raise
-        yield answer if rows == size else answer.slice(0, rows)
+        yield answer if count == order.batch_rows else answer.slice(0, count)
 
 
 def _chunk_rows(batch_rows: int) -> int:

@@ -1,5 +1,8 @@
 """Columns between frames, Arrow and numpy. Numbers are copied once, into aligned memory: kernels may sum unaligned
 memory in another order, and then the bits of a row would depend on its place in a frame or a file.
+
+`pa.array` and `to_numpy` are called only for values that need them: they import pandas where it is installed, which takes
+longer than to load a small model, and 23 MB.
 """
 
 import math
@@ -293,7 +296,7 @@ def pad_array(array: pa.Array, shape: int) -> pa.Array:
     num_rows = len(array)
     if num_rows == shape:
         return array
-    return pa.concat_arrays([array, array.take(pa.array(np.full(shape - num_rows, num_rows - 1)))])
+    return pa.concat_arrays([array, *[array.slice(num_rows - 1)] * (shape - num_rows)])
 
 
 def pad_batch(batch: pa.RecordBatch, shape: int) -> pa.RecordBatch:

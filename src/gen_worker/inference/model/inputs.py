@@ -29,6 +29,7 @@ from gen_worker.inference.model.number_types import is_list
 from gen_worker.inference.model.predictor import Predictor
 from gen_worker.trainer.author.identity import OWN_SCHEMA
 from gen_worker.trainer.contracts import TrainerPlugin
+from gen_worker.trainer.feed.gather import take_rows
 
 logger = logging.getLogger("gen_worker.inference")
 
@@ -220,7 +221,9 @@ def _arrow_type(wanted: Any) -> tuple[pa.DataType, bool]:
 
 def make_rows(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
     """Zeros, empty texts, lists of one value."""
-    arrays = [pa.array([_zero(field.type)] * num_rows, type=_storage(field.type)) for field in schema]
+    arrays = [
+        pa.repeat(pa.scalar(_zero(field.type), type=_storage(field.type)), num_rows) for field in schema
+    ]
     arrays = [
         pa.ExtensionArray.from_storage(field.type, array) if array.type != field.type else array
         for field, array in zip(schema, arrays, strict=True)
@@ -254,5 +257,4 @@ def _zero(data_type: pa.DataType) -> Any:
 
 def _enough(rows: pa.RecordBatch, num_rows: int) -> pa.RecordBatch:
     """So many rows, again from the first where there are fewer."""
-    index = pa.array(np.arange(num_rows) % rows.num_rows)
-    return pa.RecordBatch.from_arrays([column.take(index) for column in rows.columns], schema=rows.schema)
+    return take_rows(rows, np.arange(num_rows) % rows.num_rows)

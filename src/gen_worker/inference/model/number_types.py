@@ -89,16 +89,14 @@ class NumberType:
             flat = flat.values.slice(flat.offset * size, len(flat) * size)
         if flat.null_count:
             return None
-        values: Array = flat.to_numpy(zero_copy_only=True).reshape(len(array), *self.dims)
-        return values
+        return _elements(flat, self.dtype).reshape(len(array), *self.dims)
 
     def wrap(self, values: Array, memory: pa.Buffer) -> pa.Array:
         """An array of this type over memory that holds its values, row after row."""
         count = values.size
         if self._is_bool:
-            array = pa.array(values.reshape(-1))
-        else:
-            array = pa.Array.from_buffers(self._value_type, count, [None, memory])
+            memory = pa.py_buffer(np.packbits(values, bitorder="little"))
+        array = pa.Array.from_buffers(self._value_type, count, [None, memory])
         # A tensor of several dimensions has one list of all of them.
         sizes = values.shape[1:] if len(self._lists) == values.ndim - 1 else (math.prod(values.shape[1:]),)
         for (list_type, is_fixed, width), size in zip(self._lists, reversed(sizes), strict=True):
@@ -111,6 +109,14 @@ class NumberType:
         for extension in self._extensions:
             array = pa.ExtensionArray.from_storage(extension, array)
         return array
+
+
+def _elements(array: pa.Array, dtype: np.dtype[Any]) -> Array:
+    """As `to_numpy`, which imports pandas where it is installed."""
+    memory = array.buffers()[1]
+    if memory is None or not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(memory, dtype, len(array), array.offset * dtype.itemsize)
 
 
 def number_type_of(data_type: pa.DataType) -> NumberType | None:

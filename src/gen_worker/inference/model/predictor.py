@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from gen_worker.errors import PluginError
 from gen_worker.inference.model.columns import Answer, RowsError, Values
+from gen_worker.inference.model.number_types import number_type_of
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 
 Kind = typing.Literal["error", "row_count", "output", "input"]
@@ -162,11 +163,9 @@ def _read_column(name: str, values: Any) -> Values:
         values = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) else values
     if isinstance(values, pa.Array):
         is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-        values = (
-            values.to_numpy(zero_copy_only=False)
-            if is_number and not values.null_count
-            else values.to_pylist()
-        )
+        numbers = number_type_of(values.type) if is_number else None
+        view = None if numbers is None else numbers.view(values)
+        values = values.to_pylist() if view is None else view
     if isinstance(values, np.ndarray):
         if values.ndim == 0:
             raise OutputError(f"predict returned one value of {name!r}, expected one a row", "row_count")

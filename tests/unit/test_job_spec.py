@@ -105,6 +105,14 @@ def test_a_document_that_is_no_object_is_refused(document: object) -> None:
             "early_stopping": {},
         },
         {"validate_every": 0, "early_stopping": {"metric": "train/loss"}},
+        {"metric_every": 100, "max_steps": 100, "early_stopping": {"metric": "train/loss"}},
+        {"metric_every": 0, "fast_dev_run": 3, "early_stopping": {"metric": "train/loss"}},
+        {
+            "metric_every": 0,
+            "checkpoints": {"keep_best": 2},
+            "validate_every": "epoch",
+            "validation": {"dataset": {"parquet_paths": ["v"]}},
+        },
         {"resources": {"gpus": 2}},
         {"dataset": OWN, "validation": {"dataset": OWN}, "test": {"dataset": OWN}, "validate_every": 5},
         {"resume_checkpoint_path": "/c.meta.json"},
@@ -127,6 +135,19 @@ def test_what_the_rules_allow(changes: dict[str, Any]) -> None:
         ({"validate_every": "epoch"}, 'validate_every: found "epoch", but there is nothing to validate on'),
         ({"early_stopping": {}}, "early_stopping.metric: found the default `val/loss`, but nothing is validated"),
         ({"early_stopping": {"metric": "val/x"}}, 'early_stopping.metric: found "val/x"'),
+        (
+            {"early_stopping": {"metric": "train/loss"}, "metric_every": 0},
+            'early_stopping.metric: found "train/loss", but `metric_every` is 0: no step reports it',
+        ),
+        (
+            {"early_stopping": {"metric": "train/loss"}, "metric_every": 101, "max_steps": 100},
+            'early_stopping.metric: found "train/loss", but `metric_every` is 101, and `max_steps` is 100',
+        ),
+        ({"checkpoints": {"keep_best": 2}, "metric_every": 0}, "checkpoints.keep_best: found 2, but `metric_every` is 0"),
+        (
+            {"artifacts": {"keep_last": 1, "keep_best": 1}, "metric_every": 0},
+            "artifacts.keep_best: found 1, but `metric_every` is 0",
+        ),
         (
             {"resume_checkpoint_path": "a", "inputs": {"resume_checkpoint_ref": "b"}},
             "resume_checkpoint_path: given together with `inputs.resume_checkpoint_ref`",

@@ -11,7 +11,7 @@ from gen_worker.contract.documents import read_document, render_value, require_p
 from gen_worker.contract.files.hashes import hash_bytes
 from gen_worker.contract.job.inference_rules import SECTIONS, inference_faults
 from gen_worker.contract.job.run_ids import run_id_from
-from gen_worker.contract.job.spec import API_VERSION, DatasetSpec, TrainingJobSpec
+from gen_worker.contract.job.spec import API_VERSION, JOB_DEFAULTS, DatasetSpec, TrainingJobSpec
 from gen_worker.contract.screen_repr import changed_fields
 from gen_worker.errors import Fault, SpecError
 
@@ -201,16 +201,52 @@ def _training_faults(given: Callable[..., Any]) -> Iterator[Fault]:
             f"found {render_value(given('validate_every'))}, but there is nothing to validate on: "
             "give `validation.dataset` or set it to 0",
         )
-    stopping = given("early_stopping")
-    if stopping is not None and given("validate_every") in (None, 0):
-        metric = given("early_stopping", "metric")
-        if not (isinstance(metric, str) and metric.startswith("train/")):
-            shown = "the default `val/loss`" if metric is None else render_value(metric)
+    yield from _unreported_faults(given)
+
+
+def _unreported_faults(given: Callable[..., Any]) -> Iterator[Fault]:
+    """Of what needs a metric that nothing reports."""
+    is_validated = given("validate_every") not in (None, 0)
+    silence = _say_silence(given)
+    metric = given("early_stopping", "metric")
+    is_of_training = isinstance(metric, str) and metric.startswith("train/")
+    if given("early_stopping") is not None and is_of_training and silence:
+        yield _fault(
+            "early_stopping.metric",
+            f"found {render_value(metric)}, but {silence}: no step reports it. Set a smaller `metric_every`, "
+            "for example 10",
+        )
+    if given("early_stopping") is not None and not is_of_training and not is_validated:
+        shown = "the default `val/loss`" if metric is None else render_value(metric)
+        yield _fault(
+            "early_stopping.metric",
+            f"found {shown}, but nothing is validated: "
+            'set `validate_every`, or watch a metric that starts with "train/"',
+        )
+    for section, default in (
+        ("checkpoints", JOB_DEFAULTS.checkpoints),
+        ("artifacts", JOB_DEFAULTS.artifacts),
+    ):
+        num_best = given(section, "keep_best")
+        if silence and not is_validated and num_best not in (None, 0, default.keep_best):
             yield _fault(
-                "early_stopping.metric",
-                f"found {shown}, but nothing is validated: "
-                'set `validate_every`, or watch a metric that starts with "train/"',
+                f"{section}.keep_best",
+                f"found {render_value(num_best)}, but {silence} and nothing is validated: no metric says which is "
+                "best. Set a smaller `metric_every`, for example 10",
             )
+
+
+def _say_silence(given: Callable[..., Any]) -> str:
+    """Why no step of the run reports metrics; empty where one does."""
+    every, end = given("metric_every"), given("max_steps")
+    every = JOB_DEFAULTS.metric_every if every is None else every
+    if given("fast_dev_run"):  # which reports each step
+        return ""
+    if every == 0:
+        return "`metric_every` is 0"
+    if isinstance(every, int) and isinstance(end, int) and every > end:
+        return f"`metric_every` is {every}, and `max_steps` is {end}"
+    return ""
 
 
 def _fault(path: str, message: str) -> Fault:

@@ -104,6 +104,15 @@ def prediction(tmp_path: Path, meta: Path) -> Iterator[Prediction]:
     return Prediction(tmp_path, meta)
 
 
+def test_a_prediction_is_not_written_among_its_rows(prediction: Prediction) -> None:
+    prediction.spec["out"] = "in"
+    assert prediction.work() == 11
+    failed = prediction.event("failed")
+    assert failed["category"] == "input"
+    assert "in is a part of the data" in failed["error"]
+    assert sorted(path.name for path in (prediction.folder / "in").iterdir()) == ["a.parquet"]
+
+
 def test_the_answers_are_those_of_the_server_bit_for_bit(
     prediction: Prediction, meta: Path, tmp_path: Path
 ) -> None:

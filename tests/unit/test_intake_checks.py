@@ -44,6 +44,40 @@ def test_a_fault_is_its_sentence_and_keeps_its_data_through_json() -> None:
     assert Fault.of("plain").to_data() == {"text": "plain"}
 
 
+def test_predictions_are_not_written_where_they_would_be_read_as_rows(tmp_path: Path) -> None:
+    for name in ("days/a.parquet", "days/more/b.parquet"):
+        write_parquet(tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "days")
+
+    def faults(path: str, out: str) -> list[str]:
+        job = {"prediction": {"parquet_paths": [path], "out": out}}
+        return [fault.path for fault in find_data_faults(job, str(tmp_path))]
+
+    refused = (
+        ("days", "days"),
+        ("days", "days/more/out"),
+        ("days", "link"),
+        ("link", "days/out"),
+        ("days/*.parquet", "days"),
+        ("link/*.parquet", "days"),
+        ("days/**/*.parquet", "days/more/out"),
+        ("*/a*", "days"),
+        (".", "out"),
+    )
+    for path, out in refused:
+        assert faults(path, out) == ["prediction.out"], (path, out)
+    accepted = (
+        ("days", "out"),
+        ("days", "days/_out"),
+        ("days/a.parquet", "days"),
+        ("days/*.parquet", "days/out"),
+        ("days/?.parquet", "days"),
+        ("days/more", "days"),
+    )
+    for path, out in accepted:
+        assert faults(path, out) == [], (path, out)
+
+
 def test_missing_and_empty_paths_are_named_and_remote_ones_are_left_to_the_worker(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet")
     (tmp_path / "empty").mkdir()

@@ -164,13 +164,19 @@ class _Prediction:
 
     def _find_groups(self) -> "list[tuple[str, list[str]]]":
         """Fills `groups`. Returns each file with the names of its columns. InputError with every fault."""
-        from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
+        from gen_worker.trainer.datasets.parquet_paths import (
+            expand_parquet_paths,
+            reads_output,
+            say_output_is_read,
+        )
         from gen_worker.trainer.datasets.schema import raise_input_faults
         from gen_worker.trainer.feed.manifest import read_footer
 
         faults: list[str] = []
         base = self.environment.job_dir
-        paths = expand_parquet_paths([str(base / path) for path in self.spec.parquet_paths], faults)
+        named, out = [str(base / path) for path in self.spec.parquet_paths], str(base / self.spec.out)
+        faults += (say_output_is_read(path, out) for path in named if reads_output(path, out))
+        paths = expand_parquet_paths(named, faults)
         files = []
         for path in paths:
             footer = read_footer(path)

@@ -1,10 +1,13 @@
 """Expands the paths of a job to parquet files, in reading order. Needs no pyarrow."""
 
 import difflib
+import fnmatch
 import glob
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
+
+PART_SUFFIX = f"-00000-{'0' * 16}.parquet"  # of the name that a part of a prediction has
 
 
 def expand_parquet_paths(paths: Sequence[str], faults: list[str]) -> list[str]:
@@ -41,6 +44,26 @@ def expand_parquet_paths(paths: Sequence[str], faults: list[str]) -> list[str]:
             hint = f": did you mean {path.parent / close[0]}?" if close else ""
             faults.append(f"{text}: no such file or folder{hint}")
     return files
+
+
+def reads_output(text: str, out: str) -> bool:
+    """Whether this absolute path names also what a prediction of its files would write into the folder `out`."""
+    folder = PurePath(os.path.realpath(out))
+    if Path(text).is_dir():
+        root = PurePath(os.path.realpath(text))
+        is_below = folder.is_relative_to(root)
+        return is_below and not any(part.startswith((".", "_")) for part in folder.relative_to(root).parts)
+    if not glob.has_magic(text) or Path(text).is_file():
+        return False
+    written = (folder / f"{Path(file).stem}{PART_SUFFIX}" for file in expand_parquet_paths([text], []))
+    pattern = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))  # noqa: PTH118, PTH119, PTH120
+    if "**" in text:
+        return any(fnmatch.fnmatchcase(str(path), pattern) for path in written)
+    return any(path.match(pattern) for path in written)
+
+
+def say_output_is_read(text: str, out: str) -> str:
+    return f"{out} is a part of the data ({text}): predictions would be read as rows. Choose another folder"
 
 
 def _is_file(path: Path, faults: list[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from gen_worker.errors import Fault, InputError, SpecError
 from gen_worker.trainer.datasets.index import INDEX_NAME, DatasetIndex, ShardRecord
 from gen_worker.trainer.datasets.job_content import DATASETS, is_remote, section_of
-from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths
+from gen_worker.trainer.datasets.parquet_paths import expand_parquet_paths, reads_output, say_output_is_read
 
 MAX_SHARDS = 20_000
 MAX_SHOWN = 5  # faults of one folder
@@ -20,10 +20,7 @@ MAX_SHOWN = 5  # faults of one folder
 
 def find_data_faults(config: Mapping[str, Any], base_dir: str) -> Iterator[Fault]:
     """Every fault of the data, weights, checkpoint and output folder that a job names on this machine. Blocks."""
-    out = _local((section_of(config, ("prediction",)) or {}).get("out"), base_dir)
-    if out is not None and _exists(out) and not out.is_dir():
-        message = f"{out} is a file, expected a folder for the predictions"
-        yield Fault(message, path="prediction.out", kind="file", found=str(out))
+    yield from _output_faults(section_of(config, ("prediction",)) or {}, base_dir)
     for field in ("weights", "resume_checkpoint_path"):
         path = _local(config.get(field), base_dir)
         if path is not None and not _exists(path):
@@ -42,6 +39,19 @@ def find_data_faults(config: Mapping[str, Any], base_dir: str) -> Iterator[Fault
                 field = f"{'.'.join(names)}.parquet_paths[{number}]"
                 for words in _path_faults(path, wanted):
                     yield Fault(words, path=field, kind="data", found=str(path))
+
+
+def _output_faults(prediction: Mapping[str, Any], base_dir: str) -> Iterator[Fault]:
+    out, paths = _local(prediction.get("out"), base_dir), prediction.get("parquet_paths")
+    if out is None:
+        return
+    if _exists(out) and not out.is_dir():
+        message = f"{out} is a file, expected a folder for the predictions"
+        yield Fault(message, path="prediction.out", kind="file", found=str(out))
+    for path in [_local(text, base_dir) for text in paths] if isinstance(paths, list) else []:
+        if path is not None and reads_output(str(path), str(out)):
+            message = say_output_is_read(str(path), str(out))
+            yield Fault(message, path="prediction.out", kind="file", found=str(out))
 
 
 def _local(text: object, base_dir: str) -> Path | None:

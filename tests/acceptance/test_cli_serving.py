@@ -97,6 +97,8 @@ def test_what_cannot_be_served_is_said_before_anything_starts(home: Path) -> Non
         (("line", "--name", "a b"), 3, "expected letters, digits"),
         (("line", "--set", "serving.replica=2"), 3, "replicas"),
         (("line", "--set", "max_steps=2"), 3, "does not train"),
+        (("line", "--set", "trainer=line:Other"), 3, "found 'line:Other', but line@"),
+        (("line", "--replicas", "1", "--set", "serving.replicas=2"), 3, "is given by --replicas, too"),
     ):
         done = trn(home, "serve", *words, "--cpu-only", "--detach", "--json")
         assert (done.returncode, text in done.stderr) == (code, True), (words, done.stderr)

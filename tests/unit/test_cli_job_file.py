@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trn.cli.submitting.model_job import make_model_job
 from trn.cli.verbs.resume import find_checkpoint
 from trn.client.job_file import Changes, assign, read_assignments, read_job
 from trn.core.errors import InvalidRequestError, NotFoundError
@@ -26,6 +27,48 @@ def faults_of(path: Path, **changes: Any) -> list[str]:
     with pytest.raises(InvalidRequestError) as refused:
         read_job(path, Changes(**changes)).require_sound()
     return refused.value.faults
+
+
+@pytest.mark.parametrize(
+    ("assignment", "changes", "says"),
+    [
+        ("name=b", {"name": "a"}, "`name` is given by --name, too: give one of the two"),
+        ("weights=b.pt", {"weights": Path("a.pt")}, "`weights` is given by --weights"),
+        ('resources={"gpus": 2}', {"is_cpu_only": True}, "`resources.gpus` is given by --cpu-only"),
+        ("resources.devices=cuda", {"device_count": 2}, "`resources.devices` is given by --device-count"),
+    ],
+)
+def test_a_field_that_an_option_sets_is_not_also_set_by_its_path(
+    folder: Path, assignment: str, changes: dict[str, Any], says: str
+) -> None:
+    found = [
+        fault for fault in faults_of(write_job(folder), assignments=[assignment], **changes) if says in fault
+    ]
+    assert len(found) == 1
+    assert found[0].startswith(f"--set {assignment}: ")
+
+
+def test_an_option_and_other_fields_of_its_section_are_laid_together(folder: Path) -> None:
+    changes = Changes(assignments=['resources={"cpus": 2}'], is_cpu_only=True)
+    assert read_job(write_job(folder), changes).config["resources"] == {"cpus": 2, "devices": ["cpu"]}
+
+
+def test_what_an_option_of_a_served_model_sets_is_not_also_set_by_its_path() -> None:
+    config = {"mode": "inference", "serving": {"checkpoint": "run@best", "replicas": 3}}
+    assignments = [
+        "serving.replicas=2",
+        "serving.checkpoint=run@5",
+        "serving.max_batch_rows=4",
+        "mode=trainer",
+    ]
+    with pytest.raises(InvalidRequestError) as refused:
+        make_model_job(config, assignments)
+    shown = [fault for fault in refused.value.faults if "give one of the two" in fault]
+    assert shown == [
+        "--set serving.replicas=2: `serving.replicas` is given by --replicas, too: give one of the two",
+        "--set serving.checkpoint=run@5: `serving.checkpoint` is given by RUN, too: give one of the two",
+        "--set mode=trainer: `mode` is given by this command, too: give one of the two",
+    ]
 
 
 def test_a_trainer_class_needs_no_file(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """A job file and the options that change it -> the job to submit, or every fault of its fields at once."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,22 @@ def assign(document: dict[str, Any], text: str) -> Fault | None:
     return None
 
 
+def find_doubled(assignments: Sequence[str], options: Mapping[str, str]) -> Iterator[Fault]:
+    """Fields that `--set` gives beside their own option, of which one would be ignored. `options`: field -> option."""
+    for text in assignments:
+        given: dict[str, Any] = {}
+        if assign(given, text):
+            continue  # another fault
+        for field, option in options.items():
+            value: Any = given
+            for name in field.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                yield _option_fault(
+                    f"--set {text}", f"`{field}` is given by {option}, too: give one of the two"
+                )
+
+
 def _option_fault(option: str, message: str) -> Fault:
     return Fault(message, path=option, kind="option")
 
@@ -154,6 +170,11 @@ def _apply(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
     for text in changes.assignments:
         if fault := assign(config, text):
             yield fault
+    options = {"name": changes.name, "weights": changes.weights}
+    given = {name: f"--{name}" for name, value in options.items() if value is not None}
+    for option in _device_options(changes):
+        given |= {"resources.devices": option, "resources.gpus": option}
+    yield from find_doubled(changes.assignments, given)
     if changes.name is not None:
         config["name"] = changes.name
     if changes.weights is not None:
@@ -162,15 +183,7 @@ def _apply(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
 
 
 def apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
-    given = [
-        option
-        for option, value in (
-            ("--devices", changes.devices),
-            ("--device-count", changes.device_count),
-            ("--cpu-only", changes.is_cpu_only or None),
-        )
-        if value is not None
-    ]
+    given = _device_options(changes)
     if len(given) > 1:
         yield Fault(f"{' and '.join(given)} exclude each other: give one", kind="option")
     resources = config.get("resources")
@@ -189,6 +202,15 @@ def apply_devices(config: dict[str, Any], changes: Changes) -> Iterator[Fault]:
         chosen["gpus"] = changes.device_count
     kept = {name: value for name, value in (resources or {}).items() if name not in ("devices", "gpus")}
     config["resources"] = {**kept, **chosen}
+
+
+def _device_options(changes: Changes) -> list[str]:
+    options = (
+        ("--devices", changes.devices),
+        ("--device-count", changes.device_count),
+        ("--cpu-only", changes.is_cpu_only or None),
+    )
+    return [option for option, value in options if value is not None]
 
 
 def _exists(path: Path) -> bool:

@@ -7,6 +7,23 @@ from typing import Any
 
 import click
 
+# What sets a field of the job besides `--set`.
+_OPTIONS = {
+    "mode": "this command",
+    "name": "--name",
+    "serving.checkpoint": "RUN",
+    "serving.address": "--address",
+    "serving.replicas": "--replicas",
+    "serving.follow": "--follow",
+    "prediction.checkpoint": "RUN",
+    "prediction.parquet_paths": "--data",
+    "prediction.out": "--out",
+    "prediction.columns": "--copy",
+    "prediction.batch_rows": "--batch-rows",
+    "resources.devices": "an option for devices",
+    "resources.gpus": "an option for devices",
+}
+
 
 def absolute_model(text: str) -> str:
     """RUN@… as it is; the path of a checkpoint absolute, since the daemon reads it."""
@@ -22,14 +39,22 @@ def make_model_job(config: dict[str, Any], assignments: Sequence[str]) -> dict[s
     """With the changes of `--set`. InvalidRequestError with every fault of theirs; the daemon finds those of other options."""
     if not assignments:  # to check the fields would take longer to import than all else here
         return config
-    from trn.client.job_file import assign, find_field_faults
+    from trn.client.job_file import assign, find_doubled, find_field_faults
     from trn.core.errors import InvalidRequestError
 
-    faults = [fault for text in assignments if (fault := assign(config, text))]
+    faults = list(
+        find_doubled(assignments, {field: _OPTIONS[field] for field in _OPTIONS if _is_in(config, field)})
+    )
+    faults += (fault for text in assignments if (fault := assign(config, text)))
     faults += find_field_faults(config)
     if faults:
         raise InvalidRequestError("the job is not valid", list(dict.fromkeys(faults)))
     return config
+
+
+def _is_in(config: dict[str, Any], field: str) -> bool:
+    section, _, name = field.rpartition(".")
+    return name in (config.get(section, {}) if section else config)
 
 
 def choose_devices(

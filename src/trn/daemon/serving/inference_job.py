@@ -5,7 +5,7 @@ from it: code, interpreter and the variables of its job. A server has a name, by
 has it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class InferenceJobs:
         except InvalidRequestError as refusal:
             known = [*_field_faults(config), *faults]
             raise _refuse(refusal, f"{kind}.checkpoint", known) from refusal
+        faults += _trainer_faults(config, chosen)
         if faults:
             raise InvalidRequestError("the job is not valid", [*_field_faults(config), *faults])
         return self._filled(submission, config, kind, chosen), list(chosen.notes)
@@ -145,6 +146,14 @@ def _faults(config: Mapping[str, Any], kind: str) -> list[Fault]:
             )
             faults.append(Fault(message, path="serving.address", kind="value", found=address))
     return faults
+
+
+def _trainer_faults(config: Mapping[str, Any], chosen: ChosenModel) -> Iterator[Fault]:
+    """Of a class that is not the one which saved the checkpoint: the code that is loaded is the one of that run."""
+    given, own = config.get("trainer"), chosen.version.trainer
+    if isinstance(given, str) and given != own:
+        message = f"found {given!r}, but {chosen.version.label} was trained by {own!r}: leave it out"
+        yield Fault(message, path="trainer", kind="value", found=given)
 
 
 def _field_faults(config: Mapping[str, Any]) -> list[Fault]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from gen_worker.errors import CheckpointError, TrainStepError
 from gen_worker.trainer import Callback, RunHandle, StepContext, StepResult, Trainer, TrainerConfig
-from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
+from gen_worker.trainer.artifacts import POLL_EVERY_S, ArtifactWriter, CheckpointContent
 from gen_worker.trainer.checkpoints.writing import client, stall_timer
 from gen_worker.trainer.checkpoints.writing.stall_timer import (
     MAX_COUNTED_S,
@@ -197,3 +198,25 @@ def test_a_run_with_a_stopped_writer_fails_with_words_and_resumes_with_nothing_l
     assert (tmp_path / "checkpoints" / f"step-{failed['step']:08}.meta.json").exists(), "by another writer"
     again = Trainer(Count, config, train_data=batches, folder=tmp_path)
     assert again.train()["train/loss"] == 20.0
+
+
+def test_a_loop_of_quick_steps_asks_the_writer_once_a_millisecond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question costs a system call and an exception, and a save of a second lasts ten thousand small steps."""
+    with open_writer(tmp_path, []) as writer:
+        pid = stop_writer(writer)
+        writer.save_checkpoint(content(2))
+        asked: list[float | None] = []
+        monkeypatch.setattr(writer._client, "receive", lambda timeout_s: asked.append(timeout_s) or [])
+        began, polls = time.monotonic(), 0
+        while time.monotonic() - began < 0.05:
+            assert writer.poll() == []
+            polls += 1
+        taken_s = time.monotonic() - began
+        assert 2 <= len(asked) <= taken_s / POLL_EVERY_S + 2
+        assert polls > 3 * len(asked)
+        monkeypatch.undo()
+        os.kill(pid, signal.SIGCONT)
+        (saved,) = writer.wait(DEADLINE_S)
+    assert saved.step == 2

@@ -24,7 +24,7 @@ from page_world import EVIL, TRAINERS, Gate, make_film, make_job
 from PIL import Image
 from PySide6.QtCore import QEvent, QMimeData, QPoint, QPointF, QSettings, Qt, QUrl
 from PySide6.QtGui import QDropEvent
-from PySide6.QtWidgets import QMessageBox, QPushButton
+from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 
 import trn
 from trn.client.daemon_start import RunningDaemon
@@ -160,6 +160,13 @@ def answer_box(window: TrainerWindow, qtbot: "QtBot", button: str) -> QMessageBo
     (found,) = [each for each in box.findChildren(QPushButton) if each.text() == button]
     qtbot.mouseClick(found, Qt.MouseButton.LeftButton)
     return box
+
+
+def shown_texts(box: QMessageBox) -> list[str]:
+    """As a person reads them: no markup is in them, and none would be obeyed."""
+    labels = [label for label in box.findChildren(QLabel) if label.text()]
+    assert {label.textFormat() for label in labels} == {Qt.TextFormat.PlainText}
+    return [label.text() for label in labels]
 
 
 # --- what it shows -------------------------------------------------------------------------------------------------
@@ -513,7 +520,8 @@ def test_cancel_asks_first(world: World, window: TrainerWindow, qtbot: "QtBot", 
     )
     choose(window, "cancelled")
     qtbot.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
-    answer_box(window, qtbot, "Back")
+    box = answer_box(window, qtbot, "Back")
+    assert shown_texts(box) == ["Cancel cancelled?", "It saves a checkpoint if it can."]
     wait(qtbot, lambda: not window.findChildren(QMessageBox))
     assert not window.table.runs.runs["cancelled"].is_cancel_wanted
     window.cancel_button.click()

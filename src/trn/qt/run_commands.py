@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
-from PySide6.QtWidgets import QMessageBox, QWidget
+from PySide6.QtWidgets import QLabel, QMessageBox, QWidget
 
 from trn.client.client import AsyncClient
 from trn.core.terminal_text import plain
 from trn.proto.records import Run, SubmitResult
 from trn.qt.call_thread import CallThread
-from trn.qt.views.labels import tip
 
 NUM_LISTED = 5
 
@@ -73,7 +72,9 @@ class RunCommands(QObject):
     def _box(self, icon: QMessageBox.Icon, title: str, words: str) -> QMessageBox:
         box = QMessageBox(icon, "trn", plain(title), parent=self._window)
         box.setTextFormat(Qt.TextFormat.PlainText)
-        box.setInformativeText(tip(words))
+        box.setInformativeText("\n".join(map(plain, words.splitlines())))
+        for label in box.findChildren(QLabel):  # some releases of Qt take the format for the first text alone
+            label.setTextFormat(Qt.TextFormat.PlainText)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         return box
 

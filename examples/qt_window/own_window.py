@@ -1,5 +1,6 @@
 """A window of your own with a bar for each live run. `python own_window.py [HOME]`; it needs the extra `qt`."""
 
+import signal
 import sys
 
 from PySide6.QtCore import Slot
@@ -41,6 +42,7 @@ class RunBars(QWidget):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl+C waits until Qt calls something of Python
     application = QApplication(sys.argv)
     window = RunBars(*sys.argv[1:])
     window.show()

@@ -1,7 +1,9 @@
 """The bridge thread between a real daemon and Qt: what it must bring, what it must survive, and how it must end."""
 
 import json
+import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -231,6 +233,25 @@ def test_the_example_of_the_docs_shows_runs_in_a_window_of_its_own(
     qtbot.waitUntil(lambda: window.bars["shown"].text() == "COMPLETED 100%", timeout=DEADLINE_MS)
     window.close()
     assert not window.bridge.isRunning()
+
+
+def test_ctrl_c_ends_the_example_of_the_docs(world: World) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "qt_window" / "own_window.py"), str(world.root)]
+    environ = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
+    with trn.Client(world.root) as client:
+        before = client.health().num_watchers
+        process = subprocess.Popen(command, env=environ)
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while client.health().num_watchers <= before:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            process.wait(DEADLINE_S)
+        finally:
+            process.kill()
+            process.wait(DEADLINE_S)
 
 
 def test_calls_of_qt_keep_the_reference_counts(qapp: "QApplication") -> None:

@@ -117,6 +117,8 @@ def test_a_run_has_the_badge_of_a_check_of_its_own_code(own_world: PageWorld, vi
     page.get_by_role("link", name="Environment and data").click()
     page.get_by_role("button", name="Certificate").click()
     expect(page.get_by_role("region", name="Documents")).to_contain_text("is_sound true")
+    page.goto(world.gateway.url)
+    expect(page.get_by_role("row", name="checked").get_by_role("img", name="certified")).to_be_visible()
 
 
 def test_an_open_page_goes_on_when_its_gateway_was_restarted_and_its_browser_has_signed_in_again(

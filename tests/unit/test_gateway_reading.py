@@ -202,11 +202,11 @@ def snapshot_of(home: Home, **sources: bytes) -> str:
 
 
 def certify(
-    home: Home, name: str, *sources: bytes, is_sound: bool = True, trainer: str = "mine:Mine"
+    home: Home, name: str, *, is_sound: bool = True, trainer: str = "mine:Mine", **sources: bytes
 ) -> None:
     folder = home.checks / name
     folder.mkdir(parents=True)
-    code = {f"/{number}.py": hashlib.sha256(source).hexdigest() for number, source in enumerate(sources)}
+    code = {f"/at/{name}.py": hashlib.sha256(source).hexdigest() for name, source in sources.items()}
     document = {"trainer": trainer, "is_sound": is_sound, "code": code}
     (folder / "certificate.json").write_text(json.dumps(document))
 
@@ -214,9 +214,14 @@ def certify(
 def test_a_certificate_is_about_the_code_that_was_tested_and_about_trainings_alone(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run = run_at(10)
-    tested, changed, other = (
-        msgspec.structs.replace(run, snapshot=snapshot_of(home, mine=source, part=part))
-        for source, part in ((b"one", b"part"), (b"two", b"part"), (b"one", b"another"))
+    tested, changed, other, copied = (
+        msgspec.structs.replace(run, snapshot=snapshot_of(home, **sources))
+        for sources in (
+            {"mine": b"one", "part": b"part"},
+            {"mine": b"two", "part": b"part"},
+            {"mine": b"one", "part": b"another"},
+            {"mine": b"two", "part": b"part", "before": b"one"},
+        )
     )
     exactness = ExactnessReader(home)
 
@@ -224,19 +229,19 @@ def test_a_certificate_is_about_the_code_that_was_tested_and_about_trainings_alo
         return exactness.read(run, trainer, None).state
 
     assert state(tested) == "unknown"
-    certify(home, "1", b"one", b"part")
+    certify(home, "1", mine=b"one", part=b"part")
     assert state(tested) == "certified"
     assert "certificate" in list_documents(home, tested, "mine:Mine")
-    for untested in (changed, other, run):
+    for untested in (changed, other, copied, run):
         assert state(untested) == "unknown", "its code is another one, or unknown"
         assert "certificate" not in list_documents(home, untested, "mine:Mine")
     assert state(tested, "mine:Other") == "unknown"
     for kind in (SERVER, PREDICTION):
         assert state(msgspec.structs.replace(tested, kind=kind)) == "unknown"
-    certify(home, "2", b"two", is_sound=False)
+    certify(home, "2", mine=b"two", is_sound=False)
     assert state(tested) == "certified"
     assert state(changed) == "unknown"
-    certify(home, "3", b"one", is_sound=False)
+    certify(home, "3", mine=b"one", is_sound=False)
     os.utime(home.checks / "3" / "certificate.json", (2**31, 2**31))
     assert state(tested) == "unknown", "the newest about this code counts"
     certify(home, "4", trainer="old:Old")

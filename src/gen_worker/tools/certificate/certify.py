@@ -369,11 +369,18 @@ def _keep(certificate: Certificate, text: str, kept: Path, runs: Path) -> None:
     """Write the certificate as JSON and text, and the end of the logs of runs in another folder."""
     mask = os.umask(0o077)  # a new home is readable by its owner alone
     try:
-        kept.mkdir(parents=True, exist_ok=True)
-        (kept / "certificate.json").write_bytes(msgspec.json.format(msgspec.json.encode(certificate)) + b"\n")
-        (kept / "certificate.txt").write_text(text + "\n")
+        place = (
+            kept if kept.exists() else kept.with_name(f".{kept.name}")
+        )  # it appears with all that is in it
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "certificate.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(certificate)) + b"\n"
+        )
+        (place / "certificate.txt").write_text(text + "\n")
         for log in sorted(runs.glob("*/worker.log")) if runs != kept else ():
-            (kept / f"{log.parent.name}.log").write_bytes(log.read_bytes()[-MAX_LOG_BYTES:])
+            (place / f"{log.parent.name}.log").write_bytes(log.read_bytes()[-MAX_LOG_BYTES:])
+        if place != kept:
+            place.rename(kept)
     except OSError as fault:
         raise StartupError(_not_kept(kept, str(fault.strerror))) from fault
     finally:

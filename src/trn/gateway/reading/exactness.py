@@ -1,6 +1,5 @@
 """Whether a run is exact: its trainer class has a certificate, or its steps that were trained twice are equal."""
 
-import contextlib
 import os
 import threading
 import time
@@ -56,6 +55,13 @@ class ExactnessReader:
         own = self._read_own(run, metrics) if run.attempt > 1 and metrics is not None else None
         return own or self._read_certified(trainer, run.snapshot) or UNKNOWN
 
+    def version(self) -> int:
+        """Another one where certificates may have been added, changed or removed."""
+        try:
+            return os.stat(self._home.checks).st_mtime_ns  # noqa: PTH116  (hot)
+        except OSError:
+            return -1
+
     def _read_own(self, run: RunFacts, metrics: MetricReader) -> Exactness | None:
         now = time.monotonic()
         with self._lock:
@@ -78,9 +84,7 @@ class ExactnessReader:
         return found
 
     def _read_certified(self, trainer: str, snapshot: str) -> Exactness | None:
-        changed = -1
-        with contextlib.suppress(OSError):
-            changed = os.stat(self._home.checks).st_mtime_ns  # noqa: PTH116  (hot)
+        changed = self.version()
         if not trainer or changed < 0:
             return None
         with self._lock:
@@ -95,7 +99,7 @@ class ExactnessReader:
     def _certify(self, trainer: str, snapshot: str) -> Exactness | None:
         """By the newest certificate about this very code."""
         named = [certificate for certificate in self._certificates if certificate.trainer == trainer]
-        code = hash_snapshot(self._home, snapshot) if named else frozenset()
+        code = hash_snapshot(self._home, snapshot) if named else {}
         newest = next((certificate for certificate in named if certificate.is_about(trainer, code)), None)
         if newest is None or not newest.is_sound:
             return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -161,9 +162,21 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     is_sound: bool
     code: dict[str, str] = {}  # file -> SHA-256; of older releases: empty
 
-    def is_about(self, trainer: str, code: frozenset[str]) -> bool:
-        """Whether it tested this trainer class with files of `code`, which are hashes. Any other code may be inexact."""
-        return self.trainer == trainer and bool(self.code) and code.issuperset(self.code.values())
+    def is_about(self, trainer: str, code: Mapping[str, str]) -> bool:
+        """Whether it tested this trainer class with these files, path -> SHA-256: each below one folder under
+        the same name. Any other code may be inexact, also code with a copy of the tested file beside it."""
+        if self.trainer != trainer or not self.code:
+            return False
+        tested, checksum = next(iter(self.code.items()))
+        folders = {
+            tested.removesuffix(f"/{path}")
+            for path, found in code.items()
+            if found == checksum and tested.endswith(f"/{path}")
+        }
+        return any(
+            {f"{folder}/{path}": found for path, found in code.items()}.items() >= self.code.items()
+            for folder in folders
+        )
 
 
 def read_certificates(home: Home) -> list[tuple[Certificate, bytes]]:
@@ -177,12 +190,12 @@ def read_certificates(home: Home) -> list[tuple[Certificate, bytes]]:
     return [(certificate, document) for _, certificate, document in found]
 
 
-def hash_snapshot(home: Home, snapshot: str) -> frozenset[str]:
-    """The hashes of its files; empty where there is none."""
+def hash_snapshot(home: Home, snapshot: str) -> dict[str, str]:
+    """Its files with their hashes; empty where there is none."""
     with contextlib.suppress(TrnError, OSError):
         if snapshot:
-            return frozenset(file.sha256 for file in SnapshotStore(home.snapshots).manifest(snapshot).files)
-    return frozenset()
+            return {file.path: file.sha256 for file in SnapshotStore(home.snapshots).manifest(snapshot).files}
+    return {}
 
 
 def _read_certificate(home: Home, run: RunRecord, trainer: str) -> object:

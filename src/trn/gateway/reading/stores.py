@@ -1,6 +1,6 @@
 """The registry and the metric points, read-only, in threads of their own; also while no daemon runs.
 
-Answers that are made of the registry alone are cached by its change counter: a hundred readers cost one read.
+Answers are cached by the version of what they are made of, such as the registry's change counter: a hundred readers cost one read.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Cached(NamedTuple):
-    change: int
+    version: Hashable
     answer: Encoded
 
 
@@ -73,26 +73,26 @@ class Stores:
     async def last_change(self) -> int:
         return await self.read(lambda reader: reader.last_change())
 
-    def tag(self, change: int) -> str:
-        """An ETag for what is made of the registry at that change."""
-        return f'W/"{self._stamp}-{change}"'
+    def tag(self, *version: int) -> str:
+        """An ETag for what is made of the stores at that version."""
+        return f'W/"{"-".join([self._stamp, *map(str, version)])}"'
 
     async def cached(
-        self, key: Hashable, change: int, make: Callable[[RegistryReader, MetricReader | None], Any]
+        self, key: Hashable, version: Hashable, make: Callable[[RegistryReader, MetricReader | None], Any]
     ) -> Encoded:
-        """The answer for `key` at that change, made at most once; `make` returns a record."""
+        """The answer for `key` at that version, made at most once; `make` returns a record."""
         found = self._cache.get(key)
-        if found is not None and found.change == change:
+        if found is not None and found.version == version:
             self._cache.move_to_end(key)
             return found.answer
-        return await self._once((key, change), lambda: self._make(key, change, make))
+        return await self._once((key, version), lambda: self._make(key, version, make))
 
     async def _make(
-        self, key: Hashable, change: int, make: Callable[[RegistryReader, MetricReader | None], Any]
+        self, key: Hashable, version: Hashable, make: Callable[[RegistryReader, MetricReader | None], Any]
     ) -> Encoded:
         answer = await self.read_both(lambda registry, metrics: Encoded.of(make(registry, metrics)))
         self._forget(key)
-        self._cache[key] = _Cached(change, answer)
+        self._cache[key] = _Cached(version, answer)
         self._cached_bytes += _size(answer)
         while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
             self._forget(next(iter(self._cache)))

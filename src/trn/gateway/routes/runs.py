@@ -42,8 +42,8 @@ class RunPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
     """The runs, newest first. Answers with an ETag: unchanged runs cost 304 and no body."""
     asked = call.asked
-    change = await parts.stores.last_change()
-    headers = {"etag": parts.stores.tag(change), "cache-control": CACHED}
+    version = (await parts.stores.last_change(), parts.exactness.version())
+    headers = {"etag": parts.stores.tag(*version), "cache-control": CACHED}
     if call.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     before = read_page_token(asked.page_token)
@@ -58,7 +58,7 @@ async def list_runs(parts: Parts, call: Call[RunsQuery]) -> Response:
             change=change,
         )
 
-    answer = await parts.stores.cached(("runs", msgspec.json.encode(asked)), change, make)
+    answer = await parts.stores.cached(("runs", msgspec.json.encode(asked)), version, make)
     return json_answer(answer, call.accept_encoding, headers=headers)
 
 

@@ -99,7 +99,7 @@ def test_of_many_changes_some_are_named_and_the_rest_counted(folder: Path) -> No
         f"row group {number}" for number in range(5)
     ]
     assert re.fullmatch(r"  - … and \d+ more", more)
-    assert remedy == "  Change it back to resume, or start a new run"
+    assert remedy.startswith("  Change it back to resume, or start a new run; `weights` in its job")
 
 
 def test_what_is_too_much_to_compare_at_once_is_compared_when_it_is_read(

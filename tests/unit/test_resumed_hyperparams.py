@@ -283,7 +283,7 @@ def test_a_value_that_was_not_given_before_is_refused_too(tmp_path: Path) -> Non
             return {**super().configure(ctx), "decay": ctx.job.hyperparams.get("decay", 1)}
 
     trainer(tmp_path, Default, {"lr": 0.1}, FIRST).train()
-    with pytest.raises(InputError, match=r"hyperparams\.decay was None and is now 2"):
+    with pytest.raises(InputError, match=r"hyperparams\.decay was not set and is now 2"):
         trainer(tmp_path, Default, {"lr": 0.1, "decay": 2}, LAST).train()
 
 

@@ -577,6 +577,8 @@ def test_what_has_no_batches_is_refused(tmp_path: Path) -> None:
         make(tmp_path, validation_data=[]).train()
     with pytest.raises(SpecError, match="but nothing is validated: give validation_data"):
         make(tmp_path, early_stopping={"metric": "val/loss"})
+    with pytest.raises(SpecError, match="but `metric_every` is 0: no step reports it"):
+        make(tmp_path, early_stopping={"metric": "train/loss"}, metric_every=0)
 
 
 def test_a_stop_that_a_callback_asked_for_is_obeyed_from_any_hook(tmp_path: Path) -> None:
@@ -629,7 +631,7 @@ def test_what_every_resume_changes_is_no_news(tmp_path: Path) -> None:
     older = {name: value for name, value in saved.items() if name != "job_digest"}
     assert changes_since(saved, identity(**again)) == changes_since(older, identity(**again)) == []
     assert changes_since(saved, identity(**again, hyperparams={"lr": 1})) == [
-        "the job changed: hyperparams.lr was None, is now 1"
+        "the job changed: hyperparams.lr was not set, is now 1"
     ]
     assert changes_since(saved, identity(**again, env={"SECRET": "x"})) == ["the job changed"]
 

@@ -11,6 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
+from gen_worker.contract.job.rules import find_unreported
 from gen_worker.contract.job.run_ids import run_id_from
 from gen_worker.contract.job.spec import TrainingJobSpec
 from gen_worker.contract.screen_repr import Verbatim, screen_repr
@@ -99,6 +102,8 @@ class Trainer(TrainerInterface):
             test=test.paths,
             has_validation=validation_data is not None,
         )
+        if faults := list(find_unreported(msgspec.to_builtins(job))):
+            raise SpecError("Trainer", faults)
         self._open(
             environment=read_library_environment(folder),
             job=job,

@@ -1,6 +1,7 @@
 """Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +135,7 @@ def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
 def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
     """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
 
-    def given(name: str, *below: str) -> Any:
-        value: Any = document.get(name)
-        for part in below:
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
-
+    given = partial(_value_at, document)
     if given("mode") == "inference":
         yield from inference_faults(document)
     else:
@@ -147,6 +143,7 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
             if given(section) is not None:
                 yield _fault(section, 'given, but only `mode: "inference"` reads it')
         yield from _training_faults(given)
+        yield from find_unreported(document)
     for one, other in (
         (("resources", "devices"), ("resources", "gpus")),
         (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
@@ -171,6 +168,13 @@ def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
         yield Fault.of_value(
             "run_id", render_value(run_id), 'one without ".." and line ends', ": it names a folder"
         )
+
+
+def _value_at(document: dict[str, Any], *path: str) -> Any:
+    value: Any = document
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _training_faults(given: Callable[..., Any]) -> Iterator[Fault]:
@@ -201,11 +205,11 @@ def _training_faults(given: Callable[..., Any]) -> Iterator[Fault]:
             f"found {render_value(given('validate_every'))}, but there is nothing to validate on: "
             "give `validation.dataset` or set it to 0",
         )
-    yield from _unreported_faults(given)
 
 
-def _unreported_faults(given: Callable[..., Any]) -> Iterator[Fault]:
-    """Of what needs a metric that nothing reports."""
+def find_unreported(document: dict[str, Any]) -> Iterator[Fault]:
+    """Faults of what needs a metric that nothing reports."""
+    given = partial(_value_at, document)
     is_validated = given("validate_every") not in (None, 0)
     silence = _say_silence(given)
     metric = given("early_stopping", "metric")

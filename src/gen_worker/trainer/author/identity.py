@@ -96,7 +96,11 @@ def _digest_of_any_run(job: TrainingJobSpec) -> str:
 
 
 def describe_change(name: str, was: Any, is_: Any) -> str:
-    return f"{name} was {was!r:.40}, is now {is_!r:.40}"
+    return f"{name} was {show_value(was)}, is now {show_value(is_)}"
+
+
+def show_value(value: Any) -> str:
+    return "not set" if value is None else f"{value!r:.80}"
 
 
 def _job_changes(saved: Mapping[str, Any], now: Mapping[str, Any], unsaid: Collection[str]) -> list[str]:

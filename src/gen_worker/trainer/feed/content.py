@@ -86,7 +86,7 @@ def cursor_error(changes: Sequence[str]) -> InputError:
     shown = [f"  - {change}" for change in changes[:MAX_CHANGES]]
     if len(changes) > MAX_CHANGES:
         shown.append(f"  - … and {len(changes) - MAX_CHANGES} more")
-    remedy = "  Change it back to resume, or start a new run"
+    remedy = "  Change it back to resume, or start a new run; `weights` in its job starts it from a checkpoint's weights"
     return InputError("\n".join([head, *shown, remedy]))
 
 

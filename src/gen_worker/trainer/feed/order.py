@@ -257,6 +257,8 @@ def cursor_differences(saved: Cursor, now: Cursor) -> list[str]:
     """Settings that make a saved position invalid, one line each; without the manifest."""
     fields = ["batch_size", "shuffle", "drop_last"]
     if saved.shuffle and now.shuffle:
-        fields += ["seed", "lanes", "window"]
+        fields.append("seed")
+        if saved.batch_size == now.batch_size:  # which else decides both
+            fields += ["lanes", "window"]
     values: list[tuple[str, Any, Any]] = [(f, getattr(saved, f), getattr(now, f)) for f in fields]
     return [f"{field} was {was}, is now {is_}" for field, was, is_ in values if was != is_]

@@ -12,7 +12,7 @@ from typing import Any
 from gen_worker.errors import InputError
 from gen_worker.trainer.author.author_state import fill_from_checkpoint
 from gen_worker.trainer.author.code_identity import code_changes
-from gen_worker.trainer.author.identity import changed_fields, is_job_changed
+from gen_worker.trainer.author.identity import changed_fields, is_job_changed, show_value
 from gen_worker.trainer.checkpoints.store import Checkpoint
 from gen_worker.trainer.contracts import StepContext, TrainerPlugin
 from gen_worker.trainer.restore.optimizer_options import ConfiguredOptions, OptionChange
@@ -55,7 +55,7 @@ class Resumption:
             was, now = self.fields["weights"]
             if now is not None:
                 raise InputError(
-                    f"weights was {was!r} and is now {now!r}, but a resume takes its weights from the checkpoint.\n"
+                    f"weights was {show_value(was)} and is now {show_value(now)}, but a resume takes its weights from the checkpoint.\n"
                     "Start a new run for other weights, or change `weights` back to resume"
                 )
 
@@ -132,11 +132,12 @@ def _require_effect(
         return
     kind = type(trainer).__qualname__
     lines = [
-        f"{_PREFIX}{name} was {was!r:.40} and is now {now!r:.40}, but the checkpoint restores {value!r:.40}:"
+        f"{_PREFIX}{name} was {show_value(was)} and is now {show_value(now)}, but the checkpoint restores {value!r:.40}:"
         f" state_dict(){path}"
         for name, was, now, path, value in faults[:_MAX_SHOWN]
     ]
-    name, was = faults[0][0], faults[0][1]
+    name, was = f"{_PREFIX}{faults[0][0]}", faults[0][1]
+    how = f"remove {name}" if was is None else f"set {name} back to {was!r:.40}"
     raise InputError(
         "\n".join(
             [
@@ -145,7 +146,7 @@ def _require_effect(
                 "To make it take effect, do one of these:",
                 f"  - write {kind}.apply_hyperparams(self, state, changes, ctx): it is called after the load",
                 f"  - change {kind}.load_state_dict so that it keeps the value of configure",
-                f"To resume without the change, set {_PREFIX}{name} back{'' if was is None else f' to {was!r:.40}'}",
+                f"To resume without the change, {how}",
             ]
         )
     )

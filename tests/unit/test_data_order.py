@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_worker.errors import InputError
-from gen_worker.trainer.feed.order import DataOrder, default_lanes, default_window, permutation
+from gen_worker.trainer.feed.order import (
+    Cursor,
+    DataOrder,
+    cursor_differences,
+    default_lanes,
+    default_window,
+    permutation,
+)
 
 group_sizes = st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) > 0)
 
@@ -150,6 +157,19 @@ def test_default_lanes_divide_the_batch_and_leave_each_lane_some_groups(batch_si
 def test_a_window_of_small_row_groups_holds_many_and_of_huge_ones_a_single_one():
     assert default_window(4, 10_000, 10_000 * 100, 100 * 300) > 100
     assert default_window(4, 100, 100 * 1_000_000, 1 << 30) == 1
+
+
+def cursor(**changes):
+    fields = {"version": 1, "seed": 0, "epoch": 0, "batch": 0, "batch_size": 64, "lanes": 2, "window": 524}
+    return Cursor(
+        **{**fields, "shuffle": True, "drop_last": False, "num_rows": 4000, "manifest_digest": "x", **changes}
+    )
+
+
+def test_lanes_and_windows_are_named_only_where_they_do_not_follow_from_the_batch_size():
+    other = cursor(batch_size=32, lanes=1, window=1048, seed=3)
+    assert cursor_differences(cursor(), other) == ["batch_size was 64, is now 32", "seed was 0, is now 3"]
+    assert cursor_differences(cursor(), cursor(lanes=1)) == ["lanes was 2, is now 1"]
 
 
 def test_lanes_that_do_not_divide_the_batch_are_refused_with_the_choices():

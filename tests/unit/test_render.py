@@ -188,6 +188,28 @@ def test_a_flood_of_lines_is_cut_and_counted_and_ends_with_the_newest() -> None:
     assert shown[-1].startswith("digits-1  completed")
 
 
+def test_a_log_record_is_wrapped_between_words_and_a_print_is_not() -> None:
+    file = io.StringIO()
+    screen = Screen(RunView(make_run()), Console(file=file, width=40, force_terminal=True, color_system=None))
+    record = (
+        "2026-01-02 16:00:49,582 WARNING gen_worker.events: learning_rat was given, but nothing read it; did"
+    )
+    printed = "words of the author " * 4
+    screen.add(WorkerLog().take(f"{record} you mean learning_rate?\n{printed}\n\n".encode()))
+    screen.add([Line(text=Text("attempt 1 ended: killed by SIGKILL at step 5500"), is_event=True)])
+    screen.view.take_run(make_run(state="COMPLETED", ended_ms=1))
+    screen.finish(1.0)
+    assert [line.rstrip() for line in file.getvalue().splitlines()[:7]] == [
+        "attempt 1 ended: killed by SIGKILL at",
+        "step 5500",
+        "16:00:49 learning_rat was given, but",
+        "         nothing read it; did you mean",
+        "         learning_rate?",
+        printed.rstrip(),
+        "",
+    ]
+
+
 def test_the_end_says_what_to_do_next() -> None:
     view = RunView(
         make_run(state="FAILED", reason="the step failed\nat line 3", step=7, end_step=10, ended_ms=1)

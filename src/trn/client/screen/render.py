@@ -15,6 +15,7 @@ from trn.client.screen.worker_log import Line
 
 REDRAW_S = 0.2
 MAX_WAITING_LINES = 400  # between two redraws; the log has them all
+MIN_WORDS = 20  # columns that the words of a log record have at least
 HELD_S = 0.7  # events wait: an earlier line of the worker's log may arrive later
 
 
@@ -101,8 +102,12 @@ class Screen:
             self.console.print(Text("\n").join(shown), soft_wrap=True)
 
     def _wrap(self, line: Line) -> list[Text]:
-        """Our own words are wrapped between words; a worker's output stays as it is."""
-        return list(line.text.wrap(self.console, self.console.width)) if line.is_event else [line.text]
+        """Events and log records are wrapped between words; other output of a worker stays as it is."""
+        if not line.is_event and not line.margin:
+            return [line.text]
+        time, words = line.text.divide([line.margin])
+        first, *more = words.wrap(self.console, max(MIN_WORDS, self.console.width - line.margin))
+        return [time + first, *(Text(" " * line.margin) + part for part in more)]
 
     def _drop(self, lines: list[tuple[float, Line]]) -> None:
         num_over = max(0, len(lines) - MAX_WAITING_LINES)

@@ -24,11 +24,15 @@ _OURS = re.compile(r"/gen_worker/[\w/]*\.py|<frozen runpy>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line above the bar, and its time. `is_event`: it may be ahead of the worker's log."""
+    """A line above the bar, and its time. `is_event`: it may be ahead of the worker's log.
+
+    `margin`: the first columns of a log record, which hold its time.
+    """
 
     text: Text
     at_ms: int = 0
     is_event: bool = False
+    margin: int = 0
 
 
 class WorkerLog:
@@ -46,10 +50,10 @@ class WorkerLog:
         return self._show(self._lines.rest())
 
     def _show(self, lines: list[str]) -> list[Line]:
-        texts = (self._take(clean(line)) for line in lines)
-        return [Line(text=text, at_ms=self._at_ms) for text in texts if text is not None]
+        shown = (self._take(clean(line)) for line in lines)
+        return [line for line in shown if line is not None]
 
-    def _take(self, text: str) -> Text | None:
+    def _take(self, text: str) -> Line | None:
         """None: not shown."""
         found = _LOG_LINE.fullmatch(text)
         if found is not None:
@@ -60,14 +64,16 @@ class WorkerLog:
             frame = _FRAME.match(text)
             if frame is not None:
                 self._is_our_frame = _OURS.search(frame[1]) is not None
-            return None if self._is_our_frame else Text(without_copies(text) if frame is not None else text)
+            if self._is_our_frame:
+                return None
+            text = without_copies(text) if frame is not None else text
         elif text.startswith(REPORT_MARK):  # the line about the end of the attempt has it
             return None
         else:
             self._is_traceback = False
-        return Text(text)
+        return Line(text=Text(text), at_ms=self._at_ms)
 
-    def _take_record(self, found: "re.Match[str]") -> Text | None:
+    def _take_record(self, found: "re.Match[str]") -> Line | None:
         year, month, day, clock, hour, minute, second, ms, level, logger, message = found.groups()
         self._is_traceback = False
         local = (int(year), int(month), int(day), int(hour), int(minute), int(second), 0, 0, -1)
@@ -78,7 +84,7 @@ class WorkerLog:
         shown = Text()
         shown.append(f"{clock} ", style="dim")
         shown.append(message, style=_STYLES.get(level, ""))
-        return shown
+        return Line(text=shown, at_ms=self._at_ms, margin=len(clock) + 1)
 
 
 class WholeLines:

@@ -385,6 +385,10 @@ def test_a_run_is_resumed_from_the_step_that_is_named(home: Path, folder: Path) 
     absent = trn(home, "resume", f"{run_id}.1@5")
     assert absent.returncode == 4
     assert "has no checkpoint of step 5: it has 2, 4, 6" in absent.stderr
+    of_parent = trn(home, "resume", f"{forked['run_id']}@2")  # the fork has later ones only
+    assert f"has no checkpoint of step 2: it has 6; {run_id}.1@2 is the one of {run_id}" in of_parent.stderr
+    other = trn(home, "resume", f"{run_id}.1@4", "--set", "resume_checkpoint_path=/x.meta.json")
+    assert (other.returncode, "given, but a resume starts from" in other.stderr) == (3, True)
     for wrong in (("x@best",), ("x@4", "--checkpoint", "step.meta.json")):
         assert trn(home, "resume", *wrong).returncode == 2
 

@@ -323,6 +323,20 @@ def test_a_complete_run_is_trained_once_more_from_a_step_before_its_end() -> Non
         plan_resume(complete, overrides={}, checkpoint=at[1])
 
 
+def test_a_resume_is_not_asked_to_end_before_its_checkpoint() -> None:
+    complete = parent(state=RunState.COMPLETED, end_step=10, config={**JOB, "max_steps": 10})
+    at = SavedCheckpoint(path=Path("/x.meta.json"), step=5, run_id="old")
+    for steps in (4, 5):
+        with pytest.raises(
+            InvalidRequestError, match=f"max_steps is {steps}, but the checkpoint is of step 5"
+        ):
+            plan_resume(complete, overrides={"max_steps": steps}, checkpoint=at)
+    assert plan_resume(complete, overrides={"max_steps": 6}, checkpoint=at).config["max_steps"] == 6
+    died_late = parent(config={**JOB, "max_steps": 10})  # its final checkpoint is to be made yet
+    at_end = SavedCheckpoint(path=Path("/x.meta.json"), step=10, run_id="old")
+    assert plan_resume(died_late, overrides={"max_steps": 10}, checkpoint=at_end).config["max_steps"] == 10
+
+
 def test_mock_batches_are_one_pass_so_no_step_is_left_after_them() -> None:
     complete = parent(state=RunState.COMPLETED, config={"trainer": "a:B", "mock_batches": [0] * 10})
     with pytest.raises(InvalidRequestError, match="10 mock_batches are one pass"):

@@ -33,6 +33,13 @@ def checkpoint_stem(step: int, *, final: bool) -> str:
     return "final" if final else f"step-{step:08d}"
 
 
+def say_no_checkpoint(path: Path) -> str:
+    """Of a path at which there is no file."""
+    if path.is_dir():
+        return f"{path} is a folder, expected the {META_SUFFIX} of a checkpoint"
+    return f"there is no checkpoint {path}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
     """A checkpoint by its meta; its data was not read."""

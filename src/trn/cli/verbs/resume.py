@@ -127,8 +127,28 @@ def _find_step(home: Home, run_id: str, step: int) -> Path:
     found = next((info for info in infos if info.step == step), None)
     if found is None:
         steps = ", ".join(map(str, sorted({info.step for info in infos}))) or "none"
-        raise NotFoundError(f"run {run.run_id} has no checkpoint of step {step}: it has {steps}")
+        raise NotFoundError(
+            f"run {run.run_id} has no checkpoint of step {step}: it has {steps}{_say_ancestor(home, run, step)}"
+        )
     return found.meta_path
+
+
+def _say_ancestor(home: Home, run: "RunRecord", step: int) -> str:
+    """The run whose checkpoint of that step led to this one; empty where there is none."""
+    from gen_worker.contract.checkpoints.choice import scan
+    from trn.cli.following.follow import resolve
+    from trn.core.errors import NotFoundError
+
+    while run.parent_run_id and step <= run.start_step:
+        try:
+            run = resolve(home, run.parent_run_id, is_exact=True)
+        except NotFoundError:
+            break
+        infos = scan(home.run(run.run_id).checkpoints)[0]
+        if any(info.step == step and info.meta.run_id == run.run_id for info in infos):
+            typed = f"{run.run_id}.1" if run.run_id == run.family else run.run_id
+            return f"; {typed}@{step} is the one of {run.run_id}, which led to it"
+    return ""
 
 
 def _find_run(home: Home, run_id: str, checkpoint: "FoundCheckpoint | None") -> "RunRecord":
@@ -173,10 +193,11 @@ def _read_config(home: Home, config: Path, asked: "ResumeOptions", options: dict
     """The job of a checkpoint without a run, and its code. Blocks."""
     import sys
 
-    from trn.client.job_file import Changes, read_job
+    from trn.client.job_file import Changes, find_doubled, read_job
 
     job = read_job(config, Changes(assignments=options["assignments"]))
-    job.require_sound()
+    starts = dict.fromkeys(("resume_checkpoint_path", "inputs.resume_checkpoint_ref"), "--checkpoint")
+    job.require_sound(*find_doubled(options["assignments"], starts))
     asked.update({"config": job.config, "base_dir": job.base_dir, "interpreter": sys.executable})
     return freeze(home, job.base_dir, code_dir=options["code_dir"], env_files=options["env_files"])
 
@@ -190,7 +211,7 @@ class FoundCheckpoint(NamedTuple):
 
 def find_checkpoint(given: Path) -> FoundCheckpoint:
     """By its meta, its data file, or a plain `{"state": …}` document. The worker verifies the data."""
-    from gen_worker.contract.checkpoints.choice import META_SUFFIX, read_named
+    from gen_worker.contract.checkpoints.choice import META_SUFFIX, read_named, say_no_checkpoint
     from gen_worker.errors import CheckpointError
     from trn.core.errors import InvalidRequestError, NotFoundError
 
@@ -199,7 +220,7 @@ def find_checkpoint(given: Path) -> FoundCheckpoint:
     if not path.name.endswith(META_SUFFIX) and meta.is_file():
         path = meta
     if not path.is_file():
-        raise NotFoundError(f"there is no checkpoint {path}")
+        raise NotFoundError(say_no_checkpoint(path))
     try:
         found = read_named(path)
     except CheckpointError as fault:

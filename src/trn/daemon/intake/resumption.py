@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.checkpoints.choice import say_no_checkpoint
 from gen_worker.contract.job.rules import lay_over
 from gen_worker.contract.redaction import Secret
+from gen_worker.errors import Fault
 from trn.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from trn.core.home import Home
 from trn.core.runs import PREDICTION, SERVER, RunRecord, RunState
@@ -55,6 +57,7 @@ class Resumption:
         """(what to submit, notes for the caller). Of the checkpoint, only the meta is read."""
         given = request.submission
         overrides = self._read_config(request.overrides_json) if request.overrides_json else {}
+        _require_no_start(overrides)
         checkpoint = None
         if request.checkpoint_path:
             path = Path(request.checkpoint_path)
@@ -63,7 +66,7 @@ class Resumption:
                     f"checkpoint_path is {request.checkpoint_path!r}, expected an absolute path"
                 )
             if not await asyncio.to_thread(path.is_file):
-                raise NotFoundError(f"there is no checkpoint {path}")
+                raise NotFoundError(say_no_checkpoint(path))
             checkpoint = await asyncio.to_thread(read_checkpoint, path, is_forced=request.is_forced)
         if request.run_id:
             return await self._resume_run(request, overrides, checkpoint)
@@ -168,6 +171,7 @@ def plan_resume(
     # From an earlier step of its own, or from another run's, there is something left to do.
     if checkpoint is None or (checkpoint.run_id == parent.run_id and checkpoint.step >= parent.step):
         _require_more(parent, config, overrides)
+    _require_room(parent, overrides, checkpoint)
     if checkpoint is None:
         begins = config.get("resume_checkpoint_path")
         where = f"starts from {begins}, as it did" if begins else "starts from step 0"
@@ -194,6 +198,33 @@ def with_checkpoint(config: Mapping[str, Any], checkpoint: SavedCheckpoint) -> d
     if isinstance(inputs, dict):
         resumed["inputs"] = {name: ref for name, ref in inputs.items() if name != "resume_checkpoint_ref"}
     return resumed
+
+
+def _require_no_start(overrides: Mapping[str, Any]) -> None:
+    """InvalidRequestError for changes that name a checkpoint: the one of the resume would replace it."""
+    inputs = overrides.get("inputs")
+    given = {
+        "resume_checkpoint_path": overrides.get("resume_checkpoint_path"),
+        "inputs.resume_checkpoint_ref": inputs.get("resume_checkpoint_ref")
+        if isinstance(inputs, dict)
+        else None,
+    }
+    message = "given, but a resume starts from the checkpoint of its run, of RUN@STEP or of --checkpoint: use one of these"
+    if faults := [
+        Fault(message, path=name, kind="rule") for name, value in given.items() if value is not None
+    ]:
+        raise InvalidRequestError("the changes are not valid", faults)
+
+
+def _require_room(
+    parent: RunRecord, overrides: Mapping[str, Any], checkpoint: SavedCheckpoint | None
+) -> None:
+    """InvalidRequestError for a new `max_steps` that the checkpoint has reached."""
+    wanted, step = overrides.get("max_steps"), 0 if checkpoint is None else checkpoint.step
+    if isinstance(wanted, int) and wanted <= step and wanted != parent.config.get("max_steps"):
+        raise InvalidRequestError(
+            f"max_steps is {wanted}, but the checkpoint is of step {step}: there is nothing left to do; raise max_steps"
+        )
 
 
 def _require_more(parent: RunRecord, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from gen_worker.contract.checkpoints.choice import (
     read_named,
     require_finite,
     require_run,
+    say_no_checkpoint,
     scan,
     verify_files,
 )
@@ -177,7 +178,7 @@ class ModelChoice:
 
 def _read(path: Path) -> CheckpointInfo:
     if not path.exists():
-        raise NotFoundError(f"there is no checkpoint {path}")
+        raise NotFoundError(say_no_checkpoint(path))
     try:
         info = read_named(path)
     except CheckpointError as fault:

@@ -15,7 +15,16 @@ from service_host import Host, job, until
 import trn
 from gen_worker.contract.checkpoints.choice import CheckpointInfo, read_named, verify_files
 from gen_worker.contract.files.hashes import hash_file
-from gen_worker.contract.serving import WANTED, read_settled, read_wanted
+from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.serving import (
+    LIVE,
+    WANTED,
+    LiveModel,
+    WantedModel,
+    read_settled,
+    read_wanted,
+    write_document,
+)
 from gen_worker.errors import StartupError
 from trn.core.errors import (
     ConflictError,
@@ -25,6 +34,7 @@ from trn.core.errors import (
 )
 from trn.core.runs import RunRecord, RunState
 from trn.core.serving.records import Promotion
+from trn.daemon.api.tokens import PromoteGrant
 from trn.daemon.intake.submission import Submission
 from trn.daemon.serving import promotions
 from trn.daemon.serving.model_store import ModelStore
@@ -665,5 +675,109 @@ def test_prune_removes_models_that_no_run_needs_any_more(tmp_path: Path) -> None
             await host.service.remove_runs([server.run_id])
             unused = ModelStore(store, host.home.snapshots).unused(host.registry.models_in_use(), grace_s=0)
             assert unused == [kept]
+
+    asyncio.run(main())
+
+
+def test_a_name_that_is_the_id_of_another_server_means_that_name_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            first = await serving(host)  # mnist, by the run serve-mnist
+            token = (await host.service.make_promote_token(first.run_id)).token
+            made = await serve(host, "mnist@300", name=first.run_id)
+            second = Server(host, made.run.run_id)
+            await second.start()
+            await second.be_ready()
+
+            mine, its = host.registry.served("mnist"), host.registry.served(first.run_id)
+            assert (mine.run_id, its.run_id) == ("serve-mnist", "serve-serve-mnist")
+            assert (mine.is_ready, its.is_ready) == (True, True)
+            grant = host.service.tokens.authenticate([f"Bearer {token}"])
+            assert grant == PromoteGrant("mnist")
+            promotion = (await host.service.promote("mnist", model="@100")).promotion
+            assert (promotion.name, promotion.run_id) == ("mnist", first.run_id)
+            await wanted_number(host, first.run_id, 1)
+            await until(lambda: first.process.num_notices > 0)
+            assert read_wanted(host.home.run(second.run_id).serving) is None
+            await done(host, first, promotion)
+            mine, its = host.registry.served("mnist"), host.registry.served(first.run_id)
+            assert mine.live is not None
+            assert its.live is not None
+            assert (mine.live.label, its.live.label) == ("mnist@100", "mnist@300")
+
+            # The end of one frees its own name, and takes nothing of the other.
+            await host.end(second.run_id, RunState.CANCELLED)
+            again = await serve(host, "mnist@300", name=first.run_id)
+            assert again.run.run_id == "serve-serve-mnist.2"
+            assert host.registry.served("mnist") == mine
+
+    asyncio.run(main())
+
+
+def test_a_token_of_a_name_that_is_gone_is_not_good_for_a_server_whose_id_it_is(tmp_path: Path) -> None:
+    from service_host import LOOPBACK
+
+    async def main() -> None:
+        async with Host(tmp_path, listen=LOOPBACK) as host:
+            server = await serving(host, name="canary")
+            async with trn.AsyncClient(host.home.root) as operator:
+                token = await operator.make_promote_token("canary")
+            await host.end(server.run_id, RunState.CANCELLED)
+            await host.service.remove_runs([server.run_id])
+            config = {**SERVE, "run_id": "canary", "name": "other", "serving": {"checkpoint": "mnist@200"}}
+            made = await submit(host, config)
+            assert made.run.run_id == "canary"
+            async with trn.AsyncClient(address=host.tcp, token=token, is_insecure=True) as client:
+                for name in ("canary", "other"):
+                    with pytest.raises((ForbiddenError, NotFoundError)):
+                        await client.promote(name, "mnist@300")
+                    with pytest.raises((ForbiddenError, NotFoundError)):
+                        await client.get_served(name)
+            assert host.registry.promotions("other") == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [2**63, 2**70, -1, 0])
+def test_no_number_of_a_server_stops_its_events(tmp_path: Path, number: int) -> None:
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host)
+            version = version_of(host.registry.get(server.run_id))
+            facts = facts_of(version)
+            due = {"rows": 1, "files": [], "folder": "", "reason": "rows", "version": facts}
+            await server.be_ready(version, number=number)
+            await server.say("promoted", number=number, version=facts)
+            await server.say("promotion_refused", number=number, cause="x", words="y")
+            await server.say("feedback_due", number=number, **due)
+            await server.say("feedback_due", **{**due, "number": 1, "rows": number})
+            await server.say("promoted", number=1, version={**facts, "step": number})
+            await server.say("heartbeat", step=77)
+            assert host.registry.get(server.run_id).step == 77
+            made = (await host.service.promote("mnist", model="@300")).promotion
+            await wanted_number(host, server.run_id, made.number)
+
+    asyncio.run(main())
+
+
+def test_a_promotion_after_an_older_backup_has_a_number_that_its_server_has_not_seen(tmp_path: Path) -> None:
+    """A restored registry has forgotten promotions that the server knows; it does each number once."""
+
+    async def main() -> None:
+        async with Host(tmp_path) as host:
+            server = await serving(host)
+            folder = host.home.run(server.run_id).serving
+            write_document(folder / WANTED, WantedModel(number=7, action="single"))
+            made = (await host.service.promote("mnist", model="@100")).promotion
+            assert made.number == 8
+            await wanted_number(host, server.run_id, 8)
+            version = msgspec.convert(version_of(host.registry.get(server.run_id)), ModelVersion)
+            write_document(folder / LIVE, LiveModel(number=20, version=version))
+            made = (await host.service.promote("mnist", model="@300")).promotion
+            assert made.number == 21
+            await wanted_number(host, server.run_id, 21)
+            (folder / WANTED).write_bytes(b'{"number":9e99}')  # what cannot be read says nothing
+            made = (await host.service.promote("mnist", model="@100")).promotion
+            assert made.number == 22
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ from gen_worker.contract.files.durable import Sync, replace_file
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
 from gen_worker.contract.job.spec import GateSpec
+from gen_worker.contract.sizes import Count
 from gen_worker.errors import StartupError
 
 __all__ = [  # with those of a version, which a job holds as well
@@ -51,7 +52,7 @@ class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
     the requests. `single`: only the live version answers from now on; so it is after a switch.
     """
 
-    number: int
+    number: Count
     action: Action
     version: ModelVersion | None = None
     percent: float = 0.0
@@ -64,7 +65,7 @@ class ReadyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str  # http://HOST:PORT, or unix:PATH
     version: VersionFacts
-    number: int = 0  # of the last `WantedModel` that is finished
+    number: Count = 0  # of the last `WantedModel` that is finished
     bearer_file: str = ""  # holds the secret that requests need; empty: they need none
 
 
@@ -74,7 +75,7 @@ class PromotedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
     It may be written again after a crash, with the same fields.
     """
 
-    number: int
+    number: Count
     version: VersionFacts
     previous: VersionFacts | None = None  # which answered before; None: the same
     action: Action = "promote"
@@ -89,7 +90,7 @@ class PromotionRefusedEvent(
 ):
     """`promotion_refused`: nothing changed, the version before it answers. It may be written again after a crash."""
 
-    number: int
+    number: Count
     cause: str
     words: str  # for people
     version: VersionFacts | None = None  # which was refused
@@ -101,15 +102,15 @@ class PromotionRefusedEvent(
 class RequestStatsEvent(msgspec.Struct, frozen=True, kw_only=True):
     """`request_stats`: figures of the last seconds. Also metric points of that step, in an event `metrics`."""
 
-    step: int  # seconds since the run's first start
+    step: Count  # seconds since the run's first start
     values: dict[str, float]  # serve/requests_per_s, serve/p50_ms, serve/p99_ms, serve/queue_rows, …
 
 
 class FeedbackDueEvent(msgspec.Struct, frozen=True, kw_only=True):
     """`feedback_due`: the next training run is to be submitted. It may be written again, with the same fields."""
 
-    number: int  # 1, 2, 3… per run
-    rows: int  # that are new since the one before it
+    number: Count  # 1, 2, 3… per run
+    rows: Count  # that are new since the one before it
     files: list[str]  # parquet with these rows, in the training schema
     folder: str  # has the files of all rows so far
     reason: Literal["rows", "max_age_s", "metric"]
@@ -120,13 +121,13 @@ class FeedbackDueEvent(msgspec.Struct, frozen=True, kw_only=True):
 class SettledFeedback(msgspec.Struct, frozen=True, kw_only=True):
     """The run that the `feedback_due` of that number asked for has ended, and so has its promotion. The next one may come."""
 
-    number: int
+    number: Count
 
 
 class LiveModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the server answers with, and the number of the last `WantedModel` that it finished, done or refused."""
 
-    number: int
+    number: Count
     version: ModelVersion
     previous: ModelVersion | None = None
     second: ModelVersion | None = None  # beside it: a shadow, or for `percent` of the requests

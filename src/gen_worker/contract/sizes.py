@@ -1,5 +1,11 @@
 """Shared limits, and sizes as text: powers of ten, three digits."""
 
+from typing import Annotated
+
+import msgspec
+
+MAX_COUNT = (1 << 53) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]  # what SQLite and a reader in JavaScript can hold
 MAX_EVENT_BYTES = 1 << 20  # of a line of an event file, with its newline
 
 

@@ -188,7 +188,13 @@ class ReadableRegistry(Protocol):
         """(cpus, memory_mb) that live attempts hold."""
 
     def served(self, name: str) -> ServedModel:
-        """By the served name, or by the id of its server. NotFoundError."""
+        """What a person means: the served name, else the id of its server. NotFoundError."""
+
+    def served_as(self, name: str) -> ServedModel:
+        """By the served name alone. NotFoundError."""
+
+    def served_by(self, run_id: str) -> ServedModel:
+        """By the id of the server alone. NotFoundError, also where another server has its name by now."""
 
     def all_served(self) -> list[ServedModel]: ...
 

@@ -381,9 +381,11 @@ JOIN attempts USING (run_id)
 WHERE ended_ms > launched_ms
 GROUP BY run_id
 
--- name: served
-SELECT served.*, runs.state, runs.attempt FROM served JOIN runs USING (run_id)
-WHERE served.name = :name OR served.run_id = :name ORDER BY served.name = :name DESC LIMIT 1
+-- name: served_as
+SELECT served.*, runs.state, runs.attempt FROM served JOIN runs USING (run_id) WHERE served.name = :name
+
+-- name: served_by
+SELECT served.*, runs.state, runs.attempt FROM served JOIN runs USING (run_id) WHERE served.run_id = :run_id
 
 -- name: all_served
 SELECT served.*, runs.state, runs.attempt FROM served JOIN runs USING (run_id) ORDER BY served.name

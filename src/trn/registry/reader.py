@@ -30,6 +30,8 @@ from trn.registry.rows import read_attempt, read_queued, read_run
 from trn.registry.serving.served import (
     find_promotion,
     find_served,
+    find_served_as,
+    find_served_by,
     find_versions,
     find_wanted,
     list_due,
@@ -241,6 +243,12 @@ class RegistryReader:
 
     def served(self, name: str) -> ServedModel:
         return find_served(self._read, name)
+
+    def served_as(self, name: str) -> ServedModel:
+        return find_served_as(self._read, name)
+
+    def served_by(self, run_id: str) -> ServedModel:
+        return find_served_by(self._read, run_id)
 
     def all_served(self) -> list[ServedModel]:
         return list_served(self._read)

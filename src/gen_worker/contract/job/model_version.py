@@ -4,12 +4,14 @@ from typing import Any
 
 import msgspec
 
+from gen_worker.contract.sizes import Count
+
 
 class VersionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which model it is: what events, records and the headers of an answer say of a version."""
 
     run_id: str  # that saved the checkpoint
-    step: int
+    step: Count
     weights_hash: str  # of its data file, as the meta says it
     code_hash: str = ""  # of the snapshot; empty: the code was not frozen
 

@@ -166,7 +166,7 @@ def find_served(home: Home, run_id: str) -> tuple[ServedModel | None, list[Promo
     run is no server."""
     with open_registry(home) as reader:
         try:
-            served = reader.served(run_id)
+            served = reader.served_by(run_id)
         except NotFoundError:
             return None, []
         return served, reader.promotions(served.name, MAX_PROMOTIONS)

@@ -48,6 +48,7 @@ class WantedPromotion(msgspec.Struct, frozen=True, kw_only=True):
     gate: GateSpec = GateSpec()
     by: str = ""
     promotion_id: str = ""
+    after: int = 0  # its number is higher: the server knows of this one, and a restored registry may not
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -361,7 +361,7 @@ class TrainerService:
     def server_of(self, name: str) -> str | None:
         """The run that serves that name; None where there is none."""
         with contextlib.suppress(NotFoundError):
-            return self._registry.served(name).run_id
+            return self._registry.served_as(name).run_id
         return None
 
     def run_of_artifact(self, artifact_id: str) -> str | None:

@@ -186,6 +186,8 @@ def _require_promotion(
 ) -> None:
     """A served name's token also names its server, and watches that."""
     server = server_of(grant.name)
+    if server is None:  # its name may be the id of another server by now
+        raise ForbiddenError(f"this token is for {grant.name} alone, and nothing is served as that")
     if method in _OF_ONE_NAME:
         if request.name not in (grant.name, server):
             raise ForbiddenError(f"this token is for {grant.name} alone, and {request.name!r} was asked for")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gen_worker.contract.sizes import MAX_EVENT_BYTES
+from gen_worker.contract.sizes import MAX_COUNT, MAX_EVENT_BYTES, Count
 from trn.core.artifacts.files import MAX_PATH
 from trn.core.artifacts.records import ArtifactKind, NamedFile, make_artifact_id
 from trn.executors.base import RunFile
@@ -33,10 +33,6 @@ _FILE_EVENTS: dict[str, ArtifactKind] = {
     "artifact": "file",
 }
 _KINDS_OF_FILES: dict[object, ArtifactKind] = {"sample": "sample", "video": "video", "file": "file"}
-MAX_COUNT = (1 << 53) - 1
-
-# What SQLite and a JavaScript reader can hold.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 _Seq = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 
@@ -46,21 +42,21 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     event: str
     seq: _Seq
     run_id: str
-    attempt: _Count
-    timestamp_ms: _Count
+    attempt: Count
+    timestamp_ms: Count
     nonce: str = ""  # of the submission; older workers and workers without a daemon write none
 
 
 class Event(Head, frozen=True, kw_only=True, gc=False):
     """An event, as far as the registry needs it."""
 
-    step: _Count | None = None
+    step: Count | None = None
     name: str | None = None
     value: float | str | None = None
     values: dict[str, float | str] | None = None
-    end_step: _Count | None = None
-    start_step: _Count | None = None  # of the checkpoint of another run that it continues
-    max_steps: _Count | None = None
+    end_step: Count | None = None
+    start_step: Count | None = None  # of the checkpoint of another run that it continues
+    max_steps: Count | None = None
     # Of a file. An author's own events may use these names for anything.
     path: Any = None
     poster: Any = None

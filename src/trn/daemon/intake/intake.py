@@ -224,7 +224,7 @@ class Intake:
     def _find_server(self, new: NewRun) -> Submitted | None:
         """The server that lives under that name and serves the same. ConflictError where it does not serve the same."""
         with contextlib.suppress(NotFoundError):
-            served = self._registry.served(new.served_name)
+            served = self._registry.served_as(new.served_name)
             run = self._registry.get(served.run_id)
             if run.state.is_terminal:
                 return None

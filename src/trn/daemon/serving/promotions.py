@@ -18,7 +18,7 @@ from gen_worker.contract.document_schema import convert_document
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.job.model_version import ModelVersion
 from gen_worker.contract.job.spec import GateSpec
-from gen_worker.contract.serving import WANTED, WantedModel, read_wanted, write_document
+from gen_worker.contract.serving import WANTED, WantedModel, read_live, read_wanted, write_document
 from gen_worker.errors import SpecError, StartupError
 from trn.core.errors import InvalidRequestError
 from trn.core.home import Home
@@ -120,11 +120,23 @@ class Promotions:
             gate=gate,
             by=request.by[:MAX_BY],
             promotion_id=request.promotion_id,
+            after=await asyncio.to_thread(self._newest_number, served.run_id),
         )
         promotion = await committed(self._registry.want_promotion(wanted))
         failpoint("promotion.recorded")
         self._news.set()
         return promotion
+
+    def _newest_number(self, run_id: str) -> int:
+        """Of what the server was asked for or has finished, as its folder says it. It does nothing up to that number, and a
+        registry that was restored from a backup may know of less."""
+        folder, numbers = self._home.run(run_id).serving, [0]
+        for read in (read_wanted, read_live):
+            with contextlib.suppress(StartupError):
+                found = read(folder)
+                if found is not None:
+                    numbers.append(found.number)
+        return max(numbers)
 
     def _gate(self, served: ServedModel, changes: Mapping[str, Any] | None) -> GateSpec:
         """That of the server's job, with changes."""
@@ -153,7 +165,7 @@ class Promotions:
         await asyncio.to_thread(self._write, run_id, wanted)
         failpoint("promotion.written")
         run = self._registry.get(run_id)
-        served = self._registry.served(run_id)
+        served = self._registry.served_by(run_id)
         attempts = self._registry.attempts(run_id)
         if run.state is not RunState.RUNNING or not served.is_ready or not attempts[-1].worker:
             return  # it reads the file when it is ready

@@ -189,7 +189,7 @@ class Successors:
 
     def _find_version(self, server: RunRecord, due: DueFeedback) -> ModelVersion:
         """What answered when the feedback was due, whole."""
-        served = self._registry.served(server.run_id)
+        served = self._registry.served_by(server.run_id)
         known = self._registry.versions_of(served.name)
         found = next((item for item in known if item is not None and item.facts == due.version), None)
         if found is None:
@@ -223,11 +223,13 @@ class Successors:
         if found is None:
             return f"run {child.run_id} has no checkpoint that can be served"
         request = PromotionRequest(name=server.run_id, by=f"feedback {due.number}", promotion_id=promotion_id)
-        await self._promotions.promote_version(self._registry.served(server.run_id), found.version, request)
+        await self._promotions.promote_version(
+            self._registry.served_by(server.run_id), found.version, request
+        )
         return None
 
     def _find_promotion(self, server: RunRecord, promotion_id: str) -> Promotion | None:
-        name = self._registry.served(server.run_id).name
+        name = self._registry.served_by(server.run_id).name
         made = (item for item in self._registry.promotions(name, 10_000) if item.promotion_id == promotion_id)
         return next(made, None)
 

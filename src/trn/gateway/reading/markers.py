@@ -123,7 +123,7 @@ def _of_best(run: RunRecord, metrics: MetricReader) -> list[Marker]:
 def _of_promotions(run: RunRecord, registry: RegistryReader, metrics: MetricReader) -> list[Marker]:
     """Of its own that were done. A server's steps are seconds; each is at the newest step that was reported before it."""
     try:
-        served = registry.served(run.run_id)
+        served = registry.served_by(run.run_id)
     except NotFoundError:
         return []
     series = next(iter(metrics.query(run.run_id, [SERVER_METRIC], max_points=MAX_VALIDATIONS)), None)

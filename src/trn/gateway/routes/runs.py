@@ -108,7 +108,7 @@ def find_served(reader: RegistryReader, run: RunRecord | Run) -> ServedModel | N
     if run.kind != SERVER:
         return None
     try:
-        return reader.served(run.run_id)
+        return reader.served_by(run.run_id)
     except NotFoundError:
         return None
 

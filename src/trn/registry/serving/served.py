@@ -66,11 +66,38 @@ def read_due(row: sqlite3.Row) -> DueFeedback:
 
 
 def find_served(connection: sqlite3.Connection, name: str) -> ServedModel:
-    """By the served name, or by the id of its server. NotFoundError."""
-    row = connection.execute(sql("served"), {"name": name}).fetchone()
+    """What a person means: the served name, else the id of its server. NotFoundError. What is known to be one of the two
+    is looked up as that: a name may be the id of another server."""
+    row = _row_as(connection, name) or _row_by(connection, name)
     if row is None:
         raise NotFoundError(f"nothing is served as {name!r}: `trn serve RUN --name {name}` would serve it")
     return read_served(row)
+
+
+def find_served_as(connection: sqlite3.Connection, name: str) -> ServedModel:
+    """By the served name. NotFoundError."""
+    row = _row_as(connection, name)
+    if row is None:
+        raise NotFoundError(f"nothing is served as {name!r}")
+    return read_served(row)
+
+
+def find_served_by(connection: sqlite3.Connection, run_id: str) -> ServedModel:
+    """By the id of the server. NotFoundError, also where another server has its name by now."""
+    row = _row_by(connection, run_id)
+    if row is None:
+        raise NotFoundError(f"run {run_id} serves nothing")
+    return read_served(row)
+
+
+def _row_as(connection: sqlite3.Connection, name: str) -> sqlite3.Row | None:
+    row: sqlite3.Row | None = connection.execute(sql("served_as"), {"name": name}).fetchone()
+    return row
+
+
+def _row_by(connection: sqlite3.Connection, run_id: str) -> sqlite3.Row | None:
+    row: sqlite3.Row | None = connection.execute(sql("served_by"), {"run_id": run_id}).fetchone()
+    return row
 
 
 def list_served(connection: sqlite3.Connection) -> list[ServedModel]:
@@ -112,7 +139,7 @@ def find_versions(
     connection: sqlite3.Connection, name: str
 ) -> tuple[ModelVersion | None, ModelVersion | None]:
     """(live, previous) of a served name, whole."""
-    row = connection.execute(sql("served"), {"name": name}).fetchone()
+    row = connection.execute(sql("served_as"), {"name": name}).fetchone()
     return _version(row["live"]), _version(row["previous"])
 
 
@@ -131,7 +158,7 @@ def list_feedback_files(
 
 def take_name(connection: sqlite3.Connection, name: str, run: RunRecord) -> None:
     """The run is the name's server from now on. ConflictError where another that lives is."""
-    row = connection.execute(sql("served"), {"name": name}).fetchone()
+    row = _row_as(connection, name)
     if row is not None and not RunState(row["state"]).is_terminal:
         raise ConflictError(f"{name} is served by {row['run_id']}")
     if row is not None:
@@ -144,7 +171,7 @@ def want(connection: sqlite3.Connection, wanted: WantedPromotion, now_ms: int) -
     made = connection.execute(sql("promotion_by_id"), {"promotion_id": wanted.promotion_id}).fetchone()
     if made is not None:
         return read_promotion(made)
-    served = find_served(connection, wanted.run_id)
+    served = find_served_by(connection, wanted.run_id)
     run = get_run(connection, served.run_id)
     if run.state.is_terminal:
         raise ConflictError(f"{served.name} is not served: {run.run_id} is {run.state.lower()}")
@@ -152,6 +179,7 @@ def want(connection: sqlite3.Connection, wanted: WantedPromotion, now_ms: int) -
         raise ConflictError(f"{served.name} is being stopped: {run.run_id} is cancelled")
     _check_changes(served, wanted)
     number = int(connection.execute(sql("next_promotion"), {"name": served.name}).fetchone()["number"])
+    number = max(number, wanted.after + 1)
     values = {
         "name": served.name,
         "number": number,
@@ -181,8 +209,8 @@ def _check_changes(served: ServedModel, wanted: WantedPromotion) -> None:
 
 def take_event(connection: sqlite3.Connection, run: RunRecord, event: ServerEvent, at_ms: int) -> None:
     """What a server said. Of a run that has no name now, it is ignored."""
-    row = connection.execute(sql("served"), {"name": run.run_id}).fetchone()
-    if row is None or row["run_id"] != run.run_id:
+    row = _row_by(connection, run.run_id)
+    if row is None:
         return
     named = {"name": row["name"], "run_id": run.run_id, "at_ms": at_ms}
     match event:

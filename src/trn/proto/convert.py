@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from itertools import compress
 from operator import attrgetter
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -32,7 +33,8 @@ Convert = Callable[[Any], Any]
 def to_message(record: Any, kind: type[M], *, without: str = "") -> M:
     """The message of that kind with all that the record has of it; `without` names a field that is left out."""
     names, get, others = _writers(type(record), kind)  # type: ignore[arg-type]
-    values = {name: value for name, value in zip(names, get(record), strict=False) if value}
+    found = get(record)
+    values = dict(compress(zip(names, found, strict=False), found))  # what is set
     for name, attribute, convert in others:
         value = getattr(record, attribute)
         if value is not None and name != without:
@@ -123,11 +125,25 @@ def _writer(field: Any) -> Convert | None:
         enum = field.enum_type
         convert = lambda word: _number_of(enum, word)  # noqa: E731
     elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
-        kind = GetMessageClass(field.message_type)
-        convert = lambda record: to_message(record, kind)  # noqa: E731
+        convert = _remembering_last(GetMessageClass(field.message_type))
     else:
         return None
     return (lambda values: [convert(value) for value in values]) if field.is_repeated else convert
+
+
+def _remembering_last(kind: type[Message]) -> Convert:
+    """Runs in a row often share their cause or needs, as one object. A message that is given as a field is copied."""
+    last: tuple[Any, Any] = (None, None)
+
+    def convert(record: Any) -> Any:
+        nonlocal last
+        known, message = last
+        if record is not known:
+            message = to_message(record, kind)
+            last = record, message
+        return message
+
+    return convert
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """Job documents -> TrainingJobSpec: profiles, rules that join fields, and the digest of what was asked for."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,105 +133,92 @@ def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
 
 def rule_faults(document: dict[str, Any]) -> Iterator[Fault]:
     """Faults between fields. Judged on the raw document, so that they join the faults within fields."""
-
-    given = partial(_value_at, document)
-    if given("mode") == "inference":
+    if document.get("mode") == "inference":
         yield from inference_faults(document)
     else:
         for section in SECTIONS:
-            if given(section) is not None:
+            if document.get(section) is not None:
                 yield _fault(section, 'given, but only `mode: "inference"` reads it')
-        yield from _training_faults(given)
+        yield from _training_faults(document)
         yield from find_unreported(document)
-    for one, other in (
-        (("resources", "devices"), ("resources", "gpus")),
-        (("resume_checkpoint_path",), ("inputs", "resume_checkpoint_ref")),
-    ):
-        if given(*one) is not None and given(*other) is not None:
-            yield _fault(
-                ".".join(one), f"given together with `{'.'.join(other)}`, expected at most one of the two"
-            )
-    if given("group") is not None and given("tags", "group") is not None:
+    resources, artifacts = _section(document, "resources"), _section(document, "artifacts")
+    inputs = _section(document, "inputs")
+    if resources.get("devices") is not None and resources.get("gpus") is not None:
+        yield _both_fault("resources.devices", "resources.gpus")
+    if document.get("resume_checkpoint_path") is not None and inputs.get("resume_checkpoint_ref") is not None:
+        yield _both_fault("resume_checkpoint_path", "inputs.resume_checkpoint_ref")
+    if document.get("group") is not None and _section(document, "tags").get("group") is not None:
         yield _fault(
             "group",
             "given together with the tag `group`, expected one of the two: a group is kept as that tag",
         )
-    if given("artifacts", "keep_best") and not given("artifacts", "keep_last"):
+    if artifacts.get("keep_best") and not artifacts.get("keep_last"):
         yield _fault(
             "artifacts.keep_best",
-            f"found {render_value(given('artifacts', 'keep_best'))}, but `artifacts.keep_last` is 0, which keeps all: "
+            f"found {render_value(artifacts['keep_best'])}, but `artifacts.keep_last` is 0, which keeps all: "
             "set `artifacts.keep_last` to 1 or more",
         )
-    run_id = given("run_id")
+    run_id = document.get("run_id")
     if isinstance(run_id, str) and (run_id == "." or ".." in run_id or run_id.endswith("\n")):
         yield Fault.of_value(
             "run_id", render_value(run_id), 'one without ".." and line ends', ": it names a folder"
         )
 
 
-def _value_at(document: dict[str, Any], *path: str) -> Any:
-    value: Any = document
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _training_faults(given: Callable[..., Any]) -> Iterator[Fault]:
-    """`given` returns the value at a path of the raw document."""
-    if given("max_steps") is None and given("epochs") is None and given("mock_batches") is None:
+def _training_faults(document: dict[str, Any]) -> Iterator[Fault]:
+    max_steps, mock_batches = document.get("max_steps"), document.get("mock_batches")
+    dataset, validate_every = _section(document, "dataset"), document.get("validate_every")
+    if max_steps is None and mock_batches is None and document.get("epochs") is None:
         yield _fault(
             "max_steps",
             "neither it nor `epochs` is given, expected one of them (only `mock_batches` needs neither)",
         )
-    yield from _data_source_faults(
-        given("dataset", "parquet_paths"),
-        given("inputs", "dataset_parquet_refs"),
-        given("dataset", "generated"),
-        given("dataset", "source"),
-        given("mock_batches"),
-    )
-    for place in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
-        if isinstance(dataset := given(*place), dict):
-            yield from _own_data_faults(".".join(place), dataset)
-    if given("dataset", "generated") and given("max_steps") is None:
+    yield from _data_source_faults(dataset, _section(document, "inputs"), mock_batches)
+    if dataset:
+        yield from _own_data_faults("dataset", dataset)
+    for name in ("validation", "test"):
+        if isinstance(held_out := _section(document, name).get("dataset"), dict):
+            yield from _own_data_faults(f"{name}.dataset", held_out)
+    if dataset.get("generated") and max_steps is None:
         yield _fault(
             "max_steps",
             "not given, but `dataset.generated` has no end of an epoch: expected a number of steps",
         )
-    if given("validate_every") not in (None, 0) and given("validation", "dataset") is None:
+    if validate_every not in (None, 0) and _section(document, "validation").get("dataset") is None:
         yield _fault(
             "validate_every",
-            f"found {render_value(given('validate_every'))}, but there is nothing to validate on: "
+            f"found {render_value(validate_every)}, but there is nothing to validate on: "
             "give `validation.dataset` or set it to 0",
         )
 
 
 def find_unreported(document: dict[str, Any]) -> Iterator[Fault]:
     """Faults of what needs a metric that nothing reports."""
-    given = partial(_value_at, document)
-    is_validated = given("validate_every") not in (None, 0)
-    silence = _say_silence(given)
-    metric = given("early_stopping", "metric")
-    is_of_training = isinstance(metric, str) and metric.startswith("train/")
-    if given("early_stopping") is not None and is_of_training and silence:
-        yield _fault(
-            "early_stopping.metric",
-            f"found {render_value(metric)}, but {silence}: no step reports it. Set a smaller `metric_every`, "
-            "for example 10",
-        )
-    if given("early_stopping") is not None and not is_of_training and not is_validated:
-        shown = "the default `val/loss`" if metric is None else render_value(metric)
-        yield _fault(
-            "early_stopping.metric",
-            f"found {shown}, but nothing is validated: "
-            'set `validate_every`, or watch a metric that starts with "train/"',
-        )
+    silence, is_validated = _say_silence(document), document.get("validate_every") not in (None, 0)
+    if document.get("early_stopping") is not None:
+        metric = _section(document, "early_stopping").get("metric")
+        is_of_training = isinstance(metric, str) and metric.startswith("train/")
+        if is_of_training and silence:
+            yield _fault(
+                "early_stopping.metric",
+                f"found {render_value(metric)}, but {silence}: no step reports it. Set a smaller `metric_every`, "
+                "for example 10",
+            )
+        if not is_of_training and not is_validated:
+            shown = "the default `val/loss`" if metric is None else render_value(metric)
+            yield _fault(
+                "early_stopping.metric",
+                f"found {shown}, but nothing is validated: "
+                'set `validate_every`, or watch a metric that starts with "train/"',
+            )
+    if not silence or is_validated:
+        return
     for section, default in (
         ("checkpoints", JOB_DEFAULTS.checkpoints),
         ("artifacts", JOB_DEFAULTS.artifacts),
     ):
-        num_best = given(section, "keep_best")
-        if silence and not is_validated and num_best not in (None, 0, default.keep_best):
+        num_best = _section(document, section).get("keep_best")
+        if num_best not in (None, 0, default.keep_best):
             yield _fault(
                 f"{section}.keep_best",
                 f"found {render_value(num_best)}, but {silence} and nothing is validated: no metric says which is "
@@ -240,17 +226,30 @@ def find_unreported(document: dict[str, Any]) -> Iterator[Fault]:
             )
 
 
-def _say_silence(given: Callable[..., Any]) -> str:
+def _say_silence(document: dict[str, Any]) -> str:
     """Why no step of the run reports metrics; empty where one does."""
-    every, end = given("metric_every"), given("max_steps")
+    every, end = document.get("metric_every"), document.get("max_steps")
     every = JOB_DEFAULTS.metric_every if every is None else every
-    if given("fast_dev_run"):  # which reports each step
+    if document.get("fast_dev_run"):  # which reports each step
         return ""
     if every == 0:
         return "`metric_every` is 0"
     if isinstance(every, int) and isinstance(end, int) and every > end:
         return f"`metric_every` is {every}, and `max_steps` is {end}"
     return ""
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object under that name; an empty one where there is none."""
+    found = document.get(name)
+    return found if isinstance(found, dict) else _NOTHING
+
+
+def _both_fault(one: str, other: str) -> Fault:
+    return _fault(one, f"given together with `{other}`, expected at most one of the two")
 
 
 def _fault(path: str, message: str) -> Fault:
@@ -289,20 +288,22 @@ def _own_data_faults(place: str, dataset: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _data_source_faults(
-    paths: Any, refs: Any, generated: Any, own: Any, mock_batches: Any
+    dataset: dict[str, Any], inputs: dict[str, Any], mock_batches: Any
 ) -> Iterator[Fault]:
     sources = {
-        "dataset.parquet_paths": paths,
-        "inputs.dataset_parquet_refs": refs,
-        "dataset.generated": generated,
-        "dataset.source": own,
+        "dataset.parquet_paths": dataset.get("parquet_paths"),
+        "inputs.dataset_parquet_refs": inputs.get("dataset_parquet_refs"),
+        "dataset.generated": dataset.get("generated"),
+        "dataset.source": dataset.get("source"),
     }
     found = [name for name, value in sources.items() if value]
     if mock_batches is not None:
         found.append("mock_batches")
+    if len(found) == 1:
+        return
     choices = "`dataset.parquet_paths`, `dataset.source`, `inputs.dataset_parquet_refs`, `dataset.generated` or `mock_batches`"
     if not found:
         yield _fault("dataset", f"there is no data, expected one of {choices}")
-    elif len(found) > 1:
+    else:
         others = " and ".join(f"`{name}`" for name in found[1:])
         yield _fault(found[0], f"given together with {others}, expected only one of {choices}")

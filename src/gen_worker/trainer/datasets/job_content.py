@@ -30,6 +30,7 @@ MAX_KNOWN = 20_000
 MAX_PATH = 4096
 SETTLE_NS = 2_000_000_000  # a file that changed more recently may change again within one clock tick
 DATASETS = (("dataset",), ("validation", "dataset"), ("test", "dataset"), ("prediction",))
+_OF_FILES = frozenset({"weights", "resume_checkpoint_path", "inputs", *(names[0] for names in DATASETS)})
 INDEX_NAME, PARQUET_MAGIC = "index.json", b"PAR1"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")  # at least two characters: `C:` is a drive
@@ -56,6 +57,8 @@ class _NamedFile(NamedTuple):
 
 def names_files(config: Mapping[str, Any]) -> bool:
     """May the job name files? Reads no disk."""
+    if _OF_FILES.isdisjoint(config):
+        return False
     return any(config.get(field) for field in ("weights", "resume_checkpoint_path", "inputs")) or any(
         section_of(config, names) is not None for names in DATASETS
     )

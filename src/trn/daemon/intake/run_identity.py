@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -43,6 +43,7 @@ from trn.registry.base import NewRun
 
 FINAL_MARKER = checkpoint_stem(0, final=True) + META_SUFFIX
 MAX_NAMED = 3
+_WITH_SOURCES = frozenset({"dataset", "validation", "test"})
 
 T = TypeVar("T")
 
@@ -91,9 +92,9 @@ class RunIdentity:
     async def find(self, new: NewRun, *, code_identity: str, family: str) -> Identity:
         """`family` is the name that was asked for, empty where none was."""
         python = new.interpreter or self._python
-        refs = tuple(_code_refs(new.config))
         code: str | None = code_identity or new.snapshot
         if not code:
+            refs = _code_refs(new.config)
             code = self._turn.get(self._code.known, new.base_dir, refs) if new.base_dir else ""
         content = None if names_files(new.config) else JobContent()
         if code is None or content is None or not is_same_python(python, sys.executable):
@@ -104,7 +105,7 @@ class RunIdentity:
         self, new: NewRun, python: str, code: str | None, content: JobContent | None, family: str
     ) -> Identity:
         if code is None:
-            code = self._code.read(new.base_dir, list(_code_refs(new.config)))
+            code = self._code.read(new.base_dir, _code_refs(new.config))
         if content is None:
             content = self._contents.read(new.config, new.base_dir)
         return _identity(new, code, content, _environment(python), family)
@@ -133,16 +134,14 @@ def _environment(python: str) -> str:
         return place
 
 
-def _code_refs(config: Mapping[str, Any]) -> Iterator[str]:
+def _code_refs(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Every `module:symbol` that a job names."""
-    yield from (
-        text for text in (config.get("trainer"), *(config.get("callbacks") or ())) if isinstance(text, str)
-    )
-    for names in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
-        dataset = section_of(config, names)
-        source = None if dataset is None else dataset.get("source")
-        if isinstance(source, str):
-            yield source
+    named = [config.get("trainer"), *(config.get("callbacks") or ())]
+    if not _WITH_SOURCES.isdisjoint(config):
+        for names in (("dataset",), ("validation", "dataset"), ("test", "dataset")):
+            dataset = section_of(config, names)
+            named.append(None if dataset is None else dataset.get("source"))
+    return tuple([text for text in named if isinstance(text, str)])
 
 
 def say_not_trained(run: RunRecord, by_name: Sequence[str] = ()) -> str:

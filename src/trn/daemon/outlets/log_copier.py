@@ -173,6 +173,8 @@ class LogCopier:
             self._failures.pop(file, None)
 
     def _is_failing(self, key: LogFile | str, now: float) -> bool:
+        if not self._failures:  # asked several times for each run
+            return False
         return key in self._failures and self._failures[key].retry_at > now
 
     def _fail(self, key: LogFile | str, what: str, fault: Exception, now: float) -> None:

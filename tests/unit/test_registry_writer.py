@@ -264,6 +264,23 @@ def test_what_is_applied_in_a_loop_is_committed_when_it_returns(writer: Registry
     assert found(path) == list(range(22)), "a caller that is cancelled takes nothing back"
 
 
+def test_what_is_applied_in_one_turn_of_a_loop_shares_a_commit(path: Path) -> None:
+    writer = RegistryWriter(open_writer(path))
+
+    async def main() -> None:
+        writer.settle_in(asyncio.get_running_loop().call_soon_threadsafe)
+        for begin in range(0, 300, 30):
+            before = writer.num_commits
+            await asyncio.gather(
+                *(writer.apply(add(begin + number), is_one_write=True) for number in range(30))
+            )
+            assert writer.num_commits == before + 1
+
+    asyncio.run(main())
+    writer.close()
+    assert found(path) == list(range(300))
+
+
 def test_a_change_of_one_write_that_raises_harms_no_other_of_its_group(
     writer: RegistryWriter, path: Path
 ) -> None:

@@ -4,21 +4,22 @@ SELECT value FROM last_change
 -- name: keep_change
 UPDATE change_counter SET value = :change
 
+-- name: may_answer
+SELECT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
+               WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')
+                 AND (state = 'COMPLETED' OR NOT is_cancel_wanted))
+    OR (:submission_id != '' AND EXISTS (
+        SELECT 1 FROM runs WHERE submission_id = :submission_id AND submission_id != ''))
+    OR EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1)
+    OR EXISTS (SELECT 1 FROM removed_runs WHERE family = :family)
+
 -- name: add_run
 INSERT INTO runs (run_id, digest, state, cause, config, name, priority, parent_run_id, snapshot, base_dir,
                   interpreter, submitted_ms, updated_ms, max_attempts, needs, tags, change, log_dir, event_log,
                   frozen_from, secret_env, family, member, submission_id, start_step, nonce, options, kind)
-SELECT :run_id, :digest, :state, :cause, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
-       :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
-       :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce, :options, :kind
-WHERE :is_certain OR (
-    NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_digest
-                WHERE digest = :digest AND state IN ('PENDING', 'DISPATCHING', 'RUNNING', 'COMPLETED')
-                  AND (state = 'COMPLETED' OR NOT is_cancel_wanted))
-    AND (:submission_id = '' OR NOT EXISTS (
-        SELECT 1 FROM runs WHERE submission_id = :submission_id AND submission_id != ''))
-    AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_by_family WHERE family = :family AND member > 1)
-    AND NOT EXISTS (SELECT 1 FROM removed_runs WHERE family = :family))
+VALUES (:run_id, :digest, :state, :cause, :config, :name, :priority, :parent_run_id, :snapshot, :base_dir,
+        :interpreter, :submitted_ms, :updated_ms, :max_attempts, :needs, :tags, :change, :log_dir, :event_log,
+        :frozen_from, :secret_env, :family, :member, :submission_id, :start_step, :nonce, :options, :kind)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: run_of_submission

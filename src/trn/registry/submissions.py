@@ -44,11 +44,12 @@ def add_submission(
 ) -> tuple[RunRecord, bool]:
     """(the run, whether an equal one answers). Only a live or complete run answers, and none of `stale`.
 
-    One statement where nothing is equal and the id is free; everything else is looked up only then.
+    Two statements where nothing is equal and the id is free; everything else is looked up only then.
     """
-    added = None if force_new else _add(connection, new, member=1, now_ms=now_ms)
-    if added is not None:
-        return added, False
+    if not force_new and not _may_answer(connection, new):
+        added = _add(connection, new, member=1, now_ms=now_ms)
+        if added is not None:
+            return added, False
     made = find_submission(connection, new.submission_id)
     if made is not None:
         _require_same(new, made)
@@ -60,15 +61,21 @@ def add_submission(
     while draw_id is not None and family_of(connection, new.run_id):
         new = msgspec.structs.replace(new, run_id=draw_id())
     member = next_member(connection, new.run_id)
-    added = _add(connection, new, member=member, now_ms=now_ms, is_certain=True)
+    added = _add(connection, new, member=member, now_ms=now_ms)
     assert added is not None, "there is one writer"
     return added, False
 
 
-def _add(
-    connection: sqlite3.Connection, new: NewRun, *, member: int, now_ms: int, is_certain: bool = False
-) -> RunRecord | None:
-    """The run, queued. Unless `is_certain`: None if an equal run, submission or family exists."""
+def _may_answer(connection: sqlite3.Connection, new: NewRun) -> bool:
+    """Is there an equal run, this very submission, or a further run of the family? Apart from the insert: one that
+    reads its own table makes a table in memory first.
+    """
+    asked = {"digest": new.digest, "submission_id": new.submission_id, "family": new.run_id}
+    return bool(connection.execute(sql("may_answer"), asked).fetchone()[0])
+
+
+def _add(connection: sqlite3.Connection, new: NewRun, *, member: int, now_ms: int) -> RunRecord | None:
+    """The run, queued; None where there is a run of that id."""
     values = msgspec.structs.asdict(new)
     name = values.pop("served_name")
     values["run_id"] = run_id = member_id(new.run_id, member)
@@ -78,7 +85,7 @@ def _add(
     values["change"] = next_change(connection)
     values["state"], values["cause"] = RunState.PENDING, QUEUED
     run = RunRecord(**values)
-    values["cause"], values["is_certain"] = _QUEUED, is_certain
+    values["cause"] = _QUEUED
     for column in _JSON_COLUMNS:
         values[column] = _encode(values[column]).decode()
     options = {name: values[name] for name in _OPTIONS}

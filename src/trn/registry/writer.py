@@ -39,12 +39,12 @@ GATHER_S = 0.001  # where changes come together, a commit waits for so long for 
 class _LoopFuture:
     """A future of a loop in the place of one of threads, which costs several times as much."""
 
-    __slots__ = ("_loop", "_thread", "waiter")
+    __slots__ = ("_thread", "loop", "waiter")
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self.waiter: asyncio.Future[Any] = self._loop.create_future()
+        self.waiter: asyncio.Future[Any] = self.loop.create_future()
 
     def set_running_or_notify_cancel(self) -> bool:
         """Never cancelled: a caller that is takes nothing back."""
@@ -66,7 +66,7 @@ class _LoopFuture:
             settle()
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(settle)
+                self.loop.call_soon_threadsafe(settle)
 
 
 class _Item(NamedTuple):
@@ -137,16 +137,16 @@ class RegistryWriter:
         One that is cancelled takes nothing back.
         """
         future = _LoopFuture()
-        self._take(_Item(change, future, is_one_write))
+        self._take(_Item(change, future, is_one_write), future.loop)
         result: T = await future.waiter
         return result
 
-    def _take(self, item: _Item) -> None:
+    def _take(self, item: _Item, loop: asyncio.AbstractEventLoop | None = None) -> None:
         with self._lock:
             self._require_open()
             self._waiting.append(item)
             if not self._is_busy:
-                self._go_on()
+                self._go_on(loop)
 
     async def settled(self) -> None:
         """Returns once what is applied by now is committed. All who wait for that go on in one turn of the loop, and
@@ -188,13 +188,16 @@ class RegistryWriter:
 
     # With the lock held, by the thread that has the connection
 
-    def _go_on(self) -> None:
-        """Apply what waits, and have it committed."""
+    def _go_on(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Apply what waits, and have it committed: in a loop after this turn, since its other tasks may apply more."""
         if self._is_applied_by_caller:
             self._apply_waiting()
         if (self._group or self._waiting) and not self._is_asked:
             self._is_asked = True
-            self._orders.put(self._commit)
+            if loop is None:
+                self._orders.put(self._commit)
+            else:
+                loop.call_soon(self._orders.put, self._commit)
 
     def _apply_waiting(self) -> None:
         while self._waiting and len(self._group) < MAX_GROUP:

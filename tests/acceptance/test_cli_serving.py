@@ -56,6 +56,8 @@ def test_a_run_is_served_asked_promoted_refused_and_rolled_back(home: Path) -> N
     assert (again.label, again.body) == ("line@100", first.body)
 
     status = status_of(home, "serve-line")
+    for other, hint in (("lin", "did you mean 'line'?"), ("other", "`trn serve RUN --name other`")):
+        assert hint in trn(home, "promote", other, "line@50").stderr
     assert [item["state"] for item in status["promotions"]] == ["done", "refused", "done"]
     assert status["served"]["live"]["step"] == 100
     (row,) = [row for row in run_trn(home, "list") if row["run_id"] == "serve-line"]

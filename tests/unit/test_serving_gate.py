@@ -54,6 +54,14 @@ def test_a_metric_is_the_one_by_which_checkpoints_are_kept_or_any_other_that_was
     assert [recorded_metric(info, name) for name in ("bad", "odd", "flag", "none")] == [None] * 4
 
 
+def test_a_metric_that_the_checkpoint_does_not_have_is_refused_with_those_that_it_has() -> None:
+    info = checkpoint({"val/loss": 9.0, "train/loss": 0.7, "odd": "nan"})
+    with pytest.raises(RefusedError, match=r"no finite val/los, .* it has train/loss, val/loss$"):
+        require_metric(GateSpec(metric="val/los"), info, info, {})
+    with pytest.raises(RefusedError, match=r"it has no metric$"):
+        require_metric(GateSpec(metric="val/los"), checkpoint(), None, {})
+
+
 @pytest.mark.parametrize(
     ("gate", "value", "live", "passes"),
     [

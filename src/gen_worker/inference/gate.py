@@ -36,12 +36,16 @@ def recorded_metric(info: CheckpointInfo, name: str) -> float | None:
     if meta.metric is not None and meta.metric.name == name:
         value = meta.metric.value
     else:
-        try:
-            value = msgspec.json.decode(meta.loop, type=_LoopState).trainer_state.metrics.get(name)
-        except msgspec.MsgspecError:
-            return None
+        value = _recorded(info).get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
+
+
+def _recorded(info: CheckpointInfo) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(info.meta.loop, type=_LoopState).trainer_state.metrics
+    except msgspec.MsgspecError:
+        return {}
 
 
 def require_metric(
@@ -57,7 +61,11 @@ def require_metric(
     before = None if live is None else recorded_metric(live, gate.metric)
     figures["metric"] = {"name": gate.metric, "value": value, "live": before, "tolerance": gate.tolerance}
     if value is None:
-        raise RefusedError("metric", f"its checkpoint has no finite {gate.metric}, which the gate compares")
+        there = ", ".join(name for name in sorted(_recorded(new)) if recorded_metric(new, name) is not None)
+        raise RefusedError(
+            "metric",
+            f"its checkpoint has no finite {gate.metric}, which the gate compares; it has {there or 'no metric'}",
+        )
     if before is None:
         return
     worse_by = value - before if gate.mode == "min" else before - value

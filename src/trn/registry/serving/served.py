@@ -4,6 +4,7 @@ An event of a server is taken in with its offset, so once; and a server may writ
 is taken as what is true from then on. A promotion that has ended stays as it is.
 """
 
+import difflib
 import sqlite3
 from collections.abc import Mapping
 from typing import Any
@@ -70,7 +71,11 @@ def find_served(connection: sqlite3.Connection, name: str) -> ServedModel:
     is looked up as that: a name may be the id of another server."""
     row = _row_as(connection, name) or _row_by(connection, name)
     if row is None:
-        raise NotFoundError(f"nothing is served as {name!r}: `trn serve RUN --name {name}` would serve it")
+        served = list_served(connection)
+        near = [each.name for each in served if each.run_id.startswith(f"{name}.")]  # of that family
+        near = near or difflib.get_close_matches(name, [each.name for each in served], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"`trn serve RUN --name {name}` would serve it"
+        raise NotFoundError(f"nothing is served as {name!r}: {hint}")
     return read_served(row)
 
 

@@ -17,7 +17,7 @@ from gen_worker.errors import CheckpointError, InputError
 from gen_worker.trainer.artifacts import ArtifactWriter, CheckpointContent
 from gen_worker.trainer.checkpoints.store import CheckpointStore
 from gen_worker.trainer.restore.resume import choose_resume_point
-from trn.cli.reading.run_lookup import find_checkpoint
+from trn.cli.reading.run_lookup import find_checkpoint, find_unsound
 from trn.core.errors import InvalidRequestError
 from trn.daemon.intake.resumption import describe, with_checkpoint
 from trn.daemon.intake.saved_checkpoints import find_next_start, newest_checkpoint, read_checkpoint
@@ -159,6 +159,10 @@ def test_a_checkpoint_with_nan_is_passed_over_and_force_takes_it(folder: Path) -
     looked_at = find_checkpoint(folder, "run")
     assert looked_at is not None
     assert looked_at.step == 6, "what `trn why` names is what a resume takes"
+    assert find_unsound(folder, "run") == "non-finite values in w", (
+        "and it says what is wrong with the newest"
+    )
+    assert find_unsound(folder, "another") == ""
 
 
 def test_a_named_checkpoint_with_nan_is_refused_unless_forced(folder: Path, tmp_path: Path) -> None:

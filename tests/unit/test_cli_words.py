@@ -234,6 +234,15 @@ def test_a_completed_run_whose_loss_is_not_finite_is_not_called_fine() -> None:
     early = explain(msgspec.structs.replace(done, stop_reason="patience"), [], at_ms=AT_MS, is_daemon_up=True)
     assert early.why == "stopped early: patience; its last train/loss is nan"
     fine = msgspec.structs.replace(done, metrics={"train/loss": 1.0, "accuracy": math.nan})
+    silent = explain(
+        fine,
+        [],
+        at_ms=AT_MS,
+        is_daemon_up=True,
+        around=Surroundings(unsound="non-finite values in model.0.weight"),
+    )
+    assert silent.why == "its newest checkpoint has non-finite values in model.0.weight"
+    assert "NonFiniteGuard" in silent.remedy
     assert explain(fine, [], at_ms=AT_MS, is_daemon_up=True).why == ""
 
 

@@ -68,6 +68,7 @@ class Surroundings(NamedTuple):
     num_ahead: int = 0  # of the runs that wait
     worker_gone: str = ""  # how we know that its process does not live, in words
     checkpoint: Checkpoint | None = None
+    unsound: str = ""  # why a resume passes over the newest one that was saved: values that are not finite
     served: ServedModel | None = None  # of a server, the newest of its name
 
 
@@ -92,10 +93,10 @@ def explain(
     if run.state is RunState.COMPLETED:
         early = f"stopped early: {run.stop_reason}" if run.stop_reason else ""
         what, loss = f"completed at step {run.step} after {took}", run.metrics.get("train/loss", 0.0)
-        if math.isfinite(loss):
-            return _say(run, what, why=early)
-        why = f"{early}; {LAST_LOSS.format(loss)}" if early else LAST_LOSS.format(loss)
-        return _say(run, what, why=why, remedy=STOP_AT_NAN)
+        spoilt = "" if math.isfinite(loss) else LAST_LOSS.format(loss)
+        unsound = f"its newest checkpoint has {around.unsound}" if around.unsound else ""
+        why = "; ".join(filter(None, (early, spoilt, unsound)))
+        return _say(run, what, why=why, remedy=STOP_AT_NAN if spoilt or unsound else "")
     if run.state is RunState.CANCELLED:
         remedy = PREDICT_AGAIN
         if run.kind != PREDICTION:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest
+from gen_worker.contract.checkpoints.choice import check_quickly, choose_newest, scan
 from trn.cli.reading.explanation import Checkpoint, Surroundings
 from trn.cli.reading.registry_view import older_release, open_read_only, unreadable
 from trn.core.artifacts.records import ArtifactRecord
@@ -157,8 +157,12 @@ def look_around(home: Home, found: FoundRun, at_ms: int) -> Surroundings:
             )
     if run.kind == SERVER:
         return Surroundings(worker_gone=_find_gone(found), served=find_served(home, run.run_id)[0])
-    checkpoint = find_checkpoint(home.run(run.run_id).checkpoints, run.run_id, run.nonce)
-    return Surroundings(worker_gone=_find_gone(found), checkpoint=checkpoint)
+    folder = home.run(run.run_id).checkpoints
+    return Surroundings(
+        worker_gone=_find_gone(found),
+        checkpoint=find_checkpoint(folder, run.run_id, run.nonce),
+        unsound=find_unsound(folder, run.run_id) if run.state is RunState.COMPLETED else "",
+    )
 
 
 def find_served(home: Home, run_id: str) -> tuple[ServedModel | None, list[Promotion]]:
@@ -188,6 +192,12 @@ def _say_gone(attempt: AttemptRecord) -> str:
             return f"its process {attempt.pid} was started before this machine was, or on another"
         case None:
             return ""
+
+
+def find_unsound(folder: Path, run_id: str) -> str:
+    """Which values of the newest checkpoint are not finite; empty: none, or there is no checkpoint."""
+    infos = [info for info in scan(folder)[0] if info.meta.run_id == run_id]
+    return infos[0].reason if infos and not infos[0].verified else ""
 
 
 def find_checkpoint(folder: Path, run_id: str, nonce: str = "") -> Checkpoint | None:

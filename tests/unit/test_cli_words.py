@@ -253,6 +253,17 @@ def test_a_run_that_waits_for_the_disk_says_how_to_make_room() -> None:
     assert "min_free_bytes" in told.remedy
 
 
+def test_a_server_whose_class_cannot_be_loaded_is_not_said_to_serve_again() -> None:
+    config = {"serving": {"version": {"run_id": "mnist", "step": 5}}}
+    cause = Cause(id="model-load", values={"detail": "mine:Mine has no `predict`"})
+    failed = run(
+        RunState.FAILED, kind=SERVER, name="mnist", cause=cause, config=config, frozen_from="/my code"
+    )
+    told = explain(failed, [], at_ms=AT_MS, is_daemon_up=True)
+    assert "serves it again" not in told.remedy
+    assert "`trn resume mnist --code '/my code' --set max_steps=…` saves a checkpoint with it" in told.remedy
+
+
 def test_an_ended_server_is_served_again_with_what_it_served_last() -> None:
     config = {"serving": {"version": {"run_id": "mnist", "step": 100}}}
     cause = Cause(id="cancelled", values={"asked": "cancelled by ann"})
@@ -377,7 +388,7 @@ def test_nobody_is_told_to_resume_a_run_that_does_not_train(kind: str, cause_id:
     ended = run(RunState.FAILED, kind=kind, cause=failure(cause_id), config=config, attempt=1, ended_ms=AT_MS)
     told = explain(ended, [attempt(cause_id)], at_ms=AT_MS, is_daemon_up=True)
     assert told.remedy
-    assert "trn resume" not in told.remedy
+    assert "trn resume" not in told.remedy.replace("`trn resume r ", "")  # the run that trained the model
     over = run(RunState.RUNNING, kind=kind, cause=Cause(id="running"), config=config, attempt=1)
     alive = attempt(ended_ms=None)
     assert "trn resume" not in explain(over, [alive], at_ms=AT_MS, is_daemon_up=True).remedy

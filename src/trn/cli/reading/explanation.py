@@ -19,7 +19,8 @@ SILENT_MS = 30_000
 DEFAULT_GRACE_S = 60.0
 MAX_HOLDERS = 5
 START_DAEMON = "`trn daemon start`"
-BEFORE_STEP_1 = frozenset({"startup", "input", "model-load"})  # a resume that ends so repeats itself
+MODEL_LOAD = "model-load"
+BEFORE_STEP_1 = frozenset({"startup", "input", MODEL_LOAD})  # a resume that ends so repeats itself
 CHECKPOINTS = "checkpoints"  # below a run's folder
 LAST_LOSS = "its last train/loss is {}"
 STOP_AT_NAN = "the callback gen_worker.trainer.callbacks:NonFiniteGuard stops such a run, or goes back"
@@ -121,6 +122,8 @@ def _ended_server(run: RunRecord, took: str, served: ServedModel | None) -> Expl
     why, again = say_what(run.cause), how_to_serve(run, served)
     if run.state is not RunState.FAILED:
         return _say(run, what, why=why, remedy=again)
+    if run.cause.id == MODEL_LOAD:  # the same would fail again: its code was frozen when it was trained
+        again = _how_to_correct(run)
     remedy = f"`trn logs {run.run_id}` shows its output; {again}" if again else ""
     return _say(
         run,
@@ -128,6 +131,18 @@ def _ended_server(run: RunRecord, took: str, served: ServedModel | None) -> Expl
         why=say_cause(run.cause),
         fault=run.cause.fault,
         remedy=remedy,
+    )
+
+
+def _how_to_correct(run: RunRecord) -> str:
+    """What makes a checkpoint with other code than that which a server could not load."""
+    version = (run.config.get("serving") or {}).get("version")
+    if not isinstance(version, dict):
+        return ""
+    source, code = version.get("run_id"), shlex.quote(run.frozen_from or run.base_dir or ".")
+    return (
+        f"its code is that of {source}: correct it, then `trn resume {source} --code {code} --set max_steps=…` saves a"
+        " checkpoint with it"
     )
 
 

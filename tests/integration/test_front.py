@@ -65,6 +65,19 @@ def test_rows_that_follow_each_other_without_a_pause_share_a_batch_until_it_is_f
     run(main())
 
 
+def test_a_full_batch_that_waits_is_computed_while_the_one_before_it_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, max_batch_rows=2) as served:
+            rows = RowReader(served.pool.inputs).convert([{"x": [1, 2, 3, 4]}] * 2)
+            waiting: list[int] = []  # rows, whenever an answer comes
+            for _ in range(3):
+                served.pool.submit(Query(rows, lambda _: waiting.append(served.pool.queued_rows)))
+            await until(lambda: len(waiting) == 3)
+            assert waiting == [2, 0, 0]
+
+    run(main())
+
+
 def test_without_uvloop_the_loop_is_asyncios_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
 

@@ -339,6 +339,8 @@ class ReplicaPool:
                 self._blame(replica, f"it answers batch {message.batch}, which it does not have")
                 return
             replica.batch = None
+            if self._queue.num_rows >= self.options.max_batch_rows:
+                self._pump()  # a full batch waits for no rows: it is computed while this one is answered
             self._answer(replica, batch, message, payload)
             if self._queue or replica.suspects or self._recovery.again:
                 self._pump_soon()
@@ -407,11 +409,8 @@ class ReplicaPool:
     def _note_end(self, replica: Replica, end: WorkerEnd | None) -> None:
         """Its worker ended. What it was computing is computed again, each row alone, by the next one."""
         self.counters.worker_ends += 1
-        self._log.warning(
-            "a model worker of %s ended: %s",
-            self.facts.label,
-            end.words if end else "its exit status is unknown",
-        )
+        how = end.words if end else "its exit status is unknown"
+        self._log.warning("a model worker of %s ended: %s", self.facts.label, how)
         self._streams.end_all(replica)
         batch, replica.batch = replica.batch, None
         if batch is not None:

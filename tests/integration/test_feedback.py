@@ -327,6 +327,12 @@ def test_a_server_answers_whatever_happened_to_the_files_of_feedback(server: Ser
     server.wait_event("feedback_due", that=lambda event: event["number"] == 2)
     server.stop(signal.SIGKILL)
 
+    for name in (
+        ".live.json.1-ab.tmp",
+        "feedback/.1.log.1-ab.tmp",
+    ):  # as of a process that was killed, but folders
+        (server.serving / name).mkdir()
+        (server.serving / name / "kept").touch()
     requests = server.serving / "requests"
     requests.rename(server.serving / "kept")
     requests.touch()

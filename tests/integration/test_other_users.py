@@ -157,12 +157,16 @@ def test_another_user_reaches_neither_socket_nor_doorbell_nor_launcher_nor_worke
         end_everything(daemon.home.root)
 
 
-@pytest.mark.parametrize("what", ["", "runs", "launcher", "registry.db", "settings.toml"])
+@pytest.mark.parametrize(
+    "what", ["", "runs", "launcher", "models", "snapshots", "registry.db", "settings.toml"]
+)
 def test_a_home_that_another_user_could_steer_is_refused_by_root_too(folder: Path, what: str) -> None:
     home = Home(folder / "home")
     home.make()
     home.registry.touch()
     home.settings.touch()
+    for code in (home.models, home.snapshots):  # workers run what is there
+        code.mkdir()
     os.chown(home.root / what, pwd.getpwnam(OTHER).pw_uid, -1)
     with pytest.raises(UnavailableError, match=f"belongs to user {OTHER}.*chown"):
         home.make()

@@ -6,7 +6,15 @@ import threading
 
 import pytest
 
-from gen_worker.contract.files.durable import create_file, make_folder, replace_file, replacing, sync_path
+from gen_worker.contract.files.durable import (
+    create_file,
+    make_folder,
+    remove_leftovers,
+    replace_file,
+    replacing,
+    sync_path,
+    temporary_path,
+)
 
 
 def names(folder):
@@ -67,3 +75,19 @@ def test_folders_are_made_with_their_parents(tmp_path):
     make_folder(tmp_path / "a" / "b")
     sync_path(tmp_path / "a")
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_leftovers_of_killed_processes_are_removed_and_what_is_no_file_is_left_alone(tmp_path):
+    left = temporary_path(tmp_path / "live.json")
+    other = temporary_path(tmp_path / "other.json")
+    folder = temporary_path(tmp_path / "live.json")
+    link = temporary_path(tmp_path / "live.json")
+    target = tmp_path / "target"
+    for path in (left, other, target):
+        path.touch()
+    folder.mkdir()
+    link.symlink_to(target)
+    remove_leftovers(tmp_path, "live.json")
+    assert sorted(tmp_path.iterdir()) == sorted([other, folder, target])
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([folder, target])

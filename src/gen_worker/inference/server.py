@@ -24,7 +24,7 @@ from typing import Any, Never
 
 import msgspec
 
-from gen_worker.contract.files.durable import make_folder, replace_file
+from gen_worker.contract.files.durable import make_folder, remove_leftovers, replace_file
 from gen_worker.contract.files.open_files import raise_open_files
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion
@@ -173,8 +173,7 @@ class ModelServer:
     def _read_live(self) -> LiveModel:
         """What the run served last, unless its job names another version now."""
         make_folder(self.folder)
-        for left in self.folder.glob(".*.tmp"):  # of a process that was killed
-            left.unlink(missing_ok=True)
+        remove_leftovers(self.folder)
         live = read_live(self.folder)
         reached = self.session.reporter.reached_step
         if live is None or live.origin != self.version.facts:

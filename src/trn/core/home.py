@@ -220,7 +220,9 @@ class Home(NamedTuple):
 
     def _require_own(self) -> None:
         """Its owner decides what this process runs: that must not be another user. Also for root."""
-        known = (self.runs, self.launcher, self.registry, self.settings, self.token, self.lock)
+        files = (self.registry, self.metrics, self.settings, self.token, self.lock)
+        folders = (self.runs, self.launcher, self.snapshots, self.models, self.trials, self.checks)
+        known = (*files, *folders)
         for path in (self.root, *known):
             try:
                 found = path.stat() if path == self.root else path.lstat()

@@ -80,5 +80,15 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Delete the `temporary_path`s of files of that name in a folder that no other process writes into: theirs was killed.
+
+    What is no file, or cannot be deleted, stays: it is in nobody's way.
+    """
+    for path in folder.glob(f".{name}.*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def _create(path: Path, mode: int) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w+b")

@@ -29,7 +29,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.files.durable import make_folder, replace_file, replacing, sync_path
+from gen_worker.contract.files.durable import (
+    make_folder,
+    remove_leftovers,
+    replace_file,
+    replacing,
+    sync_path,
+)
 from gen_worker.contract.files.regular import NotRegularFileError, open_regular, read_regular
 from gen_worker.inference.feedback.journal import JournalFile, list_numbers, numbered, set_aside
 
@@ -113,8 +119,7 @@ class FeedbackStore:
         self.errors: deque[tuple[float, str]] = deque(maxlen=MAX_LOG_ROWS)  # of rows in the open log
         self._keys: dict[bytes, int] = {}  # -> number
         self._state = _LogState()
-        for left in folder.glob(".*.tmp"):  # of a process that was killed
-            left.unlink(missing_ok=True)
+        remove_leftovers(folder)
         for number in list_numbers(folder, KEYS):
             self._know(number, self._read_keys(number))
             _unlink_log(numbered(folder, number))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from gen_worker.contract.failpoints import failpoint
-from gen_worker.contract.files.durable import replacing
+from gen_worker.contract.files.durable import remove_leftovers, replacing
 from gen_worker.errors import InputError
 from gen_worker.trainer.feed.groups import CHECKSUM_KEY, MANIFEST_KEY, GroupSource, IpcGroups
 from gen_worker.trainer.feed.manifest import Manifest
@@ -167,9 +167,8 @@ class CachedGroups:
             self._is_settled.set()
 
     def _remove_leftovers(self) -> None:
-        """Delete files of a builder that was killed. We hold the lock, so no other is running."""
-        for leftover in self.path.parent.glob(f".{self.path.name}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+        """Of a builder that was killed. We hold the lock, so no other is running."""
+        remove_leftovers(self.path.parent, self.path.name)
 
     def _check_space(self) -> None:
         needed = int(self._manifest.num_rows * self._manifest.bytes_per_row * FREE_SPACE_MARGIN)

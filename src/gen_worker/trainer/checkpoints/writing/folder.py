@@ -3,6 +3,7 @@
 Files that are not ours by name are left alone.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -159,7 +160,8 @@ class CheckpointFolder:
             if not stem or any(other.startswith(stem + META_SUFFIX) for other in names if stem not in stems):
                 continue
             if data and stem not in stems and (data["previous"] or int(data["step"] or newest) < newest):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a folder of that name: it stays
+                    path.unlink()
             elif folder:
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -163,7 +163,11 @@ def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
         read_job(folder / "absent.yaml", Changes())
     assert "cannot be read" in faults_of(folder)[0]
     write_job(folder)
-    for name, hint in (("job", r"did you mean job\.json\?"), ("code", "named as module:Symbol")):
+    for name, hint in (
+        ("job", r"did you mean job\.json\?"),
+        ("jbo.json", r"did you mean job\.json\?"),
+        ("code", "named as module:Symbol"),
+    ):
         with pytest.raises(InvalidRequestError, match=hint):
             read_job(folder / name, Changes())
 

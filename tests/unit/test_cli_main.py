@@ -1,5 +1,6 @@
 """The door of the command line: every way to end has its exit code, its line for people and its object for programs."""
 
+import asyncio
 import errno
 import json
 from collections.abc import Callable
@@ -10,6 +11,9 @@ import pytest
 
 from trn.cli import command_table as verbs
 from trn.cli.exit_codes import ExitCode
+from trn.cli.output import Output
+from trn.cli.submitting.submission_report import submit_and_follow
+from trn.client.code.frozen_code import FrozenCode
 from trn.core.errors import ConflictError, InvalidRequestError
 
 
@@ -63,6 +67,27 @@ def test_ctrl_c_and_wrong_words_have_codes_of_their_own(ends: Callable[..., tupl
     code, told, said = ends(raises(click.UsageError("not like that")))
     assert (code, told["code"]) == (2, "usage")
     assert "not like that" in said
+
+
+def test_ctrl_c_before_the_answer_to_a_submit_says_that_a_run_may_be_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def interrupted() -> None:
+        unanswered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        nothing: Any = None
+        options = {"is_detached": False, "is_json": True}
+        submitting = asyncio.ensure_future(
+            submit_and_follow(
+                nothing, nothing, Output(is_json=True), unanswered, nothing, options, FrozenCode()
+            )
+        )
+        await asyncio.sleep(0)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+
+    asyncio.run(interrupted())
+    assert "`trn list` shows whether a run was submitted" in capsys.readouterr().err
 
 
 def test_a_verb_without_a_module_is_not_offered(

@@ -1,5 +1,6 @@
 """A job file and the options that change it -> the job to submit, or every fault of its fields at once."""
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from gen_worker.errors import Fault
 from trn.core.errors import InvalidRequestError
 
 UNNAMED = "unnamed"
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _TRAINER_REF = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 TEXTS = ("tags", "env")  # their values are text, even if they look like numbers
 
@@ -49,8 +51,11 @@ class Job:
 
 def _hint(path: Path) -> str:
     """The job file that is meant, or how to name a class."""
-    beside = [path.with_name(f"{path.name}{suffix}") for suffix in (".yaml", ".yml", ".json", ".toml")]
+    beside = [path.with_name(f"{path.name}{suffix}") for suffix in SUFFIXES]
     near = next((file.name for file in beside if file.is_file()), "")
+    if not near and path.suffix and path.parent.is_dir():
+        jobs = [file.name for file in path.parent.iterdir() if file.suffix in SUFFIXES]
+        near = next(iter(difflib.get_close_matches(path.name, jobs, n=1)), "")
     if near:
         return f": did you mean {near}?"
     return "; a trainer class is named as module:Symbol" if not path.suffix else ""

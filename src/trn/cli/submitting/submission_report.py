@@ -49,7 +49,13 @@ async def submit_and_follow(
     with output.holding_lines():
         for line in code.lines():
             output.say(line)
-        submission = await answered(output, request)
+        try:
+            submission = await answered(output, request)
+        except asyncio.CancelledError:  # Ctrl-C: the daemon may have taken it
+            output.say(
+                "trn: stopped before the daemon answered: `trn list` shows whether a run was submitted"
+            )
+            raise
         notes = [plain(note) for note in submission.notes]
         if (
             submission.existed and notes

@@ -100,6 +100,11 @@ def test_what_cannot_be_served_is_said_before_anything_starts(home: Path) -> Non
         (("line", "--set", "serving.replica=2"), 3, "replicas"),
         (("line", "--set", "max_steps=2"), 3, "does not train"),
         (("line", "--set", "trainer=line:Other"), 3, "found 'line:Other', but line@"),
+        (
+            ("line", "--set", 'serving.feedback={"rows": 4, "train": {"max_stpes": 2}}'),
+            3,
+            "serving.feedback.train: the run that feedback would train: unknown field `max_stpes`: did you mean `max_steps`?",
+        ),
         (("line", "--replicas", "1", "--set", "serving.replicas=2"), 3, "is given by --replicas, too"),
     ):
         done = trn(home, "serve", *words, "--cpu-only", "--detach", "--json")

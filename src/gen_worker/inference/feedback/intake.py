@@ -226,7 +226,7 @@ def read_rows(rows: list[dict[str, Any]]) -> list[AskedRow]:
                 RowFault(
                     row=position,
                     column="request_id",
-                    found=repr(request_id)[:60],
+                    found="nothing" if request_id is None else repr(request_id)[:60],
                     expected="the X-Request-Id of an answer",
                 )
             )

@@ -5,7 +5,7 @@ from it: code, interpreter and the variables of its job. A server has a name, by
 has it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 from gen_worker.contract.files.hashes import hash_file
 from gen_worker.contract.files.regular import read_regular
 from gen_worker.contract.job.model_version import ModelVersion
+from gen_worker.contract.job.rules import lay_over
 from gen_worker.contract.job.run_ids import MAX_RUN_ID, RUN_ID
 from gen_worker.errors import Fault, SpecError
 from trn.core.errors import InvalidRequestError
@@ -26,6 +27,15 @@ INFERENCE, SERVING, PREDICTION = "inference", "serving", "prediction"
 _PREFIX = {SERVING: "serve-", PREDICTION: "predict-"}  # of the ids of their runs
 _MODE = b'"inference"'
 PARTS = "predictions.json"
+# Of the config of the run before: where its data came from, and where it began.
+_NOT_OF_THE_NEXT = (
+    "run_id",
+    "profiles",
+    "mock_batches",
+    "resume_checkpoint_path",
+    "resume_non_finite",
+    "resume_older",
+)
 
 
 class InferenceJobs:
@@ -55,6 +65,7 @@ class InferenceJobs:
             known = [*_field_faults(config), *faults]
             raise _refuse(refusal, f"{kind}.checkpoint", known) from refusal
         faults += _trainer_faults(config, chosen)
+        faults += _next_run_faults(config, chosen)
         if faults:
             raise InvalidRequestError("the job is not valid", [*_field_faults(config), *faults])
         return self._filled(submission, config, kind, chosen), list(chosen.notes)
@@ -156,6 +167,22 @@ def _trainer_faults(config: Mapping[str, Any], chosen: ChosenModel) -> Iterator[
         yield Fault(message, path="trainer", kind="value", found=given)
 
 
+def _next_run_faults(config: Mapping[str, Any], chosen: ChosenModel) -> Iterator[Fault]:
+    """Of the run that feedback would submit: found now, and not when there are rows enough."""
+    serving = config.get(SERVING)
+    feedback = serving.get("feedback") if isinstance(serving, dict) else None
+    if not isinstance(feedback, dict) or all(
+        feedback.get(rule) is None for rule in ("rows", "max_age_s", "metric")
+    ):
+        return
+    changes = feedback.get("train")
+    if not isinstance(changes, dict | None):
+        return  # the rules of the job say so
+    for fault in _field_faults(make_next_config(chosen.version, changes or {}, ["feedback.parquet"])):
+        place = "serving.feedback.train"
+        yield Fault(f"the run that feedback would train: {fault}", path=place, kind=fault.kind)
+
+
 def _field_faults(config: Mapping[str, Any]) -> list[Fault]:
     try:
         parse_job({"trainer": "module:symbol", **config, "run_id": config.get("run_id") or "run"})
@@ -175,6 +202,18 @@ def _refuse(refusal: InvalidRequestError, path: str, known: list[Fault]) -> Inva
 
 def _encode(config: dict[str, Any]) -> bytes:
     return msgspec.json.encode(config)
+
+
+def make_next_config(
+    version: ModelVersion, changes: Mapping[str, Any], files: list[str], left_out: Collection[str] = ()
+) -> dict[str, Any]:
+    """The job of the run that saved the version, with changes, that trains on these files too and begins at its weights."""
+    own = {name: value for name, value in version.config.items() if name not in _NOT_OF_THE_NEXT}
+    config = lay_over(own, changes)
+    dataset = dict(config.get("dataset") or {})
+    inherited = [path for path in dataset.get("parquet_paths") or () if path not in left_out]
+    paths = list(dict.fromkeys([*inherited, *files]))  # those of earlier feedback once
+    return {**config, "dataset": {**dataset, "parquet_paths": paths}, "weights": version.checkpoint}
 
 
 def find_missing_output(run: RunRecord) -> str:

@@ -8,9 +8,8 @@ for the next run when it reads in `settled.json` that the one before it, and its
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,7 +17,6 @@ from gen_worker.contract.checkpoints.choice import find_committed, read_named
 from gen_worker.contract.checkpoints.meta import Metric
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.job.model_version import ModelVersion
-from gen_worker.contract.job.rules import lay_over
 from gen_worker.contract.serving import SETTLED, SettledFeedback, write_document
 from gen_worker.errors import CheckpointError
 from trn.core.errors import ConflictError, NotFoundError, TrnError, UnavailableError
@@ -27,6 +25,7 @@ from trn.core.runs import RunRecord, RunState
 from trn.core.serving.records import DueFeedback, Promotion, PromotionState, ServedModel
 from trn.daemon.intake.intake import Intake
 from trn.daemon.intake.submission import Submission
+from trn.daemon.serving.inference_job import make_next_config
 from trn.daemon.serving.model_choice import ChosenModel, ModelChoice
 from trn.daemon.serving.promotions import PromotionRequest, Promotions
 from trn.registry.base import Registry
@@ -36,16 +35,6 @@ logger = logging.getLogger("trn.daemon.serving.successors")
 
 SWEEP_S = 0.5
 FAULT_PAUSE_S = 5.0
-# Of the config of the run before: where its data came from, and where it began.
-_NOT_INHERITED = (
-    "run_id",
-    "profiles",
-    "mock_batches",
-    "resume_checkpoint_path",
-    "resume_non_finite",
-    "resume_older",
-)
-
 Listing = tuple[tuple[str, int], ...]
 
 
@@ -250,18 +239,6 @@ def choose_newest(known: Sequence[tuple[int, list[str]]], num_rows: int | None) 
         chosen.append(files)
         count += rows
     return list(dict.fromkeys(path for files in reversed(chosen) for path in files))
-
-
-def make_next_config(
-    version: ModelVersion, changes: Mapping[str, Any], files: list[str], left_out: Collection[str] = ()
-) -> dict[str, Any]:
-    """The job of the run that saved the version, with changes, that trains on these files too and begins at its weights."""
-    own = {name: value for name, value in version.config.items() if name not in _NOT_INHERITED}
-    config = lay_over(own, changes)
-    dataset = dict(config.get("dataset") or {})
-    inherited = [path for path in dataset.get("parquet_paths") or () if path not in left_out]
-    paths = list(dict.fromkeys([*inherited, *files]))  # those of earlier feedback once
-    return {**config, "dataset": {**dataset, "parquet_paths": paths}, "weights": version.checkpoint}
 
 
 def _submission_id(server: RunRecord, due: DueFeedback) -> str:

@@ -1,9 +1,14 @@
-"""Fixtures of the tests that use the page in a browser (test_page_*.py)."""
+"""Fixtures of the acceptance tests; `world`, `browser` and `visit` are for the page in a browser (test_page_*.py)."""
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from warm_python import launchers_folder
 
 if TYPE_CHECKING:
     from page_browser import Visitor
@@ -11,6 +16,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     Visit = Callable[..., Visitor]
+
+
+@pytest.fixture(scope="module")
+def warm_launchers() -> Iterator[None]:
+    """Launchers that are started in the module are forked from a process that has torch imported: seconds saved for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", launchers_folder())
+        yield
 
 
 @pytest.fixture(scope="session")

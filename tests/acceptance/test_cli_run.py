@@ -30,6 +30,7 @@ from daemon_process import end_everything
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from sealed_meta import edit_meta
 
+pytestmark = pytest.mark.usefixtures("warm_launchers")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -22,6 +22,8 @@ from trn.core.errors import UnavailableError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
+pytestmark = pytest.mark.usefixtures("warm_launchers")
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 from worker_process import write_rows
 
+pytestmark = pytest.mark.usefixtures("warm_launchers")
 TRAINERS = Path(__file__).parents[1] / "integration" / "trainers"
 SETTINGS = """
 heartbeat_timeout_s = 5

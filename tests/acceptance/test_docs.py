@@ -26,7 +26,7 @@ from documents import (
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import kill_processes
-from warm_python import python_folder
+from warm_python import launchers_folder, python_folder
 
 DOCS = ROOT / "docs"
 DEADLINE_S = 120
@@ -93,6 +93,7 @@ def sandbox(
     programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
     if any("torch" in block.text for block in read_blocks(request.getfixturevalue("page"))):
         programs.insert(0, python_folder())
+        monkeypatch.setenv("PYTHONPATH", launchers_folder())
     else:
         request.getfixturevalue("without_torch")
     monkeypatch.setenv("PATH", os.pathsep.join(programs))

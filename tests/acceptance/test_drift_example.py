@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from command_line import DEADLINE_S
 from daemon_process import end_everything
 from documents import ROOT, read_blocks
 
 ROWS_OF_A_REQUEST = 16
+pytestmark = pytest.mark.usefixtures("warm_launchers")
 
 
 def test_a_served_model_follows_a_changing_stream_and_loses_no_feedback_when_its_server_is_killed(

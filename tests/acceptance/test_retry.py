@@ -19,6 +19,7 @@ import trn
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
 
+pytestmark = pytest.mark.usefixtures("warm_launchers")
 HELD = '''
 import os
 import time

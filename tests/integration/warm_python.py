@@ -1,15 +1,17 @@
 """`python` for tests, forked from a process that has torch imported: seconds saved per start.
 
 A program runs as in a new interpreter, with a `__main__`, arguments, import path, environment and descriptors of its own.
-Only torch and torchmetrics are loaded already, and nothing of ours. A start with options or variables that only a new
-interpreter obeys gets one.
+/proc shows its arguments and environment as well. Only torch and torchmetrics are loaded already, and nothing of ours. A
+start with options or variables that only a new interpreter obeys gets one.
 """
 
 import atexit
 import builtins
 import contextlib
+import ctypes
 import functools
 import gc
+import itertools
 import os
 import runpy
 import select
@@ -25,12 +27,13 @@ from typing import NoReturn
 
 _NUM_FDS = 3
 _SIZE_BYTES = 4
+_ROOM_BYTES = 1 << 15  # for what /proc shows of a program
 # What is started as `python`: it passes on all that it has, then its signals, and ends as the program does.
 _SHIM = """#!{python} -IS
 import os, signal, socket, sys
-known = {{"PYTHONPATH", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "PYTHON_EXEC"}}
+known = {{"PYTHONPATH", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHON_EXEC"}}
 words = sys.argv[1:]
-first = next((word for word in words if word != "-u"), "-")
+first = next((word for word in words if word not in ("-u", "-P")), "-")
 is_plain = first in ("-c", "-m") or not first.startswith("-")
 if not is_plain or any(name.startswith("PYTHON") and name not in known for name in os.environ):
     os.execv({python!r}, [{python!r}, *words])
@@ -48,6 +51,20 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
+# For launchers, which daemons start with their own interpreter.
+_SITE = """import os, sys
+if sys.orig_argv[1:4] == ["-P", "-m", "gen_worker.launcher"] and "--bare" not in sys.orig_argv:
+    os.execv({shim!r}, [{shim!r}, *sys.orig_argv[1:]])
+"""
+
+
+def launchers_folder() -> str:
+    """A folder for PYTHONPATH, with which launchers are started from the warm process, too."""
+    folder = Path(python_folder(), "launchers")
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(_SITE.format(shim=f"{python_folder()}/python"))
+    return str(folder)
 
 
 @functools.cache
@@ -59,7 +76,8 @@ def python_folder() -> str:
         listener.bind(str(address))
         listener.listen(64)
         process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(listener.fileno())],
+            [sys.executable, "-P", __file__, str(listener.fileno()), "-" * _ROOM_BYTES],
+            env={**os.environ, "ROOM": "-" * _ROOM_BYTES},
             pass_fds=(listener.fileno(),),
             stdin=subprocess.PIPE,
         )
@@ -119,16 +137,20 @@ def _run(words: list[str], import_path: list[str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variable.partition("=")[::2] for variable in variables)
+    _show([sys.executable, *argv], variables)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     sys.warnoptions[:] = filter(None, os.environ.get("PYTHONWARNINGS", "").split(","))
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     _set_threads()
-    if argv[0] == "-u":
-        argv = argv[1:]
+    options = set(itertools.takewhile({"-u", "-P"}.__contains__, argv))
+    argv = argv[len(options) :]
+    if "-u" in options or os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-    folder = {"-c": "", "-m": cwd}.get(argv[0], str(Path(argv[0]).absolute().parent))
+    folders = (
+        [] if "-P" in options else [{"-c": "", "-m": cwd}.get(argv[0], str(Path(argv[0]).absolute().parent))]
+    )
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [folder, *(str(Path(path).absolute()) for path in named), *import_path]
+    sys.path[:] = [*folders, *(str(Path(path).absolute()) for path in named), *import_path]
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     if argv[0] == "-m":
@@ -141,6 +163,18 @@ def _run(words: list[str], import_path: list[str]) -> None:
         sys.argv[:] = argv
         module.__file__ = str(Path(argv[0]).absolute())
         exec(compile(Path(argv[0]).read_bytes(), argv[0], "exec"), module.__dict__)
+
+
+def _show(argv: list[str], variables: list[str]) -> None:
+    """In /proc, where others look for processes: over what this process was started with."""
+    places = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    arg_start, arg_end, env_start, env_end = map(int, places[45:49])
+    title = os.fsencode(" ".join(argv))[: arg_end - arg_start - 2].ljust(arg_end - arg_start - 1, b"\0")
+    ctypes.memmove(
+        arg_start, title + b" ", arg_end - arg_start
+    )  # the end that is no zero says that it is a title
+    content = os.fsencode("\0".join(variables))[: env_end - env_start - 1]
+    ctypes.memmove(env_start, content.ljust(env_end - env_start, b"\0"), env_end - env_start)
 
 
 def _set_threads() -> None:

@@ -18,6 +18,7 @@ from trn.core.errors import ConflictError, InfeasibleError, InvalidRequestError,
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from daemon_process import DEADLINE_S, DaemonProcess, end_everything
+from warm_python import python_folder
 from worker_process import write_rows
 
 pytestmark = pytest.mark.usefixtures("warm_launchers")
@@ -208,7 +209,8 @@ def test_a_run_of_several_processes_trains_and_is_cancelled_as_one(
         "metric_every": 1,
         "resources": {"processes": 2, "cpus": 2, "devices": ["cpu"]},
     }
-    run = client.wait(client.submit(config, base_dir=TRAINERS).run.run_id, timeout_s=DEADLINE_S)
+    warm = {"env": {"PYTHON_EXEC": f"{python_folder()}/python"}}  # torchrun starts the two with it
+    run = client.wait(client.submit({**config, **warm}, base_dir=TRAINERS).run.run_id, timeout_s=DEADLINE_S)
     assert (run.state, run.step) == ("COMPLETED", 6), run.reason
     assert {event["attempt"] for event in client.events(run.run_id)} == {1}
     endless = {**config, "name": "two processes, cancelled", "max_steps": 1_000_000}

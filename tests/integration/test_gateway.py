@@ -266,6 +266,7 @@ def test_the_gateway_ends_with_a_daemon_that_is_stopped_and_not_with_one_that_is
     assert not own_world.home.gateway_info.exists()
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_ten_starts_at_once_make_one_gateway_and_one_daemon(tmp_path: Path) -> None:
     home = tmp_path / "home"
     Home(home).make()
@@ -491,6 +492,7 @@ def test_events_come_in_pages_from_the_file(world: GatewayWorld) -> None:
     assert seqs == list(range(1, world.get("/runs/one").data["run"]["last_seq"] + 1))
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_the_daemon_keeps_the_page_where_it_is_told_to(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.make()

@@ -119,9 +119,8 @@ class Run:
 
     def work(self, **env: str) -> subprocess.CompletedProcess[str]:
         """Run one worker to its end, forked from a process that has the heavy imports done."""
-        if (
-            self.job.get("resources", {}).get("processes", 1) > 1
-        ):  # torchrun and its processes are forked, too
+        is_one = self.job.get("resources", {}).get("processes", 1) == 1 and "TRAINER_ISOLATED" not in env
+        if not is_one:  # torchrun, its processes and an isolated trainer are forked, too
             env["PYTHON_EXEC"] = f"{python_folder()}/python"
         command, environ = self.command(**env)
         stdout, stderr = self.folder / "stdout.log", self.folder / "stderr.log"

@@ -17,13 +17,13 @@ from gen_worker.errors import StartupError, TrainStepError
 from gen_worker.trainer.callbacks.loggers import WandbLogger
 from gen_worker.trainer.callbacks.wandb_sink import nested
 
-wandb = pytest.importorskip("wandb", reason="wandb is not installed")
-
 
 @pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Offline. It takes a second to import: not while tests are collected, which each process does."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path))  # no login of whoever runs the tests
+    return pytest.importorskip("wandb", reason="wandb is not installed")
 
 
 def stored(folder: Path) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_config_metrics_summary_and_the_end_arrive_in_an_offline_run(tmp_path: P
     assert found["exit"] == 0
 
 
-def test_nothing_of_it_is_left_open_and_the_authors_own_run_stays_theirs(tmp_path: Path) -> None:
+def test_nothing_of_it_is_left_open_and_the_authors_own_run_stays_theirs(tmp_path: Path, wandb: Any) -> None:
     run = HandBuiltRun([WandbLogger()], tmp_path / "run").begin()
     run.end(TrainStepError("boom"))
     assert stored(tmp_path / "run")[0]["exit"] == 1
@@ -160,7 +160,7 @@ def test_a_run_that_was_killed_continues_the_same_wandb_run(tmp_path: Path) -> N
 
 
 def test_wandb_that_fails_never_ends_training_and_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb: Any
 ) -> None:
     real, faults = wandb.init, [OSError("the disk is full")]
 

@@ -106,15 +106,15 @@ def test_ready_says_what_the_model_reads_and_answers(parent: ModelParent, meta: 
     assert worker.end().exit_code == 0
 
 
-def test_pandas_is_not_imported_for_numbers(
+def test_pandas_is_imported_for_texts_before_a_worker_is_ready_and_never_for_numbers(
     meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pyarrow would, at many places; it takes longer than to load the model."""
+    """pyarrow does, at many places; it takes longer than to load the model."""
     (tmp_path / "pandas.py").write_text("import os; open(os.environ['SEEN'], 'w').close(); raise ImportError")
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with open_parent(tmp_path / "log") as parent:
-        worker = Worker(parent, version_of(meta), ModelOptions(max_batch_rows=20))
+        worker = Worker(parent, version_of(meta, "serving:ReusesMemory"), ModelOptions(max_batch_rows=20))
         worker.ready()
         batch = pa.record_batch({"x": pa.FixedSizeListArray.from_arrays(pa.array(ROWS[:5].reshape(-1)), 4)})
         sink = pa.BufferOutputStream()
@@ -125,7 +125,9 @@ def test_pandas_is_not_imported_for_numbers(
         (by_arrow,) = worker.ask_parts((part,), [content], 8)
         (by_json,) = worker.ask(ROWS[:5])
         assert by_arrow["y"].tobytes() == by_json["y"].tobytes()
-    assert not (tmp_path / "seen").exists()
+        assert not (tmp_path / "seen").exists()
+        Worker(parent, version_of(meta)).ready()  # it answers also a text
+        assert (tmp_path / "seen").exists()
 
 
 def test_every_shape_was_called_before_a_worker_is_ready(parent: ModelParent, meta: Path) -> None:

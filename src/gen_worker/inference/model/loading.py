@@ -22,6 +22,7 @@ from gen_worker.errors import CheckpointError, ModelLoadError, PluginError
 from gen_worker.frozen_imports import COPY, frozen_variables, import_frozen_code
 from gen_worker.inference.messages import ColumnType
 from gen_worker.inference.model.inputs import InputColumns, RecordedData, find_inputs
+from gen_worker.inference.model.number_types import OTHER_VALUES
 from gen_worker.inference.model.orders import ModelOptions
 from gen_worker.inference.model.predictor import Predictor
 from gen_worker.inference.model.probe import Probe
@@ -62,9 +63,10 @@ class LoadedModel:
 
     def run_probe(self, options: ModelOptions) -> None:
         """Every shape is called: the first call of a shape is slow. ModelLoadError where the model does not answer."""
-        if self.probe is None or not options.probe:
-            return
-        self.outputs, self.probe_ms = self.probe.run(self.predictor, options.max_batch_rows)
+        if self.probe is not None and options.probe:
+            self.outputs, self.probe_ms = self.probe.run(self.predictor, options.max_batch_rows)
+        if self.schema is None or not all(map(_is_packed, (*self.inputs, *self.outputs))):
+            pa.array([None])  # imports pandas where it is installed: now, not with the first request
 
 
 def load_model(version: ModelVersion, options: ModelOptions) -> LoadedModel:
@@ -245,6 +247,11 @@ def _find_handles(job: TrainingJobSpec, base_dir: Path) -> Mapping[str, Any]:
         else:
             logger.warning("weights: %s does not exist any more; the checkpoint replaces them", path)
     return handles
+
+
+def _is_packed(column: ColumnType) -> bool:
+    """Whether its values are always numbers of one shape, which need no `pa.array`."""
+    return column.dtype not in OTHER_VALUES and None not in column.dims and not column.is_nullable
 
 
 def _probe_of(inputs: InputColumns) -> Probe | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Array = npt.NDArray[Any]
+OTHER_VALUES = frozenset(("string", "binary", "any"))  # than numbers, of `dtype_name`
 
 
 def take_apart(data_type: pa.DataType) -> tuple[pa.DataType, tuple[int | None, ...]]:
@@ -53,7 +54,7 @@ def is_file(data_type: pa.DataType) -> bool:
 
 
 def is_number(data_type: pa.DataType) -> bool:
-    return dtype_name(data_type) not in ("string", "binary", "any") and not pa.types.is_dictionary(data_type)
+    return dtype_name(data_type) not in OTHER_VALUES and not pa.types.is_dictionary(data_type)
 
 
 class NumberType:

@@ -101,8 +101,12 @@ def test_faults_are_named_at_once_and_nothing_is_accepted(server: Server) -> Non
         (1, "row"),
         (2, "z"),
         (2, "y"),
-        (3, None),
-        (4, None),
+        (3, "y"),
+        (4, "y"),
+    ]
+    assert [(fault["found"], fault["expected"]) for fault in faults[3:]] == [
+        ("'much'", "float"),
+        ("null", "float"),
     ]
     reply = server.post(
         "/v1/feedback", {"rows": [{"y": 1.0}, {"request_id": request_id, "row": -1, "y": 1.0}]}

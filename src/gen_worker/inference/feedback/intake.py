@@ -157,7 +157,14 @@ class FeedbackIntake:
             try:
                 batches.append(join(row, answered, schema))
             except RowsError as fault:
-                faults.append(RowFault(row=row.position, found=str(fault)))
+                faults.append(
+                    RowFault(
+                        row=row.position,
+                        column=fault.column or None,
+                        found=fault.found or str(fault),
+                        expected=fault.expected,
+                    )
+                )
         if faults:
             raise Refusal(
                 "input", "feedback has faults; none of its rows was accepted", faults=faults[:MAX_FAULTS]

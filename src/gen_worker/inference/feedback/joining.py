@@ -131,6 +131,8 @@ def _read_values(values: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch
     )
     for name, value in values.items():
         if value is None:
-            raise RowsError(f"column {name!r}: found null, expected {schema.field(name).type}")
+            expected = str(schema.field(name).type)
+            words = f"column {name!r}: found null, expected {expected}"
+            raise RowsError(words, column=name, found="null", expected=expected)
     types = pa.schema([schema.field(name) for name in values])
     return read_parts([part], memoryview(b"".join(encoded.values())), schema=types, shape=1)

@@ -38,7 +38,11 @@ _values_decoder = msgspec.msgpack.Decoder(list[Any])
 
 
 class RowsError(ValueError):
-    """Rows that cannot be given to the model. The words are for the client."""
+    """Rows that cannot be given to the model. The words are for the client; the fields are of a value that does not fit."""
+
+    def __init__(self, words: str, *, column: str = "", found: str = "", expected: str = "") -> None:
+        super().__init__(words)
+        self.column, self.found, self.expected = column, found, expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,16 +248,18 @@ def _to_arrow(name: str, values: Any, data_type: pa.DataType | None) -> pa.Array
     try:
         return pa.array(values, type=data_type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as fault:
-        raise RowsError(_first_fault(name, values, data_type, fault)) from fault
+        raise _first_fault(name, values, data_type, fault) from fault
 
 
-def _first_fault(name: str, values: list[Any], data_type: pa.DataType, fault: Exception) -> str:
+def _first_fault(name: str, values: list[Any], data_type: pa.DataType, fault: Exception) -> RowsError:
     for number, value in enumerate(values):
         try:
             pa.array([value], type=data_type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            return f"column {name!r}, row {number}: found {value!r:.60}, expected {data_type}"
-    return f"column {name!r}: expected {data_type}: {fault}"
+            found, expected = f"{value!r:.60}", str(data_type)
+            words = f"column {name!r}, row {number}: found {found}, expected {expected}"
+            return RowsError(words, column=name, found=found, expected=expected)
+    return RowsError(f"column {name!r}: expected {data_type}: {fault}", column=name)
 
 
 def _cast(name: str, array: pa.Array, data_type: pa.DataType | None) -> pa.Array:

@@ -16,6 +16,14 @@ def estimate_need(info: CheckpointInfo) -> int:
     return 2 * info.size_bytes + BESIDE_WEIGHTS
 
 
+def find_shortage(info: CheckpointInfo) -> str:
+    """Why that model is too large to be loaded beside the served one; empty where it may fit."""
+    needed, available = estimate_need(info), read_available()
+    if available is None or needed <= available:
+        return ""
+    return f"it needs about {needed >> 20} MB beside the served version, {available >> 20} MB are available"
+
+
 def read_available(
     memory: Path = MEMORY, own_cgroup: Path = OWN_CGROUP, cgroups: Path = CGROUPS
 ) -> int | None:

@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 
-from gen_worker.contract.checkpoints.choice import CheckpointInfo
 from gen_worker.contract.failpoints import failpoint
 from gen_worker.contract.files.durable import Sync
 from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
@@ -40,9 +39,9 @@ from gen_worker.errors import NEWS_LOGGER, CheckpointError, ModelLoadError, Star
 from gen_worker.inference.front.front import Front
 from gen_worker.inference.front.pool import NotReadyError, ReplicaPool
 from gen_worker.inference.gate import RefusedError, require_columns, require_latency, require_metric
-from gen_worker.inference.memory import estimate_need, read_available
+from gen_worker.inference.memory import find_shortage
 from gen_worker.inference.messages import NotReady
-from gen_worker.inference.versions import read_checkpoint
+from gen_worker.inference.versions import read_checkpoint, read_if_there
 
 logger, news = logging.getLogger("gen_worker.inference"), logging.getLogger(NEWS_LOGGER)
 
@@ -90,6 +89,8 @@ class Promotions:
         self._warm: set[VersionFacts] = set()  # versions that were loaded
         self._opening: VersionFacts | None = None  # one of them, which is not served yet
         self._drains: set[asyncio.Task[None]] = set()
+        self._telling: asyncio.Task[None] | None = None  # of what was committed last
+        self._is_told = False  # the outcome in `live.json`
 
     @property
     def pool(self) -> ReplicaPool:
@@ -172,6 +173,7 @@ class Promotions:
         """Do what is wanted, unless it is done. Nothing is raised for a version that is refused."""
         wanted = await self._read_wanted()
         if wanted is None or wanted.number <= self._finished:
+            await self._forget_outcome()
             return
         figures: dict[str, Any] = {}
         self._is_committing = False
@@ -190,9 +192,11 @@ class Promotions:
 
     async def close(self) -> None:
         """End all model workers. What is not answered is refused."""
-        for task in self._drains:
+        tasks = [*self._drains, *([] if self._telling is None else [self._telling])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._drains, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._forget_outcome()
         for pool in (self._pool, self._second):
             if pool is not None:
                 await pool.close()
@@ -275,14 +279,11 @@ class Promotions:
         except CheckpointError as fault:
             raise RefusedError("checkpoint", str(fault)) from None
         if gate is not None:
-            require_metric(gate, info, _read_or_none(self.live.version), figures)
+            require_metric(gate, info, read_if_there(self.live.version), figures)
         if version.facts not in self._warm:
-            needed, available = estimate_need(info), read_available()
-            if available is not None and needed > available:
-                raise RefusedError(
-                    "memory",
-                    f"it needs about {needed >> 20} MB beside the served version, {available >> 20} MB are available",
-                )
+            shortage = find_shortage(info)
+            if shortage:
+                raise RefusedError("memory", shortage)
 
     @contextlib.contextmanager
     def _keeping(self, version: ModelVersion) -> Iterator[None]:
@@ -347,6 +348,7 @@ class Promotions:
         )
         live = msgspec.structs.replace(live, outcome=outcome)
         self._is_committing = True  # from now on it is done, or refused
+        await self._finish_telling()
         try:
             failpoint("promotion.commit")
             await asyncio.to_thread(write_document, self._folder / LIVE, live)
@@ -368,7 +370,7 @@ class Promotions:
             if each is not None and each not in (self._pool, self._second):
                 self._start_drain(each)
         news.info("%s %d: %s answers", wanted.action, wanted.number, live.version.label)
-        await self._tell_outcome()
+        self._telling = asyncio.get_running_loop().create_task(self._tell_outcome())
 
     def _show_second(self, live: LiveModel) -> None:
         self._front.set_shadow(self._second if live.second_is == "shadow" else None)
@@ -386,16 +388,29 @@ class Promotions:
             gate=figures,
         )
         news.warning("%s %d is refused (%s): %s", wanted.action, wanted.number, why.cause, why.words)
+        await self._finish_telling()
         await self._write(msgspec.structs.replace(self.live, number=wanted.number, outcome=outcome))
         failpoint("promotion.refused")
         await self._tell_outcome()
 
     async def _tell_outcome(self) -> None:
-        if self.live.outcome is None:
-            return
-        await self._tell(self.live.outcome)
-        failpoint("promotion.told")
-        await self._write(msgspec.structs.replace(self.live, outcome=None))
+        if self.live.outcome is not None:
+            await self._tell(self.live.outcome)
+            failpoint("promotion.told")
+            self._is_told = True
+
+    async def _finish_telling(self) -> None:
+        """Before another outcome takes its place."""
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            await telling
+        self._is_told = False
+
+    async def _forget_outcome(self) -> None:
+        """When there is nothing else to do: until then it is told again after a restart."""
+        if self._is_told:
+            self._is_told = False
+            await self._write(msgspec.structs.replace(self.live, outcome=None))
 
     async def _write(self, live: LiveModel, sync: Sync = "file") -> None:
         """What is no commit: on a full disk, or after a power cut, the document is behind, and after a restart it is done again."""
@@ -432,10 +447,3 @@ class Promotions:
         for facts in self._warm - kept - {self._opening}:
             self._warm.discard(facts)
             self._retire(facts)
-
-
-def _read_or_none(version: ModelVersion) -> CheckpointInfo | None:
-    try:
-        return read_checkpoint(version)
-    except CheckpointError:
-        return None

@@ -57,6 +57,14 @@ def read_checkpoint(version: ModelVersion) -> CheckpointInfo:
     return info
 
 
+def read_if_there(version: ModelVersion) -> CheckpointInfo | None:
+    """As `read_checkpoint`; None where that cannot be read any more."""
+    try:
+        return read_checkpoint(version)
+    except CheckpointError:
+        return None
+
+
 def _read(path: Path) -> CheckpointInfo:
     named = read_named(path)
     if isinstance(named, dict):

@@ -181,6 +181,5 @@ class Promotions:
             logger.warning("%s", fault)
             known = None
         if known is None or known.number < wanted.number:
-            write_document(
-                folder / WANTED, wanted, sync="file"
-            )  # the registry has it, and it is written again
+            # The registry has it: what a power cut takes of the file is written again.
+            write_document(folder / WANTED, wanted, sync="none")

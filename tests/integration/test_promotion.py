@@ -388,7 +388,8 @@ def test_a_version_that_hangs_while_it_is_loaded_is_replaced_by_the_next_one_tha
     server: Server, versions: dict[int, ModelVersion], tmp_path: Path
 ) -> None:
     server.start()
-    before = len(children_of(server.pid))
+    wait_until(lambda: len(children_of(server.pid)) == 3, "no model parent, worker and template")
+    known = set(children_of(server.pid))
     fault = tmp_path / "fault"
     fault.write_text("hang")
     number = server.live.number + 1
@@ -397,13 +398,13 @@ def test_a_version_that_hangs_while_it_is_loaded_is_replaced_by_the_next_one_tha
             number=number, action="promote", version=with_settings(versions[3], fault_file=str(fault))
         )
     )
-    wait_until(lambda: len(children_of(server.pid)) > before, "it is not loaded")
+    wait_until(lambda: set(children_of(server.pid)) - known != set(), "it is not loaded")
+    (hanging,) = set(children_of(server.pid)) - known
     event = server.ask("promote", versions[2])
     assert (event["event"], event["number"], event["version"]["step"]) == ("promoted", number + 1, 2)
     assert server.predict(ROW).version[1] == 2
     assert server.ask("rollback")["version"]["step"] == 1
-    # Its process is not left: of each version that answered or did before there is a worker and its template.
-    wait_until(lambda: len(children_of(server.pid)) <= before + 2, "the hanging process is left")
+    wait_until(lambda: hanging not in children_of(server.pid), "the hanging process is left")
 
 
 def test_a_version_that_is_loaded_while_an_earlier_one_ends_is_promoted(

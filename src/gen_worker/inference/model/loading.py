@@ -55,6 +55,10 @@ class LoadedModel:
     outputs: tuple[ColumnType, ...] = ()
     probe_ms: dict[int, float] = field(default_factory=dict)
 
+    def is_settled(self, options: ModelOptions) -> bool:
+        """Whether `settle` starts no thread."""
+        return options.num_threads == 1
+
     def settle(self, options: ModelOptions) -> None:
         """In the process that will answer: its threads, and the probe where that has to wait for them."""
         set_threads(options.num_threads)
@@ -148,8 +152,8 @@ class CheckpointReading:
     A large one is read and hashed by a thread, while the author's code is imported and makes a fresh state.
     """
 
-    def __init__(self, version: ModelVersion) -> None:
-        """CheckpointError where its meta cannot be read, or is another one."""
+    def __init__(self, version: ModelVersion, *, is_begun: bool = True) -> None:
+        """CheckpointError where its meta cannot be read, or is another one. `is_begun`: else `take` reads all of it."""
         path = Path(version.checkpoint)
         named = read_named(path)
         if isinstance(named, dict):
@@ -165,7 +169,7 @@ class CheckpointReading:
         self._loaded: Checkpoint | None = None
         self._fault: BaseException | None = None
         self._thread: threading.Thread | None = None
-        if named.size_bytes >= LARGE_BYTES:
+        if is_begun and named.size_bytes >= LARGE_BYTES:
             self._thread = threading.Thread(target=self._load, name="checkpoint-reader", daemon=True)
             self._thread.start()
 

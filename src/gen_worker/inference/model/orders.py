@@ -56,6 +56,12 @@ class Prepare(Message, frozen=True, kw_only=True):
     options: ModelOptions = ModelOptions()
 
 
+class Ahead(Message, frozen=True, kw_only=True):
+    """Make ready to load a version with the code and the environment of that one."""
+
+    version: ModelVersion
+
+
 class Retire(Message, frozen=True, kw_only=True):
     """End the templates of that version. Their workers go on."""
 
@@ -76,10 +82,15 @@ class Forked(Message, frozen=True, kw_only=True):
 
 
 class BecameWorker(Message, frozen=True, kw_only=True):
-    """From a template: it is its first worker now. A copy of it, its child, is the template from here on."""
+    """From a template: it is its first worker now, and `LeftTemplate` follows."""
 
     worker_id: int
-    template_pid: int
+
+
+class LeftTemplate(Message, frozen=True, kw_only=True):
+    """From the first worker of a version: a copy of it, its child, is the template from here on."""
+
+    pid: int
 
 
 class Alone(Message, frozen=True, kw_only=True):
@@ -107,8 +118,8 @@ class WorkerEnd(Message, frozen=True, kw_only=True):
 
 
 FromServer = LaunchWorker | Prepare | Retire | KillWorker
-ToTemplate = LaunchWorker | Prepare
-FromTemplate = Forked | BecameWorker | Alone | LoadFailed
+ToTemplate = LaunchWorker | Prepare | Ahead
+FromTemplate = Forked | BecameWorker | LeftTemplate | Alone | LoadFailed
 
 from_server_decoder: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 to_template_decoder: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)

@@ -2,7 +2,7 @@
 
 It runs none of the author's code. A template gets the orders of its version. It becomes the worker of the first one and
 leaves a copy of itself, which forks a worker for each further one; where it cannot be forked, every further order gets a
-process that loads by itself.
+process that loads by itself. One process is kept ahead: it becomes the template of the next version with the same code.
 """
 
 import contextlib
@@ -15,10 +15,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from dataclasses import dataclass, field
 from typing import NoReturn
-
-import msgspec
 
 from gen_worker.contract.installed_packages import is_same_python
 from gen_worker.contract.job.model_version import ModelVersion, VersionFacts
@@ -26,13 +23,15 @@ from gen_worker.errors import Category
 from gen_worker.frozen_imports import note_warm_modules
 from gen_worker.inference.frames import send_frame
 from gen_worker.inference.messages import NotReady
+from gen_worker.inference.model.children import Child, Ordered, code_of, describe_end, key_of
 from gen_worker.inference.model.orders import (
+    Ahead,
     Alone,
     BecameWorker,
     Forked,
-    FromTemplate,
     KillWorker,
     LaunchWorker,
+    LeftTemplate,
     LoadFailed,
     OrderReader,
     Prepare,
@@ -45,7 +44,6 @@ from gen_worker.inference.model.orders import (
 from gen_worker.inference.model.process import (
     adopt_orphans,
     flush_output,
-    name_signal,
     run_to_exit,
     settle_in,
 )
@@ -53,6 +51,8 @@ from gen_worker.inference.model.process import (
 logger = logging.getLogger("gen_worker.inference")
 
 MAX_STRANGERS = 1000
+AHEAD_AFTER_MS = 100.0  # without an order: the end of a promotion comes first, and so does the next one
+NO_VERSION = VersionFacts(run_id="", step=0, weights_hash="")
 # What every template needs before the author's code, where it is installed.
 WARM_MODULES = (
     "numpy",
@@ -79,33 +79,16 @@ def become_parent(link: socket.socket, server_pid: int) -> NoReturn:
     run_to_exit(work)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Ordered:
-    """An order that no worker has yet, with our copy of its descriptor: so that it can be answered if the template dies."""
-
-    order: LaunchWorker
-    fd: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Template:
-    pid: int
-    link: socket.socket
-    orders: OrderReader[FromTemplate]
-    key: bytes
-    version: VersionFacts
-    waiting: dict[int, _Ordered] = field(default_factory=dict)
-    has_loaded: bool = False
-    is_copy: bool = False  # of the first worker, whose child it is as long as that lives
-    is_open: bool = True  # takes orders
-    failure: LoadFailed | None = None
-
-
 class ParentProcess:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._orders = OrderReader(link, from_server_decoder)
-        self._templates: dict[int, _Template] = {}  # by pid
+        self._templates: dict[int, Child] = {}  # by pid
+        self._ahead: Child | None = None  # has no version yet
+        self._next_code: ModelVersion | None = (
+            None  # for which one is to be forked, when there is nothing else to do
+        )
+        self._seen: set[VersionFacts] = set()  # one version alone: nothing is kept ahead
         self._alone: dict[bytes, str] = {}  # versions that cannot be forked, and why
         self._workers: dict[int, int] = {}  # pid -> worker id
         self._pids: dict[int, int] = {}  # worker id -> pid
@@ -139,7 +122,10 @@ class ParentProcess:
 
     def _turn(self) -> bool:
         """Wait, then do what there is to do. False at the end."""
-        ready = {fd for fd, _ in self._poll.poll()}
+        is_due = self._next_code is not None and not any(each.waiting for each in self._templates.values())
+        ready = {fd for fd, _ in self._poll.poll(AHEAD_AFTER_MS if is_due else None)}
+        if not ready:
+            self._fork_ahead()
         if self._waker.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 while self._waker.recv(4096):
@@ -161,7 +147,7 @@ class ParentProcess:
         for order in orders:
             match order:
                 case LaunchWorker():
-                    self._launch(_Ordered(order=order, fd=self._orders.take_fd()))
+                    self._launch(Ordered(order=order, fd=self._orders.take_fd()))
                 case Prepare():
                     self._prepare(order)
                 case Retire(version=version):
@@ -174,13 +160,13 @@ class ParentProcess:
                         os.kill(pid, signal.SIGKILL)
         return True
 
-    def _launch(self, ordered: _Ordered) -> None:
+    def _launch(self, ordered: Ordered) -> None:
         order = ordered.order
-        key = _key_of(order)
+        key = key_of(order)
         template = self._find(key) if key not in self._alone else None
         if template is None:
             try:
-                template = self._fork_template(key, order.version, ordered.fd)
+                template = self._template_of(key, order.version, ordered.fd)
             except OSError as fault:
                 words = f"no process can be started: {fault.strerror}"
                 self._refuse(ordered, LoadFailed(category=Category.STARTUP, words=words))
@@ -192,22 +178,40 @@ class ParentProcess:
             send_order(template.link, order, ordered.fd)
 
     def _prepare(self, order: Prepare) -> None:
-        key = _key_of(order)
+        key = key_of(order)
         if key in self._alone or self._find(key) is not None:
             return
         try:
-            template = self._fork_template(key, order.version)
+            template = self._template_of(key, order.version)
         except OSError as fault:  # the order of a worker will say it
             logger.info("%s is not loaded ahead: %s", order.version.label, fault.strerror)
             return
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_order(template.link, order)
 
-    def _find(self, key: bytes) -> _Template | None:
+    def _find(self, key: bytes) -> Child | None:
         return next((each for each in self._templates.values() if each.key == key and each.is_open), None)
 
-    def _fork_template(self, key: bytes, version: ModelVersion, fd: int | None = None) -> _Template:
-        """`fd`: of the order that it gets first."""
+    def _template_of(self, key: bytes, version: ModelVersion, fd: int | None = None) -> Child:
+        """A new one. `fd`: of the order that it gets first."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead.is_open and ahead.key == code_of(version) and key not in self._alone:
+                ahead.key, ahead.version = key, version.facts
+                return ahead
+            self._close(ahead)
+        return self._fork_template(key, version, fd)
+
+    def _fork_ahead(self) -> None:
+        version, self._next_code = self._next_code, None
+        if version is None or (self._ahead is not None and self._ahead.is_open):
+            return
+        with contextlib.suppress(OSError):
+            self._ahead = self._fork_template(code_of(version), version)
+            self._ahead.is_ahead, self._ahead.version = True, NO_VERSION
+            send_order(self._ahead.link, Ahead(version=version))
+
+    def _fork_template(self, key: bytes, version: ModelVersion, fd: int | None = None) -> Child:
         ours, theirs = socket.socketpair()
         parent_pid = os.getpid()
         flush_output()
@@ -220,7 +224,7 @@ class ParentProcess:
         if pid == 0:
             self._become_template(ours, theirs, version, fd, parent_pid, is_alone=key in self._alone)
         theirs.close()
-        template = _Template(
+        template = Child(
             pid=pid,
             link=ours,
             orders=OrderReader(ours, from_template_decoder),
@@ -266,14 +270,16 @@ class ParentProcess:
 
         run_to_exit(work)
 
-    def _hear(self, template: _Template) -> None:
+    def _hear(self, template: Child) -> None:
         try:
             said = template.orders.receive()
         except ConnectionResetError:
             said = None
         if said is None:
             self._close(template)
-            if template.is_copy:  # perhaps it is not ours to reap, and orders wait
+            if (
+                template.is_copy or template.pid in self._workers
+            ):  # nothing of it is reaped, and orders may wait
                 self._templates.pop(template.pid, None)
                 self._end_template(template, 0)
             return
@@ -282,10 +288,12 @@ class ParentProcess:
                 case Forked(worker_id=worker_id, pid=pid):
                     template.has_loaded = True
                     self._settle(template, worker_id, pid)
-                case BecameWorker(worker_id=worker_id, template_pid=pid):
-                    template.has_loaded = template.is_copy = True
-                    del self._templates[template.pid]
+                case BecameWorker(worker_id=worker_id):
+                    template.has_loaded = True
                     self._settle(template, worker_id, template.pid)
+                case LeftTemplate(pid=pid):
+                    template.is_copy = True
+                    del self._templates[template.pid]
                     template.pid = pid
                     self._templates[pid] = template
                 case Alone(worker_id=worker_id, reason=reason):
@@ -299,23 +307,27 @@ class ParentProcess:
                 case LoadFailed():
                     template.failure = message
 
-    def _settle(self, template: _Template, worker_id: int, pid: int) -> None:
+    def _settle(self, template: Child, worker_id: int, pid: int) -> None:
         """That order has its worker."""
         ordered = template.waiting.pop(worker_id)
         os.close(ordered.fd)
+        if len(self._seen) < 2:
+            self._seen.add(template.version)
+        if len(self._seen) == 2:
+            self._next_code = ordered.order.version
         self._workers[pid] = worker_id
         self._pids[worker_id] = pid
         if pid in self._strangers:
             self._report_end(pid, self._strangers.pop(pid))
 
-    def _close(self, template: _Template) -> None:
+    def _close(self, template: Child) -> None:
         """It takes no more orders, and exits. Its end is seen when it is reaped."""
         template.is_open = False
         if template.link.fileno() >= 0:
             self._poll.unregister(template.link)
             template.link.close()
 
-    def _retire(self, template: _Template) -> None:
+    def _retire(self, template: Child) -> None:
         """Nobody waits for what it was ordered any more: that is not loaded again when it ends."""
         self._close(template)
         if not template.has_loaded:  # whatever it does
@@ -337,24 +349,26 @@ class ParentProcess:
             if template is not None:
                 while template.is_open and _is_readable(template.link):
                     self._hear(template)
-            if pid in self._workers:  # also one that was a template until now
+            is_worker, template = pid in self._workers, self._templates.pop(pid, None)
+            if is_worker:  # also one that was a template until now, and perhaps left none
                 self._report_end(pid, status)
-            elif pid in self._templates:
-                self._end_template(self._templates.pop(pid), status)
-            else:
+            if template is not None:
+                self._end_template(template, status)
+            elif not is_worker:
                 self._strangers[pid] = status
                 if len(self._strangers) > MAX_STRANGERS:  # the author's own processes
                     del self._strangers[next(iter(self._strangers))]
 
-    def _end_template(self, template: _Template, status: int) -> None:
+    def _end_template(self, template: Child, status: int) -> None:
         """Answer the orders that it leaves: loaded again where it had loaded, else refused."""
         self._close(template)
         failure = template.failure
+        has_not_begun = template.is_ahead and not template.has_loaded and status == 0
         for ordered in template.waiting.values():
-            if failure is None and template.has_loaded:
+            if failure is None and (template.has_loaded or has_not_begun):
                 self._launch(ordered)
                 continue
-            _, signal_name, words = _describe(status)
+            _, signal_name, words = describe_end(status)
             ending = LoadFailed(
                 category=Category.MODEL_LOAD,
                 words=f"the process that loads {template.version.label} {words}",
@@ -362,9 +376,9 @@ class ParentProcess:
             )
             self._refuse(ordered, failure or ending)
         if failure is None and template.has_loaded and os.waitstatus_to_exitcode(status) != 0:
-            logger.warning("the template of %s %s", template.version.label, _describe(status)[2])
+            logger.warning("the template of %s %s", template.version.label, describe_end(status)[2])
 
-    def _refuse(self, ordered: _Ordered, failure: LoadFailed) -> None:
+    def _refuse(self, ordered: Ordered, failure: LoadFailed) -> None:
         """In the place of a worker that never was."""
         with socket.socket(fileno=ordered.fd) as link, contextlib.suppress(OSError):
             refused = NotReady(category=failure.category, words=failure.words, cause=failure.cause)
@@ -374,7 +388,7 @@ class ParentProcess:
     def _report_end(self, pid: int, status: int) -> None:
         worker_id = self._workers.pop(pid)
         del self._pids[worker_id]
-        exit_code, signal_name, words = _describe(status)
+        exit_code, signal_name, words = describe_end(status)
         self._tell(
             WorkerEnd(
                 worker_id=worker_id,
@@ -414,20 +428,6 @@ def _warm_up() -> None:
         note_warm_modules()
     gc.collect()
     gc.freeze()  # else a collection in a template would visit all modules and copy their pages
-
-
-def _key_of(order: LaunchWorker | Prepare) -> bytes:
-    """Orders with the same one get copies of one model."""
-    return msgspec.msgpack.encode([order.version, order.options])
-
-
-def _describe(status: int) -> tuple[int | None, str, str]:
-    """(exit code, name of the signal, words) of a wait status."""
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        name = name_signal(-code)
-        return None, name, f"was killed by {name}"
-    return code, "", f"exited with code {code}"
 
 
 def _is_readable(link: socket.socket) -> bool:

@@ -1,10 +1,11 @@
 """A template: one version, loaded and probed, that is forked for each of its workers.
 
-The process that loaded is the first worker itself, and leaves a copy of itself as the template: a fork less until the
-version answers, and the memory that it wrote to is already its own. Forks share memory until one of them writes to it.
+The process that loaded is the first worker itself. Once it is ready, it leaves a copy of itself as the template: no fork
+until the version answers, and the memory that it wrote to is already its own. Forks share memory until one of them writes to it.
 There is a copy only while the process has one thread and no GPU in use (else: `Alone`).
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -15,10 +16,12 @@ from collections.abc import Sequence
 from gen_worker.errors import Category, WorkerError
 from gen_worker.inference.model.loading import LoadedModel, load_model
 from gen_worker.inference.model.orders import (
+    Ahead,
     Alone,
     BecameWorker,
     Forked,
     LaunchWorker,
+    LeftTemplate,
     LoadFailed,
     OrderReader,
     ToTemplate,
@@ -26,6 +29,7 @@ from gen_worker.inference.model.orders import (
     to_template_decoder,
 )
 from gen_worker.inference.model.process import count_threads, flush_output, run_to_exit, settle_in
+from gen_worker.inference.model.rehearsal import rehearse
 from gen_worker.inference.model.worker import ModelWorker
 from gen_worker.trainer.attempt.failure import describe_failure, find_cause
 
@@ -43,10 +47,21 @@ class Template:
 
     def run(self) -> int:
         orders = self._wait_orders()
+        while orders and isinstance(orders[0], Ahead):
+            try:
+                rehearse(orders[0].version)
+            except BaseException as fault:  # a process that begins anew will say what is wrong
+                logger.info(
+                    "nothing is kept ahead of the version after %s: %s", orders[0].version.label, fault
+                )
+                return 0
+            orders = orders[1:] or self._wait_orders()
         if orders is None:
             return 0
+        wanted = orders[0]
+        assert not isinstance(wanted, Ahead)
         try:
-            model = load_model(orders[0].version, orders[0].options)
+            model = load_model(wanted.version, wanted.options)
         except BaseException as fault:
             self._say_failure(fault)
             return 1
@@ -60,18 +75,29 @@ class Template:
             logger.info("model workers of %s are not forked: %s", first.version.label, reason)
             self._link.close()
             return ModelWorker(socket.socket(fileno=self._orders.take_fd()), model, first.options).run()
+        worker = ModelWorker(socket.socket(fileno=self._orders.take_fd()), model, first.options)
+        send_order(self._link, BecameWorker(worker_id=first.worker_id))
+        if not model.is_settled(first.options):  # the threads that it starts then cannot be copied
+            self._leave_copy(launches[1:], model)
+            return worker.run()
+        return worker.run(when_ready=lambda: self._leave_copy(launches[1:], model))
+
+    def _leave_copy(self, launches: list[LaunchWorker], model: LoadedModel) -> None:
+        """Returns in the worker. Without a copy, a further worker of the version has to load."""
         gc.collect()
         gc.freeze()  # else a collection in a worker would copy all pages
-        link_fd = self._orders.take_fd()
         flush_output()
-        template_pid = os.fork()
-        if template_pid:
-            send_order(self._link, BecameWorker(worker_id=first.worker_id, template_pid=template_pid))
-            self._link.close()
-            self._orders.close_fds()  # of orders that the copy has
-            return ModelWorker(socket.socket(fileno=link_fd), model, first.options).run()
-        os.close(link_fd)
-        return self._obey(launches[1:], model)
+        try:
+            pid = os.fork()
+        except OSError as fault:
+            logger.warning("model workers of this version are not forked: %s", fault)
+        else:
+            if pid == 0:
+                run_to_exit(lambda: self._obey(launches, model))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was retired
+                send_order(self._link, LeftTemplate(pid=pid))
+        self._link.close()
+        self._orders.close_fds()  # of orders that the copy has
 
     def _obey(self, launches: list[LaunchWorker] | None, model: LoadedModel) -> int:
         """Until the model parent closes its end: it is not this process's parent before the first worker has ended."""

@@ -7,7 +7,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,16 +54,17 @@ class ModelWorker:
         self._credit: dict[int, int] = {}  # how many items of each stream may be sent
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
+        # A child must not answer in this process's place, nor keep the link open after its end.
+        os.register_at_fork(after_in_child=link.close)
 
-    def run(self) -> int:
-        """Until the other end is closed. Returns the exit code."""
+    def run(self, when_ready: Callable[[], None] = lambda: None) -> int:
+        """Until the other end is closed. Returns the exit code. `when_ready` is called before the first work is read."""
         self._link.setblocking(True)
-        # A child of the author's must not answer in this process's place, nor keep the link open after its end.
-        os.register_at_fork(after_in_child=self._link.close)
         self._model.settle(self._options)
-        limit_memory(self._options.memory_mb)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_frame(self._link, self._ready())
+            when_ready()
+            limit_memory(self._options.memory_mb)
             while self._turn():
                 pass
         return 0

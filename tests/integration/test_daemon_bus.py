@@ -232,13 +232,15 @@ def test_a_daemon_with_a_bus_that_nobody_knows_is_refused_and_shows_no_password(
 
 def test_a_password_is_used_and_never_shown(home: Path, server: RedisServer) -> None:
     server.client.config_set("requirepass", "s3cret")
-    daemon = DaemonProcess(home, settings=f'event_bus = "unix://:wrong-s3cret@{server.socket}"\n')
+    daemon = DaemonProcess(
+        home, settings=f'event_bus = "unix://:wrong-s3cret@{server.socket}"\n', is_bare=True
+    )
     info = daemon.wait_ready()
     with trn.Client(home) as client:
         wait_until(lambda: bool(client.health().warnings))
         shown = [*client.health().warnings, str(info)]
     assert daemon.stop() == 0
-    daemon = DaemonProcess(home, settings=f'event_bus = "unix://:s3cret@{server.socket}"\n')
+    daemon = DaemonProcess(home, settings=f'event_bus = "unix://:s3cret@{server.socket}"\n', is_bare=True)
     daemon.wait_ready()
     with redis.Redis(unix_socket_path=str(server.socket), password="s3cret") as client:
         wait_until(lambda: bool(client.exists("trn:commands")))

@@ -347,7 +347,7 @@ def test_a_daemon_that_finds_a_gpu_asks_the_doctor_and_a_torch_without_cuda_keep
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
-    daemon = DaemonProcess(home)
+    daemon = DaemonProcess(home, is_bare=True)  # the doctor has a process of its own
     try:
         daemon.wait_ready()
         config: dict[str, Any] = {"trainer": "a:B", "mock_batches": [1], "resources": {"gpus": 1}}

@@ -53,7 +53,6 @@ def test_a_run_is_removed_with_the_run_that_continues_it_and_an_open_page_of_it_
     world: PageWorld, visit: "Visit"
 ) -> None:
     visitor = visit()
-    visitor.complaints.expect("status of 409")
     page = visitor.log_in(world, "/?q=/^kept$/")
     world.submit("parted", None, dataset={"generated": True}, max_steps=20)
     page.goto(f"{world.gateway.url}/runs/parted")
@@ -68,11 +67,11 @@ def test_a_run_is_removed_with_the_run_that_continues_it_and_an_open_page_of_it_
     expect(other.get_by_role("log")).to_contain_text("completed at step 30")
     page.goto(f"{world.gateway.url}/runs/parted")
     dialog = act(page, "Remove…")
-    expect(dialog).to_contain_text("run parted.3 was resumed from it")
-    expect(dialog.get_by_role("button", name="Remove", exact=True)).to_be_disabled()
+    expect(dialog).to_contain_text("parted.3 continues parted, and is removed, too.")
+    expect(dialog).to_contain_text("and frees")
     page.keyboard.press("Escape")
     page.goto(f"{world.gateway.url}/?q=/^parted/")
-    for run_id in ("parted", "parted.2", "parted.3"):
+    for run_id in ("parted", "parted.2"):
         page.get_by_role("checkbox", name=f"Select {run_id}", exact=True).check()
     page.get_by_role("button", name="Remove…").click()
     dialog = page.get_by_role("dialog", name="Remove 3 runs?")
@@ -83,6 +82,20 @@ def test_a_run_is_removed_with_the_run_that_continues_it_and_an_open_page_of_it_
     for run_id in ("parted", "parted.2", "parted.3"):
         assert world.get(f"/runs/{run_id}").status == 404
         assert not world.home.run(run_id).root.exists()
+
+
+def test_a_run_that_a_live_one_continues_is_not_removed(own_world: PageWorld, visit: "Visit") -> None:
+    world = own_world
+    gate = world.gate("begun")
+    gate.open_to(20)
+    world.submit(
+        "begun", None, dataset={"generated": True}, max_steps=20, hyperparams={"gate": str(gate.path)}
+    )
+    assert world.send("POST", "/runs/begun/resume", {"overrides": {"max_steps": 40}}).status < 300
+    page = visit().log_in(world, "/runs/begun")
+    dialog = act(page, "Remove…")
+    expect(dialog).to_contain_text("begun.2 continues begun and has not ended: cancel first.")
+    expect(dialog.get_by_role("button", name="Remove", exact=True)).to_be_disabled()
 
 
 def test_a_tag_of_a_run_opens_the_table_of_its_runs(world: PageWorld, visit: "Visit") -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from page_browser import find_barriers
+from page_browser import ARGUMENTS, Visitor, find_barriers, need_chromium
 from page_world import EVIL, PageWorld, run_trn
 from playwright.sync_api import Locator, Page, expect
 
@@ -41,6 +41,24 @@ def test_the_link_of_trn_ui_opens_the_page_once(world: PageWorld, visit: "Visit"
     expect(late.page.get_by_role("main")).to_contain_text(
         "Run trn ui in a terminal and open the link that it prints."
     )
+
+
+def test_pages_that_were_left_do_not_block_the_next_one(world: PageWorld, visit: "Visit") -> None:
+    """A person's browser keeps left pages for the way back. It has six connections to a server, for all of them."""
+    own = visit().context.browser
+    assert own is not None
+    browser = own.browser_type.launch(
+        executable_path=need_chromium(),
+        args=list(ARGUMENTS),
+        ignore_default_args=["--disable-back-forward-cache"],
+    )
+    try:
+        page = Visitor(browser).log_in(world)
+        for path in ("/", "/machine") * 5:
+            page.goto(world.gateway.url + path, timeout=20_000)
+            expect(page.get_by_role("img", name="Connection: Live")).to_be_visible()
+    finally:
+        browser.close()
 
 
 def test_filters_find_runs_and_stay_in_the_link(world: PageWorld, visit: "Visit") -> None:

@@ -46,7 +46,7 @@ export interface Source {
 export type Connection = "connecting" | "live" | "lost" | "paused";
 
 const BACKOFF_MS = [500, 1000, 2000, 5000, 10_000];
-const HIDDEN_MS = 60_000;
+const HIDDEN_MS = 15_000;
 // A run's removal is sent up to a second after changes of others. So a reconnect asks from a little earlier.
 const SETTLE_MS = 3000;
 
@@ -226,14 +226,22 @@ function isFor(topic: Topic, message: Message): boolean {
   }
 }
 
-/** Closes the stream of a page that has been hidden for a minute, unless it is needed then, too. */
+/** Closes the stream of a page that has been hidden for a while, unless it is needed then, too, and of one that was left: a
+    browser keeps a few of those for the way back, and each stream would take one of its six connections to the server. */
 export function pauseWhileHidden(
-  stream: LiveStream, isNeeded: () => boolean, page: Document = document, mayConnect: () => boolean = () => true,
+  stream: LiveStream, isNeeded: () => boolean, page: Document = document, mayConnect: () => boolean = () => true, frame: Window = window,
 ): void {
   let timer: ReturnType<typeof setTimeout> | undefined;
-  page.addEventListener("visibilitychange", () => {
+  const look = (): void => {
     clearTimeout(timer);
     if (page.hidden) timer = setTimeout(() => stream.setPaused(!isNeeded()), HIDDEN_MS);
     else stream.setPaused(!mayConnect());
+  };
+  page.addEventListener("visibilitychange", look);
+  frame.addEventListener("pagehide", () => {
+    clearTimeout(timer);
+    stream.setPaused(true);
   });
+  frame.addEventListener("pageshow", (event) => { if (event.persisted) look(); });
+  if (page.hidden) look(); // opened in a tab behind this one
 }

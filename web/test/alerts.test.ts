@@ -62,7 +62,7 @@ test("a hidden page keeps its stream while alerts need it", () => {
   const isNeeded = { now: false };
   const page = Object.assign(new EventTarget(), { hidden: true });
   const stream = new LiveStream(() => ({ addEventListener: () => undefined, close: () => undefined }));
-  pauseWhileHidden(stream, () => isNeeded.now, page as unknown as Document);
+  pauseWhileHidden(stream, () => isNeeded.now, page as unknown as Document, () => true, new EventTarget() as unknown as Window);
   const hide = (hidden: boolean): string => {
     page.hidden = hidden;
     page.dispatchEvent(new Event("visibilitychange"));
@@ -73,5 +73,25 @@ test("a hidden page keeps its stream while alerts need it", () => {
   expect(hide(false)).not.toBe("paused");
   isNeeded.now = true;
   expect(hide(true)).not.toBe("paused");
+  vi.useRealTimers();
+});
+
+test("a page that is left keeps no connection, also if the browser keeps it for the way back", () => {
+  const [page, frame] = [Object.assign(new EventTarget(), { hidden: false }), new EventTarget()];
+  const stream = new LiveStream(() => ({ addEventListener: () => undefined, close: () => undefined }));
+  pauseWhileHidden(stream, () => true, page as unknown as Document, () => true, frame as unknown as Window);
+  frame.dispatchEvent(new Event("pagehide"));
+  expect(stream.connection.value).toBe("paused");
+  frame.dispatchEvent(Object.assign(new Event("pageshow"), { persisted: true }));
+  expect(stream.connection.value).toBe("connecting");
+});
+
+test("a page that was opened behind another one does not keep its stream either", () => {
+  vi.useFakeTimers();
+  const page = Object.assign(new EventTarget(), { hidden: true });
+  const stream = new LiveStream(() => ({ addEventListener: () => undefined, close: () => undefined }));
+  pauseWhileHidden(stream, () => false, page as unknown as Document, () => true, new EventTarget() as unknown as Window);
+  vi.advanceTimersByTime(MINUTE);
+  expect(stream.connection.value).toBe("paused");
   vi.useRealTimers();
 });

@@ -7,12 +7,13 @@ import { useEffect, useState } from "preact/hooks";
 import { api, type ApiError } from "../api";
 import { formatBytes, formatCount, formatPlural } from "../format";
 import { navigate, path, runUrl } from "../router";
-import { asApiError, dropRun, flush, putRun } from "../store";
+import { asApiError, dropRun, flush, putRun, runs as allRuns } from "../store";
 import { type Freed, isTerminal, type Run, type SubmitResult } from "../types";
 import { withCode } from "../ui/code";
 import { Button, Field } from "../ui/controls";
 import { FaultList } from "../ui/notice";
 import { Dialog, type MenuItem, toast } from "../ui/overlay";
+import { withDescendants } from "./descent";
 import { EditDialog } from "./edit_dialog";
 
 type Ask = { what: "cancel" | "remove" | "resume" | "again"; runs: readonly Run[] } | { what: "edit"; run: Run };
@@ -54,6 +55,11 @@ export function ActionDialogs() {
 
 const name = (runs: readonly Run[]): string =>
   runs.length === 1 ? (runs[0]?.run_id ?? "") : formatPlural(runs.length, "run");
+
+const MAX_LISTED = 10;
+
+const list = (runs: readonly Run[]): string =>
+  runs.slice(0, MAX_LISTED).map((run) => run.run_id).join(", ") + (runs.length > MAX_LISTED ? ` and ${formatCount(runs.length - MAX_LISTED)} more` : "");
 
 interface ConfirmProps {
   title: string;
@@ -118,12 +124,15 @@ function CancelDialog({ runs }: { runs: readonly Run[] }) {
 }
 
 function RemoveDialog({ runs }: { runs: readonly Run[] }) {
-  const ended = runs.filter(isTerminal);
+  const picked = runs.filter(isTerminal);
+  const [ended] = useState(() => withDescendants(picked, allRuns.peek().values())); // as they are listed here
+  const more = ended.slice(picked.length);
+  const live = more.filter((run) => !isTerminal(run));
   const [freed, setFreed] = useState<readonly Freed[] | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
   const ids = ended.map((run) => run.run_id);
   useEffect(() => {
-    if (ids.length > 0) api.remove(ids, true).then((answer) => setFreed(answer.freed), (reason: unknown) => setError(asApiError(reason)));
+    if (ids.length > 0 && live.length === 0) api.remove(ids, true).then((answer) => setFreed(answer.freed), (reason: unknown) => setError(asApiError(reason)));
   }, []);
   const act = async (): Promise<void> => {
     await api.remove(ids, false);
@@ -137,9 +146,11 @@ function RemoveDialog({ runs }: { runs: readonly Run[] }) {
     <Confirm title={`Remove ${name(ended)}?`} button="Remove" isDanger act={act} isDisabled={freed === null || ended.length === 0}>
       {error !== null ? <p class="fault" role="alert">{withCode(error.message)}</p>
         : ids.length === 0 ? <p>Runs that have not ended cannot be removed: cancel them first.</p>
+        : live.length > 0 ? <p class="fault" role="alert">{list(live)} {live.length === 1 ? "continues" : "continue"} {name(picked)} and {live.length === 1 ? "has" : "have"} not ended: cancel first.</p>
         : freed === null ? <p class="muted">Reading what it frees…</p>
-        : <p>This deletes checkpoints, logs and metrics, and frees <strong>{formatBytes(size)}</strong>. It cannot be undone.</p>}
-      {ended.length > 0 && runs.length > ended.length && <p class="muted">{formatPlural(runs.length - ended.length, "run")} not ended: not removed.</p>}
+        : <p>This deletes checkpoints, files, logs and metrics, and frees <strong>{formatBytes(size)}</strong>. It cannot be undone.</p>}
+      {freed !== null && more.length > 0 && <p>{list(more)} {more.length === 1 ? "continues" : "continue"} {name(picked)}, and {more.length === 1 ? "is" : "are"} removed, too.</p>}
+      {picked.length > 0 && runs.length > picked.length && <p class="muted">{formatPlural(runs.length - picked.length, "run")} not ended: not removed.</p>}
       {freed !== null && freed.length > 1 && (
         <table class="table">
           <tbody>

@@ -71,7 +71,9 @@ export function buildScene(sources: readonly Source[], marks: readonly Mark[], v
   const overviews = sources.map(({ curve, overview, clock, overviewClock = clock }, i) =>
     curve === overview ? placed[i]!.xs : placeCurve(overview, view.kind, overviewClock).xs,
   );
-  const bounds = findBounds(overviews, view.isLogX);
+  const ownMarks = sources.length === 1 ? placeMarks(marks, sources[0]!, view.kind) : [];
+  const starts = ownMarks.flatMap(({ mark, x: at }) => (STARTS.has(mark.kind) ? [at] : []));
+  const bounds = findBounds([...overviews, Float64Array.from(starts)], view.isLogX);
   const x = view.zoom ?? bounds;
   const span = x[1] - x[0];
   const lines = sources.map((source, i): Line => {
@@ -89,7 +91,7 @@ export function buildScene(sources: readonly Source[], marks: readonly Mark[], v
   const [y, numHidden] = findHeights(lines, x, view);
   return {
     lines,
-    marks: sources.length === 1 ? placeMarks(marks, sources[0]!, view.kind) : [],
+    marks: ownMarks,
     bounds,
     x,
     y,
@@ -97,6 +99,9 @@ export function buildScene(sources: readonly Source[], marks: readonly Mark[], v
     numHidden,
   };
 }
+
+/** Marks before the first point: without them one could not see where a run begins or goes on from its parent. */
+const STARTS = new Set(["attempt", "resume"]);
 
 function findBounds(placed: readonly Float64Array[], isLog: boolean): Range {
   const range = joinRanges(

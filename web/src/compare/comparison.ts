@@ -1,5 +1,6 @@
 /* What the gateway says of several runs, and what differs between two of them. Pure. */
 
+import { formatPlural } from "../format";
 import type { Num } from "../types";
 
 export type Values = Record<string, unknown[]>;
@@ -45,9 +46,12 @@ export function differencesOf(comparison: Comparison, one: string, other: string
   return PARTS.flatMap((part) =>
     Object.entries(comparison[part])
       .map(([name, values]): Difference => ({ part, name, values: [values[a] ?? null, values[b] ?? null] }))
-      .filter(({ values }) => JSON.stringify(values[0]) !== JSON.stringify(values[1])),
+      .filter(({ values }) => JSON.stringify(values[0]) !== JSON.stringify(values[1]))
+      .sort((one, other) => numMissing(one) - numMissing(other)), // what both have explains more than what one has
   );
 }
+
+const numMissing = ({ values }: Difference): number => values.filter((value) => value === null).length;
 
 /** Parts that are not known of one of the two, so that nothing can be said about them. */
 export const unknownOf = (comparison: Comparison, runs: readonly string[]): string[] =>
@@ -59,5 +63,11 @@ export function zoomAtStep(step: number): [number, number] {
   return [Math.max(step - room, 0), step + room];
 }
 
-export const showValue = (value: unknown): string =>
-  value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
+const MAX_SHOWN = 200; // characters of a value in a table
+
+/** A long value is cut: the run's own view has all of it. */
+export function showValue(value: unknown): string {
+  const text = value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
+  if (text.length <= MAX_SHOWN) return text;
+  return `${text.slice(0, MAX_SHOWN)}… (${Array.isArray(value) ? formatPlural(value.length, "value") : formatPlural(text.length, "character")})`;
+}

@@ -1,5 +1,6 @@
 /* The charts of a run, and forking from a point of a curve. */
 
+import { effect } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 
 import { Charts, useBoard } from "../chart/board";
@@ -15,15 +16,18 @@ export function ChartsTab({ model }: { model: RunModel }) {
   const [target, setTarget] = useState<ForkTarget | null>(null);
   const run = model.run.value!;
   const canFork = run.kind === "training";
-  board.renderPick = canFork ? (step) => <ForkBar model={model} step={step} onFork={setTarget} onClose={() => board.clear()} /> : null;
+  board.renderPick = canFork ? (step) => <ForkBar model={model} withParents={board.state.value.withParents} step={step} onFork={setTarget} onClose={() => board.clear()} /> : null;
   if (run.kind === "server") board.stepLabel = "seconds";
   else if (run.kind === "prediction") board.stepLabel = "rows";
-  useEffect(() => model.marks.subscribe((marks) => { board.marks.value = marks; }), [model, board]);
   useEffect(
     () => model.clock.subscribe((clock) => { board.runs.value = [{ runId: model.runId, label: model.runId, index: 0, clock }]; }),
     [model, board],
   );
   const withParents = board.state.value.withParents;
+  useEffect(
+    () => effect(() => { board.marks.value = withParents ? [...model.ancestorMarks.value, ...model.marks.value] : model.marks.value; }),
+    [model, board, withParents],
+  );
   useEffect(() => {
     if (model.withParents === withParents) return;
     model.withParents = withParents;

@@ -6,10 +6,10 @@ import { api, type ApiError } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { navigate, runUrl } from "../router";
 import { asApiError, flush, putRun } from "../store";
-import { type Artifact, type Fault, originOf } from "../types";
+import { type Artifact, type Fault, originOf, type Run } from "../types";
 import { withCode } from "../ui/code";
 import { Button, Field, Segmented } from "../ui/controls";
-import { FaultList } from "../ui/notice";
+import { ErrorNotice, FaultList, Loading } from "../ui/notice";
 import { Dialog, toast } from "../ui/overlay";
 import { useAnswer } from "./answer";
 import { type Config, findOverrides, findTarget, flatten, type ForkTarget, parseValue, setValue } from "./fork_target";
@@ -29,11 +29,24 @@ async function listCheckpoints(runId: string, abort: AbortSignal): Promise<Artif
   return found;
 }
 
+/** Of the run, and with parents those that the curve goes through. */
+async function listTargets(model: RunModel, withParents: boolean, abort: AbortSignal): Promise<Artifact[]> {
+  const parts = withParents ? model.ancestors.peek() : [];
+  const found = await Promise.all([
+    listCheckpoints(model.runId, abort),
+    ...parts.map(async ({ run_id: id, to_step: end }) => (await listCheckpoints(id, abort)).filter(({ step }) => step <= (end ?? Infinity))),
+  ]);
+  return found.flat();
+}
+
 /** Below a chart: which checkpoint the picked point leads to. */
-export function ForkBar({ model, step, onFork, onClose }: {
-  model: RunModel; step: number; onFork: (target: ForkTarget) => void; onClose: () => void;
+export function ForkBar({ model, withParents, step, onFork, onClose }: {
+  model: RunModel; withParents: boolean; step: number; onFork: (target: ForkTarget) => void; onClose: () => void;
 }) {
-  const answer = useAnswer((abort) => listCheckpoints(model.runId, abort), `${model.runId} ${model.filesVersion.value}`);
+  const answer = useAnswer(
+    (abort) => listTargets(model, withParents, abort),
+    `${model.runId} ${model.filesVersion.value} ${withParents ? model.ancestors.value.length : 0}`,
+  );
   const target = answer.value === null ? null : findTarget(answer.value, step);
   return (
     <div class="fork-bar" role="status">
@@ -42,7 +55,7 @@ export function ForkBar({ model, step, onFork, onClose }: {
           : answer.value === null ? "Looking for a checkpoint…"
           : target === null ? "This run has no checkpoint to fork from."
           : target.isAfter ? `No checkpoint at or before it. The first one is at step ${formatCount(target.step)}.`
-          : `Nearest checkpoint: step ${formatCount(target.step)}.`}
+          : `Nearest checkpoint: step ${formatCount(target.step)}${target.artifact.run_id === model.runId ? "" : ` of ${target.artifact.run_id}`}.`}
       </span>
       <span class="grow" />
       {target !== null && <Button isSmall kind="primary" icon="fork" onClick={() => onFork(target)}>Fork from step {formatCount(target.step)}</Button>}
@@ -54,11 +67,29 @@ export function ForkBar({ model, step, onFork, onClose }: {
 /** Fields that belong to the old run, or that the fork sets itself. */
 const NOT_FORKED = new Set(["run_id", "resume_checkpoint_path", "resume_from_latest", "resume_older"]);
 
-export function ForkDialog({ model, target, onClose }: { model: RunModel; target: ForkTarget; onClose: () => void }) {
-  const run = model.run.value!;
+interface ForkProps {
+  target: ForkTarget;
+  onClose: () => void;
+}
+
+/** The parent of the new run is the run that saved the checkpoint: of it are the config and the code. */
+export function ForkDialog({ model, ...props }: ForkProps & { model: RunModel }) {
+  const id = props.target.artifact.run_id;
+  const isOwn = id === model.runId;
+  const parent = useAnswer(async (abort) => (isOwn ? null : (await api.getRun(id, abort)).run), id);
+  if (isOwn) return <ForkForm run={model.run.value!} {...props} />;
+  if (parent.value !== null) return <ForkForm run={parent.value} {...props} />;
+  return (
+    <Dialog title={`Fork ${id} from step ${formatCount(props.target.step)}`} isWide onClose={props.onClose}>
+      {parent.error === null ? <Loading what={`run ${id}`} /> : <ErrorNotice error={parent.error} retry={parent.reload} />}
+    </Dialog>
+  );
+}
+
+function ForkForm({ run, target, onClose }: ForkProps & { run: Run }) {
   const old = useMemo(
     () => Object.fromEntries(Object.entries(run.config ?? {}).filter(([name]) => !NOT_FORKED.has(name))),
-    [model.runId],
+    [run.run_id],
   );
   const [config, setConfig] = useState<Config>(old);
   const [text, setText] = useState<string | null>(null); // of the JSON editor while it is open
@@ -98,7 +129,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
     setBusy(true);
     setError(null);
     try {
-      const made = await api.resume(model.runId, { checkpoint: target.artifact.artifact_id, overrides });
+      const made = await api.resume(run.run_id, { checkpoint: target.artifact.artifact_id, overrides });
       putRun(made.run);
       flush();
       toast([`Submitted ${made.run.run_id}`, ...made.notes].join(": "), "good");
@@ -110,7 +141,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
     }
   };
   return (
-    <Dialog title={`Fork ${model.runId} from step ${formatCount(target.step)}`} isWide onClose={onClose}
+    <Dialog title={`Fork ${run.run_id} from step ${formatCount(target.step)}`} isWide onClose={onClose}
       footer={
         <>
           <span class="muted grow">{isBusy ? "Waiting for the daemon…" : numChanged === 0 ? "Nothing changed yet" : `${numChanged} changed`}</span>
@@ -120,7 +151,7 @@ export function ForkDialog({ model, target, onClose }: { model: RunModel; target
       }>
       <p>
         The new run starts from checkpoint <span class="mono">{target.artifact.name}</span> ({formatBytes(target.artifact.size_bytes)}).
-        Run {model.runId} stays as it is and is recorded as the parent.
+        Run {run.run_id} stays as it is and is recorded as the parent.
       </p>
       <Segmented label="Editor" value={text === null ? "form" : "json"}
         options={[{ value: "form", label: "Form" }, { value: "json", label: "JSON" }]}

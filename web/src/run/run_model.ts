@@ -9,7 +9,7 @@ import { type CurveSet, MetricFeed } from "../chart/feed";
 import type { Mark } from "../chart/scene";
 import { findStepsPerEpoch, readStepsPerEpoch } from "../chart/run_clocks";
 import { asApiError, putRun, runs, stream } from "../store";
-import { isTerminal, type Marker, type Run, type RunDetails, type TrainerEvent } from "../types";
+import { isTerminal, type LineagePart, type Marker, type Run, type RunDetails, type TrainerEvent } from "../types";
 
 const SOON_MS = 500;
 const SPEED_MS = 30_000; // the time that the speed is measured over
@@ -23,6 +23,10 @@ export class RunModel {
   readonly details = signal<RunDetails | null>(null);
   readonly error = signal<ApiError | null>(null);
   readonly marks = signal<readonly Mark[]>([]);
+  /** The runs whose points the curves have with parents, the oldest first, without this one. */
+  readonly ancestors = signal<readonly LineagePart[]>([]);
+  /** On the parts of the curves that are theirs. */
+  readonly ancestorMarks = signal<readonly Mark[]>([]);
   readonly stepsPerEpoch = signal<number | null>(null);
   /** Steps per second, of the last half minute. */
   readonly speed = signal<number | null>(null);
@@ -96,6 +100,7 @@ export class RunModel {
         with_ancestors: this.withParents,
         with_discarded: true,
       }, abort);
+      if (this.withParents) void this.readAncestors(found.lineage.slice(0, -1), abort);
       const sets = new Map<string, CurveSet>();
       for (const series of found.series) {
         const discarded = found.discarded
@@ -125,6 +130,18 @@ export class RunModel {
       this.marks.value = readMarks(markers, this.details.value.run);
     } catch {
       // curves are shown without marks
+    }
+  }
+
+  /** They have ended, so that their marks stay as they are. */
+  private async readAncestors(parts: readonly LineagePart[], abort: AbortSignal): Promise<void> {
+    if (JSON.stringify(parts) === JSON.stringify(this.ancestors.peek())) return;
+    this.ancestors.value = parts;
+    try {
+      const found = await Promise.all(parts.map(async (part) => markPart(part, (await api.getMarkers(part.run_id, abort)).markers)));
+      this.ancestorMarks.value = found.flat();
+    } catch {
+      if (abort.aborted) this.ancestors.value = []; // the next request reads them
     }
   }
 
@@ -161,6 +178,10 @@ export class RunModel {
     }, SOON_MS);
   }
 }
+
+/** Those that are on the part of a curve that is this run's. Its best step and its end are its own, not the line's. */
+export const markPart = (part: LineagePart, markers: readonly Marker[]): Mark[] =>
+  readMarks(markers.filter(({ kind, step }) => kind !== "best" && kind !== "end" && step >= part.from_step && step <= (part.to_step ?? Infinity)), { state: "COMPLETED" });
 
 /** The end of a run is a mark only where it is a failure: a curve that stops says the rest. */
 export function readMarks(markers: readonly Marker[], run: Pick<Run, "state">): Mark[] {

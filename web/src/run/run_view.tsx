@@ -5,7 +5,7 @@ import "./run.css";
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
-import { query } from "../router";
+import { changeQuery, query } from "../router";
 import { removed } from "../store";
 import { Tabs } from "../ui/controls";
 import { Empty, ErrorNotice, Loading } from "../ui/notice";
@@ -56,6 +56,12 @@ export function RunView({ runId }: { runId: string }) {
   return <Loaded model={model} key={runId} />;
 }
 
+/** What is chosen in a tab stays in the address, but a text to find and a place in the log are of one tab alone. */
+function tabUrl(key: string): string {
+  const next = changeQuery(query.value, { tab: key === "charts" ? null : key, find: null, at: null }).toString();
+  return location.pathname + (next === "" ? "" : `?${next}`);
+}
+
 function Loaded({ model }: { model: RunModel }) {
   const wanted = query.value.get("tab");
   const tab = TABS.find(({ key }) => key === wanted) ?? TABS[0]!;
@@ -66,7 +72,7 @@ function Loaded({ model }: { model: RunModel }) {
     <div class="run-view" ref={root}>
       <RunHead model={model} run={model.run.value!} />
       <Tabs label={`Parts of ${model.runId}`} current={tab.key}
-        tabs={TABS.map(({ key, label }) => ({ key, label, href: key === "charts" ? location.pathname : `${location.pathname}?tab=${key}` }))} />
+        tabs={TABS.map(({ key, label }) => ({ key, label, href: tabUrl(key) }))} />
       <View model={model} key={tab.key} />
     </div>
   );

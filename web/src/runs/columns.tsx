@@ -87,7 +87,7 @@ function filterByTag(tag: string): void {
 export function TagList({ run }: { run: Run }) {
   return (
     <>
-      {Object.entries(run.tags).map(([key, value]) => (
+      {Object.entries(run.tags).sort(([one], [other]) => (one < other ? -1 : 1)).map(([key, value]) => (
         <button type="button" class="tag as-button" key={key} title={`Show only runs with ${key}: ${value}`}
           onClick={() => filterByTag(`${key}:${value}`)}>
           {value === "" ? key : `${key}: ${value}`}
@@ -143,7 +143,7 @@ export const COLUMNS: readonly Column[] = [
   { key: "progress", label: "Step", width: 140, cell: (run) => <Progress run={run} /> },
   { key: "left", label: "Time left", width: 106, isNumber: true, canSort: false, cell: (run) => <TimeLeft run={run} /> },
   { key: "trend", label: "Trend", width: 114, canSort: false, cell: (run) => <Sparkline run={run} /> },
-  { key: "details", label: "Newest metrics, or why", width: 304, canSort: false, cell: (run) => <Details run={run} count={2} /> },
+  { key: "details", label: "Newest metrics, or why", width: 286, canSort: false, cell: (run) => <Details run={run} count={2} /> },
   { key: "metrics", label: "Newest metrics", width: 300, canSort: false, cell: (run) => <NewestMetrics run={run} count={3} /> },
   { key: "devices", label: "Devices", width: 78, cell: (run) => run.devices.join(", ") || (isTerminal(run) || run.attempt === 0 ? "" : "CPU") },
   { key: "submitted", label: "Submitted", width: 116, isNumber: true, cell: (run) => <Time ms={run.submitted_ms} /> },

@@ -195,3 +195,12 @@ test("a live change whose timer comes a part of a millisecond early is painted n
   }
   expect(numPainted).toBe(2);
 });
+
+test("where a run begins is in the picture, also before its first point", () => {
+  const bounds = (kind: string, step: number, more: Partial<View> = {}) =>
+    buildScene([source([[10, 1], [100, 2]])], [{ kind, step, timeMs: null, text: "" }], { ...view, ...more }).bounds;
+  expect(bounds("attempt", 0)).toEqual([0, 100]);
+  expect(bounds("resume", 5)).toEqual([5, 100]);
+  expect(bounds("checkpoint", 5)).toEqual([10, 100]);
+  expect(bounds("attempt", 0, { isLogX: true })).toEqual([10, 100]);
+});

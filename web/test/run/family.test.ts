@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { findStepsPerEpoch } from "../../src/chart/run_clocks";
 import { buildTree } from "../../src/run/family_tab";
 import { listShown, listSteps } from "../../src/run/media_tab";
-import { readMarks } from "../../src/run/run_model";
+import { markPart, readMarks } from "../../src/run/run_model";
 import type { Artifact } from "../../src/types";
 
 const run = (run_id: string, parent_run_id: string, submitted_ms: number) => [run_id, { run_id, parent_run_id, submitted_ms }] as const;
@@ -42,4 +42,12 @@ test("the end of a run is a mark only if it failed", () => {
   const end = { kind: "end", step: 5, time_ms: 0, attempt: 1, text: "exited", artifact_id: "" };
   expect(readMarks([end], { state: "COMPLETED" })).toEqual([]);
   expect(readMarks([end], { state: "FAILED" })).toEqual([{ kind: "failure", step: 5, timeMs: null, text: "exited" }]);
+});
+
+test("on the curve of a line a parent has the marks of its own part, without its end and its best step", () => {
+  const at = (kind: string, step: number) => ({ kind, step, time_ms: 0, attempt: 1, text: kind, artifact_id: "a" });
+  const markers = [at("attempt", 0), at("checkpoint", 5), at("best", 6), at("kill", 8), at("checkpoint", 10), at("checkpoint", 15), at("end", 9)];
+  const steps = (from_step: number, to_step: number | null) => markPart({ run_id: "a", from_step, to_step }, markers).map(({ step }) => step);
+  expect(steps(0, 10)).toEqual([0, 5, 8, 10]);
+  expect(steps(6, null)).toEqual([8, 10, 15]);
 });

@@ -38,7 +38,8 @@ Other programs can list, follow, submit, cancel and resume runs over HTTP. A mon
 
 - `trn ui --json` starts the gateway and prints its address and the bearer. `trn daemon start --http HOST:PORT` keeps it up.
 - Every request needs `Authorization: Bearer …`. See [the security model](security.md).
-- Requests and answers are JSON. `GET /api/v1/openapi.json` describes all of it for code generators.
+- Requests and answers are JSON. Each request but GET and HEAD needs `Content-Type: application/json`, also `DELETE`, which has no body.
+- `GET /api/v1/openapi.json` describes all of it for code generators.
 - An unknown parameter or field is an error, and so is a wrong value. `faults` name each of them.
 - Run ids are exact: `mnist` is the first run of its family, not the newest.
 - Times are milliseconds since 1970. Numbers that JSON does not have are the words `"nan"`, `"inf"` and `"-inf"`.

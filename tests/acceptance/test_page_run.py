@@ -150,6 +150,29 @@ def test_a_new_run_is_forked_from_a_point_of_the_curve(world: PageWorld, visit: 
     expect(page.get_by_role("region", name="Differences")).to_contain_text("checkpoint_every")
 
 
+def test_a_point_of_a_parents_part_of_the_curve_is_forked_from_the_parent(
+    world: PageWorld, visit: "Visit"
+) -> None:
+    saved = world.get("/runs/straight/artifacts?kind=checkpoint").data["artifacts"]
+    checkpoint = next(one["artifact_id"] for one in saved if one["step"] == 20)
+    asked = {"checkpoint": checkpoint, "overrides": {"checkpoint_every": 40}}
+    child = world.send("POST", "/runs/straight/resume", asked)
+    assert child.status < 300, child.data
+    run_id = child.data["run"]["run_id"]
+    world.wait_end(run_id)
+    page = visit().log_in(world, f"/runs/{run_id}")
+    page.get_by_role("checkbox", name="with parents").check()
+    expect(page.locator(".mark-legend")).to_contain_text("attempt")
+    expect(page).to_have_url(re.compile("parents=1"))
+    page.get_by_role("link", name="Log", exact=True).click()
+    page.get_by_role("link", name="Charts", exact=True).click()
+    expect(page.get_by_role("checkbox", name="with parents")).to_be_checked()
+    expect(chart(page).locator(".readout")).not_to_be_empty()
+    page.mouse.click(*point_at(page, 0.5))
+    chart(page).get_by_role("button", name="Fork from step 20").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Run straight stays as it is")
+
+
 def test_a_running_run_is_cancelled_with_a_reason(world: PageWorld, visit: "Visit") -> None:
     gate = world.gate("stopped")
     gate.open_to(3)

@@ -143,6 +143,23 @@ def test_only_time_in_which_the_trainer_itself_ran_is_counted() -> None:
     assert len(told) == 1
 
 
+def test_a_writer_that_was_given_up_does_not_answer_again_when_another_begins() -> None:
+    told: list[str] = []
+    now = [0.0]
+    timer = StallTimer(StallLimits(warn_s=1.0, give_up_s=2.0), told.append, lambda: now[0])
+    timer.begin("step-00000001", 0)
+    now[0] = 3.0
+    assert timer.is_over(os.getpid())
+    assert len(told) == 1
+    timer.begin("step-00000002", 0)
+    assert len(told) == 1
+    assert not timer.is_over(os.getpid())
+    now[0] = 4.5
+    assert not timer.is_over(os.getpid())
+    timer.reset()
+    assert told[2:] == ["the checkpoint writer answers again, after 2 s"]
+
+
 def test_a_large_save_has_more_time() -> None:
     now, told = 0.0, []
     watch = StallTimer(StallLimits(), told.append, clock=lambda: now)

@@ -47,11 +47,14 @@ class StallTimer:
         self._stem = stem
         self._warn_s = limits.warn_s + size_bytes / limits.warn_bytes_per_s
         self._give_up_s = limits.give_up_s + size_bytes / limits.give_up_bytes_per_s
-        self.reset()
+        self._start_count()
 
     def reset(self) -> None:
         if self._is_warned:
             self._tell(f"the checkpoint writer answers again, after {self._quiet_s:.0f} s")
+        self._start_count()
+
+    def _start_count(self) -> None:
         self._quiet_s, self._looked_s, self._is_warned = 0.0, self._clock(), False
 
     def slice_s(self, remaining_s: float | None) -> float:

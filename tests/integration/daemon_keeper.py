@@ -89,6 +89,16 @@ class DaemonKeeper:
         )
         return True
 
+    async def calm(self) -> None:
+        """One serves that nothing kills any more: also no failpoint to which it has not come yet."""
+        self.is_calm = True
+        async with self.is_down:
+            if self.daemon.is_running() and self.daemon.failpoints:
+                self.daemon.process.kill()
+                await asyncio.to_thread(self.daemon.process.wait)
+            if not self.daemon.is_running():
+                await self.replace()
+
     def end(self) -> None:
         """Stop it as an operator would."""
         if self.daemon.is_running() and (code := self.daemon.stop()) != 0:

@@ -190,9 +190,7 @@ class ServingHarness:
 
     async def _end(self, client: AsyncClient, keeper: DaemonKeeper, run_id: str) -> list[Promotion]:
         """What a calm server says of itself, and that a cancel leaves nothing of it."""
-        if not keeper.daemon.is_running():
-            async with keeper.is_down:
-                await keeper.replace()
+        await keeper.calm()
         served = await insist(lambda: client.get_served(NAME, limit=100_000))
         live = read_live(self.home.run(run_id).serving)
         assert live is not None

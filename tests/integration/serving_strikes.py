@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import sqlite3
@@ -25,6 +26,7 @@ from gen_worker.contract.process_identity import (
     list_pids,
     read_process,
 )
+from gen_worker.contract.serving import WANTED
 from trn.client.client import AsyncClient
 from trn.core.errors import ConflictError, TrnError
 from trn.core.home import Home
@@ -42,6 +44,7 @@ SHARES = {
     "server killed": 2,
     "daemon killed": 3,
     "launcher killed": 1,
+    "odd files in the server's folder": 1,
 }
 NAME, TRAINED = "soak", "good"
 METRIC = "val/loss"
@@ -99,6 +102,7 @@ class ServingStrikes:
             "server killed": self._kill_server,
             "daemon killed": self._kill_daemon,
             "launcher killed": self._kill_launcher,
+            "odd files in the server's folder": self._place_odd_files,
         }
         while self.num_struck < num_faults or time.monotonic() < self._began + seconds:
             await asyncio.sleep(self._dice.random() * 2 * PAUSE_S)
@@ -222,6 +226,21 @@ class ServingStrikes:
     async def _kill_launcher(self) -> bool:
         launcher = find_launcher(self._home)
         return launcher is not None and send(launcher, signal.SIGKILL)
+
+    # Files that are not what they were.
+
+    async def _place_odd_files(self) -> bool:
+        """A folder where a leftover of a killed process could be, and a FIFO in the place of what is wanted: for the next start."""
+        folder = self._home.run(self._run_id).serving
+        if not folder.is_dir():
+            return False
+        leftover = folder / f".live.json.{self.num_struck}-ab.tmp"
+        leftover.mkdir(exist_ok=True)
+        (leftover / "kept").touch()
+        (folder / WANTED).unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):  # the daemon was quicker
+            os.mkfifo(folder / WANTED)
+        return True
 
     def _find_server(self) -> int | None:
         """The process of the attempt that lives."""

@@ -1,11 +1,15 @@
 """Frames on a socket: whole, in order, however the bytes come."""
 
+import asyncio
+import logging
 import os
 import socket
 import threading
+from typing import Any
 
 import pytest
 
+from gen_worker.errors import ModelLoadError
 from gen_worker.inference.frames import (
     MAX_PIECES,
     FrameError,
@@ -15,7 +19,9 @@ from gen_worker.inference.frames import (
     send_frame,
     to_worker_decoder,
 )
+from gen_worker.inference.front.workers.model_processes import ModelProcesses
 from gen_worker.inference.messages import CloseStream
+from gen_worker.inference.model.orders import KillWorker, OrderReader, WorkerEnd, end_decoder, send_order
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 0, 5), (3,) * (2 * MAX_PIECES), (1 << 22, 7, 1 << 22)])
@@ -64,3 +70,44 @@ def test_what_is_no_frame_is_an_error(sent: bytes) -> None:
         ours.close()
         with pytest.raises(FrameError):
             receive_frame(theirs, to_worker_decoder)
+
+
+def test_a_process_that_was_killed_before_it_read_all_has_ended_as_any_other() -> None:
+    """The system calls it a reset."""
+    ours, theirs = socket.socketpair()
+    orders: OrderReader[WorkerEnd] = OrderReader(ours, end_decoder)
+    end = WorkerEnd(worker_id=1, words="it ended")
+    send_order(theirs, end)
+    send_order(ours, KillWorker(worker_id=1))
+    theirs.close()
+    assert orders.receive() == [end]
+    assert orders.receive() is None
+    assert orders.receive() is None
+    ours.close()
+
+
+def test_a_launch_that_finds_no_parent_says_that_it_is_gone() -> None:
+    class Dead:
+        def __init__(self, link: socket.socket) -> None:
+            self.fileno = link.fileno
+
+        def launch(self, version: Any, options: Any) -> Any:
+            raise ModelLoadError("the parent ended")
+
+        kill = read_ends = launch
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        told: list[ModelLoadError] = []
+        dead: Any = Dead(ours)
+        processes = ModelProcesses(dead, log=logging.getLogger("test"), gone=told.append)
+        nothing: Any = None
+        for _ in range(2):
+            with pytest.raises(ModelLoadError):
+                processes.launch(nothing, nothing)
+        assert [str(fault) for fault in told] == ["the parent ended"]
+        processes.close()
+        ours.close()
+        theirs.close()
+
+    asyncio.run(main())

@@ -146,7 +146,10 @@ class OrderReader(Generic[O]):
     def receive(self) -> list[O] | None:
         """What there is, after one wait; None at the end of the stream. `take_fd` has their descriptors, in order."""
         room = socket.CMSG_SPACE(MAX_FDS * array("i").itemsize)
-        data, ancillary, _, _ = self._link.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        try:
+            data, ancillary, _, _ = self._link.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:  # it was killed before it had read all that we sent
+            return None
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds = array("i")

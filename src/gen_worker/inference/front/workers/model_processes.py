@@ -41,7 +41,11 @@ class ModelProcesses:
 
     def launch(self, version: ModelVersion, options: ModelOptions) -> ModelLink:
         """Returns at once. ModelLoadError where the parent has ended."""
-        return self._parent.launch(version, options)
+        try:
+            return self._parent.launch(version, options)
+        except ModelLoadError as fault:
+            self._lose(fault)
+            raise
 
     def kill(self, worker_id: int) -> None:
         """Whatever it does. A worker that has ended is no error."""

@@ -131,8 +131,12 @@ def test_each_category_is_written_as_the_contract_spells_it(tmp_path: Path, cate
 
 
 def test_a_text_that_is_no_unicode_is_cut_like_any_other() -> None:
-    line = EventLine({"event": "failed"}, {"error": "\udc80" * MAX_EVENT_BYTES, "step": 3})
+    cut: list[EventLine] = []
+    line = EventLine(
+        {"event": "failed", "seq": 0}, {"error": "\udc80" * MAX_EVENT_BYTES, "step": 3}, cut.append
+    )
     encoded = line.encode(7)
+    assert cut == [line]
     assert len(encoded) <= MAX_EVENT_BYTES
     assert (json.loads(encoded)["seq"], json.loads(encoded)["step"]) == (7, 3)
 

@@ -50,7 +50,7 @@ class TrainingReporter:
         self._clock_ms = clock_ms
         self._terminal_lock = threading.Lock()
         self._terminal: str | None = None
-        self._cut: list[tuple[str, EventLine]] = []  # lines that were too long, until they are logged
+        self._cut: list[EventLine] = []  # lines that were too long, until they are logged
         if self._log.damaged_bytes:
             self.log(f"dropped {self._log.damaged_bytes} bytes after the last whole event", level="warning")
 
@@ -105,7 +105,8 @@ class TrainingReporter:
                 encode = self._line("metrics", {"step": step, "values": part})
             if log.append(encode, may_drop=True) is not None and log.num_dropped and not log.is_behind:
                 self._report_dropped()
-        self._log_what_was_cut()
+        if self._cut:
+            self._log_what_was_cut()
 
     def _echo(self, step: int, values: Mapping[str, float], kind: str) -> None:
         """At a terminal: log the metrics now and then."""
@@ -230,9 +231,9 @@ class TrainingReporter:
     def _log_what_was_cut(self) -> None:
         """Not while the line is queued: a log handler of the author's may report something itself."""
         while self._cut:
-            event, line = self._cut.pop()
+            line = self._cut.pop()
             for name, value in line.whole.items():
-                logger.warning("the %r event was too long; its %s in full: %s", event, name, value)
+                logger.warning("the %r event was too long; its %s in full: %s", line.event, name, value)
 
     def _report_dropped(self) -> None:
         count = self._log.take_num_dropped()
@@ -250,15 +251,7 @@ class TrainingReporter:
             "timestamp_ms": self._clock_ms(),
             **self._identity,
         }
-        line = EventLine(head, fields)
-
-        def encode(seq: int, **limit: int) -> bytes:
-            encoded = line.encode(seq, **limit)
-            if line.whole:
-                self._cut.append((event, line))
-            return encoded
-
-        return encode
+        return EventLine(head, fields, self._cut.append).encode
 
     def flush(self) -> None:
         """Write everything queued; OSError where the disk fails."""

@@ -143,12 +143,13 @@ class TrainerState:
 
     def note(self, values: Mapping[str, float]) -> None:
         """Record metrics of this step, under their reported names."""
+        step = self.progress.step
         self.metrics.update(values)
-        self.measured_at.update(dict.fromkeys(values, self.step))
+        self.measured_at.update(dict.fromkeys(values, step))
         if "train/loss" in values:
-            self.train_loss.append((self.step, values["train/loss"]))
+            self.train_loss.append((step, values["train/loss"]))
         if "val/loss" in values:
-            self.validation_loss.append((self.step, values["val/loss"]))
+            self.validation_loss.append((step, values["val/loss"]))
 
     def note_best(self, name: str, value: float, mode: Mode) -> bool:
         """True, and kept, where `value` is better than all before it."""

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from gen_worker.contract.job.spec import TrainingJobSpec
@@ -51,19 +52,26 @@ class CallbackList:
             for callback in self._callbacks
         )
 
-    def call(self, hook: str, *args: Any, done: list[str] | None = None) -> None:
-        """Call that hook of each callback, in order. Skips the names in `done` and appends those that returned."""
-        for name, function in self.hooks[hook]:
-            if done and name in done:
-                continue
-            try:
+    def call(self, hook: str, *args: Any) -> None:
+        """Call that hook of each callback, in order."""
+        self.call_rest(hook, args, [])
+
+    def call_rest(self, hook: str, args: tuple[Any, ...], done: list[str]) -> None:
+        """`call` without the callbacks in `done`. Where one raises, those that returned before it are added there."""
+        bound = self.hooks[hook]
+        if done:
+            bound = tuple(pair for pair in bound if pair[0] not in done)
+        if not bound:
+            return
+        name = bound[0][0]
+        try:
+            for name, function in bound:  # noqa: B007  (the handler below uses the name)
                 function(*args)
-            except WorkerError:
+        except BaseException as error:
+            done += takewhile(lambda before: before != name, (before for before, _ in bound))
+            if isinstance(error, WorkerError) or not isinstance(error, Exception):
                 raise
-            except Exception as error:
-                raise _named(error, name, hook) from error
-            if done is not None:
-                done.append(name)
+            raise _named(error, name, hook) from error
 
     def function(self, hook: str) -> Hook:
         """`call` of one hook as a function, without overhead for every batch."""

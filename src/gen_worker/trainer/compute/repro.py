@@ -62,8 +62,7 @@ def to_float_scalar(value: Any) -> float:
     """
     if type(value) is float:
         return value
-    shape = getattr(value, "shape", None)
-    if shape is not None:
+    if shape := getattr(value, "shape", None):
         dims = tuple(shape)
         if any(dim != 1 for dim in dims):
             raise ValueError(
@@ -75,6 +74,8 @@ def to_float_scalar(value: Any) -> float:
             found = value.item()
         except (RuntimeError, ValueError) as error:  # a meta tensor, say
             raise ValueError(f"a {type(value).__name__} did not give one number: {error}") from error
+        if type(found) is float:
+            return found
     if isinstance(found, (str, bytes, bytearray, complex)) or not hasattr(found, "__float__"):
         raise TypeError(f"expected one number, found {found!r:.80} ({type(value).__name__})")
     return float(found)

@@ -3,7 +3,7 @@
 Longer events are cut in their longest fields, whose names are in `cut`. The log gets the whole text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,19 +17,33 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventLine:
-    """One event before it has its `seq`. `whole`: the uncut values of fields that were cut."""
+    """One event before it has its `seq`, which is a place in `head`. `on_cut` is called with a line that was cut."""
 
-    def __init__(self, head: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    __slots__ = ("_fields", "_head", "_on_cut", "whole")
+
+    def __init__(
+        self, head: dict[str, Any], fields: Mapping[str, Any], on_cut: Callable[["EventLine"], None]
+    ) -> None:
         self._head = head
         self._fields = fields
-        self.whole: dict[str, Any] = {}
+        self._on_cut = on_cut
+        self.whole: dict[str, Any] = {}  # the uncut values of fields that were cut
+
+    @property
+    def event(self) -> str:
+        return str(self._head["event"])
 
     def encode(self, seq: int, max_bytes: int = MAX_EVENT_BYTES) -> bytes:
         """With its newline, at most `max_bytes` long."""
-        head = {**self._head, "seq": seq}
-        line = _json({**head, **self._fields}) + b"\n"
-        if len(line) <= max_bytes:
-            return line
+        self._head["seq"] = seq
+        event = {**self._head, **self._fields}
+        try:
+            line = _encode(event) + b"\n"
+        except UnicodeEncodeError:
+            line = _json(event) + b"\n"
+        return line if len(line) <= max_bytes else self._cut(line, max_bytes)
+
+    def _cut(self, line: bytes, max_bytes: int) -> bytes:
         fields = dict(self._fields)
         sizes = {name: len(_json(value)) for name, value in fields.items()}
         excess = len(line) - max_bytes + _NAMES_ROOM
@@ -39,7 +53,8 @@ class EventLine:
             self.whole[name] = fields[name]
             fields[name] = _shorten(fields[name], max(sizes[name] - excess, 0))
             excess -= sizes[name] - len(_json(fields[name]))
-        return _json({**head, **fields, "cut": list(self.whole)[:_MAX_CUT]}) + b"\n"
+        self._on_cut(self)
+        return _json({**self._head, **fields, "cut": list(self.whole)[:_MAX_CUT]}) + b"\n"
 
 
 _MAX_CUT = 8
@@ -76,11 +91,14 @@ def _writable(value: Any) -> Any:
     return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def split_values(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def split_values(values: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """Metrics in parts that fit into one event each."""
     if len(values) <= MAX_NAMES and sum(map(len, values)) <= MAX_NAMES_CHARS:
-        yield values
-        return
+        return (values,)
+    return _parts(values)
+
+
+def _parts(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     part: dict[str, Any] = {}
     num_chars = 0
     for name, value in values.items():

@@ -85,7 +85,7 @@ class EventLog:
         self._is_sealed = False
         self._needs_sync = False
         self._after_sync: list[Callable[[], None]] = []
-        self._num_dropped = 0
+        self.num_dropped = 0  # lines, since `take_num_dropped`
         self._wake = threading.Event()
         self._closing = False
         self._write_fault: OSError | None = None
@@ -153,7 +153,7 @@ class EventLog:
         """Queue the line `encode(seq)`; its `seq`, or None where it was dropped (and counted)."""
         with self._lock:
             if may_drop and self._pending_bytes > self._max_pending_bytes:
-                self._num_dropped += 1
+                self.num_dropped += 1
                 return None
             return self._queue(encode)
 
@@ -215,13 +215,9 @@ class EventLog:
             ]
             self._after_sync.clear()
 
-    @property
-    def num_dropped(self) -> int:
-        return self._num_dropped
-
     def take_num_dropped(self) -> int:
         with self._lock:
-            count, self._num_dropped = self._num_dropped, 0
+            count, self.num_dropped = self.num_dropped, 0
             return count
 
     @property

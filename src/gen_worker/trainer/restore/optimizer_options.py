@@ -233,10 +233,15 @@ def _nothing() -> None: ...
 _nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch looks for it, and warns
 
 
-def learning_rates(optimizers: Mapping[str, Any]) -> list[float]:
-    """Of all parameter groups."""
-    found = (_plain(group.get("lr")) for part in optimizers.values() for group in part.param_groups)
-    return [rate for rate in found if _is_number(rate)]
+def learning_rates(optimizers: Mapping[str, Any]) -> Iterator[float]:
+    """Of all parameter groups. To read one may wait for a device: take only as many as are needed."""
+    for part in optimizers.values():
+        for group in part.param_groups:
+            rate = group.get("lr")
+            if type(rate) is not float:
+                rate = _plain(rate)
+            if _is_number(rate) and math.isfinite(rate):
+                yield rate
 
 
 def _options_of(optimizer: Any) -> list[dict[str, Any]]:

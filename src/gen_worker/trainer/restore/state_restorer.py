@@ -48,8 +48,11 @@ class RateWatch:
         """Called when metrics are emitted. Two calls in a row with a rate of 0: a warm-up may start at 0."""
         if self.is_reported or (end_step is not None and step >= end_step):
             return
-        rates = learning_rates(options.optimizers) or [values.get("train/lr", 1.0)]
-        if any(rates):
+        rates = learning_rates(options.optimizers)
+        first = next(rates, None)
+        if first is None:
+            first = values.get("train/lr", 1.0)
+        if first or any(rates):
             self._since = None
         elif self._since is None:
             self._since = step
@@ -186,7 +189,7 @@ class StateRestorer:
         """Report a schedule whose length changed, or that ends before the run."""
         steps, planned = self._schedule_steps(), self.ctx.total_steps
         was = None if checkpoint is None else checkpoint.loop.get(KEPT_SCHEDULE)
-        rates = learning_rates(self.options.optimizers)
+        rates = list(learning_rates(self.options.optimizers))
         if was is not None and steps is not None and was != steps:
             rate = f"; learning rate continues at {max(rates):.6g}" if rates else ""
             self.notes.append(("info", f"schedule: {was} → {steps} steps{rate}"))

@@ -69,21 +69,23 @@ class WorkJournal:
     def do(self, part: Part, action: Callable[[], object]) -> None:
         """Do the part, unless it is done."""
         if self._at <= part:
-            self._reach(part)
+            if self._at != part:
+                self._reach(part)
             action()
             self._reach(part + 1)
 
     def call(self, part: Part, hook: str, *args: Any) -> None:
         """Call the hook of every callback that has not returned from it yet."""
         if self._at <= part:
-            self._reach(part)
-            self._callbacks.call(hook, *args, done=self._called)
+            if self._at != part:
+                self._reach(part)
+            if self._callbacks.hooks[hook]:
+                self._callbacks.call_rest(hook, args, self._called)
             self._reach(part + 1)
 
     def _reach(self, part: int) -> None:
-        if self._at != part:
-            self._at = part
-            self._called.clear()
+        self._at = part
+        self._called.clear()
 
     def to_saved(self) -> dict[str, Any] | None:
         """Plain values for a checkpoint; None where all is done."""

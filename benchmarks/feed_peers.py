@@ -55,6 +55,23 @@ def hand_pool(options: Mapping[str, Any]) -> Any:
     return open_pass
 
 
+def hand_mapped(options: Mapping[str, Any]) -> Any:
+    """Limit of the later passes: slices of our mapped copy, every value read; nothing but a loop is around them."""
+    import pyarrow as pa
+
+    (path,) = feed_data.own_cache_dir(quick=options["quick"]).glob("*.arrow")
+    batch_size = options["batch_size"]
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+
+    def open_pass(_: int) -> Pass:
+        for number in range(reader.num_record_batches):
+            group = reader.get_batch(number)
+            for start in range(0, group.num_rows, batch_size):
+                yield group.slice(start, batch_size)
+
+    return open_pass, feed_readers.read_record_batch
+
+
 # --- peers ---------------------------------------------------------------------------------------------------------
 
 

@@ -234,6 +234,7 @@ SIDES: dict[str, Prepare] = {
     "ours_first_batch": first_batch_side(ours_first_batch),
     "ours_epochs": ours_epochs,
     "hand_pool": rate_side(feed_peers.hand_pool),
+    "hand_mapped": rate_side(feed_peers.hand_mapped),
     "scanner": rate_side(feed_peers.scanner),
     "iter_batches": rate_side(feed_peers.iter_batches),
     "hf_streaming": rate_side(feed_peers.hf_streaming),

@@ -22,6 +22,7 @@ NULL_SIDES = {
 }
 MODEL_SIDES = {
     OURS: "ours",
+    "limit: the same hooks and results, no duties": "hooks",
     "hand-written: cancel flag, JSON line every 10 steps": "hand",
     "Ignite Engine": "ignite",
     "Lightning Trainer, everything off": "lightning",
@@ -78,7 +79,10 @@ def run(*, quick: bool, say: Callable[[str], None]) -> tuple[list[Row], Measurem
             ours=OURS,
             beside=list(MODEL_SIDES)[1:],
             bar=Bar(limit=1.03),
-            note="Linear(16,16)->Linear(16,1), batch 32, SGD; the bare loop has no hooks and no metrics",
+            note=(
+                "Linear(16,16)->Linear(16,1), batch 32, SGD; the bare loop has no hooks and no metrics. The limit calls"
+                " two hooks and makes a StepResult with the detached loss"
+            ),
         ),
         build_row(
             model_rows,

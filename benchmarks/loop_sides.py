@@ -148,6 +148,18 @@ def drive_hand(trainer: Any) -> Drive:
     return drive
 
 
+def drive_hooks(trainer: Any) -> Drive:
+    """Limit: the same two hooks and their results, and no duty at all."""
+
+    def drive(batches: ClockedBatches) -> None:
+        state, ctx = None, None
+        prepare_batch, train_step = trainer.prepare_batch, trainer.train_step
+        for raw_batch in batches:
+            result = train_step(prepare_batch(raw_batch, state, ctx), state, ctx)  # noqa: F841  (kept for a step)
+
+    return drive
+
+
 def _no_model_side(_: Any) -> Drive:
     raise ValueError("this side has no small-model form")
 
@@ -155,6 +167,9 @@ def _no_model_side(_: Any) -> Drive:
 SIDES: dict[str, Prepare] = {
     "ours": make_side("ours", lambda: drive_ours(NullTrainer()), lambda m: drive_ours(SmallModelTrainer(m))),
     "hand": make_side("hand", lambda: drive_hand(NullTrainer()), lambda m: drive_hand(SmallModelTrainer(m))),
+    "hooks": make_side(
+        "hooks", lambda: drive_hooks(NullTrainer()), lambda m: drive_hooks(SmallModelTrainer(m))
+    ),
     "ignite": make_side(
         "ignite",
         lambda: loop_peers.drive_ignite(loop_peers.null_step(), handler=False),

@@ -20,7 +20,6 @@ from gen_worker.trainer.checkpoints.files.state_tree import NUMPY_KINDS
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_LARGE_PAGE, _MADV_HUGEPAGE = 2 << 20, 14
 _SMALL = 1 << 18  # below it a plain copy is quicker than asking torch, which would use its threads
 
 
@@ -260,7 +259,6 @@ class StorageBuffers:
                 self.bytes.append(memory.numpy())
             else:
                 self.bytes.append(np.empty(storage.size_bytes, np.uint8))
-            _use_large_pages(self.bytes[-1])
 
     def build(self) -> list[object]:
         """The tensors and arrays, in row order; tensors of one storage share its memory again."""
@@ -307,16 +305,6 @@ def _torch_allocator(source: str) -> Callable[[int], Any]:
     except ImportError as error:
         raise CheckpointError(f"{source} holds torch tensors, but torch is not installed here") from error
     return lambda size_bytes: torch.empty(size_bytes, dtype=torch.uint8)
-
-
-def _use_large_pages(memory: Bytes) -> None:
-    """Of fresh memory that is filled next: the system gives it page by page, and a large page costs little more than a small
-    one. Where it has none, small ones are used.
-    """
-    first = -(-memory.ctypes.data // _LARGE_PAGE) * _LARGE_PAGE
-    size_bytes = (memory.ctypes.data + memory.size - first) // _LARGE_PAGE * _LARGE_PAGE
-    if size_bytes > 0 and sys.platform == "linux":
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size_bytes), _MADV_HUGEPAGE)
 
 
 def _check_span(entry: TensorEntry, start: int, itemsize: int, available: int) -> None:

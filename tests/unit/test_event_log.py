@@ -1,8 +1,12 @@
 """Claims about the event file: ordered, whole, bounded, recovered."""
 
+import contextlib
 import errno
 import json
 import os
+import socket
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -253,3 +257,27 @@ def test_the_last_step_is_that_of_the_last_event_that_has_one(tmp_path: Path) ->
     (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     tail = read_tail(tmp_path / "events.jsonl")
     assert (tail.last_event, tail.last_step) == ("log", 40)
+
+
+def test_the_daemon_is_woken_only_after_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads it tells others, who may count on it after a power cut."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        address = f"{folder}/bell"
+        bell.bind(address)
+        bell.setblocking(False)
+        rung_before_sync: list[bytes] = []
+        sync = os.fsync
+
+        def sync_and_look(fd: int) -> None:
+            with contextlib.suppress(BlockingIOError):
+                rung_before_sync.append(bell.recv(100))
+            sync(fd)
+
+        log = EventLog(path, run_id="r", doorbell=address)
+        monkeypatch.setattr(event_log.os, "fsync", sync_and_look)
+        told = threading.Event()
+        log.append_synced(line, then=told.set)
+        assert told.wait(60)
+        assert bell.recv(100) == b"r"
+        assert rung_before_sync == []
+        log.close()

@@ -242,8 +242,6 @@ class EventLog:
                     written = os.write(self._fd, self._unwritten)
                     begun = (begun + self._unwritten[:written]).rpartition(b"\n")[2]
                     self._unwritten = self._unwritten[written:]
-                if self._doorbell is not None and has_news:  # its reader and the disk work at the same time
-                    self._doorbell.ring()
                 if needs_sync:
                     failpoint("events.written")
                     os.fsync(self._fd)
@@ -258,6 +256,8 @@ class EventLog:
             finally:
                 with self._lock:
                     self._pending_bytes = len(self._unwritten) + sum(map(len, self._pending))
+            if self._doorbell is not None and has_news:  # not before the sync: who reads it tells others
+                self._doorbell.ring()
             for then in after_sync:  # under the lock: done before the next flush
                 then()
 

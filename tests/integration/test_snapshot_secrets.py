@@ -80,6 +80,7 @@ CONTENTS = {
     "a Slack token": f"xoxb-{draw(30)}",
     "an Anthropic key": f"sk-ant-{draw(60)}",
     "an npm token": f"npm_{draw(36)}",
+    "a bearer of trn": json.dumps({"url": "http://127.0.0.1:1", "bearer": draw(43)}),
 }
 
 

@@ -317,8 +317,9 @@ class ParentProcess:
             self._next_code = ordered.order.version
         self._workers[pid] = worker_id
         self._pids[worker_id] = pid
-        if pid in self._strangers:
-            self._report_end(pid, self._strangers.pop(pid))
+        status = self._strangers.pop(pid, None)
+        if status is not None and not _is_child(pid):  # else an earlier process had that number
+            self._report_end(pid, status)
 
     def _close(self, template: Child) -> None:
         """It takes no more orders, and exits. Its end is seen when it is reaped."""
@@ -413,6 +414,15 @@ class ParentProcess:
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _is_child(pid: int) -> bool:
+    """Whether it lives, or has ended and is still to be reaped."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _warm_up() -> None:

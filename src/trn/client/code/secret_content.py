@@ -58,6 +58,8 @@ SHAPES = (
     _shape("a Stripe key", "k_live_", _ALONE % r"[rs]k_live_[0-9A-Za-z]{24,}"),
     _shape("an npm token", "npm_", _ALONE % r"npm_[A-Za-z0-9]{36}"),
     _shape("a PyPI token", "pypi-AgE", r"pypi-AgE[0-9A-Za-z_-]{50,}"),
+    # Of `trn ui --json` and `trn serve --json`.
+    _shape("a bearer of trn", '"bearer"', r'"bearer"\s*:\s*"[0-9A-Za-z_-]{43}"'),
     _shape("an Azure key", "AccountKey=", r"AccountKey=[A-Za-z0-9+/]{86}=="),
 )
 

@@ -47,6 +47,7 @@ export class MetricFeed {
   private zoomAbort = new AbortController();
   private readonly abort = new AbortController();
   private readonly loading = new Set<string>();
+  private readonly again = new Set<string>(); // what is loading may be another thing than is wanted now
   private queue = new Set<string>();
   private isQueued = false;
   private readonly stale = new Set<string>();
@@ -127,7 +128,7 @@ export class MetricFeed {
   /** Everything that is shown is read again: the stream is live, or has missed something. */
   refetch(): void {
     for (const name of [...this.overviews.keys()]) if (!this.shown.has(name)) this.overviews.delete(name);
-    for (const name of this.shown.keys()) this.want(name);
+    for (const name of this.shown.keys()) this.wantAgain(name);
     if (this.zoomed !== null) void this.fetchDetail([...this.shown.keys()]);
   }
 
@@ -187,9 +188,15 @@ export class MetricFeed {
       this.staleTimer = undefined;
       const names = [...this.stale].filter((one) => this.shown.has(one));
       this.stale.clear();
-      for (const one of names) this.want(one);
+      for (const one of names) this.wantAgain(one);
       if (this.zoomed !== null) void this.fetchDetail(names);
     }, REFETCH_MS);
+  }
+
+  /** Also where it is loading: then once more after it. */
+  private wantAgain(name: string): void {
+    if (this.loading.has(name)) this.again.add(name);
+    else this.want(name);
   }
 
   /** Requests made in one go are sent together. */
@@ -215,7 +222,10 @@ export class MetricFeed {
       this.fail(error);
       return;
     } finally {
-      for (const name of names) this.loading.delete(name);
+      for (const name of names) {
+        this.loading.delete(name);
+        if (this.again.delete(name) && this.shown.has(name)) this.want(name);
+      }
     }
     this.forgetOld();
     for (const name of names) this.tell(name, false);

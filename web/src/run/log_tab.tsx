@@ -64,6 +64,9 @@ export function LogTab({ model }: { model: RunModel }) {
   const [search, setSearch] = useState<Search | null>(null);
   const [searched, setSearched] = useState<number | null>(null); // how far a search is that goes on
   const [current, setCurrent] = useState(-1);
+  const wanted = query.value.get("find") ?? "";
+  const [typed, setTyped] = useState(wanted); // kept while lines come
+  useEffect(() => setTyped(wanted), [wanted]);
 
   const put = (window: LogWindow, top: number | null): void => {
     shown.current = window;
@@ -178,11 +181,11 @@ export function LogTab({ model }: { model: RunModel }) {
       <div class="log-tools">
         <form class="row" role="search" onSubmit={(event) => {
           event.preventDefault();
-          const text = new FormData(event.currentTarget).get("find") as string;
-          if (search?.text === text && text !== "") step(1);
-          else find(text);
+          if (search?.text === typed && typed !== "") step(1);
+          else find(typed);
         }}>
-          <input class="input" name="find" type="search" placeholder="Find in log" aria-label="Find in log" value={query.value.get("find") ?? ""} />
+          <input class="input" type="search" placeholder="Find in log" aria-label="Find in log" value={typed}
+            onInput={(event) => setTyped(event.currentTarget.value)} />
           <Button type="submit" icon="search" label="Find" />
         </form>
         <span class="row" role="status">

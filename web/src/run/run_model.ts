@@ -92,15 +92,16 @@ export class RunModel {
 
   makeFeed(onError: (error: unknown) => void): MetricFeed {
     const feed: MetricFeed = new MetricFeed(async ({ names, steps, maxPoints }, abort) => {
+      const { withParents } = this; // as it is asked for, whatever it is when the answer comes
       const found = await api.getMetrics(this.runId, {
         name: names,
         from_step: steps?.[0],
         to_step: steps?.[1],
         max_points: maxPoints,
-        with_ancestors: this.withParents,
+        with_ancestors: withParents,
         with_discarded: true,
       }, abort);
-      if (this.withParents) void this.readAncestors(found.lineage.slice(0, -1), abort);
+      if (withParents) void this.readAncestors(found.lineage.slice(0, -1));
       const sets = new Map<string, CurveSet>();
       for (const series of found.series) {
         const discarded = found.discarded
@@ -134,14 +135,14 @@ export class RunModel {
   }
 
   /** They have ended, so that their marks stay as they are. */
-  private async readAncestors(parts: readonly LineagePart[], abort: AbortSignal): Promise<void> {
+  private async readAncestors(parts: readonly LineagePart[]): Promise<void> {
     if (JSON.stringify(parts) === JSON.stringify(this.ancestors.peek())) return;
     this.ancestors.value = parts;
     try {
-      const found = await Promise.all(parts.map(async (part) => markPart(part, (await api.getMarkers(part.run_id, abort)).markers)));
-      this.ancestorMarks.value = found.flat();
+      const found = await Promise.all(parts.map(async (part) => markPart(part, (await api.getMarkers(part.run_id, this.abort.signal)).markers)));
+      if (this.ancestors.peek() === parts) this.ancestorMarks.value = found.flat();
     } catch {
-      if (abort.aborted) this.ancestors.value = []; // the next request reads them
+      if (this.ancestors.peek() === parts) this.ancestors.value = []; // the next request reads them
     }
   }
 

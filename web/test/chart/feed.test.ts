@@ -77,6 +77,20 @@ test("the number of buckets stays fixed however long a run is watched", async ()
   expect(feed.curves("loss")!.get("r")!.curve.numPoints).toBe(20_000);
 });
 
+test("what is read again while it is being read is read once more after it", async () => {
+  const { feed, asked } = open();
+  feed.show("loss", () => undefined);
+  await settle();
+  feed.refetch(); // another line of descent is wanted, say
+  await settle();
+  expect(asked.length).toBe(1);
+  await asked[0]!.answer(new Map([["loss", setOf({ r: [[1, 1]] })]]));
+  expect(asked.length).toBe(2);
+  await asked[1]!.answer(new Map([["loss", setOf({ r: [[0, 1], [1, 1]] })]]));
+  expect(steps(feed, "loss")).toEqual([0, 1]);
+  expect(asked.length).toBe(2);
+});
+
 test("an attempt that goes back fetches the curve again", async () => {
   const { feed, asked } = open();
   feed.show("loss", () => undefined);
